@@ -1,0 +1,126 @@
+"""The contract between a drafter and the step. A new method is one subclass with one required method, `propose`.
+
+Rules of `propose` (each checked, or held by a must-fail test):
+
+1. one tree per sequence, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree;
+2. `parents[i] < i`, and siblings carry different tokens;
+3. `probs[i]` is the distribution node i was really drawn from, given its ancestors and its earlier siblings
+   (drawn without replacement: renormalised); drawn siblings come before guesses;
+4. a drafter may choose how many tokens to draw, but never un-draws one it has drawn.
+
+A wrong guess may only cost time. Nothing here mentions caches, masks or batches of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from operator import lt
+
+from paceline.errors import DrafterError
+from paceline.sequence import Sequence
+from paceline.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the target said about one tree.
+
+    Attributes:
+        accepted: nodes on the accepted path, in order.
+        new_token_ids: accepted tokens, then one chosen by the target (the bonus), cut at the end of the sequence;
+            exactly what was appended.
+        target_argmax: 1 + n tokens: the target's most likely one after the root and after EVERY node.
+    """
+
+    seq: Sequence
+    tree: DraftTree
+    accepted: list[int]
+    new_token_ids: list[int]
+    target_argmax: list[int]
+
+
+class Drafter:
+    """Guesses continuations. State belongs to sequences and is freed by `stop`.
+
+    Attributes:
+        name: the word used in messages and tables.
+        vocab_size: size of the vocabulary the guesses come from, if the drafter has one of its own. The engine refuses
+            a target with another vocabulary when it is built.
+    """
+
+    name: str = "drafter"
+    vocab_size: int | None = None
+
+    def start(self, seq: Sequence) -> None:
+        """The prompt of `seq` is known: allocate its state."""
+
+    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Guess how each sequence goes on.
+
+        Args:
+            seqs: sequences whose newest token is about to be fed to the target.
+            max_nodes: per sequence the largest tree that will be verified.
+        Returns:
+            one tree per sequence, possibly empty.
+        """
+        raise NotImplementedError
+
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        """The target has spoken and its tokens are appended: learn, roll back."""
+
+    def stop(self, seq: Sequence) -> None:
+        """`seq` has finished or was aborted: free everything that belongs to it."""
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds spent so far in forward passes of the drafter's own model."""
+        return 0.0
+
+
+def check_trees(drafter: Drafter, seqs: Seq[Sequence], max_nodes: list[int], trees: list[DraftTree], vocab: int) -> None:
+    """Hold `trees` against rules 1 and 2 and the vocabulary.
+
+    Raises:
+        DrafterError: naming the drafter, the sequence and the rule.
+    """
+    if len(trees) != len(seqs):
+        raise DrafterError(f"drafter {drafter.name!r} proposed {len(trees)} trees for {len(seqs)} sequences; one each.")
+    for seq, tree, limit in zip(seqs, trees, max_nodes, strict=True):
+        broken = _broken_rule(tree, limit, vocab) if tree.token_ids or tree.parents else None
+        if broken:
+            raise DrafterError(f"drafter {drafter.name!r} {broken.format(seq=f'sequence {seq.id}')}")
+
+
+def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
+    tokens, parents = tree.token_ids, tree.parents
+    count = len(tokens)
+    if len(parents) != count:
+        return f"gave {{seq}} {count} token_ids and {len(parents)} parents; both have one entry per node."
+    if count > max_nodes:
+        return f"proposed {count} nodes for {{seq}}; max_nodes was {max_nodes}. Propose fewer, or reduce its options."
+    if not all(map(lt, parents, range(count))) or min(parents) < -1:
+        return f"gave {{seq}} parents {parents}; each must be -1 (the root) or an earlier node."
+    if min(tokens) < 0 or max(tokens) >= vocab:
+        return f"guessed a token outside 0..{vocab - 1} for {{seq}}: {min(tokens)}..{max(tokens)}."
+    if len(set(zip(parents, tokens, strict=True))) != count:
+        return "gave {seq} two siblings with the same token; siblings must differ."
+    for name, values in (("probs", tree.probs), ("confidence", tree.confidence)):
+        if values is not None and len(values) != count:
+            return f"gave {{seq}} {len(values)} {name} for {count} nodes; one per node, or None."
+    if tree.probs is not None:
+        return _broken_draw_rule(tree, tree.probs, vocab)
+    return None
+
+
+def _broken_draw_rule(tree: DraftTree, probs: Seq[object], vocab: int) -> str | None:
+    guessed: set[int] = set()
+    for node, parent in enumerate(tree.parents):
+        dist = probs[node]
+        if dist is None:
+            guessed.add(parent)
+        elif parent in guessed:
+            return "gave {seq} a drawn node after a guessed sibling; drawn siblings come first."
+        elif tuple(dist.shape) != (vocab,):  # type: ignore[attr-defined]
+            return f"gave {{seq}} probs of shape {tuple(dist.shape)}; each is [{vocab}]."  # type: ignore[attr-defined]
+    return None

@@ -1,0 +1,80 @@
+"""The registry. A new drafter is one file and one line here; its module is imported only when it is chosen.
+
+A drafter class names itself, holds a frozen dataclass `Options` and is built by `Class.build(options, draft_model)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+from paceline.config import build_options, parse_spec
+from paceline.drafter import Drafter
+from paceline.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.model import CachedLM
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One registered drafter: where it lives, what it does, and whether it needs a draft model."""
+
+    module: str
+    cls: str
+    summary: str
+    needs_draft_model: bool = False
+
+    def load(self) -> Any:
+        """Import its class."""
+        return getattr(import_module(f"paceline.drafters.{self.module}"), self.cls)
+
+
+REGISTRY: dict[str, Entry] = {
+    "none": Entry("none", "NoDrafter", "plain decoding: empty trees"),
+    "prompt_lookup": Entry("prompt_lookup", "PromptLookup", "continues the latest earlier match of the newest n-gram"),
+    "draft_model": Entry("draft_model", "DraftModel", "a small model drafts a chain of fixed length", needs_draft_model=True),
+}
+
+
+def available() -> list[str]:
+    """Names that `create` and `LLM(drafter=...)` accept."""
+    return list(REGISTRY)
+
+
+def entry(name: str) -> Entry:
+    """The registry line of `name`.
+
+    Raises:
+        ConfigError: no such drafter; the close match is named.
+    """
+    if name not in REGISTRY:
+        raise ConfigError(f"there is no drafter {name!r}.{did_you_mean(name, REGISTRY)}")
+    return REGISTRY[name]
+
+
+def create(spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = None, **options: Any) -> Drafter:
+    """Build a drafter from `"name"` or `"name:key=value,key=value"`.
+
+    Args:
+        draft_model: directory, hub id or loaded model, for the drafters that need one.
+        options: more options, typed, as keywords.
+    Raises:
+        ConfigError: unknown name or option, a value out of range, or a missing draft model.
+    """
+    name, text = parse_spec(spec)
+    found = entry(name)
+    cls = found.load()
+    for key in options.keys() & text.keys():
+        raise ConfigError(f"option {key!r} of drafter {name!r} is given twice, in {spec!r} and as a keyword; keep one.")
+    chosen = build_options(cls.Options, {**text, **options}, f"drafter {name!r}")
+    if not found.needs_draft_model:
+        return cast(Drafter, cls.build(chosen))
+    if draft_model is None:
+        raise ConfigError(f"drafter {name!r} needs a draft model, and none came; pass draft_model=DIRECTORY or a loaded model.")
+    from paceline.loading import cached_lm
+
+    return cast(Drafter, cls.build(chosen, cached_lm(draft_model)))

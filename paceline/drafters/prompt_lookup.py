@@ -1,0 +1,93 @@
+"""Prompt lookup: the newest n-gram has occurred before, so propose what followed it then.
+
+Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). Longest n-gram first, most recent match, the
+continuation clipped at the end of the text. Each n-gram's latest place is kept in a dictionary, so a step costs
+`max_ngram` look-ups whatever the length of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from paceline.config import require_range
+from paceline.drafter import Drafter
+from paceline.errors import ConfigError
+from paceline.sequence import Sequence
+from paceline.tree import EMPTY_TREE, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLookupOptions:
+    """Attributes:
+    max_ngram, min_ngram: sizes of the n-gram looked up, longest first.
+    length: most tokens proposed.
+    """
+
+    max_ngram: int = 3
+    min_ngram: int = 1
+    length: int = 10
+
+    def __post_init__(self) -> None:
+        require_range("prompt_lookup", "min_ngram", self.min_ngram, 1)
+        require_range("prompt_lookup", "length", self.length, 1)
+        if self.max_ngram < self.min_ngram:
+            raise ConfigError(
+                f"prompt_lookup: max_ngram is {self.max_ngram} and min_ngram {self.min_ngram}; max_ngram must not be smaller."
+            )
+
+
+class NgramIndex:
+    """Latest place of every n-gram of one text that something follows."""
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self._sizes = range(max_ngram, min_ngram - 1, -1)
+        self._latest: dict[tuple[int, ...], int] = {}
+        self._indexed = 0  # n-grams ending before this place are in
+
+    def continuation(self, tokens: list[int], length: int) -> list[int]:
+        """Up to `length` tokens that followed the latest earlier occurrence of the longest matching suffix."""
+        for end in range(self._indexed, len(tokens) - 1):
+            for size in self._sizes:
+                if size <= end + 1:
+                    self._latest[tuple(tokens[end + 1 - size : end + 1])] = end
+        self._indexed = max(self._indexed, len(tokens) - 1)
+        for size in self._sizes:
+            if size < len(tokens):
+                place = self._latest.get(tuple(tokens[-size:]))
+                if place is not None:
+                    return tokens[place + 1 : place + 1 + length]
+        return []
+
+
+class PromptLookup(Drafter):
+    """Guesses only: lossless and seed-identical at any temperature."""
+
+    name = "prompt_lookup"
+    Options = PromptLookupOptions
+
+    def __init__(self, options: PromptLookupOptions) -> None:
+        self._options = options
+        self._index: dict[int, NgramIndex] = {}
+
+    @classmethod
+    def build(cls, options: PromptLookupOptions) -> PromptLookup:
+        """From its options."""
+        return cls(options)
+
+    def start(self, seq: Sequence) -> None:
+        """An empty index; the prompt is indexed with the first proposal."""
+        self._index[seq.id] = NgramIndex(self._options.min_ngram, self._options.max_ngram)
+
+    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """A chain per sequence, where a match is found."""
+        trees = []
+        for seq, limit in zip(seqs, max_nodes, strict=True):
+            length = min(self._options.length, limit, seq.remaining - 1)
+            tokens = self._index[seq.id].continuation(seq.token_ids, length) if length > 0 else []
+            trees.append(DraftTree.chain(tokens) if tokens else EMPTY_TREE)
+        return trees
+
+    def stop(self, seq: Sequence) -> None:
+        """Drop the index."""
+        self._index.pop(seq.id, None)

@@ -1,0 +1,48 @@
+"""Exceptions.
+
+    PacelineError
+    |- ConfigError (also ValueError)   an argument, option or prompt that cannot be used; nothing was started
+    |- UnsupportedModelError           a model, cache or architecture that cannot be verified losslessly
+    |- CapacityError                   a sequence that does not fit the context or the cache
+    |- DatastoreError                  a token store that is damaged, locked or belongs to another tokenizer
+    `- DrafterError                    a drafter that broke the contract of `paceline.drafter`
+
+Every message says what came, what is allowed, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PacelineError(Exception):
+    """Base class of every error this package raises on purpose."""
+
+
+class ConfigError(PacelineError, ValueError):
+    """An argument, option or prompt that cannot be used. Raised before any work starts."""
+
+
+class UnsupportedModelError(PacelineError):
+    """A model, cache or architecture whose verification cannot be lossless."""
+
+
+class CapacityError(PacelineError):
+    """A sequence that does not fit the model's context or the cache."""
+
+
+class DatastoreError(PacelineError):
+    """A token store that is damaged, locked, or built with another tokenizer."""
+
+
+class DrafterError(PacelineError):
+    """A drafter broke the contract; the message names the drafter, the sequence and the rule."""
+
+
+def did_you_mean(word: str, allowed: Iterable[str]) -> str:
+    """The tail of an error about an unknown name: the close match, if any, and what is allowed."""
+    names = sorted(allowed)
+    close = get_close_matches(word, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{hint} Allowed: {', '.join(names) if names else 'none'}."

@@ -1,0 +1,67 @@
+"""Models and tokenizers from a directory, a hub id, or already loaded. No pickle is read: safetensors only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from paceline.errors import ConfigError, did_you_mean
+from paceline.model import CachedLM
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    model: str | Path | PreTrainedModel, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto"
+) -> PreTrainedModel:
+    """A model in eval mode. A loaded one is taken as it is (dtype and device are its own).
+
+    Raises:
+        ConfigError: nothing to load there, or an unknown dtype.
+    """
+    if isinstance(model, PreTrainedModel):
+        return model.eval()
+    if not isinstance(model, str | Path):
+        raise ConfigError(f"model is a {type(model).__name__}; pass a directory, a hub id or a loaded transformers model.")
+    if isinstance(dtype, str) and dtype != "auto":
+        if dtype not in _DTYPES:
+            raise ConfigError(f"there is no dtype {dtype!r}.{did_you_mean(dtype, {'auto', *_DTYPES})}")
+        dtype = _DTYPES[dtype]
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype, use_safetensors=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {error}") from error
+    moved: PreTrainedModel = loaded.to(device).eval()
+    return moved
+
+
+def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
+    """The tokenizer given, by name or as an object, or the one beside `model`; None where neither has one."""
+    if tokenizer is None and isinstance(model, PreTrainedModel):
+        return None
+    if tokenizer is None or isinstance(tokenizer, str | Path):
+        source = str(model if tokenizer is None else tokenizer)
+        try:
+            return AutoTokenizer.from_pretrained(source)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot load a tokenizer from {source!r}: {error}") from error
+    return tokenizer
+
+
+def cached_lm(model: str | Path | PreTrainedModel | CachedLM, dtype: str = "auto", device: str = "auto") -> CachedLM:
+    """A `CachedLM` of anything that names a model."""
+    return model if isinstance(model, CachedLM) else CachedLM(load_model(model, dtype, device))
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: Any = None) -> list[int]:
+    """Every end-of-sequence id: the generation config's, else the model config's, else the tokenizer's."""
+    for source in (model.generation_config, model.config.get_text_config(decoder=True), tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return [int(ids)] if isinstance(ids, int) else [int(i) for i in ids]
+    return []
