@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from paceline import demo
 from paceline.drafter import Drafter, Outcome
 from paceline.sequence import SamplingParams
 from paceline.tree import DraftTree
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM, Chunk, Completion
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Chunk", "Completion", "DraftTree", "Drafter", "Outcome", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Chunk", "Completion", "DraftTree", "Drafter", "Outcome", "SamplingParams", "__version__", "demo"]
 
 _NEEDS_TORCH = {"LLM", "Chunk", "Completion"}
 

@@ -25,7 +25,7 @@ class Architecture:
         layer_kinds: the attention kinds that occur.
         mask_per_kind: the model takes a dict of masks by kind, else one tensor.
         window, chunk: reach of sliding and of chunked attention, in positions.
-        takes_masks: a 4-D mask and position ids decide what is seen; false for ALiBi, where cache slots do.
+        takes_masks: a 4-D mask and position ids decide what is seen; false where cache slots do (ALiBi, no position ids).
         float_masks: masks are added to the scores (eager) instead of selecting (sdpa).
     """
 
@@ -80,7 +80,7 @@ class Architecture:
             mask_per_kind=kinds is not None,
             window=window,
             chunk=chunk,
-            takes_masks=not alibi,
+            takes_masks=not alibi and "position_ids" in accepted,
             takes_position_ids="position_ids" in accepted,
             takes_logits_to_keep="logits_to_keep" in accepted,
             float_masks=implementation == "eager",
@@ -120,14 +120,14 @@ def _refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: 
         raise UnsupportedModelError(f"{name} is an encoder-decoder; allowed are decoder-only language models.")
     if not model.can_generate():
         raise UnsupportedModelError(f"{name} has no language-model head; load it with AutoModelForCausalLM.")
+    if getattr(config, "index_topk", None) is not None:
+        raise UnsupportedModelError(
+            f"{name} selects keys with an indexer (index_topk), whose cache cannot be rolled back; use model.generate."
+        )
     kinds = set(getattr(config, "layer_types", None) or ())
     if getattr(model, "_is_stateful", False) or kinds - _MASKABLE:
         what = ", ".join(sorted(kinds - _MASKABLE)) or "recurrent"
         raise UnsupportedModelError(
             f"{name} keeps recurrent state ({what} layers) that cannot be rolled back after a rejected guess; allowed are"
             " models whose layers are all attention. Use model.generate for this one."
-        )
-    if getattr(config, "index_topk", None) is not None:
-        raise UnsupportedModelError(
-            f"{name} selects keys with an indexer (index_topk), whose cache cannot be rolled back; use model.generate."
         )

@@ -156,6 +156,22 @@ class SlotCache(Cache):  # type: ignore[misc]
         return index
 
     @torch.inference_mode()
+    def write(self, slot: int, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
+        """Store states computed elsewhere, [heads, n, dim] each, at positions first .. first + n - 1 of one layer."""
+        place = self.layers[layer]
+        if not place.is_initialized:
+            place.lazy_initialization(keys[None], values[None])
+        for store, states in ((place.keys, keys), (place.values, values)):
+            store[slot, :, first : first + states.shape[1]] = states
+
+    def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor] | None]:
+        """Views of the first `length` positions of a slot, (keys, values) per layer; None where a layer stores nothing."""
+        return [
+            (layer.keys[slot, :, :length], layer.values[slot, :, :length]) if layer.is_initialized else None
+            for layer in self.layers
+        ]
+
+    @torch.inference_mode()
     def move(self, source: IntArray, target: IntArray) -> None:
         """Copy positions within the window's rows, in every layer: [rows, m] from `source` to `target`."""
         for layer in self.layers:

@@ -171,6 +171,19 @@ class CachedLM:
         """Forget everything of `seq` from position `length` on."""
         seq.cached = min(seq.cached, length)
 
+    def load(self, seq: Sequence, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
+        """Store states of `seq` that were computed elsewhere; the caller sets `seq.cached` once every layer has its own.
+
+        Args:
+            first: their first position.
+            keys, values: [heads, n, dim].
+        """
+        self._cache.write(seq.slot, layer, first, keys, values)
+
+    def stored(self, seq: Sequence) -> list[tuple[Tensor, Tensor] | None]:
+        """Keys and values of `seq` per layer, views [heads, seq.cached, dim]; None where a layer keeps none of its own."""
+        return self._cache.read(seq.slot, seq.cached)
+
     def feed(self, seqs: Seq[Sequence]) -> Tensor:
         """Forward and commit without trees; logits [batch, 1, vocab] after the last fed token."""
         logits = self.forward(seqs, [EMPTY_TREE] * len(seqs))

@@ -1,14 +1,16 @@
 """From logits to the target distribution, and the draw.
 
 One function makes the distribution (`target_scores`), in the order transformers uses: repetition penalty, temperature, top_k,
-top_p, min_p. The draw is `argmax(scores + Gumbel noise)` (Gumbel-max), the noise keyed by (request seed, position in
-the answer, stream) through an integer hash: all rows of all requests are drawn in one call, on any device alike, and a
-token does not depend on the tree, the drafter or the batch it was verified in.
+top_p, min_p. The draw is `argmax(log target_probs + Gumbel noise)`, the noise keyed by (request seed, position in the
+answer, stream) through an integer hash: all rows of all requests are drawn in one call, on any device alike, and a token does
+not depend on the tree, the drafter or the batch it was verified in. Gumbel noise being -log of exponential noise E, the draw is
+computed as `argmax(target_probs / E)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
 
 _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
+_SORTED = 128  # most likely tokens looked at first when truncating
 
 
 def target_scores(logits: Tensor, seqs: Seq[Sequence], trees: Seq[DraftTree]) -> Tensor:
@@ -44,29 +47,36 @@ def target_scores(logits: Tensor, seqs: Seq[Sequence], trees: Seq[DraftTree]) ->
 
     if any(p.temperature not in (0.0, 1.0) for p in params):
         scores = scores / column([p.temperature or 1.0 for p in params])
-    vocab = scores.shape[-1]
-    ks = [vocab if p.greedy or p.top_k == 0 else min(p.top_k, vocab) for p in params]
-    if min(ks) < vocab:
-        best = scores.topk(max(k for k in ks if k < vocab), dim=-1).values
-        index = torch.tensor([min(k, best.shape[-1]) - 1 for k in ks], device=scores.device)
-        kth = best.gather(-1, index[:, None, None].expand(-1, scores.shape[1], 1))
-        full = column([float(k == vocab) for k in ks]).bool()
-        scores = scores.masked_fill((scores < kth) & ~full, -torch.inf)
-    if any(p.top_p < 1.0 for p in params if not p.greedy):
-        scores = _keep_nucleus(scores, column([1.0 if p.greedy else p.top_p for p in params]))
-    if any(p.min_p > 0.0 for p in params if not p.greedy):
-        probs = scores.softmax(-1)
-        floor = probs.amax(-1, keepdim=True) * column([0.0 if p.greedy else p.min_p for p in params])
-        scores = scores.masked_fill(probs < floor, -torch.inf)
+    limits = [(0, 1.0, 0.0) if p.greedy else (p.top_k, p.top_p, p.min_p) for p in params]
+    if any(limit != (0, 1.0, 0.0) for limit in limits):
+        top_k, top_p, min_p = (list(one) for one in zip(*limits, strict=True))
+        scores = _truncate(scores, top_k, column(top_p), column(min_p))
     return scores
 
 
-def _keep_nucleus(scores: Tensor, top_p: Tensor) -> Tensor:
-    ordered, order = scores.sort(dim=-1)
-    drop = ordered.softmax(-1).cumsum(-1) <= 1.0 - top_p
-    drop &= top_p < 1.0
-    drop[..., -1] = False
-    return scores.masked_fill(torch.zeros_like(drop).scatter_(-1, order, drop), -torch.inf)
+def _truncate(scores: Tensor, top_k: list[int], top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Set the tokens outside top_k, then top_p, then min_p to -inf; tokens tied with the last one kept stay.
+
+    The nucleus is nearly always among the few most likely tokens, so only those are sorted; the rest is sorted where it is not.
+    """
+    vocab = scores.shape[-1]
+    ks = torch.tensor([k if 0 < k < vocab else vocab for k in top_k], device=scores.device)[:, None, None]
+    sorted_size = min(vocab, max([_SORTED, *(k for k in top_k if k < vocab)]))
+    while True:
+        best = scores.topk(sorted_size, dim=-1).values
+        rank = torch.arange(sorted_size, device=scores.device)
+        kth = best.gather(-1, (ks - 1).clamp(max=sorted_size - 1).expand(-1, scores.shape[1], 1))
+        total = torch.where(ks < vocab, best.masked_fill(best < kth, -torch.inf).logsumexp(-1, True), scores.logsumexp(-1, True))
+        probs = (best - total).exp()
+        kept = (probs.cumsum(-1) - probs < top_p) & (probs >= min_p * probs[..., :1]) & (rank < ks)
+        kept |= rank == 0
+        count = kept.sum(-1, keepdim=True)
+        unbounded = (top_p >= 1.0) & (min_p <= 0.0) & (ks >= vocab)
+        if sorted_size == vocab or not bool(((count == sorted_size) & ~unbounded).any()):
+            break
+        sorted_size = min(vocab, 16 * sorted_size)
+    floor = best.gather(-1, count - 1)
+    return scores.masked_fill((scores < floor) & ~unbounded, -torch.inf)
 
 
 def _penalise(scores: Tensor, seqs: Seq[Sequence], trees: Seq[DraftTree]) -> Tensor:
@@ -98,7 +108,7 @@ def draw(scores: Tensor, seqs: Seq[Sequence], trees: Seq[DraftTree], stream: int
     sampled = [row for row, seq in enumerate(seqs) if not seq.params.greedy]
     if not sampled:
         return _to_lists(scores.argmax(-1))
-    tokens = scores.argmax(-1)
+    tokens = scores.argmax(-1) if len(sampled) < len(seqs) else scores.new_empty(scores.shape[:2], dtype=torch.long)
     keys: list[tuple[int, int]] = []  # one row of noise per distinct (sequence, position)
     index = torch.zeros(len(sampled), scores.shape[1], dtype=torch.long)
     for place, row in enumerate(sampled):
@@ -109,10 +119,10 @@ def draw(scores: Tensor, seqs: Seq[Sequence], trees: Seq[DraftTree], stream: int
         keys.extend(noise_key(seq.params.seed, start + offset, stream) for offset in range(deepest + 1))
         index[place] = first
         if len(tree):
-            index[place, 1 : 1 + len(tree)] += torch.from_numpy(depth)
-    noise = gumbel(keys, scores.shape[-1], scores.device)[index.to(scores.device)]
-    chosen = (scores[sampled] + noise).argmax(-1)
-    tokens[sampled] = chosen
+            index[place, 1 : 1 + len(tree)] += torch.tensor(depth)
+    noise = exponential_noise(keys, scores.shape[-1], scores.device)[index.to(scores.device)]
+    weights = (scores if len(sampled) == len(seqs) else scores[sampled]).softmax(-1)
+    tokens[sampled] = weights.div_(noise).argmax(-1)
     return _to_lists(tokens)
 
 
@@ -123,8 +133,8 @@ def _to_lists(tokens: Tensor) -> list[list[int]]:
 
 def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
     """One token with chance proportional to `weights` [vocab]; position counts from the start of the answer."""
-    noise = gumbel([noise_key(seed, position, stream)], weights.shape[-1], weights.device)[0]
-    return int((weights.log() + noise).argmax())
+    noise = exponential_noise([noise_key(seed, position, stream)], weights.shape[-1], weights.device)[0]
+    return int((weights / noise).argmax())
 
 
 def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:
@@ -139,22 +149,35 @@ def uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
     return (_splitmix(((high << 32) | low) ^ (index + 1)) >> 11) * 2.0**-53
 
 
-def gumbel(keys: Seq[tuple[int, int]], vocab: int, device: torch.device) -> Tensor:
-    """Standard Gumbel noise, float32 [len(keys), vocab]; equal keys give equal rows."""
-    high, low = torch.tensor(keys, dtype=torch.int64, device=device)[:, :, None].unbind(1)
-    bits = _mix(_mix(torch.arange(vocab, device=device) ^ high).add_(low).bitwise_and_(_MASK32))
-    # -log(-log(1 - v)): v near 0 carries the large noise, and floats are finest there.
-    fraction = bits.float().add_(0.5).mul_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
-    return fraction.neg_().log1p_().neg_().log_().neg_()
+def exponential_noise(keys: Seq[tuple[int, int]], vocab: int, device: torch.device) -> Tensor:
+    """Standard exponential noise, float32 [len(keys), vocab]; equal keys give equal rows."""
+    words = torch.tensor([[_signed(word) for word in key] for key in keys], dtype=torch.int32, device=device)
+    high, low = words[:, :, None].unbind(1)
+    bits = _mix((_token_words(vocab, device) ^ high).add_(low)).bitwise_and_(0x7FFFFFFF)
+    # E = -log(1 - v): small v give the small E that win, and floats are finest there.
+    fraction = bits.float().add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
+    return fraction.neg_().log1p_().neg_()
+
+
+@lru_cache(maxsize=8)
+def _token_words(vocab: int, device: torch.device) -> Tensor:
+    """A fixed random word per token id, so that rows of different keys are no permutations of each other."""
+    with torch.inference_mode(False):
+        return _mix(torch.arange(1, vocab + 1, dtype=torch.int32, device=device))
 
 
 def _mix(words: Tensor) -> Tensor:
-    """A bijective 32-bit hash; both factors are below 2^31, so int64 products never overflow."""
-    words = (words ^ (words >> 16)).mul_(0x21F0AAAD).bitwise_and_(_MASK32)
-    words ^= words >> 15
-    words.mul_(0x735A2D97).bitwise_and_(_MASK32)
-    words ^= words >> 15
+    """A bijective 32-bit hash, in place; products wrap, and shifts are made logical by masks."""
+    words ^= (words >> 16).bitwise_and_(0xFFFF)
+    words *= 0x21F0AAAD
+    words ^= (words >> 15).bitwise_and_(0x1FFFF)
+    words *= 0x735A2D97
+    words ^= (words >> 15).bitwise_and_(0x1FFFF)
     return words
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word
 
 
 def _splitmix(word: int) -> int:
