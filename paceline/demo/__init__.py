@@ -1,0 +1,12 @@
+"""The embedded model pair and prompts: everything works without a download. See training.json for how they were made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+TARGET = _HERE / "target"
+DRAFT = _HERE / "draft"
+PROMPTS = _HERE / "prompts.jsonl"
+NAME = "demo"  # the word for the pair on the command line
