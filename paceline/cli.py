@@ -15,6 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline import __version__, demo
+from paceline.cli_bench import bench, run_demo
+from paceline.cli_options import (
+    ChatTemplate, Device, Draft, DrafterSpec, Dtype, IgnoreEos, MaxNew, MinP, Model, Penalty, Seed, Stop, Temperature, Threads,
+    TopK, TopP,
+)  # fmt: skip
 from paceline.drafters import REGISTRY, entry
 from paceline.errors import PacelineError
 from paceline.sequence import SamplingParams
@@ -31,22 +36,8 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
 _ACCEPTED = "green"
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Directory or hub id; 'demo' is the embedded pair.")]
-Draft = Annotated[str | None, typer.Option("--draft-model", "-d", help="Directory or hub id of a draft model.")]
-DrafterSpec = Annotated[str, typer.Option("--drafter", help="name:key=value,key=value; see `paceline drafters`.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of torch; default: torch's own choice.")]
-MaxNew = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens of an answer.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 = all.")]
-TopP = Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability; 1 = all.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the most likely one.")]
-Penalty = Annotated[float, typer.Option("--repetition-penalty", help="1 = off.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
-Stop = Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")]
-
+app.command()(bench)
+app.command("demo")(run_demo)
 
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
@@ -61,7 +52,7 @@ def generate(
     model: Model = demo.NAME,
     drafter: DrafterSpec = "prompt_lookup",
     draft_model: Draft = None,
-    use_chat: Annotated[bool, typer.Option("--chat", help="Wrap each prompt in the chat template.")] = False,
+    use_chat: ChatTemplate = False,
     max_new_tokens: MaxNew = 128,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,

@@ -94,8 +94,8 @@ class LLM:
         require_range("LLM", "max_nodes", max_nodes, 0)
         if max_length is not None:
             require_range("LLM", "max_length", max_length, 2)
-        self.tokenizer = load_tokenizer(tokenizer, model)
         loaded = load_model(model, dtype, device)
+        self.tokenizer = load_tokenizer(tokenizer, model)
         self.model = CachedLM(loaded)
         if loaded.config.model_type not in VERIFIED and self.model.takes_trees:
             check_tree_forward(self.model)

@@ -49,6 +49,8 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
         try:
             return AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError) as error:
+            if tokenizer is None:
+                return None  # token-id prompts need none; text prompts are refused with a hint
             raise ConfigError(f"cannot load a tokenizer from {source!r}: {error}") from error
     return tokenizer
 

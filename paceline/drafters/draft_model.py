@@ -27,17 +27,29 @@ _VERIFICATIONS = ("reject", "follow")
 class DraftModelOptions:
     """Attributes:
     length: tokens drafted per step (K).
+    siblings: at every drafted place, this many of the draft's next best tokens are verified too, as guesses. They cost no
+        draft forward, and save the step where the first choice is wrong and the second right.
     verification: "reject" (the papers' rule) or "follow" (same noise as the target); greedy is the same under both.
     """
 
     length: int = 5
+    siblings: int = 0
     verification: str = "reject"
 
     def __post_init__(self) -> None:
         require_range("draft_model", "length", self.length, 1)
+        require_range("draft_model", "siblings", self.siblings, 0)
         if self.verification not in _VERIFICATIONS:
             hint = did_you_mean(self.verification, _VERIFICATIONS)
             raise ConfigError(f"draft_model: verification is {self.verification!r}.{hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafted:
+    """One draft forward: the distributions [batch, vocab] it was drawn from, if kept, and the best tokens of each row."""
+
+    probs: Tensor | None
+    ranked: list[list[int]]
 
 
 class DraftModel(Drafter):
@@ -89,15 +101,26 @@ class DraftModel(Drafter):
         shadows = [self._catch_up(seqs[row]) for row in rows]
         self._prefill(shadows)
         starts = [len(shadow) for shadow in shadows]
-        probs = [self._draft_one(shadows) for _ in range(longest)]
+        steps = [self._draft_one(shadows) for _ in range(longest)]
         for place, (row, shadow) in enumerate(zip(rows, shadows, strict=True)):
             seqs[row].counters.draft_forwards = shadow.counters.target_forwards
-            count = max(0, lengths[row])
-            drawn = [step[place] for step in probs[:count] if step is not None]
-            tokens = shadow.token_ids[starts[place] : starts[place] + count]
-            keep_probs = bool(drawn) and not shadow.params.greedy
-            trees[row] = DraftTree.chain(tokens, list(drawn) if keep_probs else None)
+            chain = shadow.token_ids[starts[place] : starts[place] + lengths[row]] if lengths[row] > 0 else []
+            trees[row] = self._tree(shadow, chain, steps, place, max_nodes[row])
         return trees
+
+    def _tree(self, shadow: Sequence, chain: list[int], steps: list[_Drafted], place: int, limit: int) -> DraftTree:
+        tokens, parents = list(chain), list(range(-1, len(chain) - 1))
+        for depth, token in enumerate(chain):
+            room = limit - len(tokens)
+            others = [other for other in steps[depth].ranked[place] if other != token]
+            siblings = others[: min(self._options.siblings, room)]
+            tokens += siblings
+            parents += [depth - 1] * len(siblings)
+        drawn = [step.probs[place] for step in steps[: len(chain)] if step.probs is not None]
+        if not drawn or shadow.params.greedy:
+            return DraftTree(tokens, parents)
+        guesses = len(tokens) - len(chain)
+        return DraftTree(tokens, parents, [*drawn, *[None] * guesses])
 
     def _length(self, seq: Sequence, limit: int) -> int:
         room = self._draft.context_length - len(seq)
@@ -119,14 +142,16 @@ class DraftModel(Drafter):
         while late := [shadow for shadow in shadows if not self._draft.reaches_end(shadow)]:
             self._draft.feed(late)
 
-    def _draft_one(self, shadows: list[Sequence]) -> Tensor | None:
-        """Append one token to every shadow; returns the distributions [batch, vocab] it was drawn from, if kept."""
+    def _draft_one(self, shadows: list[Sequence]) -> _Drafted:
+        """Append one token to every shadow."""
         trees = [EMPTY_TREE] * len(shadows)
         scores = sampling.target_scores(self._draft.feed(shadows), shadows, trees)
         follow = self._options.verification == "follow"
         tokens = sampling.draw(scores, shadows, trees, sampling.TARGET if follow else sampling.DRAFT)
         for shadow, row in zip(shadows, tokens, strict=True):
             shadow.token_ids.append(row[0])
-        if follow or all(shadow.params.greedy for shadow in shadows):
-            return None
-        return scores[:, 0].softmax(-1)
+        ranked: list[list[int]] = [[]] * len(shadows)
+        if self._options.siblings:
+            ranked = scores[:, 0].topk(self._options.siblings + 1, dim=-1).indices.tolist()
+        keeps_probs = not follow and any(not shadow.params.greedy for shadow in shadows)
+        return _Drafted(scores[:, 0].softmax(-1) if keeps_probs else None, ranked)

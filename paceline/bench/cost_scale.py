@@ -1,0 +1,172 @@
+"""Enlarge a small trained model without changing what it computes, so that it shows the cost profile of a large one.
+
+How well a drafter guesses depends on what the models say; what a guess costs depends on how large they are. A small trained
+pair has realistic answers but unrealistic costs. `enlarge` pads the residual stream with dimensions that stay exactly zero
+and adds heads, neurons and layers whose output weights are zero: every product is computed, none changes the answer.
+Reports of such runs carry the label of the enlarged model.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from paceline.errors import ConfigError, UnsupportedModelError
+
+_PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+_WRITERS = ("self_attn.o_proj", "mlp.down_proj")  # what adds to the residual stream
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_ROUNDING = 16  # the feed-forward size is a multiple of this
+
+
+@dataclass(frozen=True, slots=True)
+class CostScale:
+    """Sizes to enlarge to: the residual stream's width and the number of layers."""
+
+    width: int
+    layers: int
+
+    @staticmethod
+    def parse(spec: str) -> CostScale:
+        """From "WIDTHxLAYERS", for example "1024x12".
+
+        Raises:
+            ConfigError: another form.
+        """
+        match = re.fullmatch(r"(\d+)x(\d+)", spec.strip().lower())
+        if match is None:
+            raise ConfigError(f"cost scale {spec!r} is not WIDTHxLAYERS; write for example '1024x12'.")
+        return CostScale(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.layers}"
+
+
+def parameter_count(model: PreTrainedModel) -> int:
+    """Parameters of a model, tied ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def cost_label(scale: CostScale, model: PreTrainedModel) -> str:
+    """What a report calls a model that was enlarged, e.g. "cost-scaled 1024x12 (156 M)"."""
+    return f"cost-scaled {scale} ({parameter_count(model) / 1e6:.0f} M)"
+
+
+def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> PreTrainedModel:
+    """A larger model of the same architecture that computes the same function.
+
+    Args:
+        model: a Llama-architecture model. It is not changed.
+        width: new hidden size. Heads, key-value heads and the feed-forward size grow in proportion; the head size stays.
+            Where `width` is 4, 16, ... times the model's own, the rescaled norm weights are exact in any dtype.
+        layers: new number of layers; the added ones are spread between the model's own and do nothing.
+        seed: of the random weights whose products are multiplied by zero.
+    Raises:
+        UnsupportedModelError: another architecture; ConfigError: sizes that cannot be reached.
+    """
+    config = model.config
+    if config.model_type != "llama":
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be enlarged; allowed are models of the Llama architecture (model_type 'llama')."
+            " Run the bench without a cost scale."
+        )
+    _check_sizes(model, width, layers)
+    wanted = copy.deepcopy(config)
+    ratio = width / config.hidden_size
+    wanted.hidden_size, wanted.num_hidden_layers = width, layers
+    wanted.head_dim = model.model.layers[0].self_attn.head_dim
+    wanted.num_attention_heads = config.num_attention_heads * width // config.hidden_size
+    wanted.num_key_value_heads = config.num_key_value_heads * width // config.hidden_size
+    wanted.intermediate_size = max(
+        config.intermediate_size, _ROUNDING * round(config.intermediate_size * ratio / _ROUNDING)
+    )  # fmt: skip
+    wanted.rms_norm_eps = config.rms_norm_eps / ratio
+    with torch.random.fork_rng(devices=[]):  # the constructor draws weights that are all replaced
+        larger: PreTrainedModel = AutoModelForCausalLM.from_config(
+            wanted, dtype=model.dtype, attn_implementation=config._attn_implementation
+        )
+    with torch.no_grad():
+        _fill(larger, model, torch.Generator().manual_seed(seed))
+    larger.generation_config = copy.deepcopy(model.generation_config)
+    moved: PreTrainedModel = larger.to(model.device).eval()
+    return moved
+
+
+def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:
+    config = model.config
+    own, heads = config.hidden_size, math.gcd(config.num_attention_heads, config.num_key_value_heads)
+    step = own // math.gcd(own, heads)  # grows every head count by a whole number
+    if width < own or layers < config.num_hidden_layers:
+        raise ConfigError(
+            f"cost scale {width}x{layers} is smaller than the model, which is {own}x{config.num_hidden_layers};"
+            " allowed are sizes from its own upwards."
+        )
+    if width % step:
+        below = max(own, width - width % step)
+        raise ConfigError(
+            f"cost scale {width}x{layers}: the width of this model grows in steps of {step} (whole heads);"
+            f" use {below} or {below + step}."
+        )
+
+
+def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Generator) -> None:
+    """Write all weights of `larger`: the model's own in front, random or zero behind."""
+    old, new = model.config.num_hidden_layers, larger.config.num_hidden_layers
+    source = {index * new // old: index for index in range(old)}  # place of each own layer among the new ones
+    scale = math.sqrt(model.config.hidden_size / larger.config.hidden_size)
+
+    def normal(shape: torch.Size, like: Tensor) -> Tensor:
+        deviation = float(like.float().std()) if like.numel() > 1 else 0.02
+        return torch.randn(shape, generator=generator).mul_(deviation)
+
+    nearest = 0
+    for place, layer in enumerate(larger.model.layers):
+        own = place in source
+        nearest = source.get(place, nearest)
+        original = model.model.layers[nearest]
+        for name in _PROJECTIONS:
+            writes = name in _WRITERS
+            _fill_linear(layer.get_submodule(name), original.get_submodule(name), own, writes, normal)
+        for name in _NORMS:
+            _fill_norm(layer.get_submodule(name).weight, original.get_submodule(name).weight, scale)
+    _fill_norm(larger.model.norm.weight, model.model.norm.weight, scale)
+    # A tied head reads the embedding's padding, so it is zero; an untied one may hold anything there.
+    embedding, head = larger.get_input_embeddings().weight, larger.get_output_embeddings().weight
+    if head is not embedding:
+        own_head = model.get_output_embeddings().weight
+        head.copy_(normal(head.shape, own_head))
+        head[:, : own_head.shape[1]] = own_head
+    own_embedding = model.get_input_embeddings().weight
+    embedding.zero_()
+    embedding[:, : own_embedding.shape[1]] = own_embedding
+
+
+def _fill_linear(
+    linear: torch.nn.Linear, original: torch.nn.Linear, own: bool, writes: bool, normal: Callable[[torch.Size, Tensor], Tensor]
+) -> None:
+    """Random weights; but what would write to the residual stream from or to added parts is zero."""
+    rows, columns = original.weight.shape
+    if writes:
+        linear.weight.zero_()
+    else:
+        linear.weight.copy_(normal(linear.weight.shape, original.weight))
+    if own:
+        linear.weight[:rows, :columns] = original.weight
+    if original.bias is not None:
+        linear.bias.zero_()
+        if own:
+            linear.bias[:rows] = original.bias
+
+
+def _fill_norm(weight: Tensor, original: Tensor, scale: float) -> None:
+    """The mean square is taken over more dimensions, so the normed values are larger by 1 / scale: undo that."""
+    weight.fill_(scale)
+    weight[: original.shape[0]] = original * scale

@@ -1,0 +1,175 @@
+"""The ways to answer that a bench run compares: our drafters, and what transformers offers. All share one model object."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import transformers
+from transformers import GenerationConfig, PreTrainedModel
+
+from paceline.bench.settings import ASSISTANT, PLAIN, lookup_tokens
+from paceline.drafter import Drafter, Outcome
+from paceline.llm import LLM
+from paceline.metrics import Stats, Timing
+from paceline.sequence import SamplingParams, Sequence
+from paceline.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The tokens of one answer, an end-of-sequence token included; counts where the method keeps any."""
+
+    token_ids: list[int]
+    stats: Stats | None = None
+
+
+class Method(Protocol):
+    """One way to answer. `prepare` and `collect` are not timed, what `prepare` returns is."""
+
+    name: str
+
+    def reset(self) -> None:
+        """Forget everything learnt from earlier prompts."""
+
+    def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
+        """Everything before the call, and the call."""
+
+    def collect(self, raw: Any, prompts: list[list[int]]) -> list[Answer]:
+        """The answers out of what the call returned."""
+
+    def timing(self) -> Timing | None:
+        """Where time went so far, for methods that know."""
+
+
+class Paceline:
+    """`LLM.generate` with one drafter."""
+
+    def __init__(self, name: str, llm: LLM, make: Callable[[], Drafter], params: SamplingParams) -> None:
+        self.name = name
+        self.draws = False  # the drafter draws from its own distribution: sampled texts differ, their law does not
+        self._llm, self._make, self._params = llm, make, params
+
+    def reset(self) -> None:
+        """A new drafter."""
+        self._llm.drafter = self._make()
+
+    def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
+        """Token ids in, completions out."""
+        params = _with_length(self._params, max_new_tokens)
+        return lambda: self._llm.generate(prompts, params)
+
+    def collect(self, raw: Any, prompts: list[list[int]]) -> list[Answer]:
+        """The completions' tokens and counts."""
+        return [Answer(completion.token_ids, completion.stats) for completion in raw]
+
+    def timing(self) -> Timing | None:
+        """That of the engine; on an accelerator forwards run on after they are launched, so None."""
+        return self._llm.timing if self._llm.model.device.type == "cpu" else None
+
+    def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:
+        """Answer untimed, and note whether the drafter's trees carry distributions."""
+        watch = _Watch(self._llm.drafter)
+        self._llm.drafter = watch
+        self.prepare(prompts, max_new_tokens)()
+        self.draws = watch.draws
+
+
+class Transformers:
+    """`model.generate`: plain, with prompt lookup, or with an assistant."""
+
+    def __init__(
+        self, name: str, model: PreTrainedModel, draft: PreTrainedModel | None, eos: list[int], params: SamplingParams
+    ) -> None:
+        self.name = name
+        self._model, self._eos = model, [] if params.ignore_eos else eos
+        self._seed, self._sampling = params.seed, not params.greedy
+        self._extra: dict[str, Any] = {}
+        if name == ASSISTANT:
+            self._extra["assistant_model"] = draft
+        elif name != PLAIN:
+            self._extra["prompt_lookup_num_tokens"] = lookup_tokens(name)
+
+    def reset(self) -> None:
+        """Nothing is kept between calls."""
+
+    def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
+        """Left-padded ids and their mask, on the device."""
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=self._model.device)
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=self._model.device)
+        if self._sampling:
+            torch.manual_seed(self._seed)
+        model, extra = self._model, self._extra
+        generate: Callable[..., Any] = model.generate
+        return lambda: generate(input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, **extra)
+
+    def collect(self, raw: Any, prompts: list[list[int]]) -> list[Answer]:
+        """The new tokens, up to the first end-of-sequence token."""
+        width = max(map(len, prompts))
+        return [Answer(_cut(row, self._eos)) for row in raw[:, width:].tolist()]
+
+    def timing(self) -> Timing | None:
+        """Not known."""
+        return None
+
+
+class _Watch(Drafter):
+    """Passes everything on to a drafter and looks at its trees."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.name, self.vocab_size, self.draws = drafter.name, drafter.vocab_size, False
+        self._drafter = drafter
+
+    def start(self, seq: Sequence) -> None:
+        self._drafter.start(seq)
+
+    def propose(self, seqs: Any, max_nodes: list[int]) -> list[DraftTree]:
+        trees = self._drafter.propose(seqs, max_nodes)
+        self.draws |= any(tree.probs is not None for tree in trees)
+        return trees
+
+    def observe(self, outcomes: Any) -> None:
+        passed: list[Outcome] = outcomes
+        self._drafter.observe(passed)
+
+    def stop(self, seq: Sequence) -> None:
+        self._drafter.stop(seq)
+
+
+@contextlib.contextmanager
+def same_rules(model: PreTrainedModel, params: SamplingParams, eos: list[int]) -> Iterator[None]:
+    """While open, `model.generate` chooses and ends like `LLM` with `params`; the model's own defaults come back after."""
+    before, verbosity = model.generation_config, transformers.logging.get_verbosity()
+    pad = before.pad_token_id if before.pad_token_id is not None else (eos or [0])[0]
+    sampling: dict[str, Any] = {"do_sample": False}
+    if not params.greedy:
+        sampling = {"do_sample": True, "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+        sampling |= {"min_p": params.min_p} if params.min_p else {}
+    model.generation_config = GenerationConfig(
+        eos_token_id=None if params.ignore_eos or not eos else eos,
+        pad_token_id=pad,
+        repetition_penalty=params.repetition_penalty,
+        **sampling,
+    )
+    transformers.logging.set_verbosity_error()  # its assistant warns about its own call
+    try:
+        yield
+    finally:
+        model.generation_config = before
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _with_length(params: SamplingParams, max_new_tokens: int) -> SamplingParams:
+    return dataclasses.replace(params, max_new_tokens=max_new_tokens)
+
+
+def _cut(token_ids: list[int], eos: list[int]) -> list[int]:
+    for place, token in enumerate(token_ids):
+        if token in eos:
+            return token_ids[: place + 1]
+    return token_ids

@@ -1,0 +1,151 @@
+"""The commands that measure: `paceline bench` and `paceline demo`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from paceline import demo
+from paceline.cli_options import (
+    Device, Draft, Dtype, IgnoreEos, MaxNew, MinP, Model, Penalty, Seed, Temperature, Threads, TopK, TopP,
+)  # fmt: skip
+from paceline.drafters import REGISTRY
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.bench import BenchConfig, BenchResult
+
+_BASELINES = ("transformers", "transformers:prompt_lookup", "transformers:assistant")
+_DEMO_SECONDS = 120.0
+_DEMO_QUESTION = "Write a Python function that returns the largest of three numbers."
+
+Drafters = Annotated[
+    list[str] | None,
+    typer.Option("--drafter", "--drafters", help="A drafter spec; repeat it, or separate with spaces or commas. Default: all."),
+]
+Baselines = Annotated[
+    list[str] | None,
+    typer.Option("--baseline", "--baselines", help=f"Out of {', '.join(_BASELINES)}; 'none' for no baseline. Default: all."),
+]
+Prompts = Annotated[
+    list[str] | None, typer.Option(help="JSONL file of prompts (id, category, turns); repeatable. Default: the embedded ones.")
+]
+Limit = Annotated[int, typer.Option(min=0, help="First prompts of each file; 0 = all.")]
+Every = Annotated[int, typer.Option(min=1, help="Each n-th prompt of a file.")]
+Batch = Annotated[int, typer.Option(min=1, help="Prompts answered together.")]
+Scale = Annotated[str | None, typer.Option(metavar="WIDTHxLAYERS", help="Enlarge the target, function preserved, for its cost.")]
+DraftScale = Annotated[str | None, typer.Option(metavar="WIDTHxLAYERS", help="Enlarge the draft model likewise.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Passes over all prompts.")]
+Warmup = Annotated[int, typer.Option(min=0, help="Untimed answers per method beforehand.")]
+MaxSeconds = Annotated[float, typer.Option(min=0, help="Stop after the prompt during which this time is up; 0 = never.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write results here.")]
+PngFile = Annotated[Path | None, typer.Option("--png", help="Draw results here.")]
+MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Append a section here.")]
+
+
+def bench(
+    model: Model = demo.NAME,
+    draft_model: Draft = None,
+    drafter: Drafters = None,
+    baseline: Baselines = None,
+    prompts: Prompts = None,
+    limit: Limit = 0,
+    every: Every = 1,
+    max_new_tokens: MaxNew = 128,
+    batch: Batch = 1,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: Penalty = 1.0,
+    seed: Seed = 0,
+    ignore_eos: IgnoreEos = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    cost_scale: Scale = None,
+    draft_cost_scale: DraftScale = None,
+    repeats: Repeats = 1,
+    warmup: Warmup = 1,
+    max_seconds: MaxSeconds = 0.0,
+    json_file: JsonFile = None,
+    png: PngFile = None,
+    markdown_file: MarkdownFile = None,
+) -> None:
+    """Time drafters beside transformers' own generate, interleaved prompt by prompt; check that answers are equal."""
+    from paceline.bench import BenchConfig
+
+    has_draft = draft_model is not None or model == demo.NAME
+    chosen = _split(drafter, REGISTRY) if drafter else [n for n, e in REGISTRY.items() if has_draft or not e.needs_draft_model]
+    beside = _split(baseline, _BASELINES) if baseline else [name for name in _BASELINES if has_draft or "assistant" not in name]
+    config = BenchConfig(
+        model=model, draft_model=draft_model, drafters=tuple(chosen),
+        baselines=() if beside == ["none"] else tuple(beside), prompts=tuple(prompts or ()), limit=limit, every=every,
+        max_new_tokens=max_new_tokens, batch=batch, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=seed, ignore_eos=ignore_eos, dtype=dtype, device=device, threads=threads,
+        cost_scale=cost_scale, draft_cost_scale=draft_cost_scale, repeats=repeats, warmup=warmup, max_seconds=max_seconds,
+    )  # fmt: skip
+    result = _run(config, json_file, png)
+    if markdown_file is not None:
+        from paceline.bench import markdown
+
+        with markdown_file.open("a", encoding="utf-8") as page:
+            page.write(markdown(result) + "\n")
+    if not result.complete:
+        raise typer.Exit(130)
+
+
+def run_demo(
+    output: Annotated[Path, typer.Option(help="Folder for the table's JSON and the picture.")] = Path("demo-output"),
+    threads: Threads = None,
+) -> None:
+    """The main job on the embedded pair: every drafter beside transformers, a table, a picture, one streamed answer."""
+    from paceline.bench import BenchConfig
+    from paceline.cli import build_llm, print_stream
+    from paceline.sequence import SamplingParams
+
+    output.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
+    console.print(
+        "The embedded target is small, so it is enlarged to about 150 M parameters that compute the same function:\n"
+        "each forward costs what it would in a model of that size, and each answer stays that of the trained model.\n"
+    )
+    config = BenchConfig(
+        model=demo.NAME, drafters=tuple(REGISTRY), baselines=_BASELINES, dtype="bfloat16", cost_scale="1024x12",
+        max_new_tokens=48, threads=threads, max_seconds=_DEMO_SECONDS,
+    )  # fmt: skip
+    _run(config, output / "demo.json", output / "demo.png")
+    console.print(f"\n[bold]> {_DEMO_QUESTION}[/bold]  (green: guessed by the draft model, kept by the target)")
+    llm = build_llm(demo.NAME, "draft_model", None, "auto", "auto", threads)
+    print_stream(llm.stream(llm.chat_prompt([{"role": "user", "content": _DEMO_QUESTION}]), SamplingParams(max_new_tokens=64)))
+
+
+def _run(config: BenchConfig, json_file: Path | None, png: Path | None) -> BenchResult:
+    from paceline.bench import print_table, run_bench, write_json, write_png
+
+    for path in (json_file, png):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}. Make it first.")
+    result = run_bench(config)
+    print_table(result)
+    if json_file is not None:
+        write_json(result, json_file)
+    if png is not None:
+        write_png(result, png)
+    for path in filter(None, (json_file, png)):
+        Console(stderr=True).print(Text(f"wrote {path}", style="dim"))
+    sys.stdout.flush()
+    return result
+
+
+def _split(values: list[str], names: object) -> list[str]:
+    """Specs out of repeated options: separated by spaces, or by commas that a known name follows."""
+    known = "|".join(re.escape(name) for name in ("none", *names))  # type: ignore[misc]
+    return [spec for value in values for spec in re.split(rf"\s+|,\s*(?=(?:{known})\b)", value) if spec]

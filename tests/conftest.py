@@ -1,0 +1,44 @@
+"""Shared fixtures. Everything runs on the CPU, offline, on one thread."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+import transformers
+from hypothesis import settings
+from models import piece_tokenizer
+from shared import COUNT, Pair, reference
+
+DATA = Path(__file__).parent / "data"
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+torch.set_num_threads(1)
+settings.register_profile("steady", deadline=None, derandomize=True, database=None)
+settings.load_profile("steady")
+
+
+def _load(name: str) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(DATA / name, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def pair() -> Pair:
+    """A Llama with random weights (vocabulary 256, 2 layers), and the same with noise: most of its guesses are right."""
+    prompts = [json.loads(line)["ids"] for line in (DATA / "prompts.jsonl").read_text().splitlines()]
+    target = _load("tiny_target")
+    return Pair(target, _load("tiny_noisy_0.05"), prompts, [reference(target, prompt, COUNT) for prompt in prompts])
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """For models with a vocabulary of 256: whatever they say is readable."""
+    return piece_tokenizer()

@@ -1,0 +1,125 @@
+"""What the tests share: the engine under test, outside references, a drafter that knows the answers, a chi-square test."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline import LLM, Drafter, DraftTree, Outcome
+from paceline.drafters import REGISTRY
+from paceline.model import CachedLM
+from paceline.sequence import Sequence
+from paceline.tree import TreeBuilder
+
+COUNT = 40
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, a draft model, prompts, and the target's own greedy answers of `COUNT` tokens."""
+
+    target: Any
+    draft: Any
+    prompts: list[list[int]]
+    answers: list[list[int]]
+
+    def engine(self, spec: str = "none", **options: Any) -> LLM:
+        """The target behind the drafter `spec`, with the draft model where one is needed."""
+        needed = REGISTRY[spec.partition(":")[0]].needs_draft_model
+        return LLM(self.target, drafter=spec, draft_model=self.draft if needed else None, **options)
+
+
+def reference(model: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
+    """What `model.generate` answers, greedily unless `options` say otherwise."""
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=count, **{"do_sample": False, **options})
+    answer: list[int] = out[0, len(prompt) :].tolist()
+    return answer
+
+
+def leftovers(drafter: Drafter, sequences: Iterable[int]) -> list[str]:
+    """Names of attributes of `drafter` that still hold something of finished sequences."""
+    ids = set(sequences)
+    found = []
+    for name, value in vars(drafter).items():
+        if isinstance(value, dict | set) and ids & set(value):
+            found.append(name)
+        elif isinstance(value, CachedLM) and value.open_sequences:
+            found.append(f"{name}.open_sequences")
+        elif isinstance(value, Drafter):
+            found += [f"{name}.{inner}" for inner in leftovers(value, ids)]
+    return found
+
+
+def critical_value(freedom: int, deviations: float = 3.7) -> float:
+    """The chi-square value passed once in 10,000 fair tests (3.7 deviations), after Wilson and Hilferty (1931)."""
+    spread = 2 / (9 * freedom)
+    return float(freedom * (1 - spread + deviations * spread**0.5) ** 3)
+
+
+def fits(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> bool:
+    """Whether observed counts are a fair sample of a distribution, by Pearson's chi-square test.
+
+    Cells expected fewer than five times are pooled, as the test asks; what has no chance at all must not occur.
+    """
+    if any(chances.get(cell, 0.0) <= 0.0 for cell, count in counts.items() if count):
+        return False
+    total = sum(counts.values())
+    large = [cell for cell, chance in chances.items() if total * chance >= 5]
+    observed = [counts.get(cell, 0) for cell in large]
+    expected = [total * chances[cell] for cell in large]
+    if total - sum(expected) >= 5:
+        observed.append(total - sum(observed))
+        expected.append(total - sum(expected))
+    statistic = sum((seen - due) ** 2 / due for seen, due in zip(observed, expected, strict=True))
+    return statistic < critical_value(max(1, len(expected) - 1))
+
+
+class ScriptedTree(Drafter):
+    """Knows every answer and hides it among wrong siblings, right down to a depth that varies from step to step.
+
+    Attributes:
+        side_branches: outcomes whose accepted path was not the first nodes of the tree.
+        state: ids of the sequences that were started and not stopped.
+    """
+
+    name = "scripted"
+
+    def __init__(self, answers: Mapping[tuple[int, ...], Seq[int]], vocab: int, seed: int = 0) -> None:
+        self.side_branches = 0
+        self.state: set[int] = set()
+        self._answers = answers
+        self._vocab = vocab
+        self._random = random.Random(seed)
+
+    def start(self, seq: Sequence) -> None:
+        self.state.add(seq.id)
+
+    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        return [self._tree(seq, limit) for seq, limit in zip(seqs, max_nodes, strict=True)]
+
+    def _tree(self, seq: Sequence, limit: int) -> DraftTree:
+        rest = self._answers[tuple(seq.token_ids[: seq.prompt_length])][len(seq.output_ids) :]
+        builder = TreeBuilder(limit)
+        parent, right = -1, self._random.randrange(5)
+        for level in range(4):
+            true = rest[level] if level < len(rest) else 0
+            wrong = {token for token in self._random.sample(range(self._vocab), 2) if token != true}
+            for token in list(wrong)[: self._random.randrange(3)]:
+                builder.add_path([token, *self._random.sample(range(self._vocab), 2)], parent)
+            if level >= right:
+                break
+            parent = builder.add_path([true], parent)
+        return builder.build()
+
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        self.side_branches += sum(outcome.accepted != list(range(len(outcome.accepted))) for outcome in outcomes)
+
+    def stop(self, seq: Sequence) -> None:
+        self.state.discard(seq.id)

@@ -1,0 +1,167 @@
+"""The drafter contract: every registered drafter keeps it, and every breach is named."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import torch
+from shared import COUNT, Pair, leftovers
+
+from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
+from paceline.drafter import check_trees
+from paceline.drafters import available
+from paceline.errors import DrafterError
+from paceline.model import CachedLM
+from paceline.sequence import Sequence
+from paceline.step import decode_step
+
+
+class Watched(Drafter):
+    """Passes everything on to a drafter, holds each answer against the contract, and gives it a budget that changes."""
+
+    def __init__(self, inner: Drafter, vocab: int) -> None:
+        self.name = inner.name
+        self.vocab_size = inner.vocab_size
+        self.inner = inner
+        self.nodes = 0
+        self.empty_on_zero = 0
+        self._vocab = vocab
+        self._random = random.Random(3)
+
+    def start(self, seq: Sequence) -> None:
+        self.inner.start(seq)
+
+    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        before = [list(seq.token_ids) for seq in seqs]
+        budget = [min(limit, self._random.choice([0, 1, 2, 5, 40])) for limit in max_nodes]
+        trees = self.inner.propose(seqs, list(budget))
+        check_trees(self.inner, seqs, budget, trees, self._vocab)
+        assert [seq.token_ids for seq in seqs] == before
+        assert all(not tree.token_ids for tree, limit in zip(trees, budget, strict=True) if limit == 0)
+        self.empty_on_zero += budget.count(0)
+        self.nodes += sum(map(len, trees))
+        return trees
+
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        for outcome in outcomes:
+            count = len(outcome.new_token_ids)
+            assert outcome.seq.token_ids[-count:] == outcome.new_token_ids
+            assert [outcome.tree.token_ids[node] for node in outcome.accepted] == outcome.new_token_ids[: len(outcome.accepted)]
+            assert count - len(outcome.accepted) in (0, 1)
+            assert len(outcome.target_argmax) == 1 + len(outcome.tree)
+        self.inner.observe(outcomes)
+
+    def stop(self, seq: Sequence) -> None:
+        self.inner.stop(seq)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", available())
+def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: float) -> None:
+    """Budgets of 0, 1, 2, ... nodes that differ by sequence and by step."""
+    drafter = Watched(pair.engine(name).drafter, 256)
+    llm = LLM(pair.target, drafter=drafter, max_batch=5)
+    before = Sequence([1], SamplingParams()).id
+    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))
+    if temperature == 0.0:
+        assert [out.token_ids for out in outs] == pair.answers
+    assert drafter.empty_on_zero > 10
+    assert (drafter.nodes > 0) == (name != "none")
+    assert leftovers(drafter, range(before, before + 20)) == []
+
+
+@pytest.mark.parametrize("name", available())
+def test_an_abort_leaves_no_state(pair: Pair, name: str) -> None:
+    """Sequences stopped before their first proposal, in the middle, and twice."""
+    drafter = pair.engine(name).drafter
+    model = CachedLM(pair.target)
+    seqs = [Sequence(prompt, SamplingParams(max_new_tokens=COUNT)) for prompt in pair.prompts[:4]]
+    for seq in seqs:
+        model.open(seq)
+        drafter.start(seq)
+    drafter.stop(seqs[3])
+    for _ in range(3):
+        decode_step(model, drafter, seqs[:3], [20] * 3)
+    drafter.stop(seqs[0])
+    decode_step(model, drafter, seqs[1:3], [20] * 2)
+    for seq in [seqs[0], *seqs[1:3]]:
+        drafter.stop(seq)
+    assert leftovers(drafter, [seq.id for seq in seqs]) == []
+    assert [seq.output_ids for seq in seqs[1:3]] == [
+        answer[: len(seq.output_ids)] for seq, answer in zip(seqs[1:3], pair.answers[1:3], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", available())
+def test_no_budget_is_plain_decoding(pair: Pair, name: str) -> None:
+    llm = pair.engine(name, max_nodes=0)
+    (out,) = llm.generate([pair.prompts[1]], SamplingParams(max_new_tokens=12))
+    assert out.token_ids == pair.answers[1][:12]
+    assert out.stats.drafted_tokens == 0
+    assert out.stats.target_forwards == 12
+    assert out.stats.tokens_per_forward == 1.0
+
+
+class Constant(Drafter):
+    """Answers every sequence with the same trees."""
+
+    name = "constant"
+
+    def __init__(self, trees: Callable[[int], list[DraftTree]]) -> None:
+        self._trees = trees
+
+    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        return self._trees(len(seqs))
+
+
+def one_each(*args: Any) -> Callable[[int], list[DraftTree]]:
+    return lambda count: [DraftTree(*args)] * count
+
+
+EVEN = torch.full((256,), 1 / 256)
+BREACHES: dict[str, tuple[Callable[[int], list[DraftTree]], str]] = {
+    "too many nodes": (one_each([3] * 9, list(range(-1, 8))), r"proposed 9 nodes .* max_nodes was 8"),
+    "a later parent": (one_each([3, 4], [-1, 1]), r"parents \[-1, 1\]"),
+    "a parent below the root": (one_each([3, 4], [-1, -2]), r"parents \[-1, -2\]"),
+    "fewer parents than nodes": (one_each([3, 4], [-1]), "2 token_ids and 1 parents"),
+    "no nodes but parents": (one_each([], [-1]), "0 token_ids and 1 parents"),
+    "twins": (one_each([3, 3], [-1, -1]), "two siblings with the same token"),
+    "a token too large": (one_each([256], [-1]), r"outside 0\.\.255"),
+    "a negative token": (one_each([-1], [-1]), r"outside 0\.\.255"),
+    "a tree too few": (lambda count: [DraftTree([], [])] * (count - 1), "proposed 1 trees for 2 sequences"),
+    "a tree too many": (lambda count: [DraftTree([], [])] * (count + 1), "proposed 3 trees for 2 sequences"),
+    "a guess before a draw": (one_each([3, 4], [-1, -1], [None, EVEN]), "drawn siblings come first"),
+    "probs of another vocabulary": (one_each([3], [-1], [torch.ones(5)]), r"probs of shape \(5,\)"),
+    "probs for some nodes only": (one_each([3, 4], [-1, 0], [EVEN]), "1 probs for 2 nodes"),
+    "confidence for some nodes only": (one_each([3, 4], [-1, 0], None, [0.5]), "1 confidence for 2 nodes"),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+def test_a_breach_is_named_and_leaves_nothing(pair: Pair, breach: str) -> None:
+    trees, rule = BREACHES[breach]
+    llm = LLM(pair.target, drafter=Constant(trees), max_nodes=8)
+    before = Sequence([1], SamplingParams()).id
+    with pytest.raises(DrafterError, match=rule) as caught:
+        llm.generate([pair.prompts[1]] * 2, SamplingParams(max_new_tokens=9))
+    text = str(caught.value)
+    assert "drafter 'constant'" in text
+    assert f"sequence {before + 1}" in text or "sequences" in text
+    assert llm.model.open_sequences == 0
+
+
+def test_what_is_allowed_passes(pair: Pair) -> None:
+    """The same trees, kept within the rules."""
+    fine = [
+        one_each([3, 4, 5, 3, 3], [-1, -1, 0, 1, 2]),
+        one_each([3, 4], [-1, -1], [EVEN, None]),
+        one_each([3, 4, 5], [-1, -1, 0], [None, None, EVEN], [0.5, 0.2, 0.1]),
+        one_each([3], [-1], [None]),
+    ]
+    for trees in fine:
+        outs = LLM(pair.target, drafter=Constant(trees), max_nodes=8).generate(pair.prompts, SamplingParams(max_new_tokens=6))
+        assert [out.token_ids for out in outs] == [answer[:6] for answer in pair.answers]

@@ -1,0 +1,225 @@
+"""Bad input is refused before any work, with what came, what is allowed and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import DATA
+from models import make
+from shared import Pair
+
+from paceline import LLM, SamplingParams
+from paceline.config import parse_spec
+from paceline.drafters import available, create
+from paceline.errors import CapacityError, ConfigError, DatastoreError, DrafterError, PacelineError, UnsupportedModelError
+from paceline.model import CachedLM
+from paceline.sequence import Sequence
+
+
+def test_the_tree_of_errors() -> None:
+    """One base to catch; a bad argument is also a ValueError."""
+    for kind in (ConfigError, UnsupportedModelError, CapacityError, DatastoreError, DrafterError):
+        assert issubclass(kind, PacelineError)
+    assert issubclass(ConfigError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("promt_lookup", "Did you mean 'prompt_lookup'"),
+        ("", "there is no drafter ''"),
+        ("zzz", f"Allowed: {', '.join(sorted(available()))}"),
+        ("prompt_lookup:lenght=4", "no option 'lenght'. Did you mean 'length'"),
+        ("prompt_lookup:length", "write key=value"),
+        ("prompt_lookup:length=4,length=5", "given twice"),
+        ("prompt_lookup:length=four", "prompt_lookup.:length is 'four'; expected int"),
+        ("prompt_lookup:length=4.5", "expected int"),
+        ("prompt_lookup:length=0", "length is 0; allowed is at least 1"),
+        ("prompt_lookup:min_ngram=0", "min_ngram is 0"),
+        ("prompt_lookup:min_ngram=4,max_ngram=2", "max_ngram is 2 and min_ngram 4"),
+        ("none:length=4", "no option 'length'"),
+        ("draft_model:length=0", "length is 0"),
+        ("draft_model:verification=folow", "Did you mean 'follow'"),
+        ("draft_model", "needs a draft model.*pass draft_model="),
+    ],
+)
+def test_drafter_specs(pair: Pair, spec: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(pair.target, drafter=spec)
+    with pytest.raises(ConfigError, match=words):
+        create(spec)
+
+
+def test_typed_options() -> None:
+    """Keywords are held to the types of the options, too."""
+    assert create("prompt_lookup", length=4).name == "prompt_lookup"
+    for value in (True, "x", 2.5, None):
+        with pytest.raises(ConfigError, match="expected int"):
+            create("prompt_lookup", length=value)
+    with pytest.raises(ConfigError, match="given twice"):
+        create("prompt_lookup:length=4", length=4)
+
+
+def test_specs_are_forgiving_about_spaces_only() -> None:
+    assert parse_spec("draft_model: length = 4 , verification=follow,") == (
+        "draft_model",
+        {"length": "4", "verification": "follow"},
+    )
+
+
+def test_vocabularies_must_agree(pair: Pair) -> None:
+    with pytest.raises(ConfigError, match=r"97 tokens.*256"):
+        LLM(pair.target, drafter="draft_model", draft_model=make("llama"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; allowed is an integer of at least 1"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens is 1.5"),
+        ({"max_new_tokens": True}, "max_new_tokens is True"),
+        ({"temperature": -0.1}, "temperature is -0.1; allowed is 0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": 2.0}, "top_k is 2.0"),
+        ({"top_p": 0}, "top_p is 0; allowed is above 0 and at most 1"),
+        ({"top_p": 2}, "top_p is 2"),
+        ({"min_p": 1.1}, "min_p is 1.1"),
+        ({"min_p": -0.1}, "min_p is -0.1"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0"),
+        ({"seed": 1.0}, "seed is 1.0"),
+        ({"seed": None}, "seed is None"),
+        ({"stop": ("a", "")}, "stop is .*non-empty strings"),
+        ({"stop": (3,)}, "non-empty strings"),
+    ],
+)
+def test_sampling_params(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        SamplingParams(**options)
+
+
+def test_one_stop_string_is_a_tuple_of_one() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_batch": 0}, "max_batch is 0; allowed is at least 1"),
+        ({"max_nodes": -1}, "max_nodes is -1"),
+        ({"max_length": 1}, "max_length is 1"),
+    ],
+)
+def test_engine_options(pair: Pair, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(pair.target, **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("no/such/directory", {}, "cannot load a causal language model from 'no/such/directory'"),
+        (3, {}, "model is a int; pass a directory"),
+        (str(DATA / "tiny_target"), {"tokenizer": "no/such/tokenizer"}, "cannot load a tokenizer from 'no/such/tokenizer'"),
+        (str(DATA / "tiny_target"), {"dtype": "float23"}, "there is no dtype 'float23'. Did you mean 'float32'"),
+    ],
+)
+def test_models_that_cannot_be_loaded(model: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(model, **options)
+
+
+def test_a_directory_without_a_tokenizer_answers_token_ids(pair: Pair) -> None:
+    llm = LLM(DATA / "tiny_target", dtype="float32", drafter="draft_model", draft_model=DATA / "tiny_noisy_0.05")
+    assert llm.generate([pair.prompts[1]], SamplingParams(12))[0].token_ids == pair.answers[1][:12]
+    with pytest.raises(ConfigError, match="prompt 0 is text and there is no tokenizer"):
+        llm.generate("text")
+
+
+GOOD = [1, 5, 9]
+BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
+    ([GOOD, []], ConfigError, "prompt 1 is empty"),
+    ([GOOD, [1, 256]], ConfigError, r"prompt 1 has token ids from 1 to 256; allowed are 0 to 255"),
+    ([GOOD, [-1, 4]], ConfigError, "prompt 1 has token ids from -1 to 4"),
+    ([GOOD, [1] * 64], CapacityError, "prompt 1 has 64 tokens .* at most 64"),
+    ([GOOD, [1.0, 2.0]], ConfigError, "prompt 1 is neither text nor a list of integer token ids"),
+    ([GOOD, [True, False]], ConfigError, "prompt 1 is neither"),
+    ([GOOD, 7], ConfigError, "prompt 1 is neither"),
+    ([GOOD, None], ConfigError, "prompt 1 is neither"),
+    ([GOOD, "text"], ConfigError, "prompt 1 is text and there is no tokenizer"),
+    ("text", ConfigError, "prompt 0 is text and there is no tokenizer"),
+    (GOOD, ConfigError, r"one list of token ids; pass a list of such lists"),
+    (7, ConfigError, "prompts is a int"),
+    (None, ConfigError, "prompts is a NoneType"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "kind", "words"), BAD_PROMPTS, ids=[words[:24] for _, _, words in BAD_PROMPTS])
+def test_one_bad_prompt_is_refused_before_any_work(pair: Pair, prompts: Any, kind: type[Exception], words: str) -> None:
+    calls: list[int] = []
+    hook = pair.target.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        llm = LLM(pair.target, max_length=64)
+        calls.clear()
+        with pytest.raises(kind, match=words):
+            llm.generate(prompts, SamplingParams(max_new_tokens=4))
+        if isinstance(prompts, list) and len(prompts) == 2:
+            with pytest.raises(kind):
+                llm.stream(prompts[1], SamplingParams(max_new_tokens=4))
+    finally:
+        hook.remove()
+    assert not calls
+    assert llm.model.open_sequences == 0
+
+
+def test_what_is_close_to_bad_is_fine(pair: Pair) -> None:
+    """Prompts that just fit, tuples, tensors, no prompts at all."""
+    llm = LLM(pair.target, max_length=64)
+    (out,) = llm.generate([[1] * 63])
+    assert (len(out.token_ids), out.finish_reason) == (1, "length")
+    expected = llm.generate([GOOD], SamplingParams(4))[0].token_ids
+    for prompts in ([tuple(GOOD)], [torch.tensor(GOOD)], (GOOD,)):
+        assert llm.generate(prompts, SamplingParams(4))[0].token_ids == expected  # type: ignore[arg-type]
+    assert llm.generate([]) == []
+
+
+def test_params_come_one_for_all_or_one_each(pair: Pair) -> None:
+    llm = LLM(pair.target)
+    with pytest.raises(ConfigError, match="2 SamplingParams came for 3 prompts"):
+        llm.generate([GOOD] * 3, [SamplingParams(1)] * 2)
+
+
+def test_text_needs_a_tokenizer(pair: Pair, tokenizer: Any) -> None:
+    llm = LLM(pair.target)
+    with pytest.raises(ConfigError, match="stop strings need a tokenizer"):
+        llm.generate([GOOD], SamplingParams(stop=("x",)))
+    with pytest.raises(ConfigError, match="no chat template"):
+        llm.chat([{"role": "user", "content": "hello"}])
+    with pytest.raises(ConfigError, match="no chat template"):
+        LLM(pair.target, tokenizer=tokenizer).chat([{"role": "user", "content": "hello"}])
+    assert LLM(pair.target, tokenizer=tokenizer).generate("hello", SamplingParams(4))[0].text
+
+
+def test_an_attention_without_masks_is_refused(pair: Pair) -> None:
+    model = make("flexible")
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(ConfigError, match=r"flex_attention.*allowed are 'sdpa' and 'eager'.*set_attn_implementation"):
+        CachedLM(model)
+    model.set_attn_implementation("sdpa")
+    assert CachedLM(model).takes_trees
+
+
+def test_a_model_without_a_head_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"no language-model head.*AutoModelForCausalLM"):
+        LLM(make("llama").model)
+
+
+def test_a_sequence_beyond_the_context_is_refused() -> None:
+    model = CachedLM(make("gpt2_short"))
+    with pytest.raises(CapacityError, match="29 tokens; the model's context is 28"):
+        model.open(Sequence([1] * 29, SamplingParams()))
