@@ -17,8 +17,22 @@ from rich.text import Text
 from paceline import __version__, demo
 from paceline.cli_bench import bench, run_demo
 from paceline.cli_options import (
-    ChatTemplate, Device, Draft, DrafterSpec, Dtype, IgnoreEos, MaxNew, MinP, Model, Penalty, Seed, Stop, Temperature, Threads,
-    TopK, TopP,
+    ChatTemplate,
+    Device,
+    Draft,
+    DrafterSpec,
+    Dtype,
+    IgnoreEos,
+    MaxNew,
+    MinP,
+    Model,
+    Penalty,
+    Seed,
+    Stop,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
 )  # fmt: skip
 from paceline.drafters import REGISTRY, entry
 from paceline.errors import PacelineError
@@ -38,6 +52,7 @@ _ACCEPTED = "green"
 
 app.command()(bench)
 app.command("demo")(run_demo)
+
 
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:

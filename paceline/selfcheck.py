@@ -83,8 +83,8 @@ def check_tree_forward(model: CachedLM) -> None:
     if not difference <= allowed * max(scale, 1e-6):
         raise UnsupportedModelError(
             f"{model.architecture.name}: logits of a draft tree differ from plain ones by {difference:.2g} (scale"
-            f" {scale:.2g}; rounding allows {allowed:g} of it), so verification would not be lossless. Use model.generate for this"
-            " model."
+            f" {scale:.2g}; rounding allows {allowed:g} of it), so verification would not be lossless. Use"
+            " model.generate for this model."
         )
 
 

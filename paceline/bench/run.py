@@ -16,6 +16,7 @@ from rich.progress import Progress
 from transformers import PreTrainedModel
 
 from paceline import demo
+from paceline.architecture import Architecture
 from paceline.bench.cost_scale import CostScale, cost_label, enlarge, parameter_count
 from paceline.bench.environment import load_average, look_around, peak_memory
 from paceline.bench.methods import Answer, Method, Paceline, Transformers, same_rules
@@ -25,7 +26,7 @@ from paceline.bench.settings import PLAIN, BenchConfig
 from paceline.drafters import create
 from paceline.errors import CapacityError, ConfigError
 from paceline.llm import LLM
-from paceline.loading import cached_lm, eos_token_ids, load_model, load_tokenizer
+from paceline.loading import draft_lm, eos_token_ids, load_model, load_tokenizer
 from paceline.metrics import Timing
 from paceline.model import CachedLM
 
@@ -183,7 +184,7 @@ def _scaled(model: PreTrainedModel, name: str, spec: str | None) -> tuple[PreTra
 def _units(config: BenchConfig, models: _Models) -> list[_Unit]:
     prompts = load_prompts(config.prompts, config.limit, config.every)
     loaded = [model for model in (models.target, models.draft) if model is not None]
-    context = min(cached_lm(model).context_length for model in loaded)
+    context = min(Architecture.of(model).context_length for model in loaded)
     room = context - config.max_new_tokens
     if room < 8:
         raise CapacityError(
@@ -202,7 +203,7 @@ def _skipped(config: BenchConfig) -> dict[str, str]:
 def _methods(config: BenchConfig, models: _Models, units: list[_Unit], skipped: dict[str, str]) -> tuple[list[Method], list[int]]:
     params = config.sampling()
     positions = max(len(ids) for unit in units for ids in unit.token_ids) + config.max_new_tokens + _SPARE_NODES
-    draft = None if models.draft is None else cached_lm(models.draft)
+    draft = None if models.draft is None else draft_lm(models.draft)
     if draft is not None:
         draft.reserve(config.batch, positions)
     ours: list[Method] = []

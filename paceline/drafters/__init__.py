@@ -75,6 +75,6 @@ def create(spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = 
         return cast(Drafter, cls.build(chosen))
     if draft_model is None:
         raise ConfigError(f"drafter {name!r} needs a draft model, and none came; pass draft_model=DIRECTORY or a loaded model.")
-    from paceline.loading import cached_lm
+    from paceline.loading import draft_lm
 
-    return cast(Drafter, cls.build(chosen, cached_lm(draft_model)))
+    return cast(Drafter, cls.build(chosen, draft_lm(draft_model)))
