@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from paceline.bench import BenchConfig, BenchResult
 
 _BASELINES = ("transformers", "transformers:prompt_lookup", "transformers:assistant")
-_DEMO_SECONDS = 120.0
+_DEMO_SECONDS = 110.0
+_LOG_WIDTH = 150  # of a table that goes to a file or a pipe
 _DEMO_QUESTION = "Write a Python function that returns the largest of three numbers."
 
 Drafters = Annotated[
@@ -59,6 +60,8 @@ MaxSeconds = Annotated[float, typer.Option(min=0, help="Stop after the prompt du
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write results here.")]
 PngFile = Annotated[Path | None, typer.Option("--png", help="Draw results here.")]
 MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Append a section here.")]
+
+Memory = Annotated[bool, typer.Option("--memory", help="Measure peak memory, each method in its own process, instead of time.")]
 
 
 def bench(
@@ -89,6 +92,7 @@ def bench(
     json_file: JsonFile = None,
     png: PngFile = None,
     markdown_file: MarkdownFile = None,
+    memory: Memory = False,
 ) -> None:
     """Time drafters beside transformers' own generate, interleaved prompt by prompt; check that answers are equal."""
     from paceline.bench import BenchConfig
@@ -103,6 +107,9 @@ def bench(
         repetition_penalty=repetition_penalty, seed=seed, ignore_eos=ignore_eos, dtype=dtype, device=device, threads=threads,
         cost_scale=cost_scale, draft_cost_scale=draft_cost_scale, repeats=repeats, warmup=warmup, max_seconds=max_seconds,
     )  # fmt: skip
+    if memory:
+        _print_memory(config)
+        return
     result = _run(config, json_file, png)
     if markdown_file is not None:
         from paceline.bench import markdown
@@ -118,24 +125,48 @@ def run_demo(
     threads: Threads = None,
 ) -> None:
     """The main job on the embedded pair: every drafter beside transformers, a table, a picture, one streamed answer."""
-    from paceline.bench import BenchConfig
+    from paceline.bench import BenchConfig, run_bench
     from paceline.cli import build_llm, print_stream
     from paceline.sequence import SamplingParams
 
     output.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
+    console.rule("1. The same answers: 24 prompts in float32, in batches of 8", align="left")
+    check = run_bench(
+        BenchConfig(
+            model=demo.NAME, drafters=tuple(REGISTRY), baselines=("transformers",), dtype="float32", batch=8, warmup=0,
+            max_new_tokens=48, threads=threads,
+        )
+    )  # fmt: skip
+    for figures in check.figures():
+        if figures.compared:
+            same = f"{figures.equal} of {figures.compared} answers have exactly the tokens of transformers"
+            console.print(f"{figures.method}: {same}")
+    console.rule("2. Sooner: one prompt at a time in bfloat16, every method on every prompt in turn", align="left")
     console.print(
-        "The embedded target is small, so it is enlarged to about 150 M parameters that compute the same function:\n"
-        "each forward costs what it would in a model of that size, and each answer stays that of the trained model.\n"
+        "The embedded target is small, so it is enlarged to about 150 M parameters that compute the same function: a forward"
+        " costs what it does in a model of that size, an answer stays that of the trained model. In bfloat16 near ties may fall"
+        " either way.\n"
     )
     config = BenchConfig(
         model=demo.NAME, drafters=tuple(REGISTRY), baselines=_BASELINES, dtype="bfloat16", cost_scale="1024x12",
         max_new_tokens=48, threads=threads, max_seconds=_DEMO_SECONDS,
     )  # fmt: skip
     _run(config, output / "demo.json", output / "demo.png")
-    console.print(f"\n[bold]> {_DEMO_QUESTION}[/bold]  (green: guessed by the draft model, kept by the target)")
+    console.rule("3. An answer as it comes; green: guessed by the draft model, kept by the target", align="left")
+    console.print(f"[bold]> {_DEMO_QUESTION}[/bold]")
     llm = build_llm(demo.NAME, "draft_model", None, "auto", "auto", threads)
     print_stream(llm.stream(llm.chat_prompt([{"role": "user", "content": _DEMO_QUESTION}]), SamplingParams(max_new_tokens=64)))
+
+
+def _print_memory(config: BenchConfig) -> None:
+    from paceline.bench import memory_by_method
+
+    peaks = memory_by_method(config)
+    first = next(iter(peaks))
+    console = Console(highlight=False)
+    for name, peak in peaks.items():
+        console.print(f"{name}: {peak / 1e6:.1f} MB peak, {peak / peaks[first]:.3f} of {first}")
 
 
 def _run(config: BenchConfig, json_file: Path | None, png: Path | None) -> BenchResult:
@@ -145,7 +176,7 @@ def _run(config: BenchConfig, json_file: Path | None, png: Path | None) -> Bench
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}. Make it first.")
     result = run_bench(config)
-    print_table(result)
+    print_table(result, None if sys.stdout.isatty() else Console(width=_LOG_WIDTH, highlight=False))
     if json_file is not None:
         write_json(result, json_file)
     if png is not None:

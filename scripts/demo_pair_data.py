@@ -83,17 +83,14 @@ def load_corpus(text: Path, rng: random.Random) -> Corpus:
     corpus.chats["stubs"] = [stub for text in corpus.files for stub in function_stubs(text)]
     paragraphs = [answer for _, answer in corpus.chats.get("roleplay", []) if len(answer) > 200]
     corpus.chats["passages"] = [
-        ("\n\n".join([*rng.sample(paragraphs, rng.randint(1, 4)), rng.choice(INSTRUCTIONS)]), "")
-        for _ in paragraphs[4:]
+        ("\n\n".join([*rng.sample(paragraphs, rng.randint(1, 4)), rng.choice(INSTRUCTIONS)]), "") for _ in paragraphs[4:]
     ]
     return corpus
 
 
 def encode_chat(tokenizer: Any, question: str, answer: str = "") -> list[int]:
     """Chat-template prompt, followed by the (unfinished) answer."""
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-    )
+    text = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False)
     ids: list[int] = tokenizer(text + answer)["input_ids"]
     return ids
 
@@ -118,17 +115,13 @@ def roll_out(
         ).last_hidden_state
         states.append(hidden.half())
         logits = target.lm_head(hidden[:, -1])
-        sampled = torch.multinomial(
-            torch.softmax(logits / temperatures.clamp(min=0.1)[:, None], -1), 1, generator=generator
-        )
+        sampled = torch.multinomial(torch.softmax(logits / temperatures.clamp(min=0.1)[:, None], -1), 1, generator=generator)
         fed = torch.where(temperatures[:, None] > 0, sampled, logits.argmax(-1, keepdim=True))
         ids, mask = torch.cat([ids, fed], 1), torch.cat([mask, torch.ones_like(fed)], 1)
         positions = positions[:, -1:] + 1
     kept = torch.cat(states, 1)
     pads = [width - len(prompt) for prompt in prompts]
-    return [
-        Rollout(ids[row, pad:].clone(), kept[row, pad:].clone(), width - pad) for row, pad in enumerate(pads)
-    ]
+    return [Rollout(ids[row, pad:].clone(), kept[row, pad:].clone(), width - pad) for row, pad in enumerate(pads)]
 
 
 def collect_rollouts(
@@ -163,6 +156,7 @@ def save_rollouts(path: Path, rollouts: list[Rollout], minutes: float) -> None:
         "sizes": [(len(row.hidden), row.prompt_length) for row in rollouts],
         "minutes": minutes,
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     torch.save(state, partial)
     partial.replace(path)

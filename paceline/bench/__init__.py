@@ -7,6 +7,7 @@ print_table(result)
 from __future__ import annotations
 
 from paceline.bench.cost_scale import CostScale, enlarge
+from paceline.bench.memory import memory_by_method
 from paceline.bench.plot import write_png
 from paceline.bench.prompts import Prompt, load_prompts
 from paceline.bench.report import markdown, print_table, read_json, write_json
@@ -15,6 +16,7 @@ from paceline.bench.run import run_bench
 from paceline.bench.settings import BenchConfig
 
 __all__ = [
-    "BenchConfig", "BenchResult", "CostScale", "Prompt", "enlarge", "load_prompts", "markdown", "print_table", "read_json",
+    "BenchConfig", "BenchResult", "CostScale", "Prompt", "enlarge", "load_prompts", "markdown",
+    "memory_by_method", "print_table", "read_json",
     "run_bench", "write_json", "write_png",
 ]  # fmt: skip

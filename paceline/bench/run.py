@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,13 @@ def run_bench(
     draft: PreTrainedModel | None = None,
     tokenizer: Any = None,
     progress: bool = True,
+    loaded: Callable[[], None] | None = None,
 ) -> BenchResult:
     """Run a benchmark. Ctrl-C ends it early: what every method has answered by then is kept.
 
     Args:
         target, draft, tokenizer: loaded ones, to be used in place of those `config` names.
+        loaded: called once the models are loaded, before any answer.
         progress: show progress on standard error, updated between timed calls only.
     Raises:
         ConfigError, CapacityError, UnsupportedModelError: something cannot be run; nothing has been timed then.
@@ -75,6 +78,9 @@ def run_bench(
         models = _load(config, target, draft, tokenizer)
         units = _units(config, models)
         skipped = _skipped(config)
+        if loaded is not None:
+            gc.collect()
+            loaded()
         methods, eos = _methods(config, models, units, skipped)
         environment = look_around(models.target.device)
         with same_rules(models.target, config.sampling(), eos):

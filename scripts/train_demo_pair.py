@@ -1,0 +1,248 @@
+"""Make the embedded demo pair: a small target, a smaller draft and their shared tokenizer.
+
+Stage 1 (only without --init) trains a byte-level BPE tokenizer, then target and draft by next-token
+loss on the chats of --text and the Python standard library. Stage 2 keeps the target as it is and
+distils the draft: the target continues training prompts (mostly greedily, partly sampled), and the
+draft learns the target's full distribution on those texts, mixed with the target's own argmax, since
+greedy verification accepts a drafted token exactly when it is that argmax.
+
+    python scripts/train_demo_pair.py --text DIR [--init DIR] --out DIR --minutes 45 --seed 0
+
+--init and --out hold `target/` and `draft/`. Stages end by the clock: a seed fixes the order of the
+data, not the number of steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import os
+import random
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from demo_pair_data import (
+    NEW_TOKENS,
+    Corpus,
+    Rollout,
+    clip,
+    collect_rollouts,
+    encode_chat,
+    load_corpus,
+    read_rollouts,
+    roll_out,
+    save_rollouts,
+)
+from demo_pair_training import SHAPES, distil, new_model, train_next_token, train_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+TARGET_SHARE, DRAFT_SHARE, ROLLOUT_SHARE = 0.5, 0.15, 0.4  # of all minutes twice, of stage 2
+EVAL_PROMPTS, EVAL_TOKENS, EVAL_CHAIN = 16, 96, 4
+
+
+def make_pair(corpus: Corpus, out: Path, minutes: float, seed: int) -> dict[str, Any]:
+    """Stage 1: tokenizer, target and draft from scratch; returns the loss curves."""
+    chats = [chat for group in ("codegen", "roleplay", "toolformer", "gsm8k") for chat in corpus.chats.get(group, [])]
+    tokenizer = train_tokenizer([f"{question}\n{answer}" for question, answer in chats] + corpus.files)
+    documents = [encode_chat(tokenizer, question, f"{answer}<|end|>\n") for question, answer in chats]
+    documents += [tokenizer(text + "<|end|>")["input_ids"] for text in corpus.files]
+    random.Random(seed).shuffle(documents)
+    stream = torch.tensor([token for document in documents for token in document])
+    curves, generator = {}, torch.Generator().manual_seed(seed)
+    for role, share in (("target", TARGET_SHARE), ("draft", DRAFT_SHARE)):
+        model = new_model(role)
+        curves[role] = train_next_token(model, stream, 60 * minutes * share, generator)
+        save(out / role, model, tokenizer)
+    return curves
+
+
+def eval_answers(target: Any, tokenizer: Any, questions: dict[str, list[str]]) -> dict[str, list[Rollout]]:
+    """The target's greedy continuations of evenly spaced questions of each set."""
+    answers = {}
+    for name, texts in questions.items():
+        chosen = [texts[i * len(texts) // EVAL_PROMPTS] for i in range(min(EVAL_PROMPTS, len(texts)))]
+        prompts = [clip(encode_chat(tokenizer, text)) for text in chosen]
+        answers[name] = roll_out(target, prompts, EVAL_TOKENS, torch.zeros(len(prompts)), torch.Generator())
+    return answers
+
+
+@torch.no_grad()
+def evaluate(draft: Any, answers: dict[str, list[Rollout]]) -> dict[str, dict[str, float]]:
+    """How often the draft's argmax is the target's token, and tokens per target forward of greedy chains.
+
+    While a chain is accepted its context is the target's own text, so the teacher-forced pattern gives
+    the accepted counts of a real greedy speculative loop. The prefill counts as a forward.
+    """
+    figures = {}
+    for name, rows in answers.items():
+        agreed = tokens = forwards = 0
+        for row in rows:
+            guesses = draft(input_ids=row.ids[None, :-1]).logits[0, row.prompt_length - 1 :].argmax(-1)
+            hits = (guesses == row.ids[row.prompt_length :]).tolist()
+            agreed, tokens = agreed + sum(hits), tokens + len(hits)
+            position, forwards = 1, forwards + 1
+            while position < len(hits):
+                chain = [*hits[position : position + EVAL_CHAIN], False]
+                position, forwards = position + chain.index(False) + 1, forwards + 1
+        figures[name] = {
+            "agreement": round(agreed / tokens, 4),
+            "tokens_per_forward": round(tokens / forwards, 3),
+        }
+    return figures
+
+
+def save(folder: Path, model: Any, tokenizer: Any = None) -> None:
+    """Write weights in bf16 (and the tokenizer) under a temporary name, then move them into place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as partial:
+        copy.deepcopy(model).to(torch.bfloat16).save_pretrained(partial)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        for path in Path(partial).iterdir():
+            path.chmod(0o644)  # safetensors writes 0600
+            os.replace(path, folder / path.name)
+
+
+def copy_pair(source: Path, out: Path) -> None:
+    """Copy both models; the draft gets the target's tokenizer files."""
+    for role in SHAPES:
+        (out / role).mkdir(parents=True, exist_ok=True)
+        for path in sorted((source / "target").iterdir()) + sorted((source / role).iterdir()):
+            if path.parent.name == role or "token" in path.name or path.suffix == ".jinja":
+                partial = out / role / (path.name + ".partial")
+                shutil.copyfile(path, partial)
+                os.replace(partial, out / role / path.name)
+
+
+def load(folder: Path) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Make the embedded demo pair.")
+    parser.add_argument("--text", type=Path, required=True, help="folder of chats, one JSON object a line")
+    parser.add_argument("--init", type=Path, help="pair to start from; without it both are trained from scratch")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, required=True, help="wall clock of all stages together")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--eval-prompts", type=Path, help="folder of prompt files, never trained on")
+    parser.add_argument(
+        "--rollouts",
+        type=Path,
+        help="folder of the target's continuations, used if it has any, else filled",
+    )
+    parser.add_argument(
+        "--rollouts-only",
+        action="store_true",
+        help="only add this seed's continuations to --rollouts",
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = read_arguments()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    corpus = load_corpus(args.text, random.Random(0))  # the same passages and held-out chats for all seeds
+    held_out = {name: [question for question, _ in chats[::50]] for name, chats in corpus.chats.items()}
+    corpus.chats = {name: [chat for i, chat in enumerate(chats) if i % 50] for name, chats in corpus.chats.items()}
+    minutes, stage2 = {}, args.minutes
+    curves: dict[str, Any] = {}
+    if args.init is None:
+        curves = make_pair(corpus, args.out, args.minutes, args.seed)
+        minutes = {"target": args.minutes * TARGET_SHARE, "draft": args.minutes * DRAFT_SHARE}
+        stage2 -= sum(minutes.values())
+    source = args.init or args.out
+    target, draft = load(source / "target"), load(source / "draft")
+    tokenizer: Any = AutoTokenizer.from_pretrained(source / "target")
+
+    files = sorted(args.rollouts.glob("*.pt")) if args.rollouts is not None else []
+    if args.rollouts_only or not files:
+        start, share = time.monotonic(), 1.0 if args.rollouts_only else ROLLOUT_SHARE
+        rollouts = collect_rollouts(target, tokenizer, corpus.chats, 60 * stage2 * share, random.Random(args.seed))
+        minutes["rollouts"] = round((time.monotonic() - start) / 60, 1)
+        if args.rollouts is not None:
+            files = [args.rollouts / f"seed-{args.seed}.pt"]
+            save_rollouts(files[0], rollouts, minutes["rollouts"])
+        if args.rollouts_only:
+            return
+    else:
+        parts = [read_rollouts(path) for path in files]
+        rollouts = [row for rows, _ in parts for row in rows]
+        minutes["rollouts"] = round(sum(taken for _, taken in parts), 1)
+    if source.resolve() != args.out.resolve():
+        copy_pair(source, args.out)
+
+    answers = {"held_out": eval_answers(target, tokenizer, held_out)}
+    if args.eval_prompts is not None:
+        prompts = {
+            path.stem: [json.loads(line)["turns"][0] for line in path.open(encoding="utf-8")]
+            for path in sorted(args.eval_prompts.glob("*.jsonl"))
+        }
+        answers["eval_prompts"] = eval_answers(target, tokenizer, prompts)
+    before = {name: evaluate(draft, rows) for name, rows in answers.items()}
+    print(json.dumps(before), flush=True)
+
+    minutes["distillation"] = round(max(stage2 - minutes["rollouts"], stage2 / 4), 1)
+    best = mean_agreement(before["held_out"])
+
+    def keep() -> None:
+        """Save the draft when it agrees better on held-out prompts than what is saved."""
+        nonlocal best
+        agreement = mean_agreement(evaluate(draft, answers["held_out"]))
+        print(f"held-out agreement {agreement:.4f}, best so far {best:.4f}", flush=True)
+        if agreement > best:
+            best = agreement
+            save(args.out / "draft", draft)
+
+    curves["distillation"] = distil(
+        draft,
+        target.lm_head.weight.detach(),
+        rollouts,
+        60 * minutes["distillation"],
+        random.Random(args.seed),
+        keep,
+    )
+    final = load(args.out / "draft")
+    record = {
+        "sources": corpus.sources,
+        "start": "trained from scratch" if args.init is None else "target kept, draft distilled from an earlier pair",
+        "seed": args.seed,
+        "threads": args.threads,
+        "minutes": minutes,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "rollouts": {
+            "files": [path.name for path in files],
+            "rows": len(rollouts),
+            "prompt_tokens": sum(row.prompt_length for row in rollouts),
+            "new_tokens": len(rollouts) * NEW_TOKENS,
+        },
+        "evaluation": {
+            "setting": f"greedy, fp32, {EVAL_TOKENS} tokens, end token ignored, chains of {EVAL_CHAIN}, "
+            f"{EVAL_PROMPTS} prompts a set",
+            "before": before,
+            "after": {name: evaluate(final, rows) for name, rows in answers.items()},
+        },
+        "loss_curve": curves,
+    }
+    partial = args.out / "training.json.partial"
+    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, args.out / "training.json")
+    print(json.dumps(record["evaluation"], indent=1))
+
+
+def mean_agreement(figures: dict[str, dict[str, float]]) -> float:
+    return math.fsum(row["agreement"] for row in figures.values()) / len(figures)
+
+
+if __name__ == "__main__":
+    main()
