@@ -11,12 +11,15 @@ from typing import Any
 import torch
 
 from paceline import LLM, Drafter, DraftTree, Outcome
-from paceline.drafters import REGISTRY
+from paceline.drafters import REGISTRY, available
 from paceline.model import CachedLM
 from paceline.sequence import Sequence
 from paceline.tree import TreeBuilder
 
 COUNT = 40
+SPECS = [*available(), "draft_model:length=3,siblings=2"]  # every drafter, and options that change what it proposes
+SAME_SEED = [name for name in available() if name != "draft_model"]  # drafters of guesses only
+SAME_SEED += ["draft_model:verification=follow", "draft_model:verification=follow,length=3,siblings=2"]
 
 
 @dataclass(frozen=True)

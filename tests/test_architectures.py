@@ -220,3 +220,18 @@ def test_prompts_ride_in_chunks_beside_decoding_rows() -> None:
         short.token_ids += session.tokens(1)
     session.step([short, long], [BUSHY, WIDE])
     assert session.worst < 1
+
+
+def test_any_order_and_any_part_of_the_open_rows() -> None:
+    """Rows change slots with longer and shorter neighbours that take no part."""
+    session = Session(models.make("mistral"))
+    seqs = []
+    for length in (25, 4, 118, 9):  # the cache grows in rows and in length
+        seqs.append(session.open(length))
+        session.step(seqs[-1:], [SHORT])
+    for part in ((1, 3), (3, 1, 0), (2, 0), (0, 1, 2, 3), (3,), (3, 2, 1, 0)):
+        session.step([seqs[i] for i in part], [(BUSHY, WIDE, CHAIN, EMPTY)[i] for i in part])
+    session.lm.close(seqs[2])
+    session.step([seqs[3], seqs[0]], [BUSHY, WIDE])
+    assert session.worst < 1
+    assert session.lm.open_sequences == 3

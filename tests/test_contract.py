@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from shared import COUNT, Pair, leftovers
+from shared import COUNT, SPECS, Pair, leftovers
 
 from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
 from paceline.drafter import check_trees
-from paceline.drafters import available
 from paceline.errors import DrafterError
 from paceline.model import CachedLM
 from paceline.sequence import Sequence
@@ -60,7 +59,7 @@ class Watched(Drafter):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", SPECS)
 def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: float) -> None:
     """Budgets of 0, 1, 2, ... nodes that differ by sequence and by step."""
     drafter = Watched(pair.engine(name).drafter, 256)
@@ -74,7 +73,7 @@ def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: fl
     assert leftovers(drafter, range(before, before + 20)) == []
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", SPECS)
 def test_an_abort_leaves_no_state(pair: Pair, name: str) -> None:
     """Sequences stopped before their first proposal, in the middle, and twice."""
     drafter = pair.engine(name).drafter
@@ -96,7 +95,7 @@ def test_an_abort_leaves_no_state(pair: Pair, name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", SPECS)
 def test_no_budget_is_plain_decoding(pair: Pair, name: str) -> None:
     llm = pair.engine(name, max_nodes=0)
     (out,) = llm.generate([pair.prompts[1]], SamplingParams(max_new_tokens=12))

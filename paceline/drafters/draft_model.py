@@ -1,4 +1,4 @@
-"""Speculative decoding with a small model that drafts a chain of fixed length.
+"""Speculative decoding with a small model that drafts a chain.
 
 Leviathan et al. 2023 and Chen et al. 2023. Greedy sequences get guesses; sampled ones get draws with their
 distributions (`verification="reject"`), or, with `verification="follow"`, guesses drawn with the target's own keyed noise, which
@@ -21,35 +21,51 @@ from paceline.sequence import Sequence
 from paceline.tree import EMPTY_TREE, DraftTree
 
 _VERIFICATIONS = ("reject", "follow")
+_LONGEST = 16  # tokens drafted at most where no length is given
+_STOP_BELOW = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModelOptions:
     """Attributes:
-    length: tokens drafted per step (K).
-    siblings: at every drafted place, this many of the draft's next best tokens are verified too, as guesses. They cost no
-        draft forward, and save the step where the first choice is wrong and the second right.
+    length: tokens drafted per step (K). Not given: as long as the draft is sure, at most 16.
+    stop_below: stop drafting a sequence once the product of the draft's top probabilities falls below; the token drawn last is
+        kept. 0 = never, which is the default where a length is given; else 0.2.
     verification: "reject" (the papers' rule) or "follow" (same noise as the target); greedy is the same under both.
     """
 
-    length: int = 5
-    siblings: int = 0
+    length: int | None = None
+    stop_below: float | None = None
     verification: str = "reject"
 
     def __post_init__(self) -> None:
-        require_range("draft_model", "length", self.length, 1)
-        require_range("draft_model", "siblings", self.siblings, 0)
+        if self.length is not None:
+            require_range("draft_model", "length", self.length, 1)
+        if self.stop_below is not None:
+            require_range("draft_model", "stop_below", self.stop_below, 0, 1)
         if self.verification not in _VERIFICATIONS:
             hint = did_you_mean(self.verification, _VERIFICATIONS)
             raise ConfigError(f"draft_model: verification is {self.verification!r}.{hint}")
 
+    @property
+    def longest(self) -> int:
+        """Most tokens drafted per step."""
+        return _LONGEST if self.length is None else self.length
+
+    @property
+    def threshold(self) -> float:
+        """The chance below which drafting stops."""
+        if self.stop_below is not None:
+            return self.stop_below
+        return _STOP_BELOW if self.length is None else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Drafted:
-    """One draft forward: the distributions [batch, vocab] it was drawn from, if kept, and the best tokens of each row."""
+    """One draft forward: the distributions [batch, vocab] it was drawn from, if kept, and each row's top probability."""
 
     probs: Tensor | None
-    ranked: list[list[int]]
+    top: list[float] | None
 
 
 class DraftModel(Drafter):
@@ -78,7 +94,7 @@ class DraftModel(Drafter):
     def start(self, seq: Sequence) -> None:
         """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
         if len(seq) <= self._draft.context_length:
-            self._draft.reserve(0, min(seq.max_length, self._draft.context_length) + self._options.length)
+            self._draft.reserve(0, min(seq.max_length, self._draft.context_length) + self._options.longest)
             shadow = Sequence(seq.token_ids, seq.params)
             self._draft.open(shadow)
             self._shadows[seq.id], self._agreed[seq.id] = shadow, len(seq)
@@ -91,40 +107,42 @@ class DraftModel(Drafter):
             self._draft.close(shadow)
 
     def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft up to `length` tokens for every sequence, all sequences together in each draft forward."""
+        """Draft a chain for every sequence, all sequences together in each draft forward."""
         trees = [EMPTY_TREE] * len(seqs)
-        lengths = [self._length(seq, limit) for seq, limit in zip(seqs, max_nodes, strict=True)]
         rows = [row for row, seq in enumerate(seqs) if seq.id in self._shadows]
-        longest = max((lengths[row] for row in rows), default=0)
-        if longest <= 0:
+        limits = [self._length(seqs[row], max_nodes[row]) for row in rows]
+        if max(limits, default=0) <= 0:
             return trees
         shadows = [self._catch_up(seqs[row]) for row in rows]
         self._prefill(shadows)
         starts = [len(shadow) for shadow in shadows]
-        steps = [self._draft_one(shadows) for _ in range(longest)]
+        counts, steps = self._draft_chains(shadows, limits)
         for place, (row, shadow) in enumerate(zip(rows, shadows, strict=True)):
             seqs[row].counters.draft_forwards = shadow.counters.target_forwards
-            chain = shadow.token_ids[starts[place] : starts[place] + lengths[row]] if lengths[row] > 0 else []
-            trees[row] = self._tree(shadow, chain, steps, place, max_nodes[row])
+            chain = shadow.token_ids[starts[place] : starts[place] + counts[place]]
+            probs = [step.probs[place] for step in steps[: counts[place]] if step.probs is not None]
+            trees[row] = DraftTree.chain(chain, list(probs) if probs and not shadow.params.greedy else None)
         return trees
 
-    def _tree(self, shadow: Sequence, chain: list[int], steps: list[_Drafted], place: int, limit: int) -> DraftTree:
-        tokens, parents = list(chain), list(range(-1, len(chain) - 1))
-        for depth, token in enumerate(chain):
-            room = limit - len(tokens)
-            others = [other for other in steps[depth].ranked[place] if other != token]
-            siblings = others[: min(self._options.siblings, room)]
-            tokens += siblings
-            parents += [depth - 1] * len(siblings)
-        drawn = [step.probs[place] for step in steps[: len(chain)] if step.probs is not None]
-        if not drawn or shadow.params.greedy:
-            return DraftTree(tokens, parents)
-        guesses = len(tokens) - len(chain)
-        return DraftTree(tokens, parents, [*drawn, *[None] * guesses])
+    def _draft_chains(self, shadows: list[Sequence], limits: list[int]) -> tuple[list[int], list[_Drafted]]:
+        """Draft until every row has reached its limit or is no longer sure; returns how many tokens each row has drawn.
+
+        Rows that have stopped run along, as slots of one batch; whether they stop never depends on what they would draw next.
+        """
+        counts, chances, steps = [0] * len(shadows), [1.0] * len(shadows), []
+        drafting = [place for place, limit in enumerate(limits) if limit > 0]
+        while drafting:
+            steps.append(self._draft_one(shadows))
+            for place in drafting:
+                counts[place] += 1
+                if steps[-1].top is not None:
+                    chances[place] *= steps[-1].top[place]
+            drafting = [p for p in drafting if counts[p] < limits[p] and chances[p] >= self._options.threshold]
+        return counts, steps
 
     def _length(self, seq: Sequence, limit: int) -> int:
         room = self._draft.context_length - len(seq)
-        return min(self._options.length, limit, seq.remaining - 1, room)
+        return min(self._options.longest, limit, seq.remaining - 1, room)
 
     def _catch_up(self, seq: Sequence) -> Sequence:
         """Give the shadow the target's tokens: rewind it to the common prefix."""
@@ -150,8 +168,8 @@ class DraftModel(Drafter):
         tokens = sampling.draw(scores, shadows, trees, sampling.TARGET if follow else sampling.DRAFT)
         for shadow, row in zip(shadows, tokens, strict=True):
             shadow.token_ids.append(row[0])
-        ranked: list[list[int]] = [[]] * len(shadows)
-        if self._options.siblings:
-            ranked = scores[:, 0].topk(self._options.siblings + 1, dim=-1).indices.tolist()
         keeps_probs = not follow and any(not shadow.params.greedy for shadow in shadows)
-        return _Drafted(scores[:, 0].softmax(-1) if keeps_probs else None, ranked)
+        if not keeps_probs and not self._options.threshold:
+            return _Drafted(None, None)
+        probs = scores[:, 0].softmax(-1)
+        return _Drafted(probs if keeps_probs else None, probs.amax(-1).tolist() if self._options.threshold else None)

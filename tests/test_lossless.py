@@ -1,0 +1,288 @@
+"""Every drafter gives the target's own words: equal to `model.generate`, and to plain decoding for the same seed."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+from models import make
+from shared import COUNT, SAME_SEED, SPECS, Pair, ScriptedTree, leftovers, reference
+
+from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
+from paceline.drafters.draft_model import DraftModel, DraftModelOptions
+from paceline.model import CachedLM
+from paceline.sequence import Sequence
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("name", SPECS)
+def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
+    """More prompts than places, all ending at different times."""
+    llm = pair.engine(name, max_batch=batch)
+    rng = random.Random(batch)
+    lengths = [rng.randrange(2, COUNT) for _ in pair.prompts]
+    outs = llm.generate(pair.prompts, [SamplingParams(max_new_tokens=length) for length in lengths])
+    assert [out.token_ids for out in outs] == [answer[:length] for answer, length in zip(pair.answers, lengths, strict=True)]
+    assert llm.model.open_sequences == 0
+    for out in outs:
+        stats = out.stats
+        assert stats.new_tokens == len(out.token_ids)
+        assert len(stats.fed) == stats.target_forwards
+        assert stats.new_tokens <= stats.target_forwards + stats.accepted_tokens
+        assert stats.accepted_tokens <= stats.drafted_tokens
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "none"])
+def test_drafts_are_accepted(pair: Pair, name: str) -> None:
+    """Otherwise the equalities above would say nothing."""
+    outs = pair.engine(name).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    assert sum(out.stats.accepted_tokens for out in outs) > 50
+    assert sum(out.stats.drafted_tokens - out.stats.accepted_tokens for out in outs) > 0
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_greedy_with_a_repetition_penalty_equals_generate(pair: Pair, name: str) -> None:
+    """The penalty holds on the true prefix of every node."""
+    expected = [reference(pair.target, prompt, 20, repetition_penalty=1.4) for prompt in pair.prompts]
+    outs = pair.engine(name).generate(pair.prompts, SamplingParams(max_new_tokens=20, repetition_penalty=1.4))
+    assert [out.token_ids for out in outs] == expected
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_several_end_tokens(pair: Pair, name: str) -> None:
+    """The answer ends at the first of them, also in the middle of an accepted run."""
+    ends = [pair.answers[1][6], pair.answers[5][9]]
+    expected = [reference(pair.target, prompt, COUNT, eos_token_id=ends) for prompt in pair.prompts]
+    assert sum(len(answer) < COUNT for answer in expected) >= 3
+    llm = pair.engine(name)
+    llm.eos_token_ids = ends
+    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    assert [out.token_ids for out in outs] == expected
+    assert [out.finish_reason for out in outs] == ["stop" if answer[-1] in ends else "length" for answer in expected]
+    on = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, ignore_eos=True))
+    assert [out.token_ids for out in on] == pair.answers
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_stop_strings(pair: Pair, tokenizer: Any, name: str) -> None:
+    """Tokens as `generate` gives them, text cut before the string; the strings cross borders of tokens."""
+    texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in pair.answers]
+    stop = (texts[1][7:10], texts[6][11:14], texts[10][9:12])
+    expected = [reference(pair.target, prompt, COUNT, stop_strings=list(stop), tokenizer=tokenizer) for prompt in pair.prompts]
+    assert sum(len(answer) < COUNT for answer in expected) >= 3
+    llm = pair.engine(name, tokenizer=tokenizer)
+    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, stop=stop))
+    assert [out.token_ids for out in outs] == expected
+    for out, text in zip(outs, texts, strict=True):
+        cut = min((text.find(word) for word in stop if word in text), default=None)
+        assert out.text == text[:cut]
+        assert out.finish_reason == ("length" if cut is None else "stop")
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_never_a_token_too_many(pair: Pair, name: str) -> None:
+    """Limits of 1 to 12 tokens cut accepted runs everywhere; the same limits through the context length."""
+    llm = pair.engine(name)
+    limits = range(1, 13)
+    outs = llm.generate(pair.prompts, [SamplingParams(max_new_tokens=limit) for limit in limits])
+    assert [out.token_ids for out in outs] == [answer[:limit] for answer, limit in zip(pair.answers, limits, strict=True)]
+    assert {out.finish_reason for out in outs} == {"length"}
+    for limit in limits:
+        (out,) = llm.generate([pair.prompts[6]], SamplingParams(max_new_tokens=limit))
+        assert out.token_ids == pair.answers[6][:limit]
+    short = pair.engine(name, max_length=len(pair.prompts[6]) + 5)
+    (out,) = short.generate([pair.prompts[6]], SamplingParams(max_new_tokens=COUNT))
+    assert (out.token_ids, out.finish_reason) == (pair.answers[6][:5], "length")
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_prompts_in_chunks(pair: Pair, name: str) -> None:
+    llm = pair.engine(name, max_batch=3)
+    llm.model.prefill_chunk = 4
+    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=12))
+    assert [out.token_ids for out in outs] == [answer[:12] for answer in pair.answers]
+    for out, prompt in zip(outs, pair.prompts, strict=True):
+        assert out.stats.prefill_forwards == -(-len(prompt) // 4)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.4}])
+def test_slots_change_hands(pair: Pair, name: str, params: dict[str, Any]) -> None:
+    """One engine, many calls: what a call leaves behind must not reach the next."""
+    llm = pair.engine(name, max_batch=4)
+    fresh = pair.engine(name, max_batch=4)
+    chosen = SamplingParams(max_new_tokens=9, temperature=0.9, **params)
+    llm.generate(pair.prompts[::-1], chosen)
+    assert [out.token_ids for out in llm.generate(pair.prompts, chosen)] == [
+        out.token_ids for out in fresh.generate(pair.prompts, chosen)
+    ]
+
+
+TRUNCATIONS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"repetition_penalty": 1.3, "top_k": 20, "top_p": 0.9},
+]
+MIXED = [SamplingParams(18, 0.7, seed=seed, **rest) for seed, rest in enumerate(TRUNCATIONS)]
+MIXED += [SamplingParams(18, 1.0, seed=seed, **rest) for seed, rest in enumerate(TRUNCATIONS, 5)]
+MIXED += [SamplingParams(18), SamplingParams(11, 1.3, seed=-5)]
+
+
+@pytest.fixture(scope="module")
+def sampled(pair: Pair) -> list[list[int]]:
+    """Plain decoding, one request at a time, each with its own parameters."""
+    llm = LLM(pair.target, max_batch=1)
+    return [out.token_ids for out in llm.generate(pair.prompts, MIXED)]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("spec", SAME_SEED)
+def test_a_seed_gives_the_same_text(pair: Pair, sampled: list[list[int]], spec: str, batch: int) -> None:
+    """Under every drafter of guesses, in any batch, in any order, beside any neighbours."""
+    llm = pair.engine(spec, max_batch=batch)
+    order = random.Random(batch).sample(range(len(pair.prompts)), len(pair.prompts))
+    outs = llm.generate([pair.prompts[i] for i in order], [MIXED[i] for i in order])
+    assert [out.token_ids for out in outs] == [sampled[i] for i in order]
+
+
+def test_seeds_matter(pair: Pair) -> None:
+    llm = LLM(pair.target)
+    texts = {tuple(llm.generate([pair.prompts[1]], SamplingParams(8, 1.0, seed=seed))[0].token_ids) for seed in range(8)}
+    assert len(texts) > 5
+
+
+@pytest.mark.parametrize("spec", ["draft_model", "draft_model:verification=follow"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_with_a_shorter_context(pair: Pair, spec: str, temperature: float) -> None:
+    """Beyond its context the draft model falls silent; some prompts start there, some cross over."""
+    llm = LLM(pair.target, drafter=spec, draft_model=short_draft())
+    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))
+    assert any(out.stats.drafted_tokens == 0 for out in outs)
+    assert any(out.stats.drafted_tokens > 0 for out in outs)
+    if temperature == 0.0:
+        assert [out.token_ids for out in outs] == pair.answers
+    elif "follow" in spec:
+        plain = LLM(pair.target).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))
+        assert [out.token_ids for out in outs] == [out.token_ids for out in plain]
+
+
+@functools.cache
+def short_draft() -> Any:
+    """GPT-2 with learned positions, 28 of them: one more would be an index error."""
+    return make("gpt2_short")
+
+
+class Overheard(DraftModel):
+    """Notes what it proposes after which tokens."""
+
+    notes: list[tuple[list[int], list[int]]]
+
+    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        trees = super().propose(seqs, max_nodes)
+        self.notes += [(list(seq.token_ids), tree.token_ids) for seq, tree in zip(seqs, trees, strict=True)]
+        return trees
+
+
+def test_drafts_are_the_draft_models_own_words(pair: Pair) -> None:
+    """Also after rejections: nothing of a rejected draft is left in the draft model's cache."""
+    drafter = Overheard(DraftModelOptions(length=4), CachedLM(pair.draft))
+    drafter.notes = []
+    outs = LLM(pair.target, drafter=drafter, max_batch=4).generate(pair.prompts, SamplingParams(max_new_tokens=20))
+    assert any(out.stats.accepted_tokens < out.stats.drafted_tokens for out in outs)
+    for tokens, proposed in drafter.notes:
+        assert not proposed or proposed == reference(pair.draft, tokens, len(proposed), eos_token_id=None)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("params", [SamplingParams(30), SamplingParams(30, 1.0, seed=3, stop=("e.", "a", "zz"))])
+def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str, params: SamplingParams) -> None:
+    llm = pair.engine(name, tokenizer=tokenizer)
+    for prompt in pair.prompts[5:9]:
+        (out,) = llm.generate([prompt], params)
+        chunks = list(llm.stream(prompt, params))
+        assert [token for chunk in chunks for token in chunk.token_ids] == out.token_ids
+        assert "".join(chunk.text for chunk in chunks) == out.text
+        assert all("".join(text for text, _ in chunk.pieces) == chunk.text for chunk in chunks)
+        assert all(len(chunk.accepted) == len(chunk.token_ids) for chunk in chunks)
+        assert sum(flag for chunk in chunks for flag in chunk.accepted) == out.stats.accepted_tokens
+        last = chunks[-1].completion
+        assert last is not None
+        assert (last.text, last.token_ids, last.finish_reason) == (out.text, out.token_ids, out.finish_reason)
+        assert all(chunk.completion is None for chunk in chunks[:-1])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_stream_shows_nothing_of_a_stop_string(pair: Pair, tokenizer: Any, name: str) -> None:
+    """Stop strings that begin in one step and end in another, and ones that only begin."""
+    llm = pair.engine(name, tokenizer=tokenizer)
+    for row in (1, 5, 6, 7):
+        text = tokenizer.decode(pair.answers[row], skip_special_tokens=True)
+        for start in range(4, 12):
+            params = SamplingParams(COUNT, stop=(text[start : start + 5], text[start + 2 : start + 4] + "é"))
+            chunks = list(llm.stream(pair.prompts[row], params))
+            assert "".join(chunk.text for chunk in chunks) == text[: text.find(params.stop[0])]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_stream_closed_early_leaves_nothing(pair: Pair, name: str) -> None:
+    llm = pair.engine(name)
+    before = Sequence([1], SamplingParams()).id
+    stream = llm.stream(pair.prompts[1], SamplingParams(max_new_tokens=COUNT))
+    assert next(stream).token_ids == pair.answers[1][:1] or name != "none"
+    assert llm.model.open_sequences == 1
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.model.open_sequences == 0
+    assert leftovers(llm.drafter, range(before, before + 10)) == []
+    assert llm.generate([pair.prompts[1]], SamplingParams(max_new_tokens=COUNT))[0].token_ids == pair.answers[1]
+
+
+class Breaking(ScriptedTree):
+    """Fails once, at the third call of one method."""
+
+    def __init__(self, where: str, answers: dict[tuple[int, ...], list[int]]) -> None:
+        super().__init__(answers, vocab=256)
+        self._where = where
+        self._calls = 0
+
+    def _maybe_break(self, where: str) -> None:
+        self._calls += where == self._where
+        if self._calls == 3:
+            self._calls += 1
+            raise RuntimeError(f"broken in {where}")
+
+    def start(self, seq: Sequence) -> None:
+        super().start(seq)
+        self._maybe_break("start")
+
+    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        self._maybe_break("propose")
+        return super().propose(seqs, max_nodes)
+
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        self._maybe_break("observe")
+        super().observe(outcomes)
+
+
+@pytest.mark.parametrize("where", ["start", "propose", "observe"])
+def test_a_drafter_that_fails_leaves_the_engine_usable(pair: Pair, where: str) -> None:
+    drafter = Breaking(where, {tuple(prompt): answer for prompt, answer in zip(pair.prompts, pair.answers, strict=True)})
+    llm = LLM(pair.target, drafter=drafter, max_batch=4)
+    with pytest.raises(RuntimeError, match=f"broken in {where}"):
+        llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    assert llm.model.open_sequences == 0
+    assert not drafter.state
+    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    assert [out.token_ids for out in outs] == pair.answers
+    assert drafter.side_branches > 0
+
+
+def test_the_base_class_asks_for_propose(pair: Pair) -> None:
+    llm = LLM(pair.target, drafter=Drafter())
+    with pytest.raises(NotImplementedError):
+        llm.generate(pair.prompts[:1])
+    assert llm.model.open_sequences == 0
