@@ -60,20 +60,20 @@ class DraftTree:
     def best_chain(self) -> DraftTree:
         """The single branch to keep where only a chain can be verified.
 
-        With `confidence`: the path of the largest product; else the deepest path, the first one on ties. Drawn
-        nodes form chains already, so no drawn node is lost by it.
+        With `confidence`: the path on which most tokens are expected to be accepted; else the deepest, the first one on
+        ties. Drawn nodes form chains already, so no drawn node is lost by it.
         """
         if self.is_chain():
             return self
         depth = node_depths(self.parents)
-        score = [1.0] * len(self)
-        if self.confidence is not None:
-            for node, parent in enumerate(self.parents):
-                score[node] = self.confidence[node] * (score[parent] if parent >= 0 else 1.0)
-            leaves = sorted(set(range(len(self))) - set(self.parents), key=lambda node: (-score[node], node))
-            node = leaves[0]
-        else:
+        if self.confidence is None:
             node = int(depth.argmax())
+        else:
+            chance, expected = [1.0] * len(self), [0.0] * len(self)
+            for node, parent in enumerate(self.parents):
+                chance[node] = self.confidence[node] * (chance[parent] if parent >= 0 else 1.0)
+                expected[node] = chance[node] + (expected[parent] if parent >= 0 else 0.0)
+            node = max(range(len(self)), key=expected.__getitem__)
         path: list[int] = []
         while node >= 0:
             path.append(node)

@@ -22,7 +22,8 @@ from paceline.tree import EMPTY_TREE, DraftTree
 
 _VERIFICATIONS = ("reject", "follow")
 _LONGEST = 16  # tokens drafted at most where no length is given
-_STOP_BELOW = 0.2
+_STOP_BELOW = 0.1
+_BRANCH_ABOVE = 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +31,23 @@ class DraftModelOptions:
     """Attributes:
     length: tokens drafted per step (K). Not given: as long as the draft is sure, at most 16.
     stop_below: stop drafting a sequence once the product of the draft's top probabilities falls below; the token drawn last is
-        kept. 0 = never, which is the default where a length is given; else 0.2.
+        kept. 0 = never, which is the default where a length is given; else 0.1.
+    branch_above: guess the draft's second choice as well wherever its chance, by the same product, is above; it costs no draft
+        forward. 1 = never, the default where a length is given; else 0.08. Not for draws.
     verification: "reject" (the papers' rule) or "follow" (same noise as the target); greedy is the same under both.
     """
 
     length: int | None = None
     stop_below: float | None = None
+    branch_above: float | None = None
     verification: str = "reject"
 
     def __post_init__(self) -> None:
         if self.length is not None:
             require_range("draft_model", "length", self.length, 1)
-        if self.stop_below is not None:
-            require_range("draft_model", "stop_below", self.stop_below, 0, 1)
+        for name in ("stop_below", "branch_above"):
+            if getattr(self, name) is not None:
+                require_range("draft_model", name, getattr(self, name), 0, 1)
         if self.verification not in _VERIFICATIONS:
             hint = did_you_mean(self.verification, _VERIFICATIONS)
             raise ConfigError(f"draft_model: verification is {self.verification!r}.{hint}")
@@ -53,19 +58,27 @@ class DraftModelOptions:
         return _LONGEST if self.length is None else self.length
 
     @property
-    def threshold(self) -> float:
-        """The chance below which drafting stops."""
+    def chain_chance(self) -> float:
+        """The chance below which a chain ends."""
         if self.stop_below is not None:
             return self.stop_below
         return _STOP_BELOW if self.length is None else 0.0
 
+    @property
+    def branch_chance(self) -> float:
+        """The chance a second choice must have."""
+        if self.branch_above is not None:
+            return self.branch_above
+        return _BRANCH_ABOVE if self.length is None else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Drafted:
-    """One draft forward: the distributions [batch, vocab] it was drawn from, if kept, and each row's top probability."""
+    """One draft forward: the distributions [batch, vocab] drawn from, and each row's two likeliest tokens; if needed."""
 
-    probs: Tensor | None
-    top: list[float] | None
+    probs: Tensor | None = None
+    top_ids: list[list[int]] | None = None
+    top_probs: list[list[float]] | None = None
 
 
 class DraftModel(Drafter):
@@ -121,8 +134,25 @@ class DraftModel(Drafter):
             seqs[row].counters.draft_forwards = shadow.counters.target_forwards
             chain = shadow.token_ids[starts[place] : starts[place] + counts[place]]
             probs = [step.probs[place] for step in steps[: counts[place]] if step.probs is not None]
-            trees[row] = DraftTree.chain(chain, list(probs) if probs and not shadow.params.greedy else None)
+            if probs and not shadow.params.greedy:
+                trees[row] = DraftTree.chain(chain, list(probs))
+            else:
+                trees[row] = self._with_branches(chain, steps, place, max_nodes[row])
         return trees
+
+    def _with_branches(self, chain: list[int], steps: list[_Drafted], place: int, limit: int) -> DraftTree:
+        """The chain, and beside each of its nodes the second choice where that may well be the right one."""
+        tokens, parents, chance = list(chain), list(range(-1, len(chain) - 1)), 1.0
+        for depth, (token, step) in enumerate(zip(chain, steps, strict=False)):
+            if step.top_probs is None or step.top_ids is None or len(tokens) >= limit:
+                break
+            first, second = step.top_probs[place]
+            if chance * second > self._options.branch_chance:
+                ids = step.top_ids[place]
+                tokens.append(ids[1] if ids[0] == token else ids[0])
+                parents.append(depth - 1)
+            chance *= first
+        return DraftTree(tokens, parents)
 
     def _draft_chains(self, shadows: list[Sequence], limits: list[int]) -> tuple[list[int], list[_Drafted]]:
         """Draft until every row has reached its limit or is no longer sure; returns how many tokens each row has drawn.
@@ -135,9 +165,9 @@ class DraftModel(Drafter):
             steps.append(self._draft_one(shadows))
             for place in drafting:
                 counts[place] += 1
-                if steps[-1].top is not None:
-                    chances[place] *= steps[-1].top[place]
-            drafting = [p for p in drafting if counts[p] < limits[p] and chances[p] >= self._options.threshold]
+                if steps[-1].top_probs is not None:
+                    chances[place] *= steps[-1].top_probs[place][0]
+            drafting = [p for p in drafting if counts[p] < limits[p] and chances[p] >= self._options.chain_chance]
         return counts, steps
 
     def _length(self, seq: Sequence, limit: int) -> int:
@@ -169,7 +199,11 @@ class DraftModel(Drafter):
         for shadow, row in zip(shadows, tokens, strict=True):
             shadow.token_ids.append(row[0])
         keeps_probs = not follow and any(not shadow.params.greedy for shadow in shadows)
-        if not keeps_probs and not self._options.threshold:
-            return _Drafted(None, None)
+        chances = self._options.chain_chance > 0 or self._options.branch_chance < 1
+        if not keeps_probs and not chances:
+            return _Drafted()
         probs = scores[:, 0].softmax(-1)
-        return _Drafted(probs if keeps_probs else None, probs.amax(-1).tolist() if self._options.threshold else None)
+        if not chances:
+            return _Drafted(probs)
+        top = probs.topk(2, dim=-1)
+        return _Drafted(probs if keeps_probs else None, top.indices.tolist(), top.values.tolist())
