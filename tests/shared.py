@@ -17,9 +17,12 @@ from paceline.sequence import Sequence
 from paceline.tree import TreeBuilder
 
 COUNT = 40
-SPECS = [*available(), "draft_model:length=3,siblings=2"]  # every drafter, and options that change what it proposes
+SPECS = [
+    *available(),
+    "draft_model:length=3,branch_above=0.02,lookup=true",
+]  # every drafter, and options that change what it proposes
 SAME_SEED = [name for name in available() if name != "draft_model"]  # drafters of guesses only
-SAME_SEED += ["draft_model:verification=follow", "draft_model:verification=follow,length=3,siblings=2"]
+SAME_SEED += ["draft_model:verification=follow", "draft_model:verification=follow,length=3,branch_above=0.02,lookup=true"]
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def test_joint_law_of_three_tokens(spec: str) -> None:
     assert fits(sample(spec, TRUNCATED), law(TRUNCATED))
 
 
-@pytest.mark.parametrize("spec", ["draft_model", "draft_model:length=2", "draft_model:siblings=1"])
+@pytest.mark.parametrize("spec", ["draft_model", "draft_model:length=2", "draft_model:branch_above=0.02"])
 def test_joint_law_without_truncation(spec: str) -> None:
     assert fits(sample(spec, PLAIN), law(PLAIN))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from paceline.config import require_range
 from paceline.drafter import Drafter
+from paceline.drafters.ngram_index import NgramIndex
 from paceline.errors import ConfigError
 from paceline.sequence import Sequence
 from paceline.tree import EMPTY_TREE, DraftTree
@@ -35,29 +36,6 @@ class PromptLookupOptions:
             raise ConfigError(
                 f"prompt_lookup: max_ngram is {self.max_ngram} and min_ngram {self.min_ngram}; max_ngram must not be smaller."
             )
-
-
-class NgramIndex:
-    """Latest place of every n-gram of one text that something follows."""
-
-    def __init__(self, min_ngram: int, max_ngram: int) -> None:
-        self._sizes = range(max_ngram, min_ngram - 1, -1)
-        self._latest: dict[tuple[int, ...], int] = {}
-        self._indexed = 0  # n-grams ending before this place are in
-
-    def continuation(self, tokens: list[int], length: int) -> list[int]:
-        """Up to `length` tokens that followed the latest earlier occurrence of the longest matching suffix."""
-        for end in range(self._indexed, len(tokens) - 1):
-            for size in self._sizes:
-                if size <= end + 1:
-                    self._latest[tuple(tokens[end + 1 - size : end + 1])] = end
-        self._indexed = max(self._indexed, len(tokens) - 1)
-        for size in self._sizes:
-            if size < len(tokens):
-                place = self._latest.get(tuple(tokens[-size:]))
-                if place is not None:
-                    return tokens[place + 1 : place + 1 + length]
-        return []
 
 
 class PromptLookup(Drafter):
@@ -84,7 +62,9 @@ class PromptLookup(Drafter):
         trees = []
         for seq, limit in zip(seqs, max_nodes, strict=True):
             length = min(self._options.length, limit, seq.remaining - 1)
-            tokens = self._index[seq.id].continuation(seq.token_ids, length) if length > 0 else []
+            index = self._index[seq.id]
+            index.update(seq.token_ids)
+            tokens = index.continuation(seq.token_ids, length) if length > 0 else []
             trees.append(DraftTree.chain(tokens) if tokens else EMPTY_TREE)
         return trees
 
