@@ -190,6 +190,12 @@ class CachedLM:
         self.commit([()] * len(seqs))
         return logits
 
+    @torch.inference_mode()
+    def plain_logits(self, token_ids: list[int]) -> Tensor:
+        """Logits [vocab] after `token_ids` by the model's own forward, without cache, mask or positions: the reference."""
+        logits: Tensor = self._model(input_ids=torch.tensor([token_ids], device=self.device), use_cache=False).logits
+        return logits[0, -1]
+
     def _line_up(self) -> None:
         """Bring the batch into consecutive slots, in order. A no-op but after a sequence has ended."""
         slots = [seq.slot for seq in self._seqs]

@@ -1,4 +1,4 @@
-"""A measurement instead of a hope: does this model's tree forward equal its plain forwards?
+"""A measurement instead of a hope: does this model's forward over a cached tree equal its plain forwards?
 
 Architectures of the test-suite are known to; any other is measured once, when the engine is built.
 """
@@ -10,7 +10,7 @@ import torch
 from paceline.errors import UnsupportedModelError
 from paceline.model import CachedLM
 from paceline.sequence import SamplingParams, Sequence
-from paceline.tree import EMPTY_TREE, DraftTree
+from paceline.tree import DraftTree
 
 # transformers' model_type of the architectures in tests/test_architectures.py.
 VERIFIED = frozenset(
@@ -62,7 +62,7 @@ _PARENTS = [-1, 0, -1, 2, 2]
 
 
 def check_tree_forward(model: CachedLM) -> None:
-    """Compare one forward over a small tree with a forward per branch.
+    """Compare one forward over a small tree, behind a cached prompt, with a plain forward per branch.
 
     Raises:
         UnsupportedModelError: they differ by more than rounding, or the model cannot run the tree at all.
@@ -72,7 +72,7 @@ def check_tree_forward(model: CachedLM) -> None:
     tree = DraftTree([(11 * node + 5) % vocab for node in range(len(_PARENTS))], _PARENTS)
     try:
         in_tree = _logits(model, prompt, tree)
-        alone = torch.stack([_logits(model, prompt + path, EMPTY_TREE)[0] for path in _paths(tree)])
+        alone = torch.stack([model.plain_logits(prompt + path).float() for path in _paths(tree)])
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UnsupportedModelError(
             f"{model.architecture.name} cannot run a draft tree: {error}. Use model.generate for this model."
@@ -96,9 +96,11 @@ def _paths(tree: DraftTree) -> list[list[int]]:
 
 
 def _logits(model: CachedLM, token_ids: list[int], tree: DraftTree) -> torch.Tensor:
-    seq = Sequence(token_ids, SamplingParams())
+    seq = Sequence(token_ids[:-1], SamplingParams())
     model.open(seq)
     try:
+        model.feed([seq])
+        seq.token_ids.append(token_ids[-1])
         return model.forward([seq], [tree])[0].float()
     finally:
         model.close(seq)

@@ -90,20 +90,34 @@ class DraftModelOptions:
 
 
 @dataclass(slots=True)
+class _Shadow:
+    """A sequence in the draft's cache: the target's tokens, then drafted ones.
+
+    Attributes:
+        agreed: leading tokens known to be the target's; index: where n-grams of those occurred.
+    """
+
+    seq: Sequence
+    agreed: int
+    index: NgramIndex
+
+
+@dataclass(slots=True)
 class _Chain:
     """What one sequence has drafted in this step: tokens, and per token what its place was drawn from, if needed."""
 
+    shadow: _Shadow
     limit: int
+    open: bool
+    chance: float = 1.0  # that all of it is right, by the draft's own top probabilities
     tokens: list[int] = field(default_factory=list)
     probs: list[Tensor | None] = field(default_factory=list)  # [vocab] each
     top_ids: list[list[int]] = field(default_factory=list)  # the two likeliest tokens
     top_probs: list[list[float]] = field(default_factory=list)
-    chance: float = 1.0  # that all of it is right, by the draft's own top probabilities
-    open: bool = True
 
 
 class DraftModel(Drafter):
-    """Owns a `CachedLM` with a shadow of every sequence: the target's tokens, then the drafted ones."""
+    """Owns a `CachedLM` that holds a shadow of every sequence."""
 
     name = "draft_model"
     Options = DraftModelOptions
@@ -112,9 +126,7 @@ class DraftModel(Drafter):
         self.vocab_size = draft.vocab_size
         self._options = options
         self._draft = draft
-        self._shadows: dict[int, Sequence] = {}
-        self._agreed: dict[int, int] = {}  # leading tokens of a shadow that are the target's
-        self._indices: dict[int, NgramIndex] = {}  # by shadow
+        self._shadows: dict[int, _Shadow] = {}
 
     @classmethod
     def build(cls, options: DraftModelOptions, draft: CachedLM) -> DraftModel:
@@ -132,80 +144,91 @@ class DraftModel(Drafter):
             self._draft.reserve(0, min(seq.max_length, self._draft.context_length) + self._options.longest)
             shadow = Sequence(seq.token_ids, seq.params)
             self._draft.open(shadow)
-            self._shadows[seq.id], self._agreed[seq.id] = shadow, len(seq)
-            self._indices[shadow.id] = NgramIndex(*_LOOKUP_NGRAMS)
+            self._shadows[seq.id] = _Shadow(shadow, len(seq), NgramIndex(*_LOOKUP_NGRAMS))
 
     def stop(self, seq: Sequence) -> None:
         """Close the shadow."""
         shadow = self._shadows.pop(seq.id, None)
         if shadow is not None:
-            del self._agreed[seq.id], self._indices[shadow.id]
-            self._draft.close(shadow)
+            self._draft.close(shadow.seq)
 
     def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft a chain for every sequence, all sequences together in each draft forward."""
         trees = [EMPTY_TREE] * len(seqs)
-        rows = [row for row, seq in enumerate(seqs) if seq.id in self._shadows]
-        chains = [_Chain(self._length(seqs[row], max_nodes[row])) for row in rows]
-        if max((chain.limit for chain in chains), default=0) <= 0:
+        chains: dict[int, _Chain] = {}
+        for row, (seq, limit) in enumerate(zip(seqs, max_nodes, strict=True)):
+            if seq.id in self._shadows:
+                length = self._length(seq, limit)
+                chains[row] = _Chain(self._shadows[seq.id], length, open=length > 0)
+        if not any(chain.open for chain in chains.values()):
             return trees
-        shadows = [self._catch_up(seqs[row]) for row in rows]
-        self._prefill(shadows)
-        for chain in chains:
-            chain.open = chain.limit > 0
-        while any(chain.open for chain in chains):
-            self._extend(shadows, chains)
-        for row, shadow, chain in zip(rows, shadows, chains, strict=True):
-            seqs[row].counters.draft_forwards = shadow.counters.target_forwards
-            drawn = self._options.verification == "reject" and not shadow.params.greedy
-            trees[row] = DraftTree.chain(chain.tokens, chain.probs) if drawn else self._with_branches(chain, max_nodes[row])
+        for row in chains:
+            self._catch_up(seqs[row])
+        self._draft_chains(list(chains.values()))
+        for row, chain in chains.items():
+            seqs[row].counters.draft_forwards = chain.shadow.seq.counters.target_forwards
+            if self._draws(seqs[row]):
+                trees[row] = DraftTree.chain(chain.tokens, chain.probs)
+            else:
+                trees[row] = self._with_branches(chain, max_nodes[row])
         return trees
 
-    def _extend(self, shadows: list[Sequence], chains: list[_Chain]) -> None:
-        """One draft forward: every shadow grows by its draft's next token, and by those that prompt lookup guessed right.
+    def _draft_chains(self, chains: list[_Chain]) -> None:
+        """Draft until every chain has reached its limit or is no longer sure.
 
-        Rows that have stopped run along, as slots of one batch; whether they stop never depends on what they would draw next.
+        Those that have stopped run along, as rows of one batch; whether one stops never depends on what it would draw next.
         """
-        guesses = [self._look_up(shadow, chain) for shadow, chain in zip(shadows, chains, strict=True)]
-        scores = sampling.target_scores(self._draft.forward(shadows, guesses), shadows, guesses)
-        stream = sampling.TARGET if self._options.verification == "follow" else sampling.DRAFT
-        drawn = sampling.draw(scores, shadows, guesses, stream)
-        kept = []
-        for row, (shadow, chain, guess) in enumerate(zip(shadows, chains, guesses, strict=True)):
-            room = max(1, chain.limit - len(chain.tokens))
-            accepted, run = follow(guess, lambda node, row=row: drawn[row][node + 1], lambda run, room=room: len(run) >= room)  # type: ignore[misc]
-            if chain.open:
-                run = self._grow(chain, run, scores[row, [node + 1 for node in [-1, *accepted]][: len(run)]], shadow)
-            shadow.token_ids.extend(run)
-            kept.append(accepted[: len(run) - 1])  # the newest token stays pending
-        self._draft.commit(kept)
+        shadows = [chain.shadow.seq for chain in chains]
+        while late := [shadow for shadow in shadows if not self._draft.reaches_end(shadow)]:
+            self._draft.feed(late)  # a long prompt, in chunks
+        while any(chain.open for chain in chains):
+            guesses = [self._look_up(chain) for chain in chains]
+            scores = sampling.target_scores(self._draft.forward(shadows, guesses), shadows, guesses)
+            stream = sampling.TARGET if self._options.verification == "follow" else sampling.DRAFT
+            drawn = sampling.draw(scores, shadows, guesses, stream)
+            kept = [
+                self._grow(chain, *_walk(guess, drawn[row], chain), scores[row])
+                for row, (chain, guess) in enumerate(zip(chains, guesses, strict=True))
+            ]
+            self._draft.commit(kept)
 
-    def _look_up(self, shadow: Sequence, chain: _Chain) -> DraftTree:
+    def _look_up(self, chain: _Chain) -> DraftTree:
+        """A guess of what the draft model will say, so that it says more in one forward."""
         room = min(_LOOKUP_LENGTH, chain.limit - len(chain.tokens) - 1)
         if not self._options.looks_up or not chain.open or room <= 0:
             return EMPTY_TREE
-        return DraftTree.chain(self._indices[shadow.id].continuation(shadow.token_ids, room))
+        return DraftTree.chain(chain.shadow.index.continuation(chain.shadow.seq.token_ids, room))
 
-    def _grow(self, chain: _Chain, run: list[int], scores: Tensor, shadow: Sequence) -> list[int]:
-        """Add a run to a chain, up to where the draft is no longer sure. scores: [run, vocab], before each of its tokens."""
+    def _grow(self, chain: _Chain, accepted: list[int], run: list[int], scores: Tensor) -> list[int]:
+        """Add a run of the draft model to its shadow and chain, up to where it is no longer sure.
+
+        Args:
+            accepted: the looked-up nodes on the run's path; scores: [1 + nodes, vocab], after the root and each of them.
+        Returns:
+            the nodes to commit: the run's newest token stays pending.
+        """
         options = self._options
-        drawn = options.verification == "reject" and not shadow.params.greedy
-        if drawn or options.weighs:
-            probs = scores.softmax(-1)
-            top = probs.topk(2, dim=-1)
-            values, ids = top.values.tolist(), top.indices.tolist()
-            for place in range(len(run)):
-                chain.chance *= values[place][0]
-                if chain.chance < options.chain_chance:
-                    run = run[: place + 1]  # that token is kept
-                    chain.open = False
-                    break
-            chain.probs.extend(probs[: len(run)])
-            chain.top_ids.extend(ids[: len(run)])
-            chain.top_probs.extend(values[: len(run)])
-        chain.tokens.extend(run)
-        chain.open = chain.open and len(chain.tokens) < chain.limit
-        return run
+        if chain.open:
+            if options.weighs or self._draws(chain.shadow.seq):
+                probs = scores[[0, *(node + 1 for node in accepted)][: len(run)]].softmax(-1)
+                top = probs.topk(2, dim=-1)
+                for place, pair in enumerate(top.values.tolist()):
+                    chain.top_probs.append(pair)
+                    chain.chance *= pair[0]
+                    if chain.chance < options.chain_chance:
+                        run = run[: place + 1]  # that token is kept
+                        chain.open = False
+                        break
+                chain.probs.extend(probs[: len(run)])
+                chain.top_ids.extend(top.indices.tolist()[: len(run)])
+            chain.tokens.extend(run)
+            chain.open = chain.open and len(chain.tokens) < chain.limit
+        chain.shadow.seq.token_ids.extend(run)
+        return accepted[: len(run) - 1]
+
+    def _draws(self, seq: Sequence) -> bool:
+        """Whether drafts of `seq` come with their distributions."""
+        return self._options.verification == "reject" and not seq.params.greedy
 
     def _with_branches(self, chain: _Chain, limit: int) -> DraftTree:
         """The chain, and beside each of its nodes the second choice where that may well be the right one."""
@@ -223,20 +246,20 @@ class DraftModel(Drafter):
         room = self._draft.context_length - len(seq)
         return min(self._options.longest, limit, seq.remaining - 1, room)
 
-    def _catch_up(self, seq: Sequence) -> Sequence:
+    def _catch_up(self, seq: Sequence) -> None:
         """Give the shadow the target's tokens: rewind it to the common prefix."""
         shadow = self._shadows[seq.id]
-        mine, theirs = shadow.token_ids, seq.token_ids
-        common = self._agreed[seq.id]
+        mine, theirs, common = shadow.seq.token_ids, seq.token_ids, shadow.agreed
         while common < min(len(mine), len(theirs)) and mine[common] == theirs[common]:
             common += 1
-        self._draft.rewind(shadow, min(common, len(theirs) - 1))
+        self._draft.rewind(shadow.seq, min(common, len(theirs) - 1))
         mine[common:] = theirs[common:]
-        self._agreed[seq.id] = len(theirs)
+        shadow.agreed = len(theirs)
         if self._options.looks_up:
-            self._indices[shadow.id].update(theirs)
-        return shadow
+            shadow.index.update(theirs)
 
-    def _prefill(self, shadows: list[Sequence]) -> None:
-        while late := [shadow for shadow in shadows if not self._draft.reaches_end(shadow)]:
-            self._draft.feed(late)
+
+def _walk(guess: DraftTree, drawn: list[int], chain: _Chain) -> tuple[list[int], list[int]]:
+    """Accepted nodes and emitted tokens of the draft model on a looked-up guess; at least one token, at most the chain's room."""
+    room = chain.limit - len(chain.tokens)
+    return follow(guess, lambda node: drawn[node + 1], lambda run: len(run) >= room)
