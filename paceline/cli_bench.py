@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paceline.bench import BenchConfig, BenchResult
 
 _BASELINES = ("transformers", "transformers:prompt_lookup", "transformers:assistant")
-_DEMO_SECONDS = 110.0
+_DEMO_SECONDS = 90.0
 _LOG_WIDTH = 150  # of a table that goes to a file or a pipe
 _DEMO_QUESTION = "Write a Python function that returns the largest of three numbers."
 

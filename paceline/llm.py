@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.batch import Batch
-from paceline.config import require_range
+from paceline.config import parse_spec, require_range
 from paceline.drafter import Drafter
-from paceline.drafters import create
+from paceline.drafters import create, entry
 from paceline.errors import CapacityError, ConfigError
 from paceline.loading import eos_token_ids, load_model, load_tokenizer
 from paceline.metrics import Stats, Timing
@@ -104,7 +104,9 @@ class LLM:
         self.max_batch = max_batch
         self.max_nodes = max_nodes
         if isinstance(drafter, str):
-            draft = None if draft_model is None else load_model(draft_model, dtype, str(loaded.device))
+            draft = None
+            if draft_model is not None and entry(parse_spec(drafter)[0]).needs_draft_model:
+                draft = load_model(draft_model, dtype, str(loaded.device))
             drafter = create(drafter, draft_model=draft)
         self.drafter = drafter
         if drafter.vocab_size is not None and drafter.vocab_size != self.model.vocab_size:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+
+from paceline.drafters import REGISTRY
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -25,3 +28,15 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
             assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_readme_lists_every_drafter_with_its_options() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    for name, entry in REGISTRY.items():
+        (line,) = [line for line in lines if line.startswith(f"| `{name}` |")]
+        assert re.findall(r"`(\w+)`", line.split("|")[-2]) == [option.name for option in dataclasses.fields(entry.load().Options)]
+
+
+def test_glossary_words_are_there() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    assert all(f"| {word} |" in glossary for word in ("accepted", "bonus", "draft tree", "target", "pending"))
