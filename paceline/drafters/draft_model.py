@@ -23,7 +23,8 @@ from paceline.tree import EMPTY_TREE, DraftTree
 from paceline.verify import follow
 
 _VERIFICATIONS = ("reject", "follow")
-_LONGEST = 20  # tokens drafted at most where no length is given
+_LONGEST = 20  # nodes where no length is given: shared by the sequences of a batch, as each makes the forward dearer,
+_FEWEST = 3  # but at least so many each
 _STOP_BELOW = 0.15
 _BRANCH_ABOVE = 0.12
 _LOOKUP_NGRAMS = (1, 3)  # shortest and longest n-gram looked up for the draft model
@@ -33,7 +34,7 @@ _LOOKUP_LENGTH = 6
 @dataclass(frozen=True, slots=True)
 class DraftModelOptions:
     """Attributes:
-    length: tokens drafted per step (K). Not given: as long as the draft is sure, at most 20.
+    length: tokens drafted per step (K). Not given: as long as the draft is sure, at most 20 (in a batch of 8: 3).
     stop_below: stop drafting a sequence once the product of the draft's top probabilities falls below; the token drawn last is
         kept. 0 = never, which is the default where a length is given; else 0.15.
     branch_above: guess the draft's second choice as well wherever its chance, by the same product, is above; it costs no draft
@@ -155,6 +156,9 @@ class DraftModel(Drafter):
     def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft a chain for every sequence, all sequences together in each draft forward."""
         trees = [EMPTY_TREE] * len(seqs)
+        if self._options.length is None:
+            share = max(_FEWEST, _LONGEST // len(seqs))
+            max_nodes = [min(limit, share) for limit in max_nodes]
         chains: dict[int, _Chain] = {}
         for row, (seq, limit) in enumerate(zip(seqs, max_nodes, strict=True)):
             if seq.id in self._shadows:
