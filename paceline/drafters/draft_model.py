@@ -25,8 +25,8 @@ from paceline.verify import follow
 _VERIFICATIONS = ("reject", "follow")
 _LONGEST = 20  # nodes where no length is given: shared by the sequences of a batch, as each makes the forward dearer,
 _FEWEST = 3  # but at least so many each
-_STOP_BELOW = 0.15
-_BRANCH_ABOVE = 0.12
+_STOP_BELOW = 0.1
+_BRANCH_ABOVE = 0.1
 _LOOKUP_NGRAMS = (1, 3)  # shortest and longest n-gram looked up for the draft model
 _LOOKUP_LENGTH = 6
 
@@ -36,9 +36,9 @@ class DraftModelOptions:
     """Attributes:
     length: tokens drafted per step (K). Not given: as long as the draft is sure, at most 20 (in a batch of 8: 3).
     stop_below: stop drafting a sequence once the product of the draft's top probabilities falls below; the token drawn last is
-        kept. 0 = never, which is the default where a length is given; else 0.15.
+        kept. 0 = never, which is the default where a length is given; else 0.1.
     branch_above: guess the draft's second choice as well wherever its chance, by the same product, is above; it costs no draft
-        forward. 1 = never, the default where a length is given; else 0.12. Not for draws.
+        forward. 1 = never, the default where a length is given; else 0.1. Not for draws.
     lookup: the draft model itself is sped up by prompt lookup, so that it drafts the same tokens in fewer forwards. Off where
         a length is given, else on.
     verification: "reject" (the papers' rule) or "follow" (same noise as the target); greedy is the same under both.
