@@ -17,7 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from operator import lt
 
-from paceline.errors import DrafterError
+from paceline.errors import ConfigError, DrafterError
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 
@@ -76,6 +76,19 @@ class Drafter:
     def forward_seconds(self) -> float:
         """Seconds spent so far in forward passes of the drafter's own model."""
         return 0.0
+
+
+def check_vocabulary(drafter: Drafter, vocab: int) -> None:
+    """Hold the drafter's vocabulary, if it has one, against the target's of `vocab` tokens; once, when an engine is built.
+
+    Raises:
+        ConfigError: they differ; both sizes are named.
+    """
+    if drafter.vocab_size not in (None, vocab):
+        raise ConfigError(
+            f"drafter {drafter.name!r} has a vocabulary of {drafter.vocab_size} tokens and the target one of {vocab}; they must"
+            " be the same. Choose a draft model of the target's family."
+        )
 
 
 def check_trees(drafter: Drafter, seqs: Seq[Sequence], max_nodes: list[int], trees: list[DraftTree], vocab: int) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from paceline.batch import Batch
 from paceline.config import parse_spec, require_range
-from paceline.drafter import Drafter
+from paceline.drafter import Drafter, check_vocabulary
 from paceline.drafters import create, entry
 from paceline.errors import CapacityError, ConfigError
 from paceline.loading import eos_token_ids, load_model, load_tokenizer
@@ -109,11 +109,7 @@ class LLM:
                 draft = load_model(draft_model, dtype, str(loaded.device))
             drafter = create(drafter, draft_model=draft)
         self.drafter = drafter
-        if drafter.vocab_size is not None and drafter.vocab_size != self.model.vocab_size:
-            raise ConfigError(
-                f"drafter {drafter.name!r} has a vocabulary of {drafter.vocab_size} tokens and the target one of"
-                f" {self.model.vocab_size}; they must be the same. Choose a draft model of the target's family."
-            )
+        check_vocabulary(drafter, self.model.vocab_size)
         self._step_seconds = 0.0
 
     def generate(

@@ -25,7 +25,7 @@ from transformers.generation import (
 )
 
 from paceline.architecture import Architecture
-from paceline.drafter import Drafter
+from paceline.drafter import Drafter, check_vocabulary
 from paceline.drafters import create
 from paceline.errors import ConfigError
 from paceline.integrations.hf_decoding import Decoding
@@ -130,11 +130,7 @@ class Strategy:
             if facts.takes_trees and model.config.model_type not in VERIFIED:
                 check_tree_forward(CachedLM(model))
             engine = CachedLM(cast(PreTrainedModel, weakref.proxy(model)))  # a strong reference would keep its own key alive
-            if self.drafter.vocab_size not in (None, engine.vocab_size):
-                raise ConfigError(
-                    f"drafter {self.drafter.name!r} has a vocabulary of {self.drafter.vocab_size} tokens and the target one of"
-                    f" {engine.vocab_size}; they must be the same. Choose a draft model of the target's family."
-                )
+            check_vocabulary(self.drafter, engine.vocab_size)
             held = self._engines[model] = (facts, model.device, engine)
         return held[2]
 
