@@ -19,7 +19,7 @@ from paceline.errors import CapacityError, ConfigError
 from paceline.loading import eos_token_ids, load_model, load_tokenizer
 from paceline.metrics import Stats, Timing
 from paceline.model import CachedLM
-from paceline.selfcheck import VERIFIED, check_tree_forward
+from paceline.selfcheck import check_if_unknown
 from paceline.sequence import SamplingParams, Sequence
 from paceline.text import Detokenizer, StopStrings
 
@@ -97,8 +97,7 @@ class LLM:
         loaded = load_model(model, dtype, device)
         self.tokenizer = load_tokenizer(tokenizer, model)
         self.model = CachedLM(loaded)
-        if loaded.config.model_type not in VERIFIED and self.model.takes_trees:
-            check_tree_forward(self.model)
+        check_if_unknown(self.model, loaded.config.model_type)
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
         self.max_length = min(max_length or self.model.context_length, self.model.context_length)
         self.max_batch = max_batch

@@ -75,10 +75,22 @@ class Timing:
             self.draft_forward - earlier.draft_forward,
         )
 
+    def __add__(self, other: Timing) -> Timing:
+        return Timing(
+            self.step + other.step,
+            self.target_forward + other.target_forward,
+            self.draft_forward + other.draft_forward,
+        )
+
     @property
     def forward_share(self) -> float:
         """target_forward / step."""
         return self.target_forward / self.step if self.step else 0.0
+
+    @property
+    def draft_share(self) -> float:
+        """draft_forward / step."""
+        return self.draft_forward / self.step if self.step else 0.0
 
     @property
     def overhead_share(self) -> float:

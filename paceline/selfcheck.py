@@ -61,6 +61,16 @@ VERIFIED = frozenset(
 _PARENTS = [-1, 0, -1, 2, 2]
 
 
+def check_if_unknown(model: CachedLM, model_type: str) -> None:
+    """`check_tree_forward`, for a model that takes trees and whose architecture is not in the table.
+
+    Raises:
+        UnsupportedModelError: as `check_tree_forward`.
+    """
+    if model.takes_trees and model_type not in VERIFIED:
+        check_tree_forward(model)
+
+
 def check_tree_forward(model: CachedLM) -> None:
     """Compare one forward over a small tree, behind a cached prompt, with a plain forward per branch.
 

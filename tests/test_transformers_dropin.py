@@ -6,12 +6,12 @@ import copy
 import functools
 import gc
 import random
-from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
 import tokenizers
 import torch
+from shared import ScriptedTree
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -34,13 +34,11 @@ from transformers.generation import (
     TextIteratorStreamer,
 )
 
-from paceline import Drafter, DraftTree
+from paceline import Drafter
 from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
 from paceline.integrations import hf_decoding
 from paceline.integrations.hf_rows import SharedNoise
 from paceline.integrations.transformers import Strategy, generate
-from paceline.sequence import Sequence
-from paceline.tree import TreeBuilder
 
 VOCAB = 256
 DRAFTERS = ("none", "prompt_lookup:length=6", "draft_model:length=4")
@@ -132,45 +130,6 @@ def three() -> dict[str, Tensor]:
     return padded([words(2, 10) * 3, words(1, 13) * 3, words(3, 18) * 2])
 
 
-class Scripted(Drafter):
-    """Knows every answer and hides it among wrong siblings.
-
-    Attributes:
-        side_branches: outcomes whose accepted path was not the first nodes of the tree.
-        state: ids of the sequences that were started and not stopped.
-    """
-
-    name = "scripted"
-
-    def __init__(self, answers: dict[tuple[int, ...], list[int]], seed: int = 0) -> None:
-        self.side_branches = 0
-        self.state: set[int] = set()
-        self._answers = answers
-        self._random = random.Random(seed)
-
-    def start(self, seq: Sequence) -> None:
-        self.state.add(seq.id)
-
-    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        return [self._tree(seq, limit) for seq, limit in zip(seqs, max_nodes, strict=True)]
-
-    def _tree(self, seq: Sequence, limit: int) -> DraftTree:
-        rest = self._answers[tuple(seq.token_ids[: seq.prompt_length])][len(seq.output_ids) :]
-        builder, parent = TreeBuilder(limit), -1
-        for true in rest[: self._random.randrange(5)]:
-            wrong = {token for token in self._random.sample(range(VOCAB), 2) if token != true}
-            for token in list(wrong)[: self._random.randrange(3)]:
-                builder.add_path([token, *self._random.sample(range(VOCAB), 2)], parent)
-            parent = builder.add_path([true], parent)
-        return builder.build()
-
-    def observe(self, outcomes: Any) -> None:
-        self.side_branches += sum(outcome.accepted != list(range(len(outcome.accepted))) for outcome in outcomes)
-
-    def stop(self, seq: Sequence) -> None:
-        self.state.discard(seq.id)
-
-
 @pytest.fixture(scope="module")
 def strategies(draft: Any) -> dict[str, Strategy]:
     return {spec: Strategy(spec, draft_model=draft) for spec in DRAFTERS}
@@ -253,7 +212,7 @@ def test_trees_with_side_branches(target: Any, three: Any, options: dict[str, An
         width = three["input_ids"].shape[1]
         rows = zip(three["input_ids"], three["attention_mask"], ids, strict=True)
         answers = {tuple(row[mask.bool()].tolist()): full[width:].tolist() for row, mask, full in rows}
-        drafter = Scripted(answers, seed)
+        drafter = ScriptedTree(answers, VOCAB, seed)
         strategy = Strategy(drafter)
         expected, found = both(target, strategy, three, seed, **options)
         assert torch.equal(found, expected)
@@ -624,7 +583,7 @@ def test_models_and_arguments_that_are_refused(target: Any, draft: Any, one: Any
 
 
 def test_nothing_is_left_after_an_interruption(target: Any, draft: Any, three: Any) -> None:
-    scripted = Scripted({})
+    scripted = ScriptedTree({}, VOCAB)
     for drafter in ("prompt_lookup", "draft_model", scripted):
         strategy = Strategy(drafter, draft_model=draft if drafter == "draft_model" else None)
         streamer = Recorder(fail_at=0 if drafter is scripted else 4)
@@ -642,7 +601,7 @@ def test_nothing_is_left_after_an_interruption(target: Any, draft: Any, three: A
 
 
 def test_a_drafter_that_fails_leaves_no_slot(target: Any, three: Any) -> None:
-    drafter = Scripted({})
+    drafter = ScriptedTree({}, VOCAB)
     strategy = Strategy(drafter)
     with pytest.raises(KeyError):
         both(target, strategy, three)

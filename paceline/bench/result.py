@@ -234,12 +234,12 @@ def _draft_figures(rows: Seq[Row], method: str) -> dict[str, float | None]:
 
 
 def _shares(calls: Seq[Call]) -> dict[str, float | None]:
-    timings = [call.timing for call in calls if call.timing is not None]
-    step, target, draft = (sum(getattr(t, name) for t in timings) for name in ("step", "target_forward", "draft_forward"))
+    total = sum((call.timing for call in calls if call.timing is not None), Timing())
+    known = total.step > 0
     return {
-        "target_share": _ratio(target, step),
-        "draft_share": _ratio(draft, step),
-        "overhead_share": _ratio(step - target - draft, step),
+        "target_share": total.forward_share if known else None,
+        "draft_share": total.draft_share if known else None,
+        "overhead_share": total.overhead_share if known else None,
     }
 
 

@@ -33,7 +33,7 @@ from paceline.integrations.hf_request import Request, refuse_synced_gpus
 from paceline.loading import load_model
 from paceline.metrics import Stats
 from paceline.model import CachedLM
-from paceline.selfcheck import VERIFIED, check_tree_forward
+from paceline.selfcheck import check_if_unknown
 
 _Engine = tuple[Architecture, torch.device, CachedLM]
 
@@ -127,9 +127,8 @@ class Strategy:
         facts = Architecture.of(model)
         held = self._engines.get(model)
         if held is None or held[:2] != (facts, model.device):
-            if facts.takes_trees and model.config.model_type not in VERIFIED:
-                check_tree_forward(CachedLM(model))
             engine = CachedLM(cast(PreTrainedModel, weakref.proxy(model)))  # a strong reference would keep its own key alive
+            check_if_unknown(engine, model.config.model_type)
             check_vocabulary(self.drafter, engine.vocab_size)
             held = self._engines[model] = (facts, model.device, engine)
         return held[2]
