@@ -3,7 +3,7 @@
 Rules of `propose` (each checked, or held by a must-fail test):
 
 1. one tree per sequence, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree;
-2. `parents[i] < i`, and siblings carry different tokens;
+2. `parents[i] < i`, and siblings carry different tokens (probes, the last nodes of a tree, may repeat a sibling);
 3. `probs[i]` is the distribution node i was really drawn from, given its ancestors and its earlier siblings
    (drawn without replacement: renormalised); drawn siblings come before guesses;
 4. a drafter may choose how many tokens to draw, but never un-draws one it has drawn.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import islice
 from operator import lt
 
 from paceline.errors import ConfigError, DrafterError
@@ -47,10 +48,12 @@ class Drafter:
         name: the word used in messages and tables.
         vocab_size: size of the vocabulary the guesses come from, if the drafter has one of its own. The engine refuses
             a target with another vocabulary when it is built.
+        columns: branches of its trees that can be computed apart, by as many copies of the target (`paceline.parallel`).
     """
 
     name: str = "drafter"
     vocab_size: int | None = None
+    columns: int = 1
 
     def start(self, seq: Sequence) -> None:
         """The prompt of `seq` is known: allocate its state."""
@@ -116,7 +119,10 @@ def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
         return f"gave {{seq}} parents {parents}; each must be -1 (the root) or an earlier node."
     if min(tokens) < 0 or max(tokens) >= vocab:
         return f"guessed a token outside 0..{vocab - 1} for {{seq}}: {min(tokens)}..{max(tokens)}."
-    if len(set(zip(parents, tokens, strict=True))) != count:
+    if not 0 <= tree.probes <= count:
+        return f"gave {{seq}} {count} nodes of which {tree.probes} are probes; allowed are 0 to {count}."
+    edges = zip(parents, tokens, strict=True)
+    if len(set(islice(edges, tree.candidates))) != tree.candidates:
         return "gave {seq} two siblings with the same token; siblings must differ."
     for name, values in (("probs", tree.probs), ("confidence", tree.confidence)):
         if values is not None and len(values) != count:

@@ -17,6 +17,7 @@ class Stats:
         draft_forwards: forwards of a draft model.
         new_tokens: tokens emitted; drafted_tokens: nodes verified; accepted_tokens: nodes kept.
         fed: target query tokens of each forward (pending tokens + nodes).
+        notes: what the drafter counted of its own, by name (its documentation says what).
         seconds: wall-clock from admission to the last token.
     """
 
@@ -27,6 +28,7 @@ class Stats:
     drafted_tokens: int
     accepted_tokens: int
     fed: list[int]
+    notes: dict[str, int]
     seconds: float
 
     @property
@@ -53,6 +55,7 @@ class Stats:
             drafted_tokens=raw.drafted_tokens,
             accepted_tokens=raw.accepted_tokens,
             fed=list(raw.fed),
+            notes=dict(raw.notes),
             seconds=seconds,
         )
 

@@ -74,6 +74,11 @@ class Counters:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     fed: list[int] = field(default_factory=list)  # query tokens of each forward
+    notes: dict[str, int] = field(default_factory=dict)  # what the drafter counts of its own
+
+    def note(self, what: str) -> None:
+        """Count one more of `what`."""
+        self.notes[what] = self.notes.get(what, 0) + 1
 
 
 class Sequence:

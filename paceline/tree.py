@@ -31,15 +31,22 @@ class DraftTree:
         probs: per node the distribution [vocab] it was drawn from, given its ancestors and earlier siblings;
             None = a guess. A tree whose `probs` is None holds guesses only.
         confidence: per node the estimated chance that it is accepted, given that its parent is.
+        probes: the last `probes` nodes are fed only to learn what the target says after them; they are never accepted.
     """
 
     token_ids: list[int]
     parents: list[int]
     probs: list[Tensor | None] | None = None
     confidence: list[float] | None = None
+    probes: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def candidates(self) -> int:
+        """How many nodes, from the first on, may be accepted."""
+        return len(self.token_ids) - self.probes
 
     @staticmethod
     def chain(token_ids: list[int], probs: list[Tensor | None] | None = None, confidence: list[float] | None = None) -> DraftTree:
@@ -51,9 +58,9 @@ class DraftTree:
         return self.parents == list(range(-1, len(self.parents) - 1))
 
     def children(self) -> list[list[int]]:
-        """Child nodes of the root (index 0) and of every node i (index i + 1), each list in node order."""
+        """Candidates below the root (index 0) and below every node i (index i + 1), each list in node order."""
         result: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
-        for node, parent in enumerate(self.parents):
+        for node, parent in enumerate(self.parents[: self.candidates]):
             result[parent + 1].append(node)
         return result
 
@@ -63,9 +70,11 @@ class DraftTree:
         With `confidence`: the path on which most tokens are expected to be accepted; else the deepest, the first one on
         ties. Drawn nodes form chains already, so no drawn node is lost by it.
         """
-        if self.is_chain():
+        if self.is_chain() and not self.probes:
             return self
-        depth = node_depths(self.parents)
+        if not self.candidates:
+            return EMPTY_TREE
+        depth = node_depths(self.parents)[: self.candidates]
         if self.confidence is None:
             node = int(depth.argmax())
         else:
@@ -73,7 +82,7 @@ class DraftTree:
             for node, parent in enumerate(self.parents):
                 chance[node] = self.confidence[node] * (chance[parent] if parent >= 0 else 1.0)
                 expected[node] = chance[node] + (expected[parent] if parent >= 0 else 0.0)
-            node = max(range(len(self)), key=expected.__getitem__)
+            node = max(range(self.candidates), key=expected.__getitem__)
         path: list[int] = []
         while node >= 0:
             path.append(node)
@@ -90,13 +99,28 @@ EMPTY_TREE = DraftTree([], [])
 
 
 class TreeBuilder:
-    """Merges branches that share a prefix into one tree, never exceeding `max_nodes`."""
+    """Merges branches that share a prefix into one tree, never exceeding `max_nodes`. Probes come after all else."""
 
     def __init__(self, max_nodes: int) -> None:
         self.max_nodes = max_nodes
         self.token_ids: list[int] = []
         self.parents: list[int] = []
         self._child: dict[tuple[int, int], int] = {}
+        self._probes = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __contains__(self, edge: tuple[int, int]) -> bool:
+        """Whether there is a candidate (parent, token)."""
+        return edge in self._child
+
+    def add_probe(self, token: int, parent: int) -> int:
+        """Add a node that is fed and never accepted; it may repeat a sibling. The caller sees to `max_nodes`."""
+        self.token_ids.append(token)
+        self.parents.append(parent)
+        self._probes += 1
+        return len(self.token_ids) - 1
 
     def add_path(self, token_ids: Seq[int], parent: int = -1) -> int:
         """Add a branch below `parent`, reusing the nodes it shares; returns its last node that fitted."""
@@ -114,7 +138,7 @@ class TreeBuilder:
 
     def build(self) -> DraftTree:
         """The tree so far."""
-        return DraftTree(self.token_ids, self.parents)
+        return DraftTree(self.token_ids, self.parents, probes=self._probes)
 
 
 def node_depths(parents: Seq[int]) -> IntArray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +31,8 @@ def follow(tree: DraftTree, draw: Callable[[int], int], ended: Callable[[list[in
     Returns:
         accepted nodes, and the emitted tokens (one more than accepted, or as many where the sequence ended).
     """
-    child = {(parent, token): node for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True))}
+    edges = zip(tree.parents, tree.token_ids, strict=True)
+    child = {edge: node for node, edge in enumerate(islice(edges, tree.candidates))}
     accepted: list[int] = []
     run: list[int] = []
     node: int | None = -1

@@ -20,8 +20,12 @@ COUNT = 40
 SPECS = [
     *available(),
     "draft_model:length=3,branch_above=0.02,lookup=true",
+    "jacobi:block=4",
+    "lookahead:window=5,ngram=4,guesses=5,prompt_pool=false",
+    "lookahead:window=3,ngram=2,guesses=0,prompt_pool=false",
+    "lookahead:window=4,ngram=3,guesses=2,pool=5,compat=true",
 ]  # every drafter, and options that change what it proposes
-SAME_SEED = [name for name in available() if name != "draft_model"]  # drafters of guesses only
+SAME_SEED = [spec for spec in SPECS if not spec.startswith("draft_model")]  # drafters of guesses only
 SAME_SEED += ["draft_model:verification=follow", "draft_model:verification=follow,length=3,branch_above=0.02,lookup=true"]
 
 

@@ -1,0 +1,114 @@
+"""Jacobi decoding: guess the whole rest of the answer, and let every forward replace each guess by what the target says there.
+
+The answer y_1 .. y_m solves m equations y_i = argmax(y_i | y_1 .. y_(i-1), prompt). Jacobi iteration starts from random
+guesses and evaluates all equations at once, each with the guesses of the iteration before (Santilli et al. 2023; Algorithm 2
+of Fu et al. 2024, "Lookahead Decoding"). A guess is final once all before it are, so each forward settles at least one token
+and every further one whose guess had become right. Where tokens are sampled the guesses are still the target's arg-max.
+
+With `block=B` it is Gauss-Seidel-Jacobi (Song et al. 2021, "Accelerating feedforward computation via parallel nonlinear
+equation solving"; "PGJ" in table 6 of Fu et al.): the answer is cut into blocks of B tokens counted from its first one,
+solved one after the other, each by Jacobi iteration given the final tokens before it. A block has B equations, whose inputs
+are the token before the block and the block's first B - 1 tokens. Hence a step with k tokens of the block left proposes k - 1
+nodes, feeds k tokens, and its bonus is at most the block's last token: no step reaches into the next block, which starts from
+random guesses of its own. B = 1 is plain decoding, and a block as long as the answer is Algorithm 2.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from paceline.config import require_range
+from paceline.drafter import Drafter, Outcome
+from paceline.sequence import Sequence
+from paceline.tree import EMPTY_TREE, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class JacobiOptions:
+    """Attributes:
+    block: tokens solved together (B). Not given: the whole rest of the answer.
+    """
+
+    block: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.block is not None:
+            require_range("jacobi", "block", self.block, 1)
+
+
+@dataclass(slots=True)
+class _Iterate:
+    """Where the iteration of one sequence stands.
+
+    Attributes:
+        random: draws the initial guesses.
+        guesses: for the places right behind the newest token, in order; places beyond have none yet.
+    """
+
+    random: random.Random
+    guesses: list[int] = field(default_factory=list)
+
+
+class Jacobi(Drafter):
+    """A chain of guesses: lossless and seed-identical at any temperature."""
+
+    name = "jacobi"
+    Options = JacobiOptions
+
+    def __init__(self, options: JacobiOptions) -> None:
+        self._options = options
+        self._iterates: dict[int, _Iterate] = {}
+
+    @classmethod
+    def build(cls, options: JacobiOptions) -> Jacobi:
+        """From its options."""
+        return cls(options)
+
+    def start(self, seq: Sequence) -> None:
+        """No guesses yet, and a source of them that depends on the request's seed only."""
+        self._iterates[seq.id] = _Iterate(random.Random(seq.params.seed))
+
+    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """The guesses up to the last token but one of the block, as many as fit; places seen first get random prompt tokens."""
+        trees = []
+        for seq, limit in zip(seqs, max_nodes, strict=True):
+            length = min(limit, self._unsolved(seq) - 1)
+            iterate = self._iterates[seq.id]
+            while len(iterate.guesses) < length:
+                iterate.guesses.append(seq.token_ids[iterate.random.randrange(seq.prompt_length)])
+            trees.append(DraftTree.chain(iterate.guesses[:length]) if length > 0 else EMPTY_TREE)
+        return trees
+
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        """Replace every guess that was evaluated, and drop those whose places are taken now."""
+        for outcome in outcomes:
+            iterate = self._iterates[outcome.seq.id]
+            said = _said_along(iterate.guesses, outcome)
+            iterate.guesses = [*said, *iterate.guesses[len(said) :]][len(outcome.new_token_ids) :]
+
+    def stop(self, seq: Sequence) -> None:
+        """Drop the guesses."""
+        self._iterates.pop(seq.id, None)
+
+    def _unsolved(self, seq: Sequence) -> int:
+        """Tokens left of the block that the next one belongs to."""
+        block = self._options.block
+        if block is None:
+            return seq.remaining
+        return min(seq.remaining, block - (len(seq) - seq.prompt_length) % block)
+
+
+def _said_along(guesses: list[int], outcome: Outcome) -> list[int]:
+    """The target's tokens after the root and after each guess, as far as the verified tree holds them as a branch."""
+    edges = zip(outcome.tree.parents, outcome.tree.token_ids, strict=True)
+    child = {edge: node for node, edge in enumerate(edges)}
+    said, node = [outcome.target_argmax[0]], -1
+    for guess in guesses:
+        found = child.get((node, guess))
+        if found is None:
+            break
+        node = found
+        said.append(outcome.target_argmax[node + 1])
+    return said
