@@ -26,6 +26,8 @@ from paceline.cli_options import (
     MaxNew,
     MinP,
     Model,
+    Parallel,
+    Patience,
     Penalty,
     Seed,
     Stop,
@@ -34,12 +36,14 @@ from paceline.cli_options import (
     TopK,
     TopP,
 )  # fmt: skip
+from paceline.cli_parallel import one_voice, refuse_standard_input
 from paceline.drafters import REGISTRY, entry
 from paceline.errors import PacelineError
 from paceline.sequence import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.llm import LLM, Chunk, Completion
+    from paceline.parallel_ranks import Ranks
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -80,21 +84,25 @@ def generate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     threads: Threads = None,
+    lookahead_parallel: Parallel = False,
+    process_timeout: Patience = 60.0,
 ) -> None:
     """Answer prompts; a single one is streamed, several run as a batch."""
-    params = SamplingParams(
-        max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, tuple(stop or ()), ignore_eos
-    )
-    texts = [sys.stdin.read() if text == "-" else text for text in prompts]
-    llm = build_llm(model, drafter, draft_model, dtype, device, threads)
-    asked: list[Any] = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts] if use_chat else texts
-    if len(asked) == 1:
-        print_stream(llm.stream(asked[0], params))
-        return
-    for text, completion in zip(texts, llm.generate(asked, params), strict=True):
-        out.rule(Text(text.strip().splitlines()[0][:60] if text.strip() else ""), align="left")
-        out.print(Text(completion.text))
-        err.print(Text(summary(completion), style="dim"))
+    with one_voice(lookahead_parallel, device, process_timeout) as ranks:
+        refuse_standard_input(lookahead_parallel, prompts)
+        params = SamplingParams(
+            max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, tuple(stop or ()), ignore_eos
+        )
+        texts = [sys.stdin.read() if text == "-" else text for text in prompts]
+        llm = build_llm(model, drafter, draft_model, dtype, device, threads, ranks)
+        asked: list[Any] = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts] if use_chat else texts
+        if len(asked) == 1:
+            print_stream(llm.stream(asked[0], params))
+            return
+        for text, completion in zip(texts, llm.generate(asked, params), strict=True):
+            out.rule(Text(text.strip().splitlines()[0][:60] if text.strip() else ""), align="left")
+            out.print(Text(completion.text))
+            err.print(Text(summary(completion), style="dim"))
 
 
 @app.command()
@@ -154,7 +162,9 @@ def drafters() -> None:
     out.print(table)
 
 
-def build_llm(model: str, drafter: str, draft_model: str | None, dtype: str, device: str, threads: int | None) -> LLM:
+def build_llm(
+    model: str, drafter: str, draft_model: str | None, dtype: str, device: str, threads: int | None, ranks: Ranks | None = None
+) -> LLM:
     """The engine of a command; 'demo' names the embedded models."""
     import torch
 
@@ -164,7 +174,8 @@ def build_llm(model: str, drafter: str, draft_model: str | None, dtype: str, dev
         torch.set_num_threads(threads)
     target, draft = resolve_models(model, draft_model)
     needs_draft = entry(drafter.partition(":")[0].strip()).needs_draft_model
-    return LLM(target, drafter, draft if needs_draft else None, dtype=dtype, device=device)
+    draft = draft if needs_draft else None
+    return LLM(target, drafter, draft, dtype=dtype, device=device, lookahead_parallel=ranks or False)
 
 
 def resolve_models(model: str, draft_model: str | None) -> tuple[str | Path, str | Path | None]:

@@ -20,6 +20,8 @@ from paceline.cli_options import (
     MaxNew,
     MinP,
     Model,
+    Parallel,
+    Patience,
     Penalty,
     Seed,
     Temperature,
@@ -27,11 +29,13 @@ from paceline.cli_options import (
     TopK,
     TopP,
 )  # fmt: skip
+from paceline.cli_parallel import one_voice
 from paceline.drafters import REGISTRY
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.bench import BenchConfig, BenchResult
+    from paceline.parallel_ranks import Ranks
 
 _BASELINES = ("transformers", "transformers:prompt_lookup", "transformers:assistant")
 _DEMO_SECONDS = 90.0
@@ -93,31 +97,37 @@ def bench(
     png: PngFile = None,
     markdown_file: MarkdownFile = None,
     memory: Memory = False,
+    lookahead_parallel: Parallel = False,
+    process_timeout: Patience = 60.0,
 ) -> None:
     """Time drafters beside transformers' own generate, interleaved prompt by prompt; check that answers are equal."""
-    from paceline.bench import BenchConfig
+    with one_voice(lookahead_parallel, device, process_timeout) as ranks:
+        from paceline.bench import BenchConfig
 
-    has_draft = draft_model is not None or model == demo.NAME
-    chosen = _split(drafter, REGISTRY) if drafter else [n for n, e in REGISTRY.items() if has_draft or not e.needs_draft_model]
-    beside = _split(baseline, _BASELINES) if baseline else [name for name in _BASELINES if has_draft or "assistant" not in name]
-    config = BenchConfig(
-        model=model, draft_model=draft_model, drafters=tuple(chosen),
-        baselines=() if beside == ["none"] else tuple(beside), prompts=tuple(prompts or ()), limit=limit, every=every,
-        max_new_tokens=max_new_tokens, batch=batch, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, seed=seed, ignore_eos=ignore_eos, dtype=dtype, device=device, threads=threads,
-        cost_scale=cost_scale, draft_cost_scale=draft_cost_scale, repeats=repeats, warmup=warmup, max_seconds=max_seconds,
-    )  # fmt: skip
-    if memory:
-        _print_memory(config)
-        return
-    result = _run(config, json_file, png)
-    if markdown_file is not None:
-        from paceline.bench import markdown
+        has_draft = draft_model is not None or model == demo.NAME
+        config = BenchConfig(
+            model=model, draft_model=draft_model, drafters=_drafters(drafter, has_draft),
+            baselines=_baselines(baseline, has_draft), prompts=tuple(prompts or ()), limit=limit, every=every,
+            max_new_tokens=max_new_tokens, batch=batch, temperature=temperature, top_k=top_k, top_p=top_p,
+            min_p=min_p, repetition_penalty=repetition_penalty, seed=seed, ignore_eos=ignore_eos, dtype=dtype, device=device,
+            threads=threads, cost_scale=cost_scale, draft_cost_scale=draft_cost_scale, repeats=repeats, warmup=warmup,
+            max_seconds=max_seconds, lookahead_parallel=ranks.size if ranks else 0,
+        )  # fmt: skip
+        if memory:
+            _print_memory(config)
+            return
+        result = _run(config, json_file, png, markdown_file, ranks)
+        if not result.complete:
+            raise typer.Exit(130)
 
-        with markdown_file.open("a", encoding="utf-8") as page:
-            page.write(markdown(result) + "\n")
-    if not result.complete:
-        raise typer.Exit(130)
+
+def _drafters(asked: list[str] | None, has_draft: bool) -> tuple[str, ...]:
+    return tuple(_split(asked, REGISTRY) if asked else [n for n, e in REGISTRY.items() if has_draft or not e.needs_draft_model])
+
+
+def _baselines(asked: list[str] | None, has_draft: bool) -> tuple[str, ...]:
+    names = _split(asked, _BASELINES) if asked else [name for name in _BASELINES if has_draft or "assistant" not in name]
+    return () if names == ["none"] else tuple(names)
 
 
 def run_demo(
@@ -162,6 +172,8 @@ def run_demo(
 def _print_memory(config: BenchConfig) -> None:
     from paceline.bench import memory_by_method
 
+    if config.lookahead_parallel:
+        raise ConfigError("--memory starts a process per method, and --lookahead-parallel shares one run; leave one of them out.")
     peaks = memory_by_method(config)
     first = next(iter(peaks))
     console = Console(highlight=False)
@@ -169,13 +181,18 @@ def _print_memory(config: BenchConfig) -> None:
         console.print(f"{name}: {peak / 1e6:.1f} MB peak, {peak / peaks[first]:.3f} of {first}")
 
 
-def _run(config: BenchConfig, json_file: Path | None, png: Path | None) -> BenchResult:
-    from paceline.bench import print_table, run_bench, write_json, write_png
+def _run(
+    config: BenchConfig, json_file: Path | None, png: Path | None, page: Path | None = None, ranks: Ranks | None = None
+) -> BenchResult:
+    from paceline.bench import markdown, print_table, run_bench, write_json, write_png
 
     for path in (json_file, png):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}. Make it first.")
-    result = run_bench(config)
+    first = ranks is None or ranks.rank == 0
+    result = run_bench(config, progress=first, ranks=ranks)
+    if not first:
+        return result
     print_table(result, None if sys.stdout.isatty() else Console(width=_LOG_WIDTH, highlight=False))
     if json_file is not None:
         write_json(result, json_file)
@@ -184,6 +201,9 @@ def _run(config: BenchConfig, json_file: Path | None, png: Path | None) -> Bench
     for path in filter(None, (json_file, png)):
         Console(stderr=True).print(Text(f"wrote {path}", style="dim"))
     sys.stdout.flush()
+    if page is not None:
+        with page.open("a", encoding="utf-8") as file:
+            file.write(markdown(result) + "\n")
     return result
 
 

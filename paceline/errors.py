@@ -5,7 +5,8 @@
     |- UnsupportedModelError           a model, cache or architecture that cannot be verified losslessly
     |- CapacityError                   a sequence that does not fit the context or the cache
     |- DatastoreError                  a token store that is damaged, locked or belongs to another tokenizer
-    `- DrafterError                    a drafter that broke the contract of `paceline.drafter`
+    |- DrafterError                    a drafter that broke the contract of `paceline.drafter`
+    `- ParallelError                   a process of a parallel run that was lost
 
 Every message says what came, what is allowed, and what to do.
 """
@@ -38,6 +39,10 @@ class DatastoreError(PacelineError):
 
 class DrafterError(PacelineError):
     """A drafter broke the contract; the message names the drafter, the sequence and the rule."""
+
+
+class ParallelError(PacelineError):
+    """A process of a parallel run ended, or did not answer in time; the others cannot go on."""
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:

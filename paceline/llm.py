@@ -19,9 +19,12 @@ from paceline.errors import CapacityError, ConfigError
 from paceline.loading import eos_token_ids, load_model, load_tokenizer
 from paceline.metrics import Stats, Timing
 from paceline.model import CachedLM
+from paceline.parallel import ParallelLM, check_columns
+from paceline.parallel_ranks import Ranks, local_device
 from paceline.selfcheck import check_if_unknown
 from paceline.sequence import SamplingParams, Sequence
 from paceline.text import Detokenizer, StopStrings
+from paceline.verify import verify
 
 _MAX_NODES = 256
 _SPARE_NODES = 32  # cache positions set aside for draft nodes; a drafter with larger trees makes it grow once
@@ -74,6 +77,8 @@ class LLM:
         max_length: cap on prompt + answer, in tokens; default the model's context.
         max_batch: most sequences per forward; more prompts wait.
         max_nodes: most draft nodes verified per sequence and step.
+        lookahead_parallel: True, or the `Ranks` that have been joined: share the work on every draft tree with the other
+            processes of the run, each of which has its own copy of the model and makes the same calls.
     Raises:
         ConfigError: an unusable argument; UnsupportedModelError: a model that cannot be verified losslessly.
     """
@@ -89,12 +94,18 @@ class LLM:
         max_length: int | None = None,
         max_batch: int = 8,
         max_nodes: int = _MAX_NODES,
+        lookahead_parallel: bool | Ranks = False,
     ) -> None:
         require_range("LLM", "max_batch", max_batch, 1)
         require_range("LLM", "max_nodes", max_nodes, 0)
         if max_length is not None:
             require_range("LLM", "max_length", max_length, 2)
-        loaded = load_model(model, dtype, device)
+        ranks = Ranks.join(device) if lookahead_parallel is True else lookahead_parallel or None
+        if isinstance(drafter, str) and not entry(parse_spec(drafter)[0]).needs_draft_model:
+            drafter = create(drafter)  # before a model is loaded: mistakes are told at once
+        if ranks is not None and isinstance(drafter, Drafter):
+            check_columns(drafter, ranks.size)
+        loaded = load_model(model, dtype, device if ranks is None else local_device(device))
         self.tokenizer = load_tokenizer(tokenizer, model)
         self.model = CachedLM(loaded)
         check_if_unknown(self.model, loaded.config.model_type)
@@ -103,12 +114,12 @@ class LLM:
         self.max_batch = max_batch
         self.max_nodes = max_nodes
         if isinstance(drafter, str):
-            draft = None
-            if draft_model is not None and entry(parse_spec(drafter)[0]).needs_draft_model:
-                draft = load_model(draft_model, dtype, str(loaded.device))
+            draft = None if draft_model is None else load_model(draft_model, dtype, str(loaded.device))
             drafter = create(drafter, draft_model=draft)
         self.drafter = drafter
         check_vocabulary(drafter, self.model.vocab_size)
+        self._parallel = None if ranks is None else ParallelLM(loaded, ranks, drafter, max_nodes)
+        self.model = self._parallel or self.model
         self._step_seconds = 0.0
 
     def generate(
@@ -183,7 +194,10 @@ class LLM:
         if seqs:
             slots = min(len(seqs), self.max_batch)
             self.model.reserve(slots, max(seq.max_length for seq in seqs) + min(self.max_nodes, _SPARE_NODES))
-        batch = Batch(self.model, self.drafter, self.max_batch, self.max_nodes)
+        if self._parallel is not None:
+            self._parallel.check_requests(seqs, self.max_batch)
+        verifier = verify if self._parallel is None else self._parallel.verify
+        batch = Batch(self.model, self.drafter, self.max_batch, self.max_nodes, verifier)
         batch.add(seqs)
         return batch
 

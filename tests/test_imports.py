@@ -16,7 +16,7 @@ LAYERS = [
     ["text", "sequence", "tree"],
     ["drafter", "sampling", "kv_cache", "layout", "architecture"],
     ["model", "verify", "loading"],
-    ["step", "metrics", "selfcheck"],
+    ["step", "metrics", "selfcheck", "parallel"],
     ["drafters", "datastore"],
     ["batch", "llm", "replay", "serving"],
     ["integrations", "bench", "cli", "demo", "__init__", "__main__"],

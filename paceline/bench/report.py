@@ -158,6 +158,7 @@ def setting_parts(result: BenchResult) -> list[str]:
     parts += [f"draft model: {result.draft}"] if result.draft else []
     parts += [result.dtype, f"batch {config.batch}", sampled, f"{count} prompts", f"up to {config.max_new_tokens} new tokens"]
     parts += [f"{config.repeats} repeats"] if config.repeats > 1 else []
+    parts += [f"trees shared by {config.lookahead_parallel} ranks (fed: the busiest)"] if config.lookahead_parallel else []
     parts += [result.environment.hardware]
     return parts if result.complete else [*parts, "PARTIAL: interrupted"]
 

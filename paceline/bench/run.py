@@ -21,6 +21,7 @@ from paceline.architecture import Architecture
 from paceline.bench.cost_scale import CostScale, cost_label, enlarge, parameter_count
 from paceline.bench.environment import load_average, look_around, peak_memory
 from paceline.bench.methods import Answer, Method, Paceline, Transformers, same_rules
+from paceline.bench.parallel import Lockstep
 from paceline.bench.prompts import Prompt, encode, load_prompts
 from paceline.bench.result import BenchResult, Call, Counts, Divergence, Row
 from paceline.bench.settings import PLAIN, BenchConfig
@@ -30,6 +31,7 @@ from paceline.llm import LLM
 from paceline.loading import draft_lm, eos_token_ids, load_model, load_tokenizer
 from paceline.metrics import Timing
 from paceline.model import CachedLM
+from paceline.parallel_ranks import Ranks, local_device
 
 _WARMUP_TOKENS = 16
 _SPARE_NODES = 64  # cache positions for draft nodes, allocated before anything is timed
@@ -61,6 +63,7 @@ def run_bench(
     tokenizer: Any = None,
     progress: bool = True,
     loaded: Callable[[], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> BenchResult:
     """Run a benchmark. Ctrl-C ends it early: what every method has answered by then is kept.
 
@@ -68,6 +71,7 @@ def run_bench(
         target, draft, tokenizer: loaded ones, to be used in place of those `config` names.
         loaded: called once the models are loaded, before any answer.
         progress: show progress on standard error, updated between timed calls only.
+        ranks: the processes of a parallel run, where they have been joined already.
     Raises:
         ConfigError, CapacityError, UnsupportedModelError: something cannot be run; nothing has been timed then.
     """
@@ -75,17 +79,19 @@ def run_bench(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     try:
+        lockstep = Lockstep(config, ranks)
         models = _load(config, target, draft, tokenizer)
         units = _units(config, models)
         skipped = _skipped(config)
         if loaded is not None:
             gc.collect()
             loaded()
-        methods, eos = _methods(config, models, units, skipped)
+        methods, eos = _methods(config, models, units, skipped, lockstep)
         environment = look_around(models.target.device)
         with same_rules(models.target, config.sampling(), eos):
-            run = _Run(config, methods, units, models.target.device)
+            run = _Run(config, methods, units, models.target.device, lockstep)
             complete = run.all(progress)
+        lockstep.count_busiest(run.calls)
         environment = dataclasses.replace(environment, load_end=load_average(), peak_memory=peak_memory())
         return _result(config, environment, models, methods, units, skipped, run, complete)
     finally:
@@ -95,9 +101,11 @@ def run_bench(
 class _Run:
     """The loop: repeats, units, methods in rotating order."""
 
-    def __init__(self, config: BenchConfig, methods: list[Method], units: list[_Unit], device: torch.device) -> None:
+    def __init__(
+        self, config: BenchConfig, methods: list[Method], units: list[_Unit], device: torch.device, lockstep: Lockstep
+    ) -> None:
         self.calls: list[tuple[Call, list[Answer]]] = []
-        self._config, self._methods, self._units, self._device = config, methods, units, device
+        self._config, self._methods, self._units, self._device, self._lockstep = config, methods, units, device, lockstep
 
     def all(self, progress: bool) -> bool:
         """Whether it came to the end."""
@@ -117,7 +125,7 @@ class _Run:
                     shift = turn % len(self._methods)
                     order = self._methods[shift:] + self._methods[:shift]
                     self.calls += [self._time(method, unit, repeat) for method in order]
-                    if 0 < self._config.max_seconds < time.perf_counter() - start:
+                    if self._lockstep.line_up(0 < self._config.max_seconds < time.perf_counter() - start):
                         break
             except KeyboardInterrupt:
                 return False
@@ -139,6 +147,7 @@ class _Run:
         gc.collect()
         allocated = self._reset_peak()
         before = method.timing()
+        self._lockstep.line_up()
         self._synchronise()
         cpu, start = time.process_time(), time.perf_counter()
         raw = call()
@@ -164,7 +173,8 @@ def _load(config: BenchConfig, target: PreTrainedModel | None, draft: PreTrained
     embedded = config.model == demo.NAME
     wanted = config.draft_model or (demo.NAME if embedded else None)
     tokenizer = load_tokenizer(tokenizer, demo.TARGET if embedded else config.model)
-    model = target or load_model(demo.TARGET if embedded else config.model, config.dtype, config.device)
+    device = local_device(config.device) if config.lookahead_parallel else config.device
+    model = target or load_model(demo.TARGET if embedded else config.model, config.dtype, device)
     if not config.needs_draft():
         draft = None
     elif draft is None and wanted is not None:
@@ -206,7 +216,9 @@ def _skipped(config: BenchConfig) -> dict[str, str]:
     return {name: _ONE_BY_ONE for name in config.baselines if name != PLAIN and config.batch > 1}
 
 
-def _methods(config: BenchConfig, models: _Models, units: list[_Unit], skipped: dict[str, str]) -> tuple[list[Method], list[int]]:
+def _methods(
+    config: BenchConfig, models: _Models, units: list[_Unit], skipped: dict[str, str], lockstep: Lockstep
+) -> tuple[list[Method], list[int]]:
     params = config.sampling()
     positions = max(len(ids) for unit in units for ids in unit.token_ids) + config.max_new_tokens + _SPARE_NODES
     draft = None if models.draft is None else draft_lm(models.draft)
@@ -214,7 +226,10 @@ def _methods(config: BenchConfig, models: _Models, units: list[_Unit], skipped: 
         draft.reserve(config.batch, positions)
     ours: list[Method] = []
     for spec in config.drafters:
-        llm = LLM(models.target, create(spec, draft_model=draft), tokenizer=models.tokenizer, max_batch=config.batch)
+        llm = LLM(
+            models.target, create(spec, draft_model=draft), tokenizer=models.tokenizer, max_batch=config.batch,
+            lookahead_parallel=lockstep.ranks(spec) or False,
+        )  # fmt: skip
         llm.model.reserve(config.batch, positions)
         ours.append(Paceline(spec, llm, _maker(spec, draft), params))
     eos = eos_token_ids(models.target, models.tokenizer)

@@ -34,6 +34,8 @@ class BenchConfig:
         cost_scale, draft_cost_scale: "WIDTHxLAYERS" to enlarge target and draft to, see `paceline.bench.enlarge`.
         repeats: passes over all prompts, each with fresh drafters. warmup: untimed short answers per method beforehand.
         max_seconds: end after the prompt during which this time is up, all methods having answered it; 0 = never.
+        lookahead_parallel: ranks that share the draft trees of the drafters with a window; 0 = one process. The other methods
+            run on every rank as they are. Times are those of rank 0, fed tokens those of the busiest rank.
 
     Raises:
         ConfigError: an unknown name or a value out of range.
@@ -63,6 +65,7 @@ class BenchConfig:
     repeats: int = 1
     warmup: int = 1
     max_seconds: float = 0.0
+    lookahead_parallel: int = 0
 
     def __post_init__(self) -> None:
         for name in _REPEATED:
@@ -74,6 +77,7 @@ class BenchConfig:
             ("repeats", 1),
             ("warmup", 0),
             ("max_seconds", 0),
+            ("lookahead_parallel", 0),
             ("threads", 1),
         ):
             if getattr(self, name) is not None:
@@ -108,8 +112,13 @@ class BenchConfig:
     def command(self) -> str:
         """The `paceline bench` command line of this run; options at their defaults are left out, methods never."""
         words = ["paceline", "bench", "--model", self.model]
+        if self.lookahead_parallel:
+            start = ["torchrun", "--nproc-per-node", str(self.lookahead_parallel), "-m"]
+            words = [*start, *words, "--lookahead-parallel"]
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
+            if field.name == "lookahead_parallel":
+                continue
             if value == field.default and field.name not in ("drafters", "baselines"):
                 continue
             flag = _REPEATED.get(field.name, "--" + field.name.replace("_", "-"))
