@@ -36,9 +36,11 @@ class Entry:
 REGISTRY: dict[str, Entry] = {
     "none": Entry("none", "NoDrafter", "plain decoding: empty trees"),
     "prompt_lookup": Entry("prompt_lookup", "PromptLookup", "continues the latest earlier match of the newest n-gram"),
-    "draft_model": Entry("draft_model", "DraftModel", "a small model drafts a chain of fixed length", needs_draft_model=True),
+    "draft_model": Entry(
+        "draft_model", "DraftModel", "a small model drafts a tree, or a chain of fixed length", needs_draft_model=True
+    ),
     "jacobi": Entry("jacobi", "Jacobi", "guesses the whole rest of the answer, or a block of it, and repeats until it agrees"),
-    "lookahead": Entry("lookahead", "Lookahead", "the target fills a window of n-grams beside its answer and verifies the fitting ones"),
+    "lookahead": Entry("lookahead", "Lookahead", "the target fills a window with n-grams and verifies those that fit"),
 }
 
 

@@ -1,93 +1,34 @@
-"""Speculative decoding with a small model that drafts a chain.
+"""Speculative decoding with a small model that drafts a chain, or a tree.
 
 Leviathan et al. 2023 and Chen et al. 2023. Greedy sequences get guesses; sampled ones get draws with their
 distributions (`verification="reject"`), or, with `verification="follow"`, guesses drawn with the target's own keyed noise, which
-agree with it often and keep the text of a seed.
+agree with it often and keep the text of a seed. Draws make a chain; guesses make a tree (`draft_tree.py`), unless a
+length is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
 from paceline import sampling
-from paceline.config import require_range
-from paceline.drafter import Drafter
+from paceline.drafter import Drafter, Outcome
+from paceline.drafters.draft_options import MOST_NODES, DraftModelOptions
+from paceline.drafters.draft_tree import CHOICES, LOOKED_UP, GuessTree, HitRates
 from paceline.drafters.ngram_index import NgramIndex
-from paceline.errors import ConfigError, did_you_mean
 from paceline.model import CachedLM
 from paceline.sequence import Sequence
 from paceline.tree import EMPTY_TREE, DraftTree
 from paceline.verify import follow
 
-_VERIFICATIONS = ("reject", "follow")
-_LONGEST = 20  # nodes where no length is given: shared by the sequences of a batch, as each makes the forward dearer,
-_FEWEST = 3  # but at least so many each
-_STOP_BELOW = 0.1
-_BRANCH_ABOVE = 0.1
+__all__ = ["DraftModel", "DraftModelOptions"]
+
+_FEWEST = 3  # nodes of each sequence of a batch, at least: they share as many as one sequence may have
 _LOOKUP_NGRAMS = (1, 3)  # shortest and longest n-gram looked up for the draft model
-_LOOKUP_LENGTH = 6
-
-
-@dataclass(frozen=True, slots=True)
-class DraftModelOptions:
-    """Attributes:
-    length: tokens drafted per step (K). Not given: as long as the draft is sure, at most 20 (in a batch of 8: 3).
-    stop_below: stop drafting a sequence once the product of the draft's top probabilities falls below; the token drawn last is
-        kept. 0 = never, which is the default where a length is given; else 0.1.
-    branch_above: guess the draft's second choice as well wherever its chance, by the same product, is above; it costs no draft
-        forward. 1 = never, the default where a length is given; else 0.1. Not for draws.
-    lookup: the draft model itself is sped up by prompt lookup, so that it drafts the same tokens in fewer forwards. Off where
-        a length is given, else on.
-    verification: "reject" (the papers' rule) or "follow" (same noise as the target); greedy is the same under both.
-    """
-
-    length: int | None = None
-    stop_below: float | None = None
-    branch_above: float | None = None
-    lookup: bool | None = None
-    verification: str = "reject"
-
-    def __post_init__(self) -> None:
-        if self.length is not None:
-            require_range("draft_model", "length", self.length, 1)
-        for name in ("stop_below", "branch_above"):
-            if getattr(self, name) is not None:
-                require_range("draft_model", name, getattr(self, name), 0, 1)
-        if self.verification not in _VERIFICATIONS:
-            hint = did_you_mean(self.verification, _VERIFICATIONS)
-            raise ConfigError(f"draft_model: verification is {self.verification!r}.{hint}")
-
-    @property
-    def longest(self) -> int:
-        """Most tokens drafted per step."""
-        return _LONGEST if self.length is None else self.length
-
-    @property
-    def chain_chance(self) -> float:
-        """The chance below which a chain ends."""
-        if self.stop_below is not None:
-            return self.stop_below
-        return _STOP_BELOW if self.length is None else 0.0
-
-    @property
-    def branch_chance(self) -> float:
-        """The chance a second choice must have."""
-        if self.branch_above is not None:
-            return self.branch_above
-        return _BRANCH_ABOVE if self.length is None else 1.0
-
-    @property
-    def weighs(self) -> bool:
-        """Whether the draft's probabilities decide anything."""
-        return self.chain_chance > 0 or self.branch_chance < 1
-
-    @property
-    def looks_up(self) -> bool:
-        """Whether drafting is sped up by prompt lookup."""
-        return self.length is None if self.lookup is None else self.lookup
+_LOOKUP_LENGTH = 8
 
 
 @dataclass(slots=True)
@@ -96,11 +37,15 @@ class _Shadow:
 
     Attributes:
         agreed: leading tokens known to be the target's; index: where n-grams of those occurred.
+        rates: how often the draft was right here so far.
+        first_probs: per node of the newest tree, the probability it had as a first choice; empty for a chain.
     """
 
     seq: Sequence
     agreed: int
     index: NgramIndex
+    rates: HitRates = field(default_factory=HitRates)
+    first_probs: list[float | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -113,8 +58,6 @@ class _Chain:
     chance: float = 1.0  # that all of it is right, by the draft's own top probabilities
     tokens: list[int] = field(default_factory=list)
     probs: list[Tensor | None] = field(default_factory=list)  # [vocab] each
-    top_ids: list[list[int]] = field(default_factory=list)  # the two likeliest tokens
-    top_probs: list[list[float]] = field(default_factory=list)
 
 
 class DraftModel(Drafter):
@@ -142,7 +85,8 @@ class DraftModel(Drafter):
     def start(self, seq: Sequence) -> None:
         """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
         if len(seq) <= self._draft.context_length:
-            self._draft.reserve(0, min(seq.max_length, self._draft.context_length) + self._options.longest)
+            spare = max(self._options.longest, MOST_NODES) + LOOKED_UP * _LOOKUP_LENGTH
+            self._draft.reserve(0, min(seq.max_length, self._draft.context_length) + spare)
             shadow = Sequence(seq.token_ids, seq.params)
             self._draft.open(shadow)
             self._shadows[seq.id] = _Shadow(shadow, len(seq), NgramIndex(*_LOOKUP_NGRAMS))
@@ -154,27 +98,71 @@ class DraftModel(Drafter):
             self._draft.close(shadow.seq)
 
     def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft a chain for every sequence, all sequences together in each draft forward."""
+        """Draft for every sequence, all sequences together in each draft forward."""
         trees = [EMPTY_TREE] * len(seqs)
         if self._options.length is None:
-            share = max(_FEWEST, _LONGEST // len(seqs))
+            share = max(_FEWEST, MOST_NODES // len(seqs))
             max_nodes = [min(limit, share) for limit in max_nodes]
-        chains: dict[int, _Chain] = {}
-        for row, (seq, limit) in enumerate(zip(seqs, max_nodes, strict=True)):
-            if seq.id in self._shadows:
-                length = self._length(seq, limit)
-                chains[row] = _Chain(self._shadows[seq.id], length, open=length > 0)
-        if not any(chain.open for chain in chains.values()):
+        rows = [row for row, seq in enumerate(seqs) if seq.id in self._shadows]
+        limits = [self._length(seqs[row], max_nodes[row]) for row in rows]
+        if not any(limit > 0 for limit in limits):
             return trees
-        for row in chains:
+        for row in rows:
             self._catch_up(seqs[row])
-        self._draft_chains(list(chains.values()))
-        for row, chain in chains.items():
-            seqs[row].counters.draft_forwards = chain.shadow.seq.counters.target_forwards
-            if self._draws(seqs[row]):
-                trees[row] = DraftTree.chain(chain.tokens, chain.probs)
-            else:
-                trees[row] = self._with_branches(chain, max_nodes[row])
+        shadows = [self._shadows[seqs[row].id] for row in rows]
+        self._prefill([shadow.seq for shadow in shadows])
+        branching = [self._branches(seqs[row]) for row in rows]
+        sizes = [max_nodes[row] if branches else 0 for row, branches in zip(rows, branching, strict=True)]
+        grown = self._grow_trees(shadows, limits, sizes)
+        chains = [
+            _Chain(shadow, limit, open=limit > 0 and not branches)
+            for shadow, limit, branches in zip(shadows, limits, branching, strict=True)
+        ]
+        self._draft_chains(chains)
+        for row, shadow, chain, tree, branches in zip(rows, shadows, chains, grown, branching, strict=True):
+            seqs[row].counters.draft_forwards = shadow.seq.counters.target_forwards
+            trees[row], shadow.first_probs = tree.finished() if branches else (self._as_tree(chain), [])
+        return trees
+
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        """Learn how often guesses come true."""
+        for outcome in outcomes:
+            shadow = self._shadows.get(outcome.seq.id)
+            if shadow is not None and len(shadow.first_probs) == len(outcome.tree):
+                shadow.rates.learn(outcome.tree, shadow.first_probs, outcome.accepted)
+
+    def _prefill(self, shadows: list[Sequence]) -> None:
+        """Feed long prompts in chunks, but for the last."""
+        while late := [shadow for shadow in shadows if not self._draft.reaches_end(shadow)]:
+            self._draft.feed(late)
+
+    def _grow_trees(self, shadows: list[_Shadow], longest: list[int], sizes: list[int]) -> list[GuessTree]:
+        """Grow a tree of at most so many nodes for every sequence; those that are finished, or have none, run along.
+
+        Nothing drafted stays in the draft's cache: every forward is fed the root and the tree anew.
+        """
+        options = self._options
+        trees = [
+            GuessTree(shadow.rates, size, depth, options.branch_chance, options.tree_chance)
+            for shadow, size, depth in zip(shadows, sizes, longest, strict=True)
+        ]
+        seqs = [shadow.seq for shadow in shadows]
+        while any(newest := [tree.newest() for tree in trees]):
+            questions = [
+                tree.question(nodes, partial(self._continuation, shadow)) if nodes else None
+                for tree, nodes, shadow in zip(trees, newest, shadows, strict=True)
+            ]
+            fed = [question.tree if question else EMPTY_TREE for question in questions]
+            scores = sampling.target_scores(self._draft.forward(seqs, fed), seqs, fed)
+            drawn = sampling.draw(scores, seqs, fed, sampling.TARGET)
+            for row, (tree, question) in enumerate(zip(trees, questions, strict=True)):
+                if question:
+                    top = scores[row, question.asked].softmax(-1).topk(min(CHOICES, self._draft.vocab_size), dim=-1)
+                    choices = [drawn[row][place] for place in question.asked]
+                    tree.answer(question, list(zip(choices, top.indices.tolist(), top.values.tolist(), strict=True)))
+            self._draft.commit([()] * len(seqs))
+            for seq in seqs:
+                self._draft.rewind(seq, len(seq) - 1)
         return trees
 
     def _draft_chains(self, chains: list[_Chain]) -> None:
@@ -183,8 +171,6 @@ class DraftModel(Drafter):
         Those that have stopped run along, as rows of one batch; whether one stops never depends on what it would draw next.
         """
         shadows = [chain.shadow.seq for chain in chains]
-        while late := [shadow for shadow in shadows if not self._draft.reaches_end(shadow)]:
-            self._draft.feed(late)  # a long prompt, in chunks
         while any(chain.open for chain in chains):
             guesses = [self._look_up(chain) for chain in chains]
             scores = sampling.target_scores(self._draft.forward(shadows, guesses), shadows, guesses)
@@ -198,10 +184,14 @@ class DraftModel(Drafter):
 
     def _look_up(self, chain: _Chain) -> DraftTree:
         """A guess of what the draft model will say, so that it says more in one forward."""
-        room = min(_LOOKUP_LENGTH, chain.limit - len(chain.tokens) - 1)
-        if not self._options.looks_up or not chain.open or room <= 0:
-            return EMPTY_TREE
-        return DraftTree.chain(chain.shadow.index.continuation(chain.shadow.seq.token_ids, room))
+        room = chain.limit - len(chain.tokens) - 1
+        return DraftTree.chain(self._continuation(chain.shadow, [], room)) if chain.open else EMPTY_TREE
+
+    def _continuation(self, shadow: _Shadow, path: list[int], room: int) -> list[int]:
+        """Up to `room` tokens that followed the shadow's text and `path` earlier."""
+        if not self._options.looks_up or room <= 0:
+            return []
+        return shadow.index.continuation(shadow.seq.token_ids + path, min(_LOOKUP_LENGTH, room))
 
     def _grow(self, chain: _Chain, accepted: list[int], run: list[int], scores: Tensor) -> list[int]:
         """Add a run of the draft model to its shadow and chain, up to where it is no longer sure.
@@ -213,18 +203,15 @@ class DraftModel(Drafter):
         """
         options = self._options
         if chain.open:
-            if options.weighs or self._draws(chain.shadow.seq):
+            if options.chain_chance > 0 or self._draws(chain.shadow.seq):
                 probs = scores[[0, *(node + 1 for node in accepted)][: len(run)]].softmax(-1)
-                top = probs.topk(2, dim=-1)
-                for place, pair in enumerate(top.values.tolist()):
-                    chain.top_probs.append(pair)
-                    chain.chance *= pair[0]
+                for place, highest in enumerate(probs.amax(-1).tolist()):
+                    chain.chance *= highest
                     if chain.chance < options.chain_chance:
                         run = run[: place + 1]  # that token is kept
                         chain.open = False
                         break
                 chain.probs.extend(probs[: len(run)])
-                chain.top_ids.extend(top.indices.tolist()[: len(run)])
             chain.tokens.extend(run)
             chain.open = chain.open and len(chain.tokens) < chain.limit
         chain.shadow.seq.token_ids.extend(run)
@@ -234,17 +221,12 @@ class DraftModel(Drafter):
         """Whether drafts of `seq` come with their distributions."""
         return self._options.verification == "reject" and not seq.params.greedy
 
-    def _with_branches(self, chain: _Chain, limit: int) -> DraftTree:
-        """The chain, and beside each of its nodes the second choice where that may well be the right one."""
-        tokens, parents, chance = list(chain.tokens), list(range(-1, len(chain.tokens) - 1)), 1.0
-        for depth, (ids, (first, second)) in enumerate(zip(chain.top_ids, chain.top_probs, strict=True)):
-            if len(tokens) >= limit:
-                break
-            if chance * second > self._options.branch_chance:
-                tokens.append(ids[1] if ids[0] == chain.tokens[depth] else ids[0])
-                parents.append(depth - 1)
-            chance *= first
-        return DraftTree(tokens, parents)
+    def _branches(self, seq: Sequence) -> bool:
+        """Whether drafts of `seq` are trees."""
+        return self._options.branch_chance < 1 and self._draft.takes_trees and not self._draws(seq)
+
+    def _as_tree(self, chain: _Chain) -> DraftTree:
+        return DraftTree.chain(chain.tokens, chain.probs if self._draws(chain.shadow.seq) else None)
 
     def _length(self, seq: Sequence, limit: int) -> int:
         room = self._draft.context_length - len(seq)
