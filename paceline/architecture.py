@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from paceline.attention import takes_tree_attention
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.layout import Layout
 
@@ -27,6 +28,7 @@ class Architecture:
         window, chunk: reach of sliding and of chunked attention, in positions.
         takes_masks: a 4-D mask and position ids decide what is seen; false where cache slots do (ALiBi, no position ids).
         float_masks: masks are added to the scores (eager) instead of selecting (sdpa).
+        tree_attention: masked forwards may use `paceline.attention`.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Architecture:
     takes_position_ids: bool
     takes_logits_to_keep: bool
     float_masks: bool
+    tree_attention: bool
     dtype: torch.dtype
 
     @property
@@ -84,6 +87,7 @@ class Architecture:
             takes_position_ids="position_ids" in accepted,
             takes_logits_to_keep="logits_to_keep" in accepted,
             float_masks=implementation == "eager",
+            tree_attention=takes_tree_attention(model) and not alibi,
             dtype=model.dtype,
         )
 

@@ -42,6 +42,12 @@ class Layout:
         """One token per row behind equally long prefixes: no mask is needed."""
         return self.token_ids.shape[1] == 1 and bool((self.cached == self.cached[0]).all())
 
+    @property
+    def causal(self) -> int:
+        """How many of the first columns see just the columns up to themselves: prompts from their first token on, in all rows."""
+        front = self.token_ids.shape[1] - self.width
+        return front if self.in_order and not self.cached.any() else 0
+
     def visible_mask(self, positions_seen: int, window: int | None = None, chunk: int | None = None) -> BoolArray:
         """[rows, columns, positions_seen]: True where a query column may look at a cache position.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.architecture import Architecture
+from paceline.attention import tree_attention
 from paceline.errors import CapacityError
 from paceline.kv_cache import SlotCache
 from paceline.layout import Layout, lay_out
@@ -138,9 +140,14 @@ class CachedLM:
         if arch.takes_logits_to_keep:
             inputs["logits_to_keep"] = layout.width + 1
         start = time.perf_counter()
-        logits: Tensor = self._model(**inputs).logits
+        with self._attention(layout) if inputs["attention_mask"] is not None and arch.tree_attention else nullcontext():
+            logits: Tensor = self._model(**inputs).logits
         self.forward_seconds += time.perf_counter() - start
         return logits[:, -(layout.width + 1) :]
+
+    def _attention(self, layout: Layout) -> AbstractContextManager[None]:
+        causal = layout.causal if self.architecture.layer_kinds == ("full_attention",) else 0
+        return tree_attention(self._model.config.get_text_config(decoder=True), causal)
 
     def _count(self, layout: Layout) -> None:
         self._layout = layout

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "paceline"
 LAYERS = [
     ["errors", "config"],
     ["text", "sequence", "tree"],
-    ["drafter", "sampling", "kv_cache", "layout", "architecture"],
+    ["drafter", "sampling", "kv_cache", "layout", "attention", "architecture"],
     ["model", "verify", "loading"],
     ["step", "metrics", "selfcheck", "parallel"],
     ["drafters", "datastore"],
