@@ -66,7 +66,10 @@ class ParallelLM(CachedLM):
                 "a draft tree carries the distributions its nodes were drawn from; lookahead parallelism verifies guesses"
                 " only. Choose a drafter of guesses, or run it in one process."
             )
-        shares = [share(tuple(tree.parents), self.ranks.size, self.ranks.rank) for tree in trees]
+        size, rank = self.ranks.size, self.ranks.rank
+        # Shares take turns, so that the largest is not always the same rank's.
+        turns = [(rank + seq.counters.target_forwards) % size for seq in seqs]
+        shares = [share(tuple(tree.parents), size, turn) for tree, turn in zip(trees, turns, strict=True)]
         parts = [mine.part(tree) for mine, tree in zip(shares, trees, strict=True)]
         self._parts = {seq.id: both for seq, both in zip(seqs, zip(shares, parts, strict=True), strict=True)}
         return super().forward(seqs, parts)

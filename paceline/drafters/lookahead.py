@@ -8,12 +8,15 @@ Beyond the paper's Algorithm 2 and its public code, all of it off with `compat=t
 is emitted (as the paper's Algorithm 3 has it and the code has not); guesses and window share their common prefixes, and what
 that saves extends the first guesses by what the pool has behind them; window nodes can be accepted; the window is full and
 guesses are verified from the first step on; the two newest tokens are looked up before the one; the text the target has
-confirmed becomes the newest entry; a guess whose first token was wrong leaves the pool until it is generated again.
+confirmed becomes the newest entry; a guess whose first token was wrong leaves the pool until it is generated again; where
+the pool has too few n-grams for a key, those that have it further inside are guessed; the window is left out while long runs
+are accepted anyway, and at the very end.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -68,6 +71,7 @@ class _State:
 
     window: Window | None  # None once it is known that only chains are verified: no answer would ever come back
     pool: NgramPool
+    tails: NgramPool  # the window's n-grams without their first tokens, for keys the pool does not know
     pooled: int = 0  # tokens of the text whose n-grams are in the pool
     accepted: int = 0  # tokens accepted in the last step
     tree: DraftTree = EMPTY_TREE  # the last proposal,
@@ -97,7 +101,8 @@ class Lookahead(Drafter):
         make = Window.of_tokens if options.compat else Window.of_phrases
         rng = random.Random(0 if options.compat else seq.params.seed)
         window = make(seq.token_ids, options.window, options.ngram, rng)
-        self._states[seq.id] = _State(window, NgramPool(options.pool or max(1, options.guesses)))
+        size = options.pool or max(1, options.guesses)
+        self._states[seq.id] = _State(window, NgramPool(size), NgramPool(size))
 
     def stop(self, seq: Sequence) -> None:
         """Drop the state."""
@@ -115,11 +120,13 @@ class Lookahead(Drafter):
         if options.prompt_pool:
             self._pool_text(seq.token_ids, state)
         window = state.window
+        if not options.compat and (seq.remaining <= options.ngram or state.accepted > options.ngram):
+            window = None  # nobody would use its n-grams any more, or the pool knows what comes anyway
         if window is not None and len(window) > limit:
             seq.counters.note(WINDOW_LEFT_OUT)
             window = None
         if options.guesses and not (options.compat and window is not None and not window.full):
-            state.guesses = self._look_up(seq.token_ids, state.pool)
+            state.guesses = self._look_up(seq.token_ids, state)
         builder = TreeBuilder(min(limit, options.most_nodes))
         if options.compat:
             room = limit - (0 if window is None else len(window))
@@ -132,10 +139,10 @@ class Lookahead(Drafter):
         state.tree = builder.build()
         return state.tree
 
-    def _look_up(self, text: list[int], pool: NgramPool) -> list[Ngram]:
-        """Up to G n-grams that followed the newest tokens, longer keys first, newest first."""
+    def _look_up(self, text: list[int], state: _State) -> list[Ngram]:
+        """Up to G n-grams that followed the newest tokens, longer keys first, newest first; tails where there are fewer."""
         found: dict[Ngram, None] = {}
-        for size in (2, 1):
+        for pool, size in ((state.pool, 2), (state.pool, 1), (state.tails, 1)):
             for ngram in pool.newest_first(tuple(text[-size:])):
                 found.setdefault(ngram)
         return list(found)[: self._options.guesses]
@@ -185,16 +192,16 @@ class Lookahead(Drafter):
         elif state.newest is not None and state.window is not None:
             answers = [outcome.target_argmax[node + 1] for node in state.newest]
             if state.window.full:
-                for key, ngram in state.window.ngrams(context, answers):
-                    self._insert(state.pool, key, ngram)
+                self._pool_window(state.window.ngrams(context, answers), state)
             state.window.move(answers)
 
     def _judge_guesses(self, context: Ngram, new: list[int], state: _State) -> None:
         """Forget the guesses that were wrong at once; what the target said in place of a right one is the newest entry."""
         for ngram in state.guesses:
             if ngram[0] != new[0]:
-                for size in (1, 2):
-                    state.pool.discard(context[-size:], ngram)
+                state.pool.discard(context, ngram)
+                for pool in (state.pool, state.tails):
+                    pool.discard(context[-1:], ngram)
         length = self._options.ngram - 1
         if state.accepted and len(new) >= length:
             self._insert(state.pool, context, tuple(new[:length]))
@@ -203,6 +210,13 @@ class Lookahead(Drafter):
         pool.insert(key[-1:], ngram)
         if len(key) > 1 and not self._options.compat:
             pool.insert(key, ngram)
+
+    def _pool_window(self, ngrams: Iterable[tuple[Ngram, Ngram]], state: _State) -> None:
+        for key, ngram in ngrams:
+            self._insert(state.pool, key, ngram)
+            if not self._options.compat:
+                for start in range(len(ngram) - 1):
+                    state.tails.insert(ngram[start : start + 1], ngram[start + 1 :])
 
     def _pool_text(self, text: list[int], state: _State) -> None:
         """Pool the n-grams of prompt and answer that have come to their end since the last call, in order."""
