@@ -29,6 +29,7 @@ from paceline.cli_options import (
     TopK,
     TopP,
 )  # fmt: skip
+from paceline.cli_paper import run_paper_command
 from paceline.cli_parallel import one_voice
 from paceline.drafters import REGISTRY
 from paceline.errors import ConfigError
@@ -64,11 +65,15 @@ MaxSeconds = Annotated[float, typer.Option(min=0, help="Stop after the prompt du
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write results here.")]
 PngFile = Annotated[Path | None, typer.Option("--png", help="Draw results here.")]
 MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Append a section here.")]
-
+MaxNodes = Annotated[int, typer.Option(min=0, help="Most draft nodes per prompt and step.")]
+PaperName = Annotated[
+    str | None, typer.Option("--paper", help="Measure the tables and figures of a paper again, on this model: lookahead.")
+]
 Memory = Annotated[bool, typer.Option("--memory", help="Measure peak memory, each method in its own process, instead of time.")]
 
 
 def bench(
+    context: typer.Context,
     model: Model = demo.NAME,
     draft_model: Draft = None,
     drafter: Drafters = None,
@@ -78,6 +83,7 @@ def bench(
     every: Every = 1,
     max_new_tokens: MaxNew = 128,
     batch: Batch = 1,
+    max_nodes: MaxNodes = 256,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
@@ -97,10 +103,14 @@ def bench(
     png: PngFile = None,
     markdown_file: MarkdownFile = None,
     memory: Memory = False,
+    paper: PaperName = None,
     lookahead_parallel: Parallel = False,
     process_timeout: Patience = 60.0,
 ) -> None:
     """Time drafters beside transformers' own generate, interleaved prompt by prompt; check that answers are equal."""
+    if paper is not None:
+        run_paper_command(context)
+        return
     with one_voice(lookahead_parallel, device, process_timeout) as ranks:
         from paceline.bench import BenchConfig
 
@@ -108,7 +118,7 @@ def bench(
         config = BenchConfig(
             model=model, draft_model=draft_model, drafters=_drafters(drafter, has_draft),
             baselines=_baselines(baseline, has_draft), prompts=tuple(prompts or ()), limit=limit, every=every,
-            max_new_tokens=max_new_tokens, batch=batch, temperature=temperature, top_k=top_k, top_p=top_p,
+            max_new_tokens=max_new_tokens, batch=batch, max_nodes=max_nodes, temperature=temperature, top_k=top_k, top_p=top_p,
             min_p=min_p, repetition_penalty=repetition_penalty, seed=seed, ignore_eos=ignore_eos, dtype=dtype, device=device,
             threads=threads, cost_scale=cost_scale, draft_cost_scale=draft_cost_scale, repeats=repeats, warmup=warmup,
             max_seconds=max_seconds, lookahead_parallel=ranks.size if ranks else 0,

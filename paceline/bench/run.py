@@ -228,7 +228,7 @@ def _methods(
     for spec in config.drafters:
         llm = LLM(
             models.target, create(spec, draft_model=draft), tokenizer=models.tokenizer, max_batch=config.batch,
-            lookahead_parallel=lockstep.ranks(spec) or False,
+            max_nodes=config.max_nodes, lookahead_parallel=lockstep.ranks(spec) or False,
         )  # fmt: skip
         llm.model.reserve(config.batch, positions)
         ours.append(Paceline(spec, llm, _maker(spec, draft), params))

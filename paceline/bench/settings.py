@@ -29,7 +29,7 @@ class BenchConfig:
             "transformers:assistant" (the draft model as assistant, at its default settings).
         prompts: JSONL files; none = the embedded prompts. limit, every: which of them, see `load_prompts`.
         max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, ignore_eos: as in `SamplingParams`.
-        batch: prompts answered together.
+        batch: prompts answered together. max_nodes: most draft nodes verified per prompt and step, as in `LLM`.
         dtype, device: as in `LLM`. threads: CPU threads of torch; None = leave as it is.
         cost_scale, draft_cost_scale: "WIDTHxLAYERS" to enlarge target and draft to, see `paceline.bench.enlarge`.
         repeats: passes over all prompts, each with fresh drafters. warmup: untimed short answers per method beforehand.
@@ -50,6 +50,7 @@ class BenchConfig:
     every: int = 1
     max_new_tokens: int = 128
     batch: int = 1
+    max_nodes: int = 256
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -74,6 +75,7 @@ class BenchConfig:
             ("limit", 0),
             ("every", 1),
             ("batch", 1),
+            ("max_nodes", 0),
             ("repeats", 1),
             ("warmup", 0),
             ("max_seconds", 0),
