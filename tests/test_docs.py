@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def test_readme_lists_every_drafter_with_its_options() -> None:
     for name, entry in REGISTRY.items():
         (line,) = [line for line in lines if line.startswith(f"| `{name}` |")]
         assert re.findall(r"`(\w+)`", line.split("|")[-2]) == [option.name for option in dataclasses.fields(entry.load().Options)]
+
+
+def test_the_drawn_window_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    drawing = importlib.import_module("draw_window").drawing()
+    assert drawing in (ROOT / "docs" / "lookahead.md").read_text(encoding="utf-8")
 
 
 def test_glossary_words_are_there() -> None:

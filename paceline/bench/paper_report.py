@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import tempfile
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -13,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from paceline.bench.document import read_document, write_document
 from paceline.bench.paper import CONVENTION, PaperConfig, PaperResult, Section, paper_module
-from paceline.errors import ConfigError
 
 SCHEMA = 1
 KIND = "paceline bench --paper"
@@ -50,9 +47,7 @@ def write_paper_json(result: PaperResult, path: str | Path) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    document = {
-        "schema": SCHEMA,
-        "kind": KIND,
+    content = {
         "paper": result.config.paper,
         "complete": result.complete,
         "command": result.config.command(),
@@ -60,21 +55,7 @@ def write_paper_json(result: PaperResult, path: str | Path) -> None:
         "summary": result.summary(),
         "result": dataclasses.asdict(result),  # type: ignore[call-overload]
     }
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1, allow_nan=False)
-                file.write("\n")
-            Path(temporary).chmod(0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error}") from error
+    write_document(path, KIND, SCHEMA, content)
 
 
 def read_paper_json(path: str | Path) -> PaperResult:
@@ -83,15 +64,7 @@ def read_paper_json(path: str | Path) -> PaperResult:
     Raises:
         ConfigError: not such a file, or one of another schema.
     """
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read a paper's result from {str(path)!r}: {error}") from error
-    found = (document.get("kind"), document.get("schema")) if isinstance(document, dict) else (None, None)
-    if found != (KIND, SCHEMA):
-        raise ConfigError(
-            f"{str(path)!r} is of kind {found[0]!r}, schema {found[1]!r}; this version reads {KIND!r}, {SCHEMA}. Run it again."
-        )
+    document = read_document(path, KIND, SCHEMA)
     values = document["result"]
     config = PaperConfig(**values["config"])
     return paper_module(config.paper).read(config, values)  # type: ignore[no-any-return]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import tempfile
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -14,13 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from paceline.bench.document import read_document, write_document
 from paceline.bench.environment import Environment
 from paceline.bench.result import BenchResult, Call, Counts, Divergence, Figures, Row
 from paceline.bench.settings import BenchConfig
-from paceline.errors import ConfigError
 from paceline.metrics import Timing
 
 SCHEMA = 1
+KIND = "paceline bench"
 _BY_CATEGORY = "Speed-up (tokens per forward) by category:"
 _SHOWN = 5  # divergences listed one by one
 _HEADINGS = ("method", "tokens/s", "speed-up", "median", "CPU time", "tokens/ forward", "accepted/ draft", "accepted",
@@ -83,32 +81,16 @@ def write_json(result: BenchResult, path: str | Path) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    path = Path(path)
     summary = {"all": result.figures(), "categories": {name: result.figures(name) for name in result.categories}}
     scaled = bool(result.config.cost_scale or result.config.draft_cost_scale)
-    document = {
-        "schema": SCHEMA,
-        "kind": "paceline bench",
+    content = {
         "complete": result.complete,
         "labels": {"target": result.target, "draft": result.draft, "cost_scaled": scaled},
         "command": result.config.command(),
         "summary": _plain(summary),
         **{field.name: _plain(getattr(result, field.name)) for field in dataclasses.fields(result)},
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1, allow_nan=False)
-                file.write("\n")
-            Path(temporary).chmod(0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error}") from error
+    write_document(path, KIND, SCHEMA, content)
 
 
 def read_json(path: str | Path) -> BenchResult:
@@ -117,13 +99,7 @@ def read_json(path: str | Path) -> BenchResult:
     Raises:
         ConfigError: not such a file, or one of another schema.
     """
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read a bench result from {str(path)!r}: {error}") from error
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != SCHEMA:
-        raise ConfigError(f"{str(path)!r} has schema {found!r}; this version reads {SCHEMA}. Run the bench again.")
+    document = read_document(path, KIND, SCHEMA)
     values = {field.name: document[field.name] for field in dataclasses.fields(BenchResult)}
     values["config"] = BenchConfig(**values["config"])
     values["environment"] = Environment(**values["environment"])
