@@ -95,14 +95,14 @@ class Lookahead(Drafter):
         """From its options."""
         return cls(options)
 
-    def start(self, seq: Sequence) -> None:
-        """A window of the prompt's own tokens and an empty pool."""
+    def start(self, seq: Sequence, pool: NgramPool | None = None) -> None:
+        """A window of the prompt's own tokens, and `pool`, shared with whoever gave it; an empty one of its own if none came."""
         options = self._options
         make = Window.of_tokens if options.compat else Window.of_phrases
         rng = random.Random(0 if options.compat else seq.params.seed)
         window = make(seq.token_ids, options.window, options.ngram, rng)
         size = options.pool or max(1, options.guesses)
-        self._states[seq.id] = _State(window, NgramPool(size), NgramPool(size))
+        self._states[seq.id] = _State(window, NgramPool(size) if pool is None else pool, NgramPool(size))
 
     def stop(self, seq: Sequence) -> None:
         """Drop the state."""
@@ -126,7 +126,7 @@ class Lookahead(Drafter):
             seq.counters.note(WINDOW_LEFT_OUT)
             window = None
         if options.guesses and not (options.compat and window is not None and not window.full):
-            state.guesses = self._look_up(seq.token_ids, state)
+            state.guesses = self.phrases(seq, seq.token_ids, options.guesses)
         builder = TreeBuilder(min(limit, options.most_nodes))
         if options.compat:
             room = limit - (0 if window is None else len(window))
@@ -139,13 +139,17 @@ class Lookahead(Drafter):
         state.tree = builder.build()
         return state.tree
 
-    def _look_up(self, text: list[int], state: _State) -> list[Ngram]:
-        """Up to G n-grams that followed the newest tokens, longer keys first, newest first; tails where there are fewer."""
+    def phrases(self, seq: Sequence, text: list[int], count: int) -> list[Ngram]:
+        """Up to `count` n-grams that followed the newest tokens of `text`, as `seq` has them pooled.
+
+        Longer keys first, newest first; tails where there are fewer.
+        """
+        state = self._states[seq.id]
         found: dict[Ngram, None] = {}
         for pool, size in ((state.pool, 2), (state.pool, 1), (state.tails, 1)):
             for ngram in pool.newest_first(tuple(text[-size:])):
                 found.setdefault(ngram)
-        return list(found)[: self._options.guesses]
+        return list(found)[:count]
 
     def _plant_guesses(self, builder: TreeBuilder, state: _State, depth: int) -> None:
         """Add the guesses, then the continuations of the first ones; the further, the more was accepted last time."""

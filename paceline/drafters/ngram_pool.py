@@ -16,20 +16,50 @@ class NgramPool:
 
     Args:
         size: most continuations kept per key.
+        keys: most keys kept, for a pool that outlives its sequences; the one inserted under longest ago makes room.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, keys: int | None = None) -> None:
         self._size = size
+        self._keys = keys
         self._entries: dict[Ngram, dict[Ngram, None]] = {}  # dicts keep their order: oldest first
 
     def insert(self, key: Ngram, ngram: Ngram) -> None:
         """Make `ngram` the newest continuation of `key`."""
-        entries = self._entries.setdefault(key, {})
+        if self._keys is None:
+            entries = self._entries.setdefault(key, {})
+        else:
+            entries = self._entries.pop(key, {})
+            if len(self._entries) >= self._keys:
+                del self._entries[next(iter(self._entries))]
+            self._entries[key] = entries
         if ngram in entries:
             del entries[ngram]
         elif len(entries) >= self._size:
             del entries[next(iter(entries))]
         entries[ngram] = None
+
+    def add(self, context: Ngram, ngram: Ngram) -> None:
+        """Make `ngram` the newest continuation of the last token of `context`, and of the last two."""
+        self.insert(context[-1:], ngram)
+        if len(context) > 1:
+            self.insert(context[-2:], ngram)
+
+    def replace(self, key: Ngram, old: Ngram, new: Ngram) -> None:
+        """Put `new` in the place of `old`, if that is there; where `new` is there already, `old` only leaves."""
+        entries = self._entries.get(key, {})
+        if old not in entries or old == new:
+            return
+        if new in entries:
+            del entries[old]
+        else:
+            self._entries[key] = {new if ngram == old else ngram: None for ngram in entries}
+
+    def add_text(self, text: list[int], since: int, size: int) -> None:
+        """Add the n-grams of `size` tokens of `text` that end behind its first `since` tokens, in order."""
+        for end in range(max(size, since + 1), len(text) + 1):
+            start = end - size
+            self.add(tuple(text[max(0, start - 1) : start + 1]), tuple(text[start + 1 : end]))
 
     def discard(self, key: Ngram, ngram: Ngram) -> None:
         """Forget a continuation of `key`, if it is there."""

@@ -1,0 +1,41 @@
+"""Options of the ouroboros drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.config import require_range
+from paceline.errors import ConfigError, did_you_mean
+
+INSPIRATIONS = ("every", "paper", "code", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class OuroborosOptions:
+    """Attributes:
+    gamma: tokens drafted per step at least; whatever the last phrase adds is kept.
+    window: W, columns of the draft model's lookahead window.
+    ngram: N, tokens of a phrase, the key included.
+    suffixes: K, most phrases of the pool that are verified behind the draft, and as many behind the newest token.
+    branches: most further choices of the draft model that are verified beside the draft; 0 and the paper's tree is all.
+    inspiration: which tokens that were not accepted teach the pool: "every" node, by the "paper"'s rule, the public
+        "code"'s, or "off".
+    refinement: suffixes are replaced in the pool by what the target says in their place.
+    warm: one pool for all requests, kept while the drafter lives.
+    """
+
+    gamma: int = 8
+    window: int = 3
+    ngram: int = 6
+    suffixes: int = 3
+    branches: int = 4
+    inspiration: str = "every"
+    refinement: bool = True
+    warm: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("gamma", 1), ("window", 1), ("ngram", 2), ("suffixes", 0), ("branches", 0)):
+            require_range("ouroboros", name, getattr(self, name), least)
+        if self.inspiration not in INSPIRATIONS:
+            hint = did_you_mean(self.inspiration, INSPIRATIONS)
+            raise ConfigError(f"ouroboros: inspiration is {self.inspiration!r}.{hint}")
