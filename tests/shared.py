@@ -20,6 +20,8 @@ COUNT = 40
 SPECS = [
     *available(),
     "draft_model:length=3,branch_above=0.02,lookup=true",
+    "ouroboros:gamma=4,window=1,ngram=4,branches=0,inspiration=code",
+    "ouroboros:gamma=12,warm=true",
     "jacobi:block=4",
     "lookahead:window=5,ngram=4,guesses=5,prompt_pool=false",
     "lookahead:window=3,ngram=2,guesses=0,prompt_pool=false",

@@ -209,9 +209,9 @@ def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str
         assert "".join(chunk.text for chunk in chunks) == out.text
         assert all("".join(text for text, _ in chunk.pieces) == chunk.text for chunk in chunks)
         assert all(len(chunk.accepted) == len(chunk.token_ids) for chunk in chunks)
-        assert sum(flag for chunk in chunks for flag in chunk.accepted) == out.stats.accepted_tokens
         last = chunks[-1].completion
         assert last is not None
+        assert sum(flag for chunk in chunks for flag in chunk.accepted) == last.stats.accepted_tokens
         assert (last.text, last.token_ids, last.finish_reason) == (out.text, out.token_ids, out.finish_reason)
         assert all(chunk.completion is None for chunk in chunks[:-1])
 

@@ -39,6 +39,9 @@ REGISTRY: dict[str, Entry] = {
     "draft_model": Entry(
         "draft_model", "DraftModel", "a small model drafts a tree, or a chain of fixed length", needs_draft_model=True
     ),
+    "ouroboros": Entry(
+        "ouroboros", "Ouroboros", "a small model drafts phrase by phrase; the target teaches the phrases", needs_draft_model=True
+    ),
     "jacobi": Entry("jacobi", "Jacobi", "guesses the whole rest of the answer, or a block of it, and repeats until it agrees"),
     "lookahead": Entry("lookahead", "Lookahead", "the target fills a window with n-grams and verifies those that fit"),
 }

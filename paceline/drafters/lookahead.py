@@ -72,6 +72,7 @@ class _State:
     window: Window | None  # None once it is known that only chains are verified: no answer would ever come back
     pool: NgramPool
     tails: NgramPool  # the window's n-grams without their first tokens, for keys the pool does not know
+    judges: bool  # whether wrong guesses leave the pool; not where it is shared, for its owner knows better what is right
     pooled: int = 0  # tokens of the text whose n-grams are in the pool
     accepted: int = 0  # tokens accepted in the last step
     tree: DraftTree = EMPTY_TREE  # the last proposal,
@@ -80,7 +81,7 @@ class _State:
 
 
 class Lookahead(Drafter):
-    """Guesses only: lossless and seed-identical at any temperature. Per-sequence state, nothing shared."""
+    """Guesses only: lossless and seed-identical at any temperature. A pool is shared only where one is given."""
 
     name = "lookahead"
     Options = LookaheadOptions
@@ -102,7 +103,7 @@ class Lookahead(Drafter):
         rng = random.Random(0 if options.compat else seq.params.seed)
         window = make(seq.token_ids, options.window, options.ngram, rng)
         size = options.pool or max(1, options.guesses)
-        self._states[seq.id] = _State(window, NgramPool(size) if pool is None else pool, NgramPool(size))
+        self._states[seq.id] = _State(window, NgramPool(size) if pool is None else pool, NgramPool(size), pool is None)
 
     def stop(self, seq: Sequence) -> None:
         """Drop the state."""
@@ -189,7 +190,7 @@ class Lookahead(Drafter):
         root = len(text) - len(new) - 1
         context = tuple(text[max(0, root - 1) : root + 1])
         state.accepted = len(outcome.accepted)
-        if not self._options.compat:
+        if state.judges and not self._options.compat:
             self._judge_guesses(context, new, state)
         if outcome.tree is not state.tree:
             state.window = None  # a branch of it was verified: this model takes chains only

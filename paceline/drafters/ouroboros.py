@@ -205,7 +205,7 @@ class Ouroboros(Drafter):
         chain = shadow.drafted[:depth]
         builder = TreeBuilder(limit)
         last = builder.add_path(chain)
-        shadow.proposal = Proposal(len(chain))
+        shadow.proposal = Proposal(chain=len(chain))
         if shadow.seq.finish_reason is None:
             for phrase in self._phrases.phrases(shadow.seq, seq.token_ids[-1:] + chain, options.suffixes):
                 nodes, node = [], last

@@ -13,7 +13,7 @@ from paceline.drafter import Outcome
 from paceline.drafters.ngram_pool import Ngram, NgramPool
 from paceline.tree import EMPTY_TREE, DraftTree
 
-_SHORTEST = 2  # tokens of a phrase that "every" rule adds
+_SHORTEST = 2  # tokens of a phrase that the rule "every" adds, at least
 
 
 @dataclass(slots=True)
