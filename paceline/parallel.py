@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline import sampling
 from paceline.drafter import Drafter, Outcome
 from paceline.errors import ConfigError, DrafterError
 from paceline.model import CachedLM
@@ -25,7 +24,7 @@ from paceline.parallel_ranks import Ranks
 from paceline.parallel_split import Share, share
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree, IntArray
-from paceline.verify import follow
+from paceline.verify import answers, follow
 
 _PIECE = 1 << 18  # integers summed at once, to bound the memory it takes
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
@@ -89,10 +88,7 @@ class ParallelLM(CachedLM):
         if not seqs:
             return []
         parts = [self._parts[seq.id][1] for seq in seqs]
-        scores = sampling.target_scores(logits, seqs, parts)
-        drawn = sampling.draw(scores, seqs, parts)
-        greedy = all(seq.params.greedy for seq in seqs)
-        argmax: list[list[int]] = drawn if greedy else scores.argmax(-1).tolist()
+        _, drawn, argmax = answers(seqs, parts, logits)
         merged = self.ranks.merge(torch.from_numpy(self._table(seqs, trees, drawn, argmax))).tolist()
         outcomes = []
         for seq, tree, (token_row, argmax_row) in zip(seqs, trees, merged, strict=True):

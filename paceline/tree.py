@@ -48,6 +48,11 @@ class DraftTree:
         """How many nodes, from the first on, may be accepted."""
         return len(self.token_ids) - self.probes
 
+    def edges(self, count: int | None = None) -> dict[tuple[int, int], int]:
+        """(parent, token) -> node, of the first `count` nodes; default: of the candidates."""
+        nodes = range(self.candidates if count is None else count)
+        return dict(zip(zip(self.parents, self.token_ids, strict=True), nodes, strict=False))
+
     @staticmethod
     def chain(token_ids: list[int], probs: list[Tensor | None] | None = None, confidence: list[float] | None = None) -> DraftTree:
         """A tree without branches: each token is the child of the one before it."""
@@ -114,6 +119,10 @@ class TreeBuilder:
     def __contains__(self, edge: tuple[int, int]) -> bool:
         """Whether there is a candidate (parent, token)."""
         return edge in self._child
+
+    def add(self, token: int, parent: int) -> int:
+        """Add one node, or find it; `parent` where there is no room."""
+        return self.add_path((token,), parent)
 
     def add_probe(self, token: int, parent: int) -> int:
         """Add a node that is fed and never accepted; it may repeat a sibling. The caller sees to `max_nodes`."""

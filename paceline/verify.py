@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -31,8 +30,7 @@ def follow(tree: DraftTree, draw: Callable[[int], int], ended: Callable[[list[in
     Returns:
         accepted nodes, and the emitted tokens (one more than accepted, or as many where the sequence ended).
     """
-    edges = zip(tree.parents, tree.token_ids, strict=True)
-    child = {edge: node for node, edge in enumerate(islice(edges, tree.candidates))}
+    child = tree.edges()
     accepted: list[int] = []
     run: list[int] = []
     node: int | None = -1
@@ -99,16 +97,27 @@ def _without(target: Vector, token: int) -> Vector:
     return rest / total if total > 0 else target
 
 
+def answers(seqs: Seq[Sequence], trees: Seq[DraftTree], logits: Tensor) -> tuple[Tensor, list[list[int]], list[list[int]]]:
+    """What the target says after the root and after every node: scores, the token it chooses, its most likely token.
+
+    Args:
+        logits: as in `verify`.
+    Returns:
+        scores [batch, 1 + width, vocab] of `target_scores`; twice batch lists of 1 + width tokens.
+    """
+    scores = sampling.target_scores(logits, seqs, trees)
+    drawn = sampling.draw(scores, seqs, trees)
+    greedy = all(seq.params.greedy for seq in seqs)
+    return scores, drawn, drawn if greedy else scores.argmax(-1).tolist()
+
+
 def verify(seqs: Seq[Sequence], trees: Seq[DraftTree], logits: Tensor) -> list[Outcome]:
     """Decide what is emitted for each sequence of a batch.
 
     Args:
         logits: [batch, 1 + width, vocab]: after the root, then after every node; rows beyond a tree are padding.
     """
-    scores = sampling.target_scores(logits, seqs, trees)
-    drawn = sampling.draw(scores, seqs, trees)
-    greedy = all(seq.params.greedy for seq in seqs)
-    argmax: list[list[int]] = drawn if greedy else scores.argmax(-1).tolist()
+    scores, drawn, argmax = answers(seqs, trees, logits)
     outcomes = []
     for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
         if tree.probs is None or seq.params.greedy:

@@ -24,7 +24,7 @@ def planted() -> tuple[DraftTree, list[str], list[str]]:
     rows = [f"level {level}" for level, size in enumerate(sizes) for _ in range(size)]
     levels = [[place for place, row in enumerate(rows) if row == f"level {level}"] for level in range(NGRAM - 1)]
     builder = TreeBuilder(len(labels) + GUESSES * (NGRAM - 1))
-    Window(levels, NGRAM).plant(lambda token, parent: builder.add_path((token,), parent))
+    Window(levels, NGRAM).plant(builder.add)
     for guess in range(GUESSES):
         builder.add_path([len(builder) + place for place in range(NGRAM - 1)])
         labels += [f"{'gh'[guess]}{place + 1}" for place in range(NGRAM - 1)]

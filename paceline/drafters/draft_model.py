@@ -19,6 +19,7 @@ from paceline.drafter import Drafter, Outcome
 from paceline.drafters.draft_options import MOST_NODES, DraftModelOptions
 from paceline.drafters.draft_tree import CHOICES, LOOKED_UP, GuessTree, HitRates
 from paceline.drafters.ngram_index import NgramIndex
+from paceline.drafters.shadow import Shadow
 from paceline.model import CachedLM
 from paceline.sequence import Sequence
 from paceline.tree import EMPTY_TREE, DraftTree
@@ -32,17 +33,15 @@ _LOOKUP_LENGTH = 8
 
 
 @dataclass(slots=True)
-class _Shadow:
-    """A sequence in the draft's cache: the target's tokens, then drafted ones.
+class _Shadow(Shadow):
+    """What a sequence owns here.
 
     Attributes:
-        agreed: leading tokens known to be the target's; index: where n-grams of those occurred.
+        index: where n-grams of the target's tokens occurred.
         rates: how often the draft was right here so far.
         first_probs: per node of the newest tree, the probability it had as a first choice; empty for a chain.
     """
 
-    seq: Sequence
-    agreed: int
     index: NgramIndex
     rates: HitRates = field(default_factory=HitRates)
     first_probs: list[float | None] = field(default_factory=list)
@@ -233,16 +232,11 @@ class DraftModel(Drafter):
         return min(self._options.longest, limit, seq.remaining - 1, room)
 
     def _catch_up(self, seq: Sequence) -> None:
-        """Give the shadow the target's tokens: rewind it to the common prefix."""
+        """Give the shadow the target's tokens, and the index."""
         shadow = self._shadows[seq.id]
-        mine, theirs, common = shadow.seq.token_ids, seq.token_ids, shadow.agreed
-        while common < min(len(mine), len(theirs)) and mine[common] == theirs[common]:
-            common += 1
-        self._draft.rewind(shadow.seq, min(common, len(theirs) - 1))
-        mine[common:] = theirs[common:]
-        shadow.agreed = len(theirs)
+        shadow.catch_up(self._draft, seq.token_ids)
         if self._options.looks_up:
-            shadow.index.update(theirs)
+            shadow.index.update(seq.token_ids)
 
 
 def _walk(guess: DraftTree, drawn: list[int], chain: _Chain) -> tuple[list[int], list[int]]:

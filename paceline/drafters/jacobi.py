@@ -102,8 +102,7 @@ class Jacobi(Drafter):
 
 def _said_along(guesses: list[int], outcome: Outcome) -> list[int]:
     """The target's tokens after the root and after each guess, as far as the verified tree holds them as a branch."""
-    edges = zip(outcome.tree.parents, outcome.tree.token_ids, strict=True)
-    child = {edge: node for node, edge in enumerate(edges)}
+    child = outcome.tree.edges()
     said, node = [outcome.target_argmax[0]], -1
     for guess in guesses:
         found = child.get((node, guess))

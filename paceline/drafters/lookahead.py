@@ -96,6 +96,11 @@ class Lookahead(Drafter):
         """From its options."""
         return cls(options)
 
+    @property
+    def most_nodes(self) -> int:
+        """Nodes of the largest tree."""
+        return self._options.most_nodes
+
     def start(self, seq: Sequence, pool: NgramPool | None = None) -> None:
         """A window of the prompt's own tokens, and `pool`, shared with whoever gave it; an empty one of its own if none came."""
         options = self._options
@@ -103,7 +108,8 @@ class Lookahead(Drafter):
         rng = random.Random(0 if options.compat else seq.params.seed)
         window = make(seq.token_ids, options.window, options.ngram, rng)
         size = options.pool or max(1, options.guesses)
-        self._states[seq.id] = _State(window, NgramPool(size) if pool is None else pool, NgramPool(size), pool is None)
+        own = NgramPool(size, longest_key=1 if options.compat else 2)
+        self._states[seq.id] = _State(window, own if pool is None else pool, NgramPool(size), pool is None)
 
     def stop(self, seq: Sequence) -> None:
         """Drop the state."""
@@ -119,7 +125,8 @@ class Lookahead(Drafter):
         if limit == 0 or (seq.remaining <= 1 and not options.compat):
             return EMPTY_TREE
         if options.prompt_pool:
-            self._pool_text(seq.token_ids, state)
+            state.pool.add_text(seq.token_ids, state.pooled, options.ngram)
+            state.pooled = len(seq)
         window = state.window
         if not options.compat and (seq.remaining <= options.ngram or state.accepted > options.ngram):
             window = None  # nobody would use its n-grams any more, or the pool knows what comes anyway
@@ -135,7 +142,7 @@ class Lookahead(Drafter):
             self._plant_as_published(builder, window, state)
         else:
             if window is not None:
-                state.newest = window.plant(lambda token, parent: builder.add_path((token,), parent))
+                state.newest = window.plant(builder.add)
             self._plant_guesses(builder, state, seq.remaining - 1)
         state.tree = builder.build()
         return state.tree
@@ -173,7 +180,7 @@ class Lookahead(Drafter):
             for token in ngram[:-1]:
                 if (node, token) in builder:
                     probes.append((token, node))
-                node = builder.add_path((token,), node)
+                node = builder.add(token, node)
             probes.append((ngram[-1], node))
         for token, parent in probes:
             builder.add_probe(token, parent)
@@ -204,29 +211,15 @@ class Lookahead(Drafter):
         """Forget the guesses that were wrong at once; what the target said in place of a right one is the newest entry."""
         for ngram in state.guesses:
             if ngram[0] != new[0]:
-                state.pool.discard(context, ngram)
-                for pool in (state.pool, state.tails):
-                    pool.discard(context[-1:], ngram)
+                state.pool.remove(context, ngram)
+                state.tails.discard(context[-1:], ngram)
         length = self._options.ngram - 1
         if state.accepted and len(new) >= length:
-            self._insert(state.pool, context, tuple(new[:length]))
-
-    def _insert(self, pool: NgramPool, key: Ngram, ngram: Ngram) -> None:
-        pool.insert(key[-1:], ngram)
-        if len(key) > 1 and not self._options.compat:
-            pool.insert(key, ngram)
+            state.pool.add(context, tuple(new[:length]))
 
     def _pool_window(self, ngrams: Iterable[tuple[Ngram, Ngram]], state: _State) -> None:
         for key, ngram in ngrams:
-            self._insert(state.pool, key, ngram)
+            state.pool.add(key, ngram)
             if not self._options.compat:
                 for start in range(len(ngram) - 1):
                     state.tails.insert(ngram[start : start + 1], ngram[start + 1 :])
-
-    def _pool_text(self, text: list[int], state: _State) -> None:
-        """Pool the n-grams of prompt and answer that have come to their end since the last call, in order."""
-        size = self._options.ngram
-        for end in range(max(size, state.pooled + 1), len(text) + 1):
-            start = end - size
-            self._insert(state.pool, tuple(text[max(0, start - 1) : start + 1]), tuple(text[start + 1 : end]))
-        state.pooled = len(text)

@@ -17,11 +17,13 @@ class NgramPool:
     Args:
         size: most continuations kept per key.
         keys: most keys kept, for a pool that outlives its sequences; the one inserted under longest ago makes room.
+        longest_key: most tokens of a key: 1 or 2.
     """
 
-    def __init__(self, size: int, keys: int | None = None) -> None:
+    def __init__(self, size: int, keys: int | None = None, longest_key: int = 2) -> None:
         self._size = size
         self._keys = keys
+        self._longest_key = longest_key
         self._entries: dict[Ngram, dict[Ngram, None]] = {}  # dicts keep their order: oldest first
 
     def insert(self, key: Ngram, ngram: Ngram) -> None:
@@ -41,9 +43,8 @@ class NgramPool:
 
     def add(self, context: Ngram, ngram: Ngram) -> None:
         """Make `ngram` the newest continuation of the last token of `context`, and of the last two."""
-        self.insert(context[-1:], ngram)
-        if len(context) > 1:
-            self.insert(context[-2:], ngram)
+        for size in range(1, min(len(context), self._longest_key) + 1):
+            self.insert(context[-size:], ngram)
 
     def replace(self, key: Ngram, old: Ngram, new: Ngram) -> None:
         """Put `new` in the place of `old`, if that is there; where `new` is there already, `old` only leaves."""
@@ -60,6 +61,11 @@ class NgramPool:
         for end in range(max(size, since + 1), len(text) + 1):
             start = end - size
             self.add(tuple(text[max(0, start - 1) : start + 1]), tuple(text[start + 1 : end]))
+
+    def remove(self, context: Ngram, ngram: Ngram) -> None:
+        """Forget what `add` has added."""
+        for size in range(1, min(len(context), self._longest_key) + 1):
+            self.discard(context[-size:], ngram)
 
     def discard(self, key: Ngram, ngram: Ngram) -> None:
         """Forget a continuation of `key`, if it is there."""

@@ -28,6 +28,7 @@ from paceline.drafters import create
 from paceline.drafters.ngram_pool import NgramPool
 from paceline.drafters.ouroboros_learning import Proposal, inspirations, refine
 from paceline.drafters.ouroboros_options import OuroborosOptions
+from paceline.drafters.shadow import Shadow
 from paceline.model import CachedLM
 from paceline.sequence import Sequence
 from paceline.step import decode_step
@@ -54,19 +55,16 @@ class _Choice(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Shadow:
-    """A sequence in the draft's cache: the target's tokens, then drafted ones.
+class _Shadow(Shadow):
+    """What a sequence owns here.
 
     Attributes:
-        pool: the phrases this sequence uses; agreed: leading tokens known to be the target's.
-        pooled: how many of these are in the pool.
+        pool: the phrases this sequence uses; pooled: how many of the target's tokens are in it.
         goal: tokens wanted of the running draft.
         chance: that the draft so far is right, by the draft's own probabilities; choices: what else it might have said.
     """
 
-    seq: Sequence
     pool: NgramPool
-    agreed: int
     pooled: int = 0
     goal: int = 0
     chance: float = 1.0
@@ -100,7 +98,6 @@ class Ouroboros(Drafter):
             "lookahead", window=options.window, ngram=options.ngram, guesses=guesses, pool=self._entries, prompt_pool=False
         )
         self._phrases = cast("Lookahead", phrases)  # built by its name: a combination holds drafters, it imports none
-        self._phrase_nodes = (options.ngram - 1) * (options.window + guesses) - 1
         self._warm = NgramPool(self._entries, _WARM_KEYS) if options.warm else None
         self._shadows: dict[int, _Shadow] = {}
 
@@ -119,13 +116,13 @@ class Ouroboros(Drafter):
         context = self._draft.context_length
         if len(seq) > context:
             return
-        self._draft.reserve(0, min(seq.max_length, context) + self._options.gamma + 2 * self._phrase_nodes)
+        self._draft.reserve(0, min(seq.max_length, context) + self._options.gamma + 2 * self._phrases.most_nodes)
         params = replace(seq.params, max_new_tokens=context, stop=())
         shadow = Sequence(seq.token_ids, params, eos_token_ids=seq.eos_token_ids, max_length=context)
         self._draft.open(shadow)
         pool = NgramPool(self._entries) if self._warm is None else self._warm
         self._phrases.start(shadow, pool)
-        self._shadows[seq.id] = _Shadow(shadow, pool, len(seq))
+        self._shadows[seq.id] = _Shadow(shadow, len(seq), pool)
 
     def stop(self, seq: Sequence) -> None:
         """Close the shadow. A warm pool stays."""
@@ -167,16 +164,11 @@ class Ouroboros(Drafter):
                 shadow.pool.add(context, phrase)
 
     def _catch_up(self, seq: Sequence, shadow: _Shadow) -> None:
-        """Give the shadow the target's tokens, rewinding it to the common prefix, and the pool their n-grams."""
-        mine, theirs, common = shadow.seq.token_ids, seq.token_ids, shadow.agreed
-        while common < min(len(mine), len(theirs)) and mine[common] == theirs[common]:
-            common += 1
-        self._draft.rewind(shadow.seq, min(common, len(theirs) - 1))
-        mine[common:] = theirs[common:]
+        """Give the shadow the target's tokens, and the pool their n-grams."""
+        shadow.catch_up(self._draft, seq.token_ids)
         shadow.seq.finish_reason = None
-        shadow.agreed = len(theirs)
-        shadow.pool.add_text(theirs, shadow.pooled, self._options.ngram)
-        shadow.pooled = len(theirs)
+        shadow.pool.add_text(seq.token_ids, shadow.pooled, self._options.ngram)
+        shadow.pooled = len(seq)
         shadow.chance, shadow.choices = 1.0, []
 
     def _draft_phrases(self, shadows: list[_Shadow]) -> None:
@@ -184,7 +176,7 @@ class Ouroboros(Drafter):
         seqs = [shadow.seq for shadow in shadows]
         note = partial(self._verify, {shadow.seq.id: shadow for shadow in shadows})
         while any(shadow.open for shadow in shadows):
-            limits = [self._phrase_nodes if shadow.open else 0 for shadow in shadows]
+            limits = [self._phrases.most_nodes if shadow.open else 0 for shadow in shadows]
             decode_step(self._draft, self._phrases, seqs, limits, note)
 
     def _verify(self, shadows: dict[int, _Shadow], seqs: Seq[Sequence], trees: Seq[DraftTree], logits: Tensor) -> list[Outcome]:
@@ -212,7 +204,7 @@ class Ouroboros(Drafter):
                 for token in phrase[: depth - len(chain)]:
                     if (node, token) not in builder and len(builder) >= limit:
                         break
-                    node = builder.add_path((token,), node)
+                    node = builder.add(token, node)
                     nodes.append(node)
                 shadow.proposal.suffixes.append((phrase, nodes))
         text = seq.token_ids[-2:] + chain

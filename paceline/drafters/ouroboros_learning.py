@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 
 from paceline.drafter import Outcome
 from paceline.drafters.ngram_pool import Ngram, NgramPool
@@ -51,7 +50,7 @@ def inspirations(outcome: Outcome, chain: int, rule: str, ngram: int) -> Iterato
     if rule == "off":
         return
     if rule == "every":
-        child = _edges(outcome.tree, outcome.tree.candidates)
+        child = outcome.tree.edges()
         for node in range(-1, outcome.tree.candidates):
             phrase = _said_after(outcome, node, child, ngram - 1)
             if len(phrase) >= min(_SHORTEST, ngram - 1):
@@ -59,18 +58,13 @@ def inspirations(outcome: Outcome, chain: int, rule: str, ngram: int) -> Iterato
         return
     tokens, said = outcome.tree.token_ids, outcome.target_argmax  # said[i] stands in the place of node i of the chain
     wrong = next((node for node in range(chain) if tokens[node] != said[node]), chain)
-    child = _edges(outcome.tree, chain)
+    child = outcome.tree.edges(chain)
     for node in range(wrong + (rule == "paper"), chain):
         if rule == "paper" and tokens[node] != said[node]:
             continue  # the paper wants the key itself confirmed; its code does not, and begins at the wrong token
         phrase = _said_after(outcome, node, child, ngram - 1)
         if len(phrase) == ngram - 1:
             yield context_of(outcome, node), phrase
-
-
-def _edges(tree: DraftTree, count: int) -> dict[tuple[int, int], int]:
-    edges = zip(tree.parents, tree.token_ids, strict=True)
-    return {edge: node for node, edge in enumerate(islice(edges, count))}
 
 
 def _said_after(outcome: Outcome, node: int, child: dict[tuple[int, int], int], length: int) -> Ngram:
