@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "paceline"
 # Each layer may import itself and the ones before it; drafters only what they share.
 LAYERS = [
-    ["errors", "config"],
+    ["errors", "config", "files"],
     ["text", "sequence", "tree"],
     ["drafter", "sampling", "kv_cache", "layout", "attention", "architecture"],
     ["model", "verify", "loading"],

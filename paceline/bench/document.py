@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.files import write_atomically
 
 
 def write_document(path: str | Path, kind: str, schema: int, content: dict[str, Any]) -> None:
@@ -17,21 +16,8 @@ def write_document(path: str | Path, kind: str, schema: int, content: dict[str, 
     Raises:
         ConfigError: the file cannot be written.
     """
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"schema": schema, "kind": kind, **content}, file, indent=1, allow_nan=False)
-                file.write("\n")
-            Path(temporary).chmod(0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error}") from error
+    text = json.dumps({"schema": schema, "kind": kind, **content}, indent=1, allow_nan=False)
+    write_atomically(path, f"{text}\n".encode())
 
 
 def read_document(path: str | Path, kind: str, schema: int) -> dict[str, Any]:

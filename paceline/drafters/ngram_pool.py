@@ -16,7 +16,7 @@ class NgramPool:
 
     Args:
         size: most continuations kept per key.
-        keys: most keys kept, for a pool that outlives its sequences; the one inserted under longest ago makes room.
+        keys: most keys kept, for a pool that outlives its sequences; the one used longest ago makes room.
         longest_key: most tokens of a key: 1 or 2.
     """
 
@@ -69,11 +69,20 @@ class NgramPool:
 
     def discard(self, key: Ngram, ngram: Ngram) -> None:
         """Forget a continuation of `key`, if it is there."""
-        self._entries.get(key, {}).pop(ngram, None)
+        entries = self._entries.get(key, {})
+        entries.pop(ngram, None)
+        if not entries:
+            self._entries.pop(key, None)
 
     def newest_first(self, key: Ngram) -> Iterator[Ngram]:
-        """Continuations of `key`."""
+        """Continuations of `key`, which counts as a use of it."""
+        if self._keys is not None and key in self._entries:
+            self._entries[key] = self._entries.pop(key)
         return reversed(self._entries.get(key, {}))
+
+    def items(self) -> Iterator[tuple[Ngram, list[Ngram]]]:
+        """Keys, the one used longest ago first, with their continuations, oldest first."""
+        return ((key, list(entries)) for key, entries in self._entries.items())
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))

@@ -15,6 +15,7 @@ arg-max would; all of them are guesses, so the text is that of plain decoding.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +29,9 @@ from paceline.drafters import create
 from paceline.drafters.ngram_pool import NgramPool
 from paceline.drafters.ouroboros_learning import Proposal, inspirations, refine
 from paceline.drafters.ouroboros_options import OuroborosOptions
+from paceline.drafters.pool_file import KeptPool
 from paceline.drafters.shadow import Shadow
+from paceline.errors import ConfigError
 from paceline.model import CachedLM
 from paceline.sequence import Sequence
 from paceline.step import decode_step
@@ -98,7 +101,12 @@ class Ouroboros(Drafter):
             "lookahead", window=options.window, ngram=options.ngram, guesses=guesses, pool=self._entries, prompt_pool=False
         )
         self._phrases = cast("Lookahead", phrases)  # built by its name: a combination holds drafters, it imports none
-        self._warm = NgramPool(self._entries, _WARM_KEYS) if options.warm else None
+        self._warm = NgramPool(self._entries, _WARM_KEYS) if options.warm or options.pool is not None else None
+        self._kept: KeptPool | None = None
+        if self._warm is not None and options.pool is not None:
+            cold = options.bad_pool == "cold"
+            self._kept = KeptPool(options.pool, self._warm, options.ngram - 1, self.vocab_size, cold)
+            weakref.finalize(self, self._kept.save_changes)  # at the latest when the process ends
         self._shadows: dict[int, _Shadow] = {}
 
     @classmethod
@@ -122,14 +130,28 @@ class Ouroboros(Drafter):
         self._draft.open(shadow)
         pool = NgramPool(self._entries) if self._warm is None else self._warm
         self._phrases.start(shadow, pool)
+        if self._kept is not None:
+            self._kept.changed = True
         self._shadows[seq.id] = _Shadow(shadow, len(seq), pool)
 
     def stop(self, seq: Sequence) -> None:
-        """Close the shadow. A warm pool stays."""
+        """Close the shadow. A warm pool stays, and is saved while nobody waits."""
         shadow = self._shadows.pop(seq.id, None)
         if shadow is not None:
             self._phrases.stop(shadow.seq)
             self._draft.close(shadow.seq)
+        if self._kept is not None and not self._shadows:
+            self._kept.save_changes(wait=True)
+
+    def save_pool(self) -> None:
+        """Write the pool's file now, rather than when the drafter is idle or gone.
+
+        Raises:
+            ConfigError: there is no file, or it cannot be written.
+        """
+        if self._kept is None:
+            raise ConfigError("ouroboros: there is no file to save the pool to; choose one with pool=PATH.")
+        self._kept.save()
 
     def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft for every sequence, all sequences together in each draft forward."""

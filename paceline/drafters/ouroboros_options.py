@@ -8,6 +8,7 @@ from paceline.config import require_range
 from paceline.errors import ConfigError, did_you_mean
 
 INSPIRATIONS = ("every", "paper", "code", "off")
+BAD_POOL = ("refuse", "cold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class OuroborosOptions:
         "code"'s, or "off".
     refinement: suffixes are replaced in the pool by what the target says in their place.
     warm: one pool for all requests, kept while the drafter lives.
+    pool: file this pool is read from, if it is there, and saved to; includes warm.
+    bad_pool: a file that is damaged or another vocabulary's is "refuse"d, or the run goes on "cold", with a warning.
     """
 
     gamma: int = 8
@@ -32,10 +35,13 @@ class OuroborosOptions:
     inspiration: str = "every"
     refinement: bool = True
     warm: bool = False
+    pool: str | None = None
+    bad_pool: str = "refuse"
 
     def __post_init__(self) -> None:
         for name, least in (("gamma", 1), ("window", 1), ("ngram", 2), ("suffixes", 0), ("branches", 0)):
             require_range("ouroboros", name, getattr(self, name), least)
-        if self.inspiration not in INSPIRATIONS:
-            hint = did_you_mean(self.inspiration, INSPIRATIONS)
-            raise ConfigError(f"ouroboros: inspiration is {self.inspiration!r}.{hint}")
+        for name, allowed in (("inspiration", INSPIRATIONS), ("bad_pool", BAD_POOL)):
+            if getattr(self, name) not in allowed:
+                value = getattr(self, name)
+                raise ConfigError(f"ouroboros: {name} is {value!r}.{did_you_mean(value, allowed)}")
