@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from paceline import demo
+from paceline.cli_files import ResultFiles, table_console
 from paceline.cli_options import (
     Device,
     Draft,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 _BASELINES = ("transformers", "transformers:prompt_lookup", "transformers:assistant")
 _DEMO_SECONDS = 90.0
 _DEMO_DRAFTERS = ("none", "prompt_lookup", "lookahead", "draft_model")
-_LOG_WIDTH = 150  # of a table that goes to a file or a pipe
 _DEMO_QUESTION = "Write a Python function that returns the largest of three numbers."
 
 Drafters = Annotated[
@@ -127,7 +126,7 @@ def bench(
         if memory:
             _print_memory(config)
             return
-        result = _run(config, json_file, png, markdown_file, ranks)
+        result = _run(config, ResultFiles(json_file, png, markdown_file), ranks)
         if not result.complete:
             raise typer.Exit(130)
 
@@ -173,7 +172,7 @@ def run_demo(
         model=demo.NAME, drafters=_DEMO_DRAFTERS, baselines=_BASELINES, dtype="bfloat16", cost_scale="1024x12",
         max_new_tokens=48, threads=threads, max_seconds=_DEMO_SECONDS,
     )  # fmt: skip
-    _run(config, output / "demo.json", output / "demo.png")
+    _run(config, ResultFiles(output / "demo.json", output / "demo.png"))
     console.rule("3. An answer as it comes; green: guessed by the draft model, kept by the target", align="left")
     console.print(f"[bold]> {_DEMO_QUESTION}[/bold]")
     llm = build_llm(demo.NAME, "draft_model", None, "auto", "auto", threads)
@@ -192,29 +191,14 @@ def _print_memory(config: BenchConfig) -> None:
         console.print(f"{name}: {peak / 1e6:.1f} MB peak, {peak / peaks[first]:.3f} of {first}")
 
 
-def _run(
-    config: BenchConfig, json_file: Path | None, png: Path | None, page: Path | None = None, ranks: Ranks | None = None
-) -> BenchResult:
+def _run(config: BenchConfig, files: ResultFiles, ranks: Ranks | None = None) -> BenchResult:
     from paceline.bench import markdown, print_table, run_bench, write_json, write_png
 
-    for path in (json_file, png):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}. Make it first.")
     first = ranks is None or ranks.rank == 0
     result = run_bench(config, progress=first, ranks=ranks)
-    if not first:
-        return result
-    print_table(result, None if sys.stdout.isatty() else Console(width=_LOG_WIDTH, highlight=False))
-    if json_file is not None:
-        write_json(result, json_file)
-    if png is not None:
-        write_png(result, png)
-    for path in filter(None, (json_file, png)):
-        Console(stderr=True).print(Text(f"wrote {path}", style="dim"))
-    sys.stdout.flush()
-    if page is not None:
-        with page.open("a", encoding="utf-8") as file:
-            file.write(markdown(result) + "\n")
+    if first:
+        print_table(result, table_console())
+        files.write(partial(write_json, result), partial(write_png, result), lambda picture: markdown(result))
     return result
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import fields
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
+from paceline.cli_files import ResultFiles, table_console
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.bench import PaperConfig
 
 _FILES = ("json_file", "png", "markdown_file")
-_LOG_WIDTH = 150  # of a table that goes to a file or a pipe
 
 
 def run_paper_command(context: typer.Context) -> None:
@@ -31,20 +27,10 @@ def run_paper_command(context: typer.Context) -> None:
     from paceline.bench import paper_markdown, print_paper, run_paper, write_paper_json
 
     config = _paper_config(context)
-    json_file, png, page = (context.params[name] for name in _FILES)
-    for path in filter(None, (json_file, png, page)):
-        if not path.parent.is_dir():
-            raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}. Make it first.")
+    files = ResultFiles(*(context.params[name] for name in _FILES))
     result = run_paper(config)
-    print_paper(result, None if sys.stdout.isatty() else Console(width=_LOG_WIDTH, highlight=False))
-    if json_file is not None:
-        write_paper_json(result, json_file)
-    if png is not None:
-        result.draw(png)
-    if page is not None:
-        _append(page, paper_markdown(result, png and os.path.relpath(png, page.parent)))
-    for path in filter(None, (json_file, png, page)):
-        Console(stderr=True).print(Text(f"wrote {path}", style="dim"))
+    print_paper(result, table_console())
+    files.write(partial(write_paper_json, result), result.draw, partial(paper_markdown, result))
     if not result.complete:
         raise typer.Exit(130)
 
@@ -67,19 +53,6 @@ def _paper_config(context: typer.Context) -> PaperConfig:
             )
     values = {name: value for name, value in given.items() if name in allowed}
     return PaperConfig(**values)
-
-
-def _append(path: Path, text: str) -> None:
-    """Add text at the end of a file.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error}") from error
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

@@ -61,6 +61,7 @@ def test_chat_answers_and_leaves() -> None:
         (["bench", "--cost-scale", "big"], "WIDTHxLAYERS"),
         (["bench", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["bench", "--json", "no-such-folder/result.json"], "no-such-folder"),
+        (["bench", "--markdown", "no-such-folder/result.md"], "no-such-folder"),
     ],
 )
 def test_wrong_arguments_are_one_clear_line(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from paceline.bench.environment import Environment
 from paceline.bench.report import setting_parts
 from paceline.bench.result import BenchResult, Divergence, Figures
-from paceline.bench.settings import BenchConfig
+from paceline.bench.settings import BenchConfig, option_words
 from paceline.errors import ConfigError, did_you_mean
 
 PAPERS = {"lookahead": "paper_lookahead"}  # name -> its module in this package
@@ -76,11 +76,8 @@ class PaperConfig:
         """The `paceline bench --paper` command line of this run; options at their defaults are left out."""
         words = ["paceline", "bench", "--paper", self.paper, "--model", self.model]
         for field in dataclasses.fields(self)[2:]:
-            value, flag = getattr(self, field.name), "--" + field.name.replace("_", "-")
-            if value == field.default:
-                continue
-            for one in value if isinstance(value, tuple) else (value,):
-                words += [flag] if one is True else [flag, str(one)]
+            value = getattr(self, field.name)
+            words += [] if value == field.default else option_words(field.name, value)
         return shlex.join(words)
 
 

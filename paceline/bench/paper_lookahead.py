@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import time
 from dataclasses import dataclass
 from itertools import product
@@ -168,12 +167,7 @@ def read(config: PaperConfig, values: dict[str, Any]) -> LookaheadResult:
 
 def _part(label: str, config: PaperConfig, names: list[str], loaded: dict[str, Any], **changes: Any) -> Part:
     nodes = max(_LEAST_NODES, config.max_new_tokens, *(spec_nodes(name) for name in names))
-    gc.collect()  # the models of the part before
-    gc.freeze()  # a run collects before every call; with this many methods, going through all modules takes minutes
-    try:
-        return Part.of(label, run_bench(config.run_of(names, max_nodes=nodes, **changes), **loaded))
-    finally:
-        gc.unfreeze()
+    return Part.of(label, run_bench(config.run_of(names, max_nodes=nodes, **changes), **loaded))
 
 
 def spec_nodes(spec: str) -> int:

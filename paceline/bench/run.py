@@ -87,6 +87,8 @@ def run_bench(
             gc.collect()
             loaded()
         methods, eos = _methods(config, models, units, skipped, lockstep)
+        gc.collect()
+        gc.freeze()  # every call begins with a collection, which need not go through all modules and models
         environment = look_around(models.target.device)
         with same_rules(models.target, config.sampling(), eos):
             run = _Run(config, methods, units, models.target.device, lockstep)
@@ -95,6 +97,7 @@ def run_bench(
         environment = dataclasses.replace(environment, load_end=load_average(), peak_memory=peak_memory())
         return _result(config, environment, models, methods, units, skipped, run, complete)
     finally:
+        gc.unfreeze()
         torch.set_num_threads(threads)
 
 

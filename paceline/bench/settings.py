@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, fields
+from typing import Any
 
 from paceline.bench.cost_scale import CostScale
 from paceline.config import parse_spec, require_range
@@ -119,17 +120,20 @@ class BenchConfig:
             words = [*start, *words, "--lookahead-parallel"]
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
-            if field.name == "lookahead_parallel":
-                continue
-            if value == field.default and field.name not in ("drafters", "baselines"):
-                continue
-            flag = _REPEATED.get(field.name, "--" + field.name.replace("_", "-"))
-            if isinstance(value, tuple):
-                for one in value or (("none",) if field.name == "baselines" else ()):
-                    words += [flag, one]
-            else:
-                words += [flag] if value is True else [flag, str(value)]
+            if field.name != "lookahead_parallel" and (value != field.default or field.name in ("drafters", "baselines")):
+                words += option_words(field.name, value)
         return shlex.join(words)
+
+
+def option_words(name: str, value: Any) -> list[str]:
+    """The command-line words that set a field of a configuration: the flag alone for True, once per entry of a tuple."""
+    flag = _REPEATED.get(name, "--" + name.replace("_", "-"))
+    if value is True:
+        return [flag]
+    values = value if isinstance(value, tuple) else (value,)
+    if name == "baselines":
+        values = values or ("none",)  # left out, the option would mean all of them
+    return [word for one in values for word in (flag, str(one))]
 
 
 def lookup_tokens(baseline: str) -> int:
