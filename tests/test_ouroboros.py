@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch
-from shared import COUNT, Pair, leftovers
+from shared import COUNT, RAGGED, Pair, check_aborts, leftovers
 from test_contract import Watched
-from torch import Tensor
 
 from paceline import LLM, Completion, DraftTree, Outcome, SamplingParams
 from paceline.drafters.ngram_pool import NgramPool
@@ -21,7 +18,6 @@ from paceline.drafters.ouroboros_learning import Proposal, inspirations, refine
 from paceline.errors import ConfigError
 from paceline.model import CachedLM
 from paceline.sequence import Sequence
-from paceline.step import decode_step
 from paceline.tree import node_depths
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "ouroboros_golden.json").read_text())["runs"]
@@ -94,19 +90,9 @@ def test_the_contract_is_kept(pair: Pair, options: dict[str, Any], temperature: 
     assert leftovers(drafter, range(before, before + 40)) == []
 
 
-def test_an_abort_leaves_no_state(pair: Pair) -> None:
-    drafter = Ouroboros(OuroborosOptions(), CachedLM(pair.draft))
-    model = CachedLM(pair.target)
-    seqs = [Sequence(prompt, SamplingParams(max_new_tokens=COUNT)) for prompt in pair.prompts[:3]]
-    for seq in seqs:
-        model.open(seq)
-        drafter.start(seq)
-    drafter.stop(seqs[2])
-    for _ in range(2):
-        decode_step(model, drafter, seqs[:2], [20] * 2)
-    for seq in seqs:
-        drafter.stop(seq)
-    assert leftovers(drafter, range(seqs[0].id, seqs[0].id + 20)) == []
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_an_abort_leaves_no_state(pair: Pair, options: dict[str, Any]) -> None:
+    check_aborts(pair, Ouroboros(OuroborosOptions(**options), CachedLM(pair.draft)), RAGGED)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -128,79 +114,6 @@ def test_a_prompt_beyond_the_drafts_context_gets_no_drafts(pair: Pair, monkeypat
     assert [out.token_ids for out in outs] == pair.answers
     (out,) = llm.generate([pair.prompts[0] * 10], SamplingParams(max_new_tokens=5))
     assert out.stats.drafted_tokens == 0
-
-
-class Alphabet:
-    """Stands in for a `CachedLM`: which letter follows a text is given by a function."""
-
-    vocab_size, context_length, takes_trees, forward_seconds = 26, 1000, True, 0.0
-
-    def __init__(self, after: Callable[[str], str]) -> None:
-        self._after = after
-        self._seqs: list[Sequence] = []
-
-    def reserve(self, slots: int, positions: int) -> None: ...
-
-    def open(self, seq: Sequence) -> None: ...
-
-    def close(self, seq: Sequence) -> None: ...
-
-    def reaches_end(self, seq: Sequence) -> bool:
-        return True
-
-    def forward(self, seqs: Seq[Sequence], trees: Seq[DraftTree]) -> Tensor:
-        self._seqs = list(seqs)
-        logits = torch.zeros(len(seqs), 1 + max(map(len, trees)), 26)
-        for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
-            seq.counters.target_forwards += 1
-            texts = [spelled(seq.token_ids)]
-            for token, parent in zip(tree.token_ids, tree.parents, strict=True):
-                texts.append(texts[parent + 1] + spelled([token]))
-            for node, text in enumerate(texts):
-                logits[row, node, ord(self._after(text)) - 65] = 20.0
-        return logits
-
-    def commit(self, accepted: Seq[Seq[int]]) -> None:
-        for seq in self._seqs:
-            seq.cached = len(seq)
-
-    def rewind(self, seq: Sequence, length: int) -> None:
-        seq.cached = min(seq.cached, length)
-
-
-def spelled(tokens: Seq[int]) -> str:
-    return "".join(chr(65 + token) for token in tokens)
-
-
-def letters(text: str) -> tuple[int, ...]:
-    return tuple(ord(letter) - 65 for letter in text)
-
-
-def next_letter(text: str) -> str:
-    return chr(65 + (ord(text[-1]) - 64) % 26)
-
-
-def with_a_slip(text: str) -> str:
-    """The draft model of the figure: ... G H I W K L M N."""
-    return {"I": "W", "W": "K"}.get(text[-1], next_letter(text))
-
-
-@pytest.mark.parametrize("rule", ["every", "code", "off"])
-def test_the_papers_first_figure(rule: str) -> None:
-    """After ABCD the target says EFGHIJKLMN..., the draft EFGHIWKLMN; what stands behind the slip is not lost."""
-    options = OuroborosOptions(gamma=10, window=1, ngram=4, inspiration=rule)
-    drafter = Ouroboros(options, cast(CachedLM, Alphabet(with_a_slip)))
-    target = cast(CachedLM, Alphabet(next_letter))
-    seq = Sequence(list(letters("ABCD")), SamplingParams(max_new_tokens=60))
-    drafter.start(seq)
-    (outcome,) = decode_step(target, drafter, [seq], [60])
-    assert spelled(outcome.tree.token_ids).startswith("EFGHIWKLMN")
-    assert spelled(outcome.new_token_ids) == "EFGHIJ"
-    learned = list(drafter._shadows[seq.id].pool.newest_first(letters("WK")))
-    assert (letters("LMN") in learned[:1]) or rule == "off"
-    (outcome,) = decode_step(target, drafter, [seq], [60])
-    assert spelled(outcome.new_token_ids).startswith("KLMNOPQRST")
-    drafter.stop(seq)
 
 
 def outcome_of(tree: DraftTree, argmax: list[int], new: list[int], text: Seq[int] = (1, 2)) -> Outcome:
