@@ -1,4 +1,4 @@
-"""What the tests share: the engine under test, outside references, a drafter that knows the answers, a chi-square test."""
+"""What the tests share: the engine under test, outside references, aborts, a drafter that knows all, a chi-square test."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
-from paceline import LLM, Drafter, DraftTree, Outcome
+from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
 from paceline.drafters import REGISTRY, available
 from paceline.model import CachedLM
 from paceline.sequence import Sequence
+from paceline.step import decode_step
 from paceline.tree import TreeBuilder
 
 COUNT = 40
+RAGGED = [0, 1, 2, 5, 40]  # budgets that differ by sequence and step
 SPECS = [
     *available(),
     "draft_model:length=3,branch_above=0.02,lookup=true",
@@ -67,6 +69,27 @@ def leftovers(drafter: Drafter, sequences: Iterable[int]) -> list[str]:
         elif isinstance(value, Drafter):
             found += [f"{name}.{inner}" for inner in leftovers(value, ids)]
     return found
+
+
+def check_aborts(pair: Pair, drafter: Drafter, budgets: Seq[int]) -> None:
+    """Sequences stopped before their first proposal, in the middle, and twice leave nothing and disturb no other."""
+    model, chance = CachedLM(pair.target), random.Random(2)
+    seqs = [Sequence(prompt, SamplingParams(max_new_tokens=10 * COUNT)) for prompt in pair.prompts[:4]]  # none ends by itself
+    for seq in seqs:
+        model.open(seq)
+        drafter.start(seq)
+    drafter.stop(seqs[3])
+    for step in range(8):
+        group = seqs[:3] if step < 3 else seqs[1:3]
+        decode_step(model, drafter, group, [chance.choice(budgets) for _ in group])
+        if step == 2:
+            drafter.stop(seqs[0])
+    for seq in seqs:
+        drafter.stop(seq)
+    after = Sequence([1], SamplingParams()).id
+    assert leftovers(drafter, range(seqs[0].id, after)) == []  # nor of sequences the drafter opened for its own use
+    for seq, answer in zip(seqs, pair.answers[:4], strict=True):
+        assert seq.output_ids[:COUNT] == answer[: len(seq.output_ids)]
 
 
 def critical_value(freedom: int, deviations: float = 3.7) -> float:

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from shared import COUNT, SPECS, Pair, leftovers
+from shared import COUNT, RAGGED, SPECS, Pair, check_aborts, leftovers
 
 from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
 from paceline.drafter import check_trees
 from paceline.errors import DrafterError
-from paceline.model import CachedLM
 from paceline.sequence import Sequence
-from paceline.step import decode_step
 
 
 class Watched(Drafter):
@@ -73,26 +71,10 @@ def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: fl
     assert leftovers(drafter, range(before, before + 20)) == []
 
 
+@pytest.mark.parametrize("budgets", [[20], RAGGED], ids=str)
 @pytest.mark.parametrize("name", SPECS)
-def test_an_abort_leaves_no_state(pair: Pair, name: str) -> None:
-    """Sequences stopped before their first proposal, in the middle, and twice."""
-    drafter = pair.engine(name).drafter
-    model = CachedLM(pair.target)
-    seqs = [Sequence(prompt, SamplingParams(max_new_tokens=4 * COUNT)) for prompt in pair.prompts[:4]]  # none ends by itself
-    for seq in seqs:
-        model.open(seq)
-        drafter.start(seq)
-    drafter.stop(seqs[3])
-    for _ in range(3):
-        decode_step(model, drafter, seqs[:3], [20] * 3)
-    drafter.stop(seqs[0])
-    decode_step(model, drafter, seqs[1:3], [20] * 2)
-    for seq in [seqs[0], *seqs[1:3]]:
-        drafter.stop(seq)
-    assert leftovers(drafter, [seq.id for seq in seqs]) == []
-    assert [seq.output_ids[:COUNT] for seq in seqs[1:3]] == [
-        answer[: len(seq.output_ids)] for seq, answer in zip(seqs[1:3], pair.answers[1:3], strict=True)
-    ]
+def test_an_abort_leaves_no_state(pair: Pair, name: str, budgets: list[int]) -> None:
+    check_aborts(pair, pair.engine(name).drafter, budgets)
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -37,6 +38,24 @@ EOS = 2
 SAMPLES, BATCH = 4000, 1000
 PLAIN = SamplingParams(max_new_tokens=4, temperature=1.0)
 TRUNCATED = SamplingParams(max_new_tokens=4, temperature=1.4, top_k=5, top_p=0.9, repetition_penalty=1.2)
+# Of what these draft the target takes a fair part, as `sample` asks; a drafter without a line here runs with its defaults.
+CHOSEN = [
+    "draft_model",
+    "draft_model:verification=follow",
+    "jacobi:block=2",
+    "lookahead:window=1,ngram=2,guesses=1",
+    "lookahead:window=3,ngram=2,guesses=3",
+    "lookahead:window=1,ngram=3,guesses=1",
+    "ouroboros:gamma=2,window=1,ngram=3,suffixes=1,branches=0",
+    "ouroboros:gamma=2,window=1,ngram=3,suffixes=1,branches=1",
+]
+
+
+def named(specs: Iterable[str]) -> set[str]:
+    return {spec.partition(":")[0] for spec in specs}
+
+
+SPECS = [*CHOSEN, *(name for name in available() if name not in named(CHOSEN))]
 
 
 def processors(params: SamplingParams) -> Any:
@@ -78,11 +97,8 @@ def sample(drafter: str | Drafter, params: SamplingParams) -> Counter[tuple[int,
         seeds = range(start, start + BATCH)
         outs += llm.generate([PROMPT] * BATCH, [dataclasses.replace(params, seed=seed) for seed in seeds])
     if drafter != "none":
-        accepted, drafted, emitted = (
-            sum(getattr(out.stats, name) for out in outs) for name in ("accepted_tokens", "drafted_tokens", "new_tokens")
-        )
-        assert accepted > 0.02 * emitted  # both must happen often: acceptance,
-        assert accepted < 0.9 * drafted  # and its opposite
+        accepted = sum(out.stats.accepted_tokens for out in outs) / sum(out.stats.drafted_tokens for out in outs)
+        assert 0.1 < accepted < 0.9  # both must happen often: acceptance, and its opposite
     return Counter(tuple(out.token_ids[:3]) for out in outs)
 
 
@@ -93,7 +109,11 @@ def test_the_law_is_worth_testing(params: SamplingParams) -> None:
     assert len([chance for chance in chances.values() if chance * SAMPLES >= 5]) > 40
 
 
-@pytest.mark.parametrize("spec", [*available(), "lookahead:window=4,ngram=2,guesses=4", "draft_model:verification=follow"])
+def test_every_drafter_is_sampled() -> None:
+    assert named(SPECS) == set(available())
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_joint_law_of_three_tokens(spec: str) -> None:
     assert fits(sample(spec, TRUNCATED), law(TRUNCATED))
 

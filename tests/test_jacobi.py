@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from models import make
-from shared import COUNT, Pair, leftovers, reference
+from shared import COUNT, RAGGED, Pair, check_aborts, leftovers, reference
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams
 from paceline.drafters.jacobi import Jacobi, JacobiOptions
 from paceline.errors import ConfigError
-from paceline.model import CachedLM
 from paceline.sequence import Sequence
-from paceline.step import decode_step
 from paceline.verify import follow
 
 Target = Callable[[Seq[int]], int]  # prompt and answer so far -> the next token
@@ -242,24 +240,7 @@ def test_a_seed_gives_the_same_text(pair: Pair, block: int | None) -> None:
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_ragged_budgets_and_an_abort(pair: Pair, block: int | None) -> None:
-    """Budgets differ by sequence and step, 0 among them; a sequence that is aborted leaves nothing and disturbs no other."""
-    drafter, model, chance = jacobi(block), CachedLM(pair.target), random.Random(2)
-    seqs = [Sequence(prompt, SamplingParams(max_new_tokens=COUNT)) for prompt in pair.prompts[:4]]
-    for seq in seqs:
-        model.open(seq)
-        drafter.start(seq)
-    drafter.stop(seqs[3])
-    for step in range(8):
-        group = seqs[:3] if step < 3 else seqs[1:3]
-        decode_step(model, drafter, group, [chance.choice([0, 1, 2, 5, 40]) for _ in group])
-        if step == 2:
-            drafter.stop(seqs[0])
-    assert [seq.output_ids for seq in seqs[:3]] == [
-        answer[: len(seq.output_ids)] for seq, answer in zip(seqs[:3], pair.answers[:3], strict=True)
-    ]
-    for seq in [*seqs[1:3], seqs[0]]:
-        drafter.stop(seq)
-    assert leftovers(drafter, [seq.id for seq in seqs]) == []
+    check_aborts(pair, jacobi(block), RAGGED)
 
 
 @pytest.mark.parametrize("block", [0, -4])

@@ -201,17 +201,19 @@ def test_drafts_are_the_draft_models_own_words(pair: Pair) -> None:
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("params", [SamplingParams(30), SamplingParams(30, 1.0, seed=3, stop=("e.", "a", "zz"))])
 def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str, params: SamplingParams) -> None:
-    llm = pair.engine(name, tokenizer=tokenizer)
+    """Two engines with the same history: what a drafter keeps between requests is the same in both."""
+    whole, streamed = (pair.engine(name, tokenizer=tokenizer) for _ in range(2))
     for prompt in pair.prompts[5:9]:
-        (out,) = llm.generate([prompt], params)
-        chunks = list(llm.stream(prompt, params))
+        (out,) = whole.generate([prompt], params)
+        chunks = list(streamed.stream(prompt, params))
         assert [token for chunk in chunks for token in chunk.token_ids] == out.token_ids
         assert "".join(chunk.text for chunk in chunks) == out.text
         assert all("".join(text for text, _ in chunk.pieces) == chunk.text for chunk in chunks)
         assert all(len(chunk.accepted) == len(chunk.token_ids) for chunk in chunks)
         last = chunks[-1].completion
         assert last is not None
-        assert sum(flag for chunk in chunks for flag in chunk.accepted) == last.stats.accepted_tokens
+        assert sum(flag for chunk in chunks for flag in chunk.accepted) == out.stats.accepted_tokens
+        assert last.stats.accepted_tokens == out.stats.accepted_tokens
         assert (last.text, last.token_ids, last.finish_reason) == (out.text, out.token_ids, out.finish_reason)
         assert all(chunk.completion is None for chunk in chunks[:-1])
 
