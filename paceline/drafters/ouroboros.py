@@ -45,6 +45,7 @@ __all__ = ["Ouroboros", "OuroborosOptions"]
 
 _LEAST_ENTRIES = 15  # phrases kept per key, where the window is no wider: they cost memory only
 _WARM_KEYS = 1 << 16  # keys of a pool that all requests share
+_SHARED_NODES = 64  # of a batch per step, for the target; each sequence has room for its draft and a phrase at least
 _CHOICES = 3  # of the draft model per token, the drafted one included
 _LEAST_CHANCE = 0.03  # of a further choice, by the draft's probabilities, that it is worth a node
 
@@ -156,6 +157,9 @@ class Ouroboros(Drafter):
     def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft for every sequence, all sequences together in each draft forward."""
         trees = [EMPTY_TREE] * len(seqs)
+        if len(seqs) > 1:
+            share = max(self._options.gamma + self._options.ngram - 1, _SHARED_NODES // len(seqs))
+            max_nodes = [min(limit, share) for limit in max_nodes]
         rows = []
         for row, (seq, limit) in enumerate(zip(seqs, max_nodes, strict=True)):
             shadow = self._shadows.get(seq.id)
@@ -197,8 +201,10 @@ class Ouroboros(Drafter):
         """Draft until every shadow has reached its goal; those that have run along, as rows of one batch."""
         seqs = [shadow.seq for shadow in shadows]
         note = partial(self._verify, {shadow.seq.id: shadow for shadow in shadows})
+        least = (self._options.ngram - 1) * (self._options.window + 1) - 1  # the window, and a phrase
+        most = max(least, self._phrases.most_nodes // max(1, len(seqs)))
         while any(shadow.open for shadow in shadows):
-            limits = [self._phrases.most_nodes if shadow.open else 0 for shadow in shadows]
+            limits = [most if shadow.open else 0 for shadow in shadows]
             decode_step(self._draft, self._phrases, seqs, limits, note)
 
     def _verify(self, shadows: dict[int, _Shadow], seqs: Seq[Sequence], trees: Seq[DraftTree], logits: Tensor) -> list[Outcome]:

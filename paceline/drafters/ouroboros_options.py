@@ -27,8 +27,8 @@ class OuroborosOptions:
     bad_pool: a file that is damaged or another vocabulary's is "refuse"d, or the run goes on "cold", with a warning.
     """
 
-    gamma: int = 8
-    window: int = 3
+    gamma: int = 5
+    window: int = 2
     ngram: int = 6
     suffixes: int = 3
     branches: int = 4
