@@ -67,7 +67,8 @@ PngFile = Annotated[Path | None, typer.Option("--png", help="Draw results here."
 MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Append a section here.")]
 MaxNodes = Annotated[int, typer.Option(min=0, help="Most draft nodes per prompt and step.")]
 PaperName = Annotated[
-    str | None, typer.Option("--paper", help="Measure the tables and figures of a paper again, on this model: lookahead.")
+    str | None,
+    typer.Option("--paper", help="Measure the tables and figures of a paper again, on this model: lookahead or ouroboros."),
 ]
 Memory = Annotated[bool, typer.Option("--memory", help="Measure peak memory, each method in its own process, instead of time.")]
 

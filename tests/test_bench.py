@@ -20,6 +20,7 @@ from paceline import LLM, demo
 from paceline.bench import (
     BenchConfig,
     BenchResult,
+    Prompt,
     load_prompts,
     markdown,
     print_table,
@@ -238,6 +239,13 @@ def test_an_interrupted_run_keeps_whole_rounds(bench: Bench, monkeypatch: pytest
     write_json(result, tmp_path / "bench.json")
     assert json.loads((tmp_path / "bench.json").read_text())["complete"] is False
     assert "PARTIAL" in markdown(result)
+
+
+def test_prompts_can_be_given_in_an_order(pair: Pair) -> None:
+    config = BenchConfig("tiny", drafters=("none",), baselines=(), max_new_tokens=2, warmup=0)
+    prompts = [Prompt("b", "x", "abc"), Prompt("a", "x", "abd")]
+    result = run_bench(config, target=pair.target, tokenizer=byte_tokenizer(), prompts=prompts, progress=False)
+    assert [row.prompt for call in result.calls for row in call.rows] == ["b", "a"]
 
 
 def test_a_run_ends_when_its_time_is_up(bench: Bench) -> None:

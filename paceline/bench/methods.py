@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,10 +74,10 @@ class Paceline:
 
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:
         """Answer untimed, and note whether the drafter's trees carry distributions."""
-        watch = _Watch(self._llm.drafter)
-        self._llm.drafter = watch
+        outcomes: list[Outcome] = []
+        self._llm.drafter = Watch(self._llm.drafter, outcomes.append)
         self.prepare(prompts, max_new_tokens)()
-        self.draws = watch.draws
+        self.draws = any(outcome.tree.probs is not None for outcome in outcomes)
 
 
 class Transformers:
@@ -118,26 +119,29 @@ class Transformers:
         return None
 
 
-class _Watch(Drafter):
-    """Passes everything on to a drafter and looks at its trees."""
+class Watch(Drafter):
+    """Passes everything on to a drafter, and what the target said about its trees to `see` as well."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.name, self.vocab_size, self.draws = drafter.name, drafter.vocab_size, False
-        self._drafter = drafter
+    def __init__(self, drafter: Drafter, see: Callable[[Outcome], None]) -> None:
+        self.name, self.vocab_size = drafter.name, drafter.vocab_size
+        self._drafter, self._see = drafter, see
 
     def start(self, seq: Sequence) -> None:
+        """Passed on, as the methods below are."""
         self._drafter.start(seq)
 
-    def propose(self, seqs: Any, max_nodes: list[int]) -> list[DraftTree]:
-        trees = self._drafter.propose(seqs, max_nodes)
-        self.draws |= any(tree.probs is not None for tree in trees)
-        return trees
+    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """The drafter's own trees."""
+        return self._drafter.propose(seqs, max_nodes)
 
-    def observe(self, outcomes: Any) -> None:
-        passed: list[Outcome] = outcomes
-        self._drafter.observe(passed)
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        """Here the outcomes are seen, before the drafter learns from them."""
+        for outcome in outcomes:
+            self._see(outcome)
+        self._drafter.observe(outcomes)
 
     def stop(self, seq: Sequence) -> None:
+        """Passed on."""
         self._drafter.stop(seq)
 
 

@@ -20,7 +20,7 @@ from paceline.bench.result import BenchResult, Divergence, Figures
 from paceline.bench.settings import BenchConfig, option_words
 from paceline.errors import ConfigError, did_you_mean
 
-PAPERS = {"lookahead": "paper_lookahead"}  # name -> its module in this package
+PAPERS = {"lookahead": "paper_lookahead", "ouroboros": "paper_ouroboros"}  # name -> its module in this package
 CONVENTION = (
     "S, the step compression, is tokens per forward: (new tokens - 1) / (target forwards - prefill forwards), so plain decoding"
     " is exactly 1."
@@ -33,7 +33,8 @@ class PaperConfig:
 
     Attributes:
         paper: out of `PAPERS`.
-        limit, every: which prompts, as in `BenchConfig`; the defaults are half of the embedded ones.
+        limit, every: which prompts, as in `BenchConfig`; the defaults are half of the embedded ones. Tables that compare
+            tasks take the first `limit` prompts of every category instead.
         cost_scale, draft_cost_scale: for the tables of speed-ups only, as the rest does not depend on cost.
         max_seconds: the whole takes about this long, with fewer prompts where needed; 0 = as long as it takes.
 

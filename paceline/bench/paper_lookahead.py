@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline import demo
 from paceline.bench.paper import CONVENTION, PaperConfig, Part, Section
-from paceline.bench.result import Figures
+from paceline.bench.paper_lines import PLAIN, SPEEDUP, Line, figures_of, seconds_left, summary_row, table
 from paceline.bench.run import run_bench
 from paceline.bench.scaling_law import Point, ScalingLaw, fit
 from paceline.config import build_options, parse_spec
@@ -20,7 +20,6 @@ from paceline.drafters.lookahead import LookaheadOptions
 NGRAMS = (3, 5, 7, 9)
 WINDOWS = (1, 2, 4, 8, 15, 30)
 PAPER_LAW = ScalingLaw(alpha=0.425, f=3.106)  # the caption of figure 4
-PLAIN = "none"
 _TABLES_SHARE = 0.35  # of the time; what they leave is the figure's
 _LEAST_NODES = 256  # what an `LLM` verifies by default
 
@@ -29,20 +28,6 @@ def spec_of(ngram: int, window: int, guesses: int, prompt_pool: bool = False, pu
     """The drafter of a setting (N, W, G) of the paper; `published`: with exactly the steps of the paper's public code."""
     spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},prompt_pool={str(prompt_pool).lower()}"
     return f"{spec},compat=true" if published else spec
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One row of a table of the paper.
-
-    Attributes:
-        method: the drafter that stands for it here; None if none does.
-        paper: the paper's own numbers, in the order of its columns.
-    """
-
-    label: str
-    method: str | None
-    paper: tuple[float, ...] = ()
 
 
 TABLE_3 = (  # LLaMA-2-7B-chat on MT-Bench, one A100, FlashAttention: speed-up, S
@@ -70,7 +55,7 @@ TABLE_6 = (  # Vicuna-7B, one A100: speed-up on MT-Bench and on HumanEval
 )
 _NO_MEDUSA = "Medusa needs trained heads; it is not part of paceline."
 _NO_DRAFT = "The draft model's row is empty: none was given (--draft-model)."
-_SPEEDUP = "speed-up: tokens/s over those of plain decoding in the same engine, on the hardware named above."
+_COLUMNS = ("speed-up", "S", "fed/ step", "equal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +85,10 @@ class LookaheadResult:
         """The measured points of figure 4, with the steps of the paper's public code or those of this implementation."""
         found = []
         for ngram, window in product(NGRAMS, WINDOWS):
-            figures = self.figure and self.figure.method(spec_of(ngram, window, window, published=published))
+            figures = figures_of(self.figure, spec_of(ngram, window, window, published=published))
             if figures and figures.tokens_per_forward:
                 found.append(Point(ngram, window, figures.tokens_per_forward))
         return found
-
-    def row(self, line: Line) -> tuple[float | None, float | None, Figures | None]:
-        """What was measured for a row of a table: speed-up over plain decoding, S, and all figures."""
-        mine, plain = (self.tables.method(name) if self.tables else None for name in (line.method, PLAIN))
-        rates = [one.tokens_per_second if one else None for one in (mine, plain)]
-        speedup = rates[0] / rates[1] if rates[0] and rates[1] else None
-        return speedup, mine.tokens_per_forward if mine else None, mine
 
     def sections(self) -> list[Section]:
         """Figure 4 twice, table 3, table 6."""
@@ -124,20 +102,15 @@ class LookaheadResult:
                 "paceline": _fitted(self.points(published=False)),
                 "paper": {"fit": dataclasses.asdict(PAPER_LAW)},
             },
-            "table_3": [self._plain(line, ("speedup", "compression")) for line in TABLE_3],
-            "table_6": [self._plain(line, ("speedup_mt_bench", "speedup_humaneval")) for line in TABLE_6],
+            "table_3": [summary_row(self.tables, line, ("speedup", "compression")) for line in TABLE_3],
+            "table_6": [summary_row(self.tables, line, ("speedup_mt_bench", "speedup_humaneval")) for line in TABLE_6],
         }
 
     def draw(self, path: Path) -> None:
         """Measured and expected S, and the tables as bars."""
-        from paceline.bench.paper_plot import draw_lookahead
+        from paceline.bench.paper_lookahead_plot import draw_lookahead
 
         draw_lookahead(self, path)
-
-    def _plain(self, line: Line, columns: tuple[str, ...]) -> dict[str, Any]:
-        speedup, compression, _ = self.row(line)
-        paper = dict(zip(columns, line.paper, strict=False))
-        return {"label": line.label, "method": line.method, "speedup": speedup, "compression": compression, "paper": paper}
 
 
 def run(config: PaperConfig, **loaded: Any) -> LookaheadResult:
@@ -148,11 +121,11 @@ def run(config: PaperConfig, **loaded: Any) -> LookaheadResult:
     names = [name for name in methods if has_draft or name != DRAFT]
     tables = figure = None
     try:
-        tables = _part("tables", config, names, loaded, max_seconds=config.max_seconds * _TABLES_SHARE)
+        tables = _part("tables", config, names, loaded, max_seconds=seconds_left(config, start, _TABLES_SHARE))
         if tables.complete:
             settings = product((True, False), NGRAMS, WINDOWS)
             names = [spec_of(ngram, window, window, published=published) for published, ngram, window in settings]
-            left = max(1e-3, config.max_seconds - (time.perf_counter() - start)) if config.max_seconds else 0.0
+            left = seconds_left(config, start)
             figure = _part("figure", config, [PLAIN, *names], loaded, max_seconds=left, cost_scale=None, draft_cost_scale=None)
     except KeyboardInterrupt:  # while a model was being loaded
         if tables is None:
@@ -218,37 +191,23 @@ def _fit_note(points: list[Point], law: ScalingLaw | None) -> str:
 
 
 def _table_3(result: LookaheadResult) -> Section:
-    return Section(
-        "Table 3: lookahead and verification branch, (N, W, G)",
-        ("setting", "speed-up", "S", "fed/ step", "equal", "paper's speed-up", "paper's S"),
-        tuple((line.label, *_measured(result, line), *(f"{value:.2f}" for value in line.paper)) for line in TABLE_3),
-        (
-            "The paper's columns: LLaMA-2-7B-chat, MT-Bench, A100, FlashAttention; its S (equation 6) is generated tokens over"
-            " decoding steps.",
-            _SPEEDUP,
-            *((result.tables.equality(),) if result.tables else ()),
-        ),
+    notes = (
+        "The paper's columns: LLaMA-2-7B-chat, MT-Bench, A100, FlashAttention; its S (equation 6) is generated tokens over"
+        " decoding steps.",
+        SPEEDUP,
+        *((result.tables.equality(),) if result.tables else ()),
     )
+    title = "Table 3: lookahead and verification branch, (N, W, G)"
+    return table(title, ("setting", *_COLUMNS), ("paper's speed-up", "paper's S"), result.tables, TABLE_3, notes)
 
 
 def _table_6(result: LookaheadResult) -> Section:
-    here = result.tables is not None and result.tables.method(DRAFT) is not None
-    papers = {line: tuple(f"{value:.1f}" for value in line.paper) or ("-", "-") for line in TABLE_6}
-    return Section(
-        "Table 6: other methods",
-        ("method", "speed-up", "S", "fed/ step", "equal", "paper's MT-Bench", "paper's HumanEval"),
-        tuple((line.label, *_measured(result, line), *papers[line]) for line in TABLE_6),
-        (
-            "The paper's columns: speed-ups of Vicuna-7B on an A100, draft model TinyLlama-1B.",
-            _NO_MEDUSA,
-            *(() if here else (_NO_DRAFT,)),
-            CONVENTION,
-        ),
+    here = figures_of(result.tables, DRAFT) is not None
+    notes = (
+        "The paper's columns: speed-ups of Vicuna-7B on an A100, draft model TinyLlama-1B.",
+        _NO_MEDUSA,
+        *(() if here else (_NO_DRAFT,)),
+        CONVENTION,
     )
-
-
-def _measured(result: LookaheadResult, line: Line) -> tuple[str, ...]:
-    speedup, compression, figures = result.row(line)
-    numbers = ((speedup, ".2f"), (compression, ".2f"), (figures.fed_per_step if figures else None, ".1f"))
-    equal = f"{figures.equal}/{figures.compared}" if figures and figures.compared else "-"
-    return (*("-" if value is None else format(value, form) for value, form in numbers), equal)
+    paper = ("paper's MT-Bench", "paper's HumanEval")
+    return table("Table 6: other methods", ("method", *_COLUMNS), paper, result.tables, TABLE_6, notes, ".1f")

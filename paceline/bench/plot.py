@@ -7,12 +7,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.drawing import COLOURS, INK, OURS, headline, label, page, save
 from paceline.bench.report import setting_parts
 from paceline.bench.result import BenchResult
-from paceline.errors import ConfigError
 
-# Okabe and Ito's palette: told apart under every common colour blindness.
-_THEIRS, _OURS, _POINT, _INK = "#767676", "#0072B2", "#D55E00", "#222222"
+_BASELINE, _POINT = "#767676", COLOURS[1]
 _WIDTH, _ROW, _FRAME = 10.0, 0.46, 2.3  # inches
 _TITLE_COLUMNS = 118
 
@@ -23,26 +22,16 @@ def write_png(result: BenchResult, path: str | Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("no picture without matplotlib; install it with: pip install 'paceline[bench]'.") from error
     names = list(result.methods)
-    figure = Figure(figsize=(_WIDTH, _FRAME + _ROW * len(names)), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = page(_WIDTH, _FRAME + _ROW * len(names))
     speed, forward = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    colours = [_THEIRS if name.startswith("transformers") else _OURS for name in names]
+    colours = [_BASELINE if name.startswith("transformers") else OURS for name in names]
     _draw_speed(speed, result, colours)
     _draw_forward(forward, result, colours)
     speed.set_yticks(range(len(names)), [_wrapped(name) for name in names])
     speed.set_ylim(len(names) - 0.5, -0.5)
-    figure.suptitle(_title(result), fontsize=10, color=_INK, x=0.01, ha="left")
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error}") from error
+    headline(figure, setting_parts(result), _TITLE_COLUMNS, 10)
+    save(figure, path)
 
 
 def _draw_speed(axes: Any, result: BenchResult, colours: list[str]) -> None:
@@ -56,44 +45,32 @@ def _draw_speed(axes: Any, result: BenchResult, colours: list[str]) -> None:
             heights = [place + jitter.uniform(-0.2, 0.2) for _ in ratios]
             axes.scatter(ratios, heights, s=22, color=_POINT, edgecolors="white", linewidths=0.7, zorder=3)
         inside = values[place] > 0.12 * farthest
-        at, colour = (0.0, "white") if inside else (values[place], _INK)
+        at, colour = (0.0, "white") if inside else (values[place], INK)
         axes.annotate(
             f"{values[place]:.2f}", (at, place), (5, 0), textcoords="offset points", va="center", fontsize=10, color=colour,
             fontweight="bold", zorder=4,
         )  # fmt: skip
-    axes.axvline(1.0, color=_INK, linewidth=0.8, linestyle=":")
+    axes.axvline(1.0, color=INK, linewidth=0.8, linestyle=":")
     axes.set_xlim(0, farthest * 1.05)
     points = "one point per prompt" if result.config.batch == 1 else "one point per batch"
-    _label(axes, f"speed-up over {result.baseline} ({points})")
+    label(axes, "", f"speed-up over {result.baseline} ({points})", "", "x")
+    axes.spines["left"].set_visible(False)
 
 
 def _draw_forward(axes: Any, result: BenchResult, colours: list[str]) -> None:
     values = [figures.tokens_per_forward for figures in result.figures()]
     axes.barh(range(len(values)), [value or 0.0 for value in values], color=colours, height=0.62)
     for place, value in enumerate(values):
-        text, colour = ("not counted", _INK) if value is None else (f"{value:.2f}", "white")
+        text, colour = ("not counted", INK) if value is None else (f"{value:.2f}", "white")
         axes.annotate(
             text, (0, place), (5, 0), textcoords="offset points", va="center", fontsize=10, color=colour,
             fontweight="normal" if value is None else "bold",
         )  # fmt: skip
-    axes.axvline(1.0, color=_INK, linewidth=0.8, linestyle=":")
+    axes.axvline(1.0, color=INK, linewidth=0.8, linestyle=":")
     axes.set_xlim(0, max([1.0, *(value for value in values if value)]) * 1.05)
-    _label(axes, "tokens per target forward")
-
-
-def _label(axes: Any, text: str) -> None:
-    axes.set_xlabel(text, fontsize=9, color=_INK)
-    axes.tick_params(labelsize=9, colors=_INK, length=0)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    label(axes, "", "tokens per target forward", "", "x")
+    axes.spines["left"].set_visible(False)
 
 
 def _wrapped(name: str) -> str:
     return "\n".join(textwrap.wrap(name.replace(",", ", "), 30)).replace(", ", ",")
-
-
-def _title(result: BenchResult) -> str:
-    parts = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in setting_parts(result)]  # lines end between parts
-    return "\n".join(textwrap.wrap("; ".join(parts), _TITLE_COLUMNS, break_long_words=False))

@@ -113,6 +113,7 @@ class Figures:
         fed_per_step: mean query tokens of the forwards after the prefill.
         target_share, draft_share, overhead_share: of the steps' time, in target forwards, draft forwards, and neither.
         equal, compared: answers equal to the reference's, of those compared.
+        draft_forwards: of the draft model, per new token.
     """
 
     method: str
@@ -133,6 +134,7 @@ class Figures:
     equal: int
     compared: int
     peak_memory: int | None
+    draft_forwards: float | None = None  # files of earlier versions do not have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,7 @@ def _draft_figures(rows: Seq[Row], method: str) -> dict[str, float | None]:
         "accepted_per_draft": _ratio(accepted, sum(counts.trees for _, counts in pairs)),
         "acceptance_rate": _ratio(accepted, drafted),
         "fed_per_step": _ratio(sum(counts.decode_fed for _, counts in pairs), forwards),
+        "draft_forwards": _ratio(sum(counts.draft_forwards for _, counts in pairs), sum(row.new_tokens for row, _ in pairs)),
     }
 
 

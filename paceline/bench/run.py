@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
@@ -16,43 +16,24 @@ from rich.markup import escape
 from rich.progress import Progress
 from transformers import PreTrainedModel
 
-from paceline import demo
-from paceline.architecture import Architecture
-from paceline.bench.cost_scale import CostScale, cost_label, enlarge, parameter_count
 from paceline.bench.environment import load_average, look_around, peak_memory
 from paceline.bench.methods import Answer, Method, Paceline, Transformers, same_rules
+from paceline.bench.models import Models, Unit, load_models, make_units, torch_threads
 from paceline.bench.parallel import Lockstep
-from paceline.bench.prompts import Prompt, encode, load_prompts
+from paceline.bench.prompts import Prompt
 from paceline.bench.result import BenchResult, Call, Counts, Divergence, Row
 from paceline.bench.settings import PLAIN, BenchConfig
 from paceline.drafters import create
-from paceline.errors import CapacityError, ConfigError
+from paceline.errors import ConfigError
 from paceline.llm import LLM
-from paceline.loading import draft_lm, eos_token_ids, load_model, load_tokenizer
+from paceline.loading import draft_lm, eos_token_ids
 from paceline.metrics import Timing
 from paceline.model import CachedLM
-from paceline.parallel_ranks import Ranks, local_device
+from paceline.parallel_ranks import Ranks
 
 _WARMUP_TOKENS = 16
 _SPARE_NODES = 64  # cache positions for draft nodes, allocated before anything is timed
 _ONE_BY_ONE = "not possible in transformers with more than one prompt at a time"
-
-
-@dataclass(frozen=True, slots=True)
-class _Models:
-    target: PreTrainedModel
-    draft: PreTrainedModel | None
-    tokenizer: Any
-    target_label: str
-    draft_label: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """Prompts that are answered in one call."""
-
-    prompts: tuple[Prompt, ...]
-    token_ids: tuple[list[int], ...]
 
 
 def run_bench(
@@ -61,6 +42,7 @@ def run_bench(
     target: PreTrainedModel | None = None,
     draft: PreTrainedModel | None = None,
     tokenizer: Any = None,
+    prompts: Seq[Prompt] | None = None,
     progress: bool = True,
     loaded: Callable[[], None] | None = None,
     ranks: Ranks | None = None,
@@ -69,25 +51,24 @@ def run_bench(
 
     Args:
         target, draft, tokenizer: loaded ones, to be used in place of those `config` names.
+        prompts: likewise, to be answered in this order.
         loaded: called once the models are loaded, before any answer.
         progress: show progress on standard error, updated between timed calls only.
         ranks: the processes of a parallel run, where they have been joined already.
     Raises:
         ConfigError, CapacityError, UnsupportedModelError: something cannot be run; nothing has been timed then.
     """
-    threads = torch.get_num_threads()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    try:
+    with torch_threads(config.threads), contextlib.ExitStack() as at_the_end:
         lockstep = Lockstep(config, ranks)
-        models = _load(config, target, draft, tokenizer)
-        units = _units(config, models)
+        models = load_models(config, target, draft, tokenizer)
+        units = make_units(config, models, prompts)
         skipped = _skipped(config)
         if loaded is not None:
             gc.collect()
             loaded()
         methods, eos = _methods(config, models, units, skipped, lockstep)
         gc.collect()
+        at_the_end.callback(gc.unfreeze)
         gc.freeze()  # every call begins with a collection, which need not go through all modules and models
         environment = look_around(models.target.device)
         with same_rules(models.target, config.sampling(), eos):
@@ -96,16 +77,13 @@ def run_bench(
         lockstep.count_busiest(run.calls)
         environment = dataclasses.replace(environment, load_end=load_average(), peak_memory=peak_memory())
         return _result(config, environment, models, methods, units, skipped, run, complete)
-    finally:
-        gc.unfreeze()
-        torch.set_num_threads(threads)
 
 
 class _Run:
     """The loop: repeats, units, methods in rotating order."""
 
     def __init__(
-        self, config: BenchConfig, methods: list[Method], units: list[_Unit], device: torch.device, lockstep: Lockstep
+        self, config: BenchConfig, methods: list[Method], units: list[Unit], device: torch.device, lockstep: Lockstep
     ) -> None:
         self.calls: list[tuple[Call, list[Answer]]] = []
         self._config, self._methods, self._units, self._device, self._lockstep = config, methods, units, device, lockstep
@@ -172,55 +150,12 @@ class _Run:
         return torch.cuda.memory_allocated(self._device)
 
 
-def _load(config: BenchConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None, tokenizer: Any) -> _Models:
-    embedded = config.model == demo.NAME
-    wanted = config.draft_model or (demo.NAME if embedded else None)
-    tokenizer = load_tokenizer(tokenizer, demo.TARGET if embedded else config.model)
-    device = local_device(config.device) if config.lookahead_parallel else config.device
-    model = target or load_model(demo.TARGET if embedded else config.model, config.dtype, device)
-    if not config.needs_draft():
-        draft = None
-    elif draft is None and wanted is not None:
-        draft = load_model(demo.DRAFT if wanted == demo.NAME else wanted, config.dtype, str(model.device))
-    if draft is None and config.needs_draft():
-        raise ConfigError(f"bench: {config.needs_draft()[0]!r} needs a draft model, and none came; pass draft_model=DIRECTORY.")
-    model, label = _scaled(model, config.model, config.cost_scale)
-    if draft is None:
-        return _Models(model, None, tokenizer, label, None)
-    draft, draft_label = _scaled(draft, wanted or "draft", config.draft_cost_scale)
-    return _Models(model, draft, tokenizer, label, draft_label)
-
-
-def _scaled(model: PreTrainedModel, name: str, spec: str | None) -> tuple[PreTrainedModel, str]:
-    short = Path(name).name or name
-    if spec is None:
-        return model, f"{short} ({parameter_count(model) / 1e6:.3g} M)"
-    scale = CostScale.parse(spec)
-    model = enlarge(model, scale.width, scale.layers)
-    return model, f"{short}, {cost_label(scale, model)}"
-
-
-def _units(config: BenchConfig, models: _Models) -> list[_Unit]:
-    prompts = load_prompts(config.prompts, config.limit, config.every)
-    loaded = [model for model in (models.target, models.draft) if model is not None]
-    context = min(Architecture.of(model).context_length for model in loaded)
-    room = context - config.max_new_tokens
-    if room < 8:
-        raise CapacityError(
-            f"bench: max_new_tokens is {config.max_new_tokens} and the context {context} tokens, which leaves {room} for prompts;"
-            " at least 8 are needed. Reduce max_new_tokens."
-        )
-    ids = [encode(prompt, models.tokenizer, room) for prompt in prompts]
-    starts = range(0, len(prompts), config.batch)
-    return [_Unit(tuple(prompts[at : at + config.batch]), tuple(ids[at : at + config.batch])) for at in starts]
-
-
 def _skipped(config: BenchConfig) -> dict[str, str]:
     return {name: _ONE_BY_ONE for name in config.baselines if name != PLAIN and config.batch > 1}
 
 
 def _methods(
-    config: BenchConfig, models: _Models, units: list[_Unit], skipped: dict[str, str], lockstep: Lockstep
+    config: BenchConfig, models: Models, units: list[Unit], skipped: dict[str, str], lockstep: Lockstep
 ) -> tuple[list[Method], list[int]]:
     params = config.sampling()
     positions = max(len(ids) for unit in units for ids in unit.token_ids) + config.max_new_tokens + _SPARE_NODES
@@ -249,7 +184,7 @@ def _maker(spec: str, draft: CachedLM | None) -> Any:
 
 
 def _result(
-    config: BenchConfig, environment: Any, models: _Models, methods: list[Method], units: list[_Unit],
+    config: BenchConfig, environment: Any, models: Models, methods: list[Method], units: list[Unit],
     skipped: dict[str, str], run: _Run, complete: bool,
 ) -> BenchResult:  # fmt: skip
     names = tuple(method.name for method in methods)

@@ -1,0 +1,59 @@
+"""Orders in which prompts of several tasks are asked, for what a drafter keeps between them (Zhao et al. 2024, section 3.3)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.bench.paper import Part
+from paceline.bench.prompts import Prompt
+
+CONSECUTIVE = (20, 10, 4, 1)  # of the 20 prompts each task of the paper has
+OF = CONSECUTIVE[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One order, measured.
+
+    Attributes:
+        consecutive: prompts of a task that follow one another; None = the order was drawn.
+        part: cold and warm drafters over all prompts in that order.
+    """
+
+    consecutive: int | None
+    part: Part
+
+    @staticmethod
+    def read(values: dict[str, Any]) -> Order:
+        """From its JSON form."""
+        return Order(values["consecutive"], Part.read(values["part"]))
+
+
+def by_task(prompts: Seq[Prompt], most: int) -> list[list[Prompt]]:
+    """The first `most` prompts of every category, each category a list of its own."""
+    tasks: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        tasks.setdefault(prompt.category, []).append(prompt)
+    return [task[:most] for task in tasks.values()]
+
+
+def in_turn(tasks: Seq[Seq[Prompt]], consecutive: int) -> list[Prompt]:
+    """`consecutive` prompts of each task in turn, until all have been asked; figure 6 of the paper."""
+    longest = max(map(len, tasks))
+    return [prompt for at in range(0, longest, consecutive) for task in tasks for prompt in task[at : at + consecutive]]
+
+
+def shuffled(tasks: Seq[Seq[Prompt]], seed: int) -> list[Prompt]:
+    """All prompts in a random order."""
+    prompts = [prompt for task in tasks for prompt in task]
+    random.Random(seed).shuffle(prompts)
+    return prompts
+
+
+def scaled(consecutive: int, size: int) -> int:
+    """The consecutive number that is to tasks of `size` prompts what `consecutive` is to the paper's of 20."""
+    return math.ceil(size * consecutive / OF)

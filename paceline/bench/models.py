@@ -1,0 +1,110 @@
+"""What a bench run works with: the models, enlarged where asked, and the prompts as token ids."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline import demo
+from paceline.architecture import Architecture
+from paceline.bench.cost_scale import CostScale, cost_label, enlarge, parameter_count
+from paceline.bench.prompts import Prompt, encode, load_prompts
+from paceline.bench.settings import BenchConfig
+from paceline.errors import CapacityError, ConfigError
+from paceline.loading import load_model, load_tokenizer
+from paceline.parallel_ranks import local_device
+
+_LEAST_ROOM = 8  # context tokens for a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Loaded models with the names that reports show; `draft` is None where no method needs one."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel | None
+    tokenizer: Any
+    target_label: str
+    draft_label: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Prompts that are answered in one call."""
+
+    prompts: tuple[Prompt, ...]
+    token_ids: tuple[list[int], ...]
+
+
+def load_models(config: BenchConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None, tokenizer: Any) -> Models:
+    """The models of a run, as large as its cost scales say; those that are given are not loaded.
+
+    Raises:
+        ConfigError: a method needs a draft model, and none came; or a model that cannot be loaded.
+        UnsupportedModelError: a model that cannot be enlarged.
+    """
+    embedded = config.model == demo.NAME
+    wanted = config.draft_model or (demo.NAME if embedded else None)
+    tokenizer = load_tokenizer(tokenizer, demo.TARGET if embedded else config.model)
+    device = local_device(config.device) if config.lookahead_parallel else config.device
+    model = target or load_model(demo.TARGET if embedded else config.model, config.dtype, device)
+    if not config.needs_draft():
+        draft = None
+    elif draft is None and wanted is not None:
+        draft = load_model(demo.DRAFT if wanted == demo.NAME else wanted, config.dtype, str(model.device))
+    if draft is None and config.needs_draft():
+        raise ConfigError(f"bench: {config.needs_draft()[0]!r} needs a draft model, and none came; pass draft_model=DIRECTORY.")
+    model, label = _scaled(model, config.model, config.cost_scale)
+    if draft is None:
+        return Models(model, None, tokenizer, label, None)
+    draft, draft_label = _scaled(draft, wanted or "draft", config.draft_cost_scale)
+    return Models(model, draft, tokenizer, label, draft_label)
+
+
+def make_units(config: BenchConfig, models: Models, prompts: Seq[Prompt] | None = None) -> list[Unit]:
+    """The prompts, those of `config` where none are given, in their order and in batches.
+
+    Raises:
+        CapacityError: answers of that length leave no room for prompts in the models' context.
+        ConfigError: prompts that cannot be read, or have no tokens.
+    """
+    if prompts is None:
+        prompts = load_prompts(config.prompts, config.limit, config.every)
+    loaded = [model for model in (models.target, models.draft) if model is not None]
+    context = min(Architecture.of(model).context_length for model in loaded)
+    room = context - config.max_new_tokens
+    if room < _LEAST_ROOM:
+        raise CapacityError(
+            f"bench: max_new_tokens is {config.max_new_tokens} and the context {context} tokens, which leaves {room} for prompts;"
+            f" at least {_LEAST_ROOM} are needed. Reduce max_new_tokens."
+        )
+    ids = [encode(prompt, models.tokenizer, room) for prompt in prompts]
+    starts = range(0, len(prompts), config.batch)
+    return [Unit(tuple(prompts[at : at + config.batch]), tuple(ids[at : at + config.batch])) for at in starts]
+
+
+@contextlib.contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """While open, torch uses so many CPU threads; None = as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _scaled(model: PreTrainedModel, name: str, spec: str | None) -> tuple[PreTrainedModel, str]:
+    short = Path(name).name or name
+    if spec is None:
+        return model, f"{short} ({parameter_count(model) / 1e6:.3g} M)"
+    scale = CostScale.parse(spec)
+    model = enlarge(model, scale.width, scale.layers)
+    return model, f"{short}, {cost_label(scale, model)}"
