@@ -1,4 +1,4 @@
-"""The `paceline` command: generate, chat, drafters, bench, demo."""
+"""The `paceline` command: generate, chat, drafters, bench, datastore, demo."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from paceline import __version__, demo
 from paceline.cli_bench import bench, run_demo
+from paceline.cli_datastore import datastore
 from paceline.cli_options import (
     ChatTemplate,
     Device,
@@ -56,6 +57,7 @@ _ACCEPTED = "green"
 
 app.command()(bench)
 app.command("demo")(run_demo)
+app.add_typer(datastore, name="datastore")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,32 @@
+"""The token store that retrieval drafters search: built once, mapped into memory, appended to while it is used.
+
+    build(path, documents, vocab_size)      documents: token-id sequences
+    add(path, documents)                    more of them
+    open(path) -> Datastore                 .snapshot for compiled searches, .append for finished outputs
+    info(path), verify(path)                what it holds, what is damaged
+
+See docs/datastore.md for the format, the guarantees and the cost.
+"""
+
+from paceline.datastore.fingerprint import fingerprint_of
+from paceline.datastore.live import Datastore, LiveOptions
+from paceline.datastore.live import open_store as open
+from paceline.datastore.report import Damage, Info, info, verify
+from paceline.datastore.store import Ranges, Snapshot
+from paceline.datastore.writer import Means, add, build
+
+__all__ = [
+    "Damage",
+    "Datastore",
+    "Info",
+    "LiveOptions",
+    "Means",
+    "Ranges",
+    "Snapshot",
+    "add",
+    "build",
+    "fingerprint_of",
+    "info",
+    "open",
+    "verify",
+]

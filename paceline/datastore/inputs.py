@@ -1,0 +1,173 @@
+"""Documents out of files: JSON lines, plain text, arrays of ids, and, through an extra, Parquet files and `datasets`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.datastore.gathering import Document
+from paceline.errors import ConfigError
+
+DATASET = "datasets:"  # prefix of the name of a data set
+_SUFFIXES = (".jsonl", ".txt", ".npy", ".parquet")
+_BATCH = 512  # texts tokenized together
+_TEXT_PIECE = 1 << 20  # characters of a plain text tokenized at a time
+_FIELDS = "text, messages (a list of {role, content}), or prompt and output"
+
+
+def documents(inputs: Iterable[str], tokenizer: Any, *, answers_only: bool = False) -> Iterator[Document]:
+    """The token ids of all documents of `inputs`, one file after the other.
+
+    Args:
+        inputs: names of files (.jsonl, .txt, .npy, .parquet), or 'datasets:NAME' with '@SPLIT' behind it if not 'train'.
+            A record of JSON, Parquet or a data set is one document and has the fields text | messages | prompt and output;
+            prompt and output may be ids. A plain text is one document for each MiB of it, cut at the end of a line. Arrays of
+            ids have one document, or in two dimensions one in each row.
+        tokenizer: of transformers. Texts get no special tokens, conversations the chat template where it has one.
+        answers_only: leave out prompts and what others than the assistant say.
+    Raises:
+        ConfigError: a file that is not there, of another kind or without such fields; it and the line are named.
+    """
+    names = list(inputs)
+    for name in names:
+        if not name.startswith(DATASET):
+            _check_file(Path(name))
+    for name in names:
+        if name.endswith(".npy") and not name.startswith(DATASET):
+            yield from _arrays(Path(name))
+        else:
+            yield from _tokenized(_texts(name, tokenizer, answers_only), tokenizer)
+
+
+def _check_file(path: Path) -> None:
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(f"input {str(path)!r}: {', '.join(_SUFFIXES)} files are allowed, or {DATASET}NAME. Convert it first.")
+    if not path.is_file():
+        raise ConfigError(f"input {str(path)!r}: there is no such file.")
+
+
+def _texts(name: str, tokenizer: Any, answers_only: bool) -> Iterator[list[str | list[int]]]:
+    """Each document as the parts that are tokenized one by one and put together."""
+    if name.endswith(".txt"):
+        for piece in _pieces(Path(name)):
+            yield [piece]
+        return
+    for where, record in _records(name):
+        yield _parts(where, record, tokenizer, answers_only)
+
+
+def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterator[list[int]]:
+    """Ids of each document, many tokenized in one call."""
+    while batch := list(islice(texts, _BATCH)):
+        strings = [part for parts in batch for part in parts if isinstance(part, str)]
+        ids = iter(tokenizer(strings, add_special_tokens=False)["input_ids"] if strings else ())
+        for parts in batch:
+            yield [token for part in parts for token in (next(ids) if isinstance(part, str) else part)]
+
+
+def _parts(where: str, record: Any, tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
+    """The parts of one record, by its fields."""
+    if isinstance(record, Mapping):
+        text, messages = record.get("text"), record.get("messages")
+        prompt, output = record.get("prompt", ""), record.get("output")
+        if isinstance(text, str):
+            return [text]
+        if isinstance(messages, list) and all(_is_message(message) for message in messages):
+            return _conversation(messages, tokenizer, answers_only)
+        if _is_part(output) and _is_part(prompt):
+            return [output] if answers_only else [prompt, output]
+    raise ConfigError(f"{where}: a record with {_FIELDS} is allowed. Rename its fields, or leave it out.")
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+
+def _is_part(value: Any) -> TypeGuard[str | list[int]]:
+    return isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value))
+
+
+def _conversation(messages: list[Any], tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
+    if answers_only:
+        return ["\n".join(message["content"] for message in messages if message["role"] == "assistant")]
+    if getattr(tokenizer, "chat_template", None):
+        return [tokenizer.apply_chat_template(messages, tokenize=False)]
+    return ["\n".join(message["content"] for message in messages)]
+
+
+def _records(name: str) -> Iterator[tuple[str, Any]]:
+    """Records with a description of where each is."""
+    if name.startswith(DATASET):
+        source, _, split = name.removeprefix(DATASET).partition("@")
+        rows = _extra("datasets", name).load_dataset(source, split=split or "train", streaming=True)
+        yield from ((f"{name}, record {number}", row) for number, row in enumerate(rows, 1))
+    elif name.endswith(".parquet"):
+        file = _extra("pyarrow.parquet", name).ParquetFile(name)
+        rows = (row for batch in file.iter_batches(_BATCH) for row in batch.to_pylist())
+        yield from ((f"{name}, record {number}", row) for number, row in enumerate(rows, 1))
+    else:
+        with _opened(Path(name)) as file:
+            for number, line in enumerate(_lines(Path(name), file), 1):
+                if line.strip():
+                    yield f"{name}, line {number}", _json(f"{name}, line {number}", line)
+
+
+def _json(where: str, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: it is not JSON ({error}). One record in each line is allowed.") from error
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    """A plain text in pieces of about _TEXT_PIECE characters, cut at the ends of lines."""
+    with _opened(path) as file:
+        piece, size = [], 0
+        for line in _lines(path, file):
+            piece.append(line)
+            size += len(line)
+            if size >= _TEXT_PIECE:
+                yield "".join(piece)
+                piece, size = [], 0
+        yield "".join(piece)
+
+
+def _lines(path: Path, file: Iterable[str]) -> Iterator[str]:
+    try:
+        yield from file
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"input {str(path)!r} is not UTF-8 text: {error}. Convert it first.") from error
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return path.open(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"input {str(path)!r} cannot be read: {error}.") from error
+
+
+def _arrays(path: Path) -> Iterator[NDArray[Any]]:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"input {str(path)!r} is no array of numpy: {error}.") from error
+    if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
+        raise ConfigError(f"input {str(path)!r} is {array.dtype} {list(array.shape)}; integers [n] or [rows, n] are allowed.")
+    yield from (array if array.ndim == 2 else [array])
+
+
+def _extra(module: str, name: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ConfigError(
+            f"input {name!r} needs the package {package}, which is not installed. Install it: pip install 'paceline[datasets]'"
+        ) from error

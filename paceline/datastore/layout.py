@@ -1,0 +1,170 @@
+"""What a store is on disk: `manifest.json`, the commit point, and the immutable shards it names.
+
+A shard is one file of 4 KiB pages: a header page (JSON), the text (token ids with a separator after each document, uint16
+where the vocabulary fits and uint32 elsewhere), the suffix array (int32), the pivots (uint64), and the XXH64 of each of those
+pages (uint64). The manifest holds the checksum of that last part, and its own. Numbers have the byte order of the machine, which
+the header names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from paceline.datastore.hashing import PAGE
+from paceline.datastore.rows import STRIDE
+from paceline.errors import ConfigError, DatastoreError
+from paceline.files import write_atomically
+
+MANIFEST = "manifest.json"
+LOCK = "writer.lock"
+VERSION = 1
+MOST_VOCAB = 2**32
+MOST_TEXT = 2**31 - 1  # tokens and separators of a shard: positions are int32
+_FORMAT = "paceline datastore"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A shard as its manifest names it.
+
+    Attributes:
+        tokens, documents: of its text; each document has a separator besides.
+        separator: a value that is no token of this shard.
+        sums: XXH64 of its table of checksums, in hexadecimal.
+        live: came from `Datastore.append`; such shards are dropped, oldest first, when they grow beyond their bound.
+    """
+
+    name: str
+    tokens: int
+    documents: int
+    separator: int
+    sums: str
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the parts of a shard begin, in bytes, and how long they are."""
+
+    text: int
+    array: int
+    pivots: int
+    sums: int
+    size: int
+
+    @classmethod
+    def of(cls, shard: ShardInfo, width: int) -> Layout:
+        """The layout of a shard with tokens of `width` bytes."""
+        text = PAGE
+        array = text + padded((shard.tokens + shard.documents) * width)
+        pivots = array + padded(shard.tokens * 4)
+        sums = pivots + padded(-(-shard.tokens // STRIDE) * 8)
+        return cls(text, array, pivots, sums, sums + padded(sums // PAGE * 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of a store.
+
+    Attributes:
+        tokenizer: fingerprint; None = not known.
+        shards: those built, largest first as a rule, then the live ones from the oldest to the newest.
+    """
+
+    vocab_size: int
+    tokenizer: str | None
+    shards: tuple[ShardInfo, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Bytes of a token on disk; the largest uint16 is kept for the separator."""
+        return 2 if self.vocab_size <= 65535 else 4
+
+
+def padded(size: int) -> int:
+    """`size` bytes, filled up to whole pages."""
+    return -(-size // PAGE) * PAGE
+
+
+def header(shard: ShardInfo, vocab_size: int) -> bytes:
+    """The first page of a shard."""
+    content = {"format": f"{_FORMAT} shard", "version": VERSION, "byteorder": sys.byteorder}
+    counts = {"vocab_size": vocab_size, "tokens": shard.tokens, "documents": shard.documents, "separator": shard.separator}
+    return json.dumps({**content, **counts}).encode().ljust(PAGE)
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Commit: from now on the store is what `manifest` says.
+
+    Raises:
+        DatastoreError: it cannot be written; the store stays what it was.
+    """
+    content: dict[str, Any] = {"format": _FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
+    content["sha256"] = _digest(content)
+    try:
+        write_atomically(path / MANIFEST, json.dumps(content, indent=1).encode())
+    except ConfigError as error:
+        raise DatastoreError(
+            f"store {str(path)!r}: {error}; the store is as it was. Make room, or choose another place."
+        ) from error
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What the store at `path` holds.
+
+    Raises:
+        DatastoreError: there is none, or it is damaged or of another version.
+    """
+    try:
+        content = json.loads((path / MANIFEST).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise DatastoreError(f"there is no store at {str(path)!r}. Build one: paceline datastore build {path} ...") from None
+    except OSError as error:
+        raise DatastoreError(f"store {str(path)!r} cannot be read: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise DatastoreError(_damaged(path)) from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or "version" not in content:
+        raise DatastoreError(_damaged(path))
+    if content["version"] != VERSION:
+        raise DatastoreError(
+            f"store {str(path)!r}: its {MANIFEST} has version {content['version']!r}; this release reads {VERSION}."
+            " Build it again, or use a newer release."
+        )
+    try:
+        sound = content.pop("sha256", None) == _digest(content)
+        del content["format"], content["version"]
+        shards = tuple(_checked(ShardInfo, shard) for shard in content.pop("shards"))
+        manifest: Manifest = _checked(Manifest, {**content, "shards": shards})
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise DatastoreError(_damaged(path)) from error
+    if not sound or not 0 < manifest.vocab_size <= MOST_VOCAB or not all(map(_possible, shards)):
+        raise DatastoreError(_damaged(path))
+    return manifest
+
+
+def _possible(shard: ShardInfo) -> bool:
+    counts = 0 < shard.documents <= shard.tokens and shard.tokens + shard.documents <= MOST_TEXT
+    return counts and 0 <= shard.separator < MOST_VOCAB and shard.name == Path(shard.name).name
+
+
+def _checked(kind: type[Any], values: dict[str, Any]) -> Any:
+    """The dataclass `kind` with `values`, whose types are looked at."""
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        if name != "shards" and (not isinstance(value, hints[name]) or (isinstance(value, bool) and hints[name] is not bool)):
+            raise TypeError(name)
+    return kind(**values)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(path: Path) -> str:
+    return f"store {str(path)!r}: its {MANIFEST} is damaged or is no manifest. Build the store again from its documents."

@@ -1,0 +1,90 @@
+"""What a store holds, and whether it is sound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.datastore.layout import MANIFEST, Layout, read_manifest
+from paceline.datastore.shard import find_damage
+from paceline.errors import DatastoreError
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """One shard: tokens without separators, size in bytes, whether it came from live appending."""
+
+    name: str
+    tokens: int
+    documents: int
+    size: int
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What a store says of itself.
+
+    Attributes:
+        tokenizer: fingerprint; None = not known. dtype: of a token on disk.
+    """
+
+    path: Path
+    vocab_size: int
+    dtype: str
+    tokenizer: str | None
+    shards: tuple[ShardReport, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        """Documents of all shards."""
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size for shard in self.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A file of a store and what is wrong with it."""
+
+    file: str
+    what: str
+
+
+def info(path: str | Path) -> Info:
+    """What the manifest of a store says; its shards are not looked at.
+
+    Raises:
+        DatastoreError: no store, or a damaged manifest.
+    """
+    manifest = read_manifest(Path(path))
+    shards = tuple(
+        ShardReport(shard.name, shard.tokens, shard.documents, Layout.of(shard, manifest.width).size, shard.live)
+        for shard in manifest.shards
+    )
+    return Info(Path(path), manifest.vocab_size, f"uint{8 * manifest.width}", manifest.tokenizer, shards)
+
+
+def verify(path: str | Path) -> list[Damage]:
+    """Read every byte of a store; all damage that there is, an empty list if there is none.
+
+    Raises:
+        DatastoreError: there is no store.
+    """
+    path = Path(path)
+    try:
+        manifest = read_manifest(path)
+    except DatastoreError as error:
+        if not (path / MANIFEST).is_file():
+            raise
+        return [Damage(MANIFEST, str(error))]
+    found = [(shard.name, find_damage(path, shard, manifest.vocab_size, manifest.width)) for shard in manifest.shards]
+    return [Damage(name, what) for name, what in found if what is not None]

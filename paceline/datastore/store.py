@@ -1,0 +1,128 @@
+"""Reading a store: a snapshot of its shards, searched and refreshed without ever waiting for a writer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.datastore import search
+from paceline.datastore.fingerprint import fingerprint_of
+from paceline.datastore.layout import MANIFEST, Manifest, read_manifest
+from paceline.datastore.rows import COLUMNS
+from paceline.datastore.shard import DamagedShardError, Shard
+from paceline.datastore.suffixes import SORTED
+from paceline.errors import ConfigError, DatastoreError
+
+_ATTEMPTS = 10  # a shard may be merged away between reading the manifest and opening it
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Where the suffixes of some queries stand.
+
+    Attributes:
+        low, high: [batch, longest, shards] ranks of the last m tokens of query b at [b, m - 1]; 0, 0 = none, or not searched.
+        lengths: [batch, 2] the longest suffix that occurs in any shard, and the shortest one searched; 0, 0 if none.
+    """
+
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
+class Snapshot:
+    """Some shards, as they were at one moment. Immutable: searches of several threads may share it.
+
+    Attributes:
+        table: [shards, COLUMNS] what the functions of `paceline.datastore.search` take; valid while this object lives.
+    """
+
+    def __init__(self, path: Path, shards: tuple[Shard, ...]) -> None:
+        self.path, self.shards = path, shards
+        self.table = np.array([shard.row for shard in shards], dtype=np.int64).reshape(len(shards), COLUMNS)
+
+    def find(self, queries: Sequence[Sequence[int]], *, shortest: int = 1, longest: int = 32, enough: int = 0) -> Ranges:
+        """The ranges of each query's last tokens, from the longest suffix that occurs down to `shortest` tokens.
+
+        Args:
+            longest: most tokens of a suffix, up to 64.
+            enough: stop shortening when the ranges hold this many suffixes together; 0 = never.
+        Raises:
+            ConfigError: lengths out of range. DatastoreError: a shard is damaged; it is named.
+        """
+        if not 1 <= shortest <= longest <= SORTED:
+            raise ConfigError(f"shortest={shortest}, longest={longest} came; 1 <= shortest <= longest <= {SORTED} is allowed.")
+        ids = np.array([token for query in queries for token in query], dtype=np.int64)
+        offsets = np.cumsum([0, *map(len, queries)], dtype=np.int64)
+        low = np.empty((len(queries), longest, len(self.shards)), dtype=np.int64)
+        high, lengths = np.empty_like(low), np.empty((len(queries), 2), dtype=np.int64)
+        self.check(search.find(self.table, ids, offsets, shortest, enough, low, high, lengths))
+        return Ranges(low, high, lengths)
+
+    def gather(
+        self, low: NDArray[np.int64], high: NDArray[np.int64], skip: NDArray[np.int64], count: int, depth: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Up to `count` continuations of each query, at regular intervals over its ranges.
+
+        Args:
+            low, high: [batch, shards] ranges, a row of `Ranges` for each query.
+            skip: [batch] tokens matched, left out of the continuations.
+            depth: most tokens of a continuation, up to 64; it ends with its document.
+        Returns:
+            token ids [batch, count, depth] and their numbers [batch, count]; 0 where there is no continuation.
+        Raises:
+            DatastoreError: a shard is damaged; it is named.
+        """
+        out = np.zeros((len(low), count, depth), dtype=np.int64)
+        lengths = np.empty((len(low), count), dtype=np.int64)
+        self.check(search.gather(self.table, low, high, skip, out, lengths))
+        return out, lengths
+
+    def check(self, result: int) -> None:
+        """Raise for what a search function returned.
+
+        Raises:
+            DatastoreError: `result` is the index of a damaged shard.
+        """
+        if result >= 0:
+            raise DamagedShardError(self.path, self.shards[result].info.name, "a page that was needed is damaged")
+
+
+def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Shard, ...]]:
+    """The shards that the manifest names now; those in `known` (by name) are taken from there.
+
+    Raises:
+        DatastoreError: no store, or a damaged one.
+    """
+    for _ in range(_ATTEMPTS):
+        manifest = read_manifest(path)
+        try:
+            shards = tuple(
+                known.get(info.name) or Shard.mapped(path, info, manifest.vocab_size, manifest.width) for info in manifest.shards
+            )
+        except FileNotFoundError as error:
+            missing = Path(error.filename).name
+            continue
+        except OSError as error:
+            raise DatastoreError(f"store {str(path)!r} cannot be read: {error}.") from error
+        return manifest, shards
+    raise DamagedShardError(path, missing, f"{MANIFEST} names it and it is not there")
+
+
+def check_tokenizer(path: Path, manifest: Manifest, tokenizer: Any) -> None:
+    """Refuse a store of another tokenizer; nothing is said where either is not known.
+
+    Raises:
+        DatastoreError: with both fingerprints.
+    """
+    wanted = fingerprint_of(tokenizer)
+    if wanted is not None and manifest.tokenizer is not None and wanted != manifest.tokenizer:
+        raise DatastoreError(
+            f"store {str(path)!r} was built with the tokenizer {manifest.tokenizer}, and the one that came is {wanted}: its ids"
+            " mean other text. Build a store with this tokenizer."
+        )

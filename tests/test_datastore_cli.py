@@ -1,0 +1,135 @@
+"""`paceline datastore`: every kind of input, the tables, the exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+from paceline import datastore, demo
+from paceline.cli import app
+from paceline.cli_datastore import load_tokenizer
+from paceline.datastore import inputs
+from paceline.errors import ConfigError, DatastoreError
+
+RECORDS: list[dict[str, Any]] = [
+    {"text": "def add(a, b):"},
+    {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]},
+    {"prompt": "1 + 1 =", "output": " 2"},
+    {"prompt": [1, 2], "output": [3]},
+    {"output": [4]},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer("demo")
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(map(json.dumps, RECORDS)) + "\n\n")
+    return path
+
+
+def test_documents_of_json_lines(jsonl: Path, tokenizer: Any) -> None:
+    ids = [list(document) for document in inputs.documents([str(jsonl)], tokenizer)]
+    assert [tokenizer.decode(document) for document in ids[:1]] == [RECORDS[0]["text"]]
+    assert "Hello" in tokenizer.decode(ids[1])
+    assert tokenizer.decode(ids[1]) == tokenizer.apply_chat_template(RECORDS[1]["messages"], tokenize=False)
+    assert tokenizer.decode(ids[2]) == "1 + 1 = 2"
+    assert ids[3:] == [[1, 2, 3], [4]]
+    answers = [list(document) for document in inputs.documents([str(jsonl)], tokenizer, answers_only=True)]
+    assert tokenizer.decode(answers[1]) == "Good day"
+    assert answers[3:] == [[3], [4]]
+
+
+def test_documents_of_text_and_arrays(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_TEXT_PIECE", 10)
+    (tmp_path / "a.txt").write_text("first line\nsecond line\nthird")
+    np.save(tmp_path / "b.npy", np.arange(4, dtype=np.uint16))
+    np.save(tmp_path / "c.npy", np.arange(4).reshape(2, 2))
+    names = [str(tmp_path / name) for name in ("a.txt", "b.npy", "c.npy")]
+    ids = [list(map(int, document)) for document in inputs.documents(names, tokenizer)]
+    assert "".join(tokenizer.decode(document) for document in ids[:3]) == "first line\nsecond line\nthird"
+    assert ids[3:] == [[0, 1, 2, 3], [0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{', "line 2: it is not JSON"),
+        ("a.jsonl", b'{"words": "x"}', "line 1: a record with text, messages"),
+        ("a.jsonl", b'{"text": "\xff"}', "is not UTF-8"),
+        ("a.npy", b"nothing", "no array of numpy"),
+        ("a.csv", b"", "files are allowed"),
+    ],
+)
+def test_bad_inputs(tmp_path: Path, tokenizer: Any, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        list(inputs.documents([str(tmp_path / name)], tokenizer))
+
+
+def test_inputs_that_are_not_there(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    for name, message in (
+        ("gone.txt", "no such file"),
+        (str(tmp_path / "a.npy"), "float64"),
+        ("datasets:x@test", r"paceline\[datasets\]"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            list(inputs.documents([name], tokenizer))
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["datastore", *map(str, arguments)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def test_the_commands(tmp_path: Path, jsonl: Path, tokenizer: Any) -> None:
+    path = tmp_path / "s"
+    code, output = run("build", path, jsonl, "--tokenizer", "demo")
+    assert (code, "5 documents" in output) == (0, True)
+    more = tmp_path / "more.txt"
+    more.write_text("and more")
+    assert run("add", path, more, "--tokenizer", "demo")[0] == 0
+    code, output = run("info", path)
+    assert code == 0
+    assert str(datastore.fingerprint_of(tokenizer)) in output.replace("\n", "")
+    assert "uint16" in output
+    assert run("verify", path)[0] == 0
+    shard = next(path.glob("shard-*"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    code, output = run("verify", path)
+    assert (code, shard.name in output) == (1, True)
+    with pytest.raises(DatastoreError, match="there is no store"):
+        run("info", tmp_path / "none")
+
+
+def test_fingerprints(tokenizer: Any) -> None:
+    raw = Tokenizer.from_file(str(demo.TARGET / "tokenizer.json"))
+    before = datastore.fingerprint_of(raw)
+    assert before == datastore.fingerprint_of(tokenizer)
+    raw.enable_padding(length=8)
+    raw.enable_truncation(4)
+    assert datastore.fingerprint_of(raw) == before
+    raw.add_tokens(["one more"])
+    assert datastore.fingerprint_of(raw) != before
+
+    class Slow:
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0, "b": 1}
+
+    assert str(datastore.fingerprint_of(Slow())).startswith("sha256:")
+    with pytest.raises(ConfigError, match="list has no vocabulary"):
+        datastore.fingerprint_of([])
