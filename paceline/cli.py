@@ -1,4 +1,4 @@
-"""The `paceline` command: generate, chat, drafters, bench, datastore, demo."""
+"""The `paceline` command: generate, chat, drafters, bench, head, datastore, demo."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.text import Text
 from paceline import __version__, demo
 from paceline.cli_bench import bench, run_demo
 from paceline.cli_datastore import datastore
+from paceline.cli_head import head
 from paceline.cli_options import (
     ChatTemplate,
     Device,
@@ -57,6 +58,7 @@ _ACCEPTED = "green"
 
 app.command()(bench)
 app.command("demo")(run_demo)
+app.add_typer(head, name="head")
 app.add_typer(datastore, name="datastore")
 
 

@@ -115,9 +115,10 @@ def bench(
     with one_voice(lookahead_parallel, device, process_timeout) as ranks:
         from paceline.bench import BenchConfig
 
-        has_draft = draft_model is not None or model == demo.NAME
+        embedded = model == demo.NAME and draft_model in (None, demo.NAME)
+        has_draft = draft_model is not None or embedded
         config = BenchConfig(
-            model=model, draft_model=draft_model, drafters=_drafters(drafter, has_draft),
+            model=model, draft_model=draft_model, drafters=_drafters(drafter, has_draft, embedded),
             baselines=_baselines(baseline, has_draft), prompts=tuple(prompts or ()), limit=limit, every=every,
             max_new_tokens=max_new_tokens, batch=batch, max_nodes=max_nodes, temperature=temperature, top_k=top_k, top_p=top_p,
             min_p=min_p, repetition_penalty=repetition_penalty, seed=seed, ignore_eos=ignore_eos, dtype=dtype, device=device,
@@ -132,8 +133,12 @@ def bench(
             raise typer.Exit(130)
 
 
-def _drafters(asked: list[str] | None, has_draft: bool) -> tuple[str, ...]:
-    return tuple(_split(asked, REGISTRY) if asked else [n for n, e in REGISTRY.items() if has_draft or not e.needs_draft_model])
+def _drafters(asked: list[str] | None, has_draft: bool, embedded: bool) -> tuple[str, ...]:
+    """Those asked for; else all that run with what there is."""
+    if asked:
+        return tuple(_split(asked, REGISTRY))
+    fit = [name for name, entry in REGISTRY.items() if (has_draft or not entry.needs_draft_model)]
+    return tuple(name for name in fit if embedded or not REGISTRY[name].needs_trained)
 
 
 def _baselines(asked: list[str] | None, has_draft: bool) -> tuple[str, ...]:

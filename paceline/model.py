@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from paceline.architecture import Architecture
 from paceline.attention import tree_attention
-from paceline.errors import CapacityError
+from paceline.errors import CapacityError, UnsupportedModelError
 from paceline.kv_cache import SlotCache
 from paceline.layout import Layout, lay_out
 from paceline.sequence import Sequence
@@ -46,6 +46,11 @@ class CachedLM:
         self._layout: Layout | None = None
         self._seqs: list[Sequence] = []
         self._owner: dict[int, Sequence] = {}  # slot -> sequence
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model."""
+        return self._model
 
     @property
     def vocab_size(self) -> int:
@@ -115,6 +120,33 @@ class CachedLM:
         logits = self._run(layout)
         self._count(layout)
         return logits
+
+    def forward_with_hidden(self, seqs: Seq[Sequence], trees: Seq[DraftTree]) -> tuple[Tensor, Tensor]:
+        """As `forward`, with what the LM head was fed.
+
+        Returns:
+            logits [batch, 1 + width, vocab], and the hidden states they are made of (after the final norm), [batch, 1 + width,
+            hidden].
+        Raises:
+            UnsupportedModelError: the model has no module that makes logits of hidden states.
+        """
+        fed: list[Tensor] = []
+        head = self._model.get_output_embeddings() or torch.nn.Identity()
+        # Held for this forward only: other CachedLMs may share the model.
+        hook = head.register_forward_pre_hook(lambda module, inputs: fed.append(inputs[0]))
+        try:
+            logits = self.forward(seqs, trees)
+        finally:
+            hook.remove()
+        if not fed:
+            raise UnsupportedModelError(
+                f"{self.architecture.name} makes its logits without an LM head of its own, so that its hidden states cannot be"
+                " read; choose a drafter without an acceptance head."
+            )
+        if len(fed) == 1:
+            return logits, fed[0][:, -logits.shape[1] :]
+        rows = [hidden[0, -1 - len(tree) :] for hidden, tree in zip(fed, trees, strict=True)]
+        return logits, torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     def _forward_rows(self, trees: Seq[DraftTree]) -> Tensor:
         # Positions are slots in these models (ALiBi): rows of different length cannot share a forward.

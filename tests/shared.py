@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import random
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -11,6 +15,8 @@ from typing import Any
 import torch
 
 from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
+from paceline.acceptance import AcceptanceHead
+from paceline.acceptance_card import INPUTS, new_card
 from paceline.drafters import REGISTRY, available
 from paceline.model import CachedLM
 from paceline.sequence import Sequence
@@ -22,6 +28,9 @@ RAGGED = [0, 1, 2, 5, 40]  # budgets that differ by sequence and step
 SPECS = [
     *available(),
     "draft_model:length=3,branch_above=0.02,lookup=true",
+    "draft_model:rule=confidence,stop_below=0.3",
+    "draft_model:rule=heuristic,length=2",
+    "specdec_pp:threshold=0.9,min=1,max=6,lookup=true",
     "ouroboros:gamma=4,window=1,ngram=4,branches=0,inspiration=code",
     "ouroboros:gamma=12,warm=true",
     "jacobi:block=4",
@@ -29,8 +38,9 @@ SPECS = [
     "lookahead:window=3,ngram=2,guesses=0,prompt_pool=false",
     "lookahead:window=4,ngram=3,guesses=2,pool=5,compat=true",
 ]  # every drafter, and options that change what it proposes
-SAME_SEED = [spec for spec in SPECS if not spec.startswith("draft_model")]  # drafters of guesses only
+SAME_SEED = [spec for spec in SPECS if not spec.startswith(("draft_model", "specdec_pp"))]  # drafters of guesses only
 SAME_SEED += ["draft_model:verification=follow", "draft_model:verification=follow,length=3,branch_above=0.02,lookup=true"]
+SAME_SEED += ["draft_model:verification=follow,rule=heuristic", "specdec_pp:verification=follow"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,30 @@ class Pair:
     def engine(self, spec: str = "none", **options: Any) -> LLM:
         """The target behind the drafter `spec`, with the draft model where one is needed."""
         needed = REGISTRY[spec.partition(":")[0]].needs_draft_model
-        return LLM(self.target, drafter=spec, draft_model=self.draft if needed else None, **options)
+        chosen = with_head(spec, self.draft)
+        return LLM(self.target, drafter=chosen, draft_model=self.draft if needed else None, **options)
+
+
+def with_head(spec: str, draft: Any) -> str:
+    """`spec` with a head for `draft`, where the drafter reads one and none is named."""
+    name, _, options = spec.partition(":")
+    if name != "specdec_pp" or "head=" in options:
+        return spec
+    return f"{name}:{','.join(filter(None, [options, f'head={random_head(draft)}']))}"
+
+
+@functools.cache
+def random_head(draft: Any) -> str:
+    """The folder of a head for `draft` that knows nothing and doubts much; without a curve, so that no clock decides."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    card = new_card("nobody", "a tiny model", draft, depth=1, inputs=INPUTS[1])
+    size, noise = card.hidden_size, torch.Generator().manual_seed(5)
+    shapes = {"blocks.0.weight": (size, size), "blocks.0.bias": (size,), "last.weight": (2, size + 3), "last.bias": (2,)}
+    tensors = {name: torch.randn(shape, generator=noise) / size**0.5 for name, shape in shapes.items()}
+    tensors["last.bias"] = torch.tensor([0.0, 2.0])
+    AcceptanceHead(card, tensors).save(folder)
+    return folder
 
 
 def reference(model: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
@@ -114,6 +147,35 @@ def fits(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> bool:
         expected.append(total - sum(expected))
     statistic = sum((seen - due) ** 2 / due for seen, due in zip(observed, expected, strict=True))
     return statistic < critical_value(max(1, len(expected) - 1))
+
+
+class Watch(Drafter):
+    """Passes everything on, and notes what was proposed after which tokens, and what became of it."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.name, self.vocab_size, self.inner = inner.name, inner.vocab_size, inner
+        self.notes: list[tuple[Sequence, list[int], DraftTree]] = []
+        self.accepted: list[int] = []
+
+    def start(self, seq: Sequence) -> None:
+        self.inner.start(seq)
+
+    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        trees = self.inner.propose(seqs, max_nodes)
+        self.notes += [(seq, list(seq.token_ids), tree) for seq, tree in zip(seqs, trees, strict=True)]
+        return trees
+
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        self.accepted += [len(outcome.accepted) for outcome in outcomes]
+        self.inner.observe(outcomes)
+
+    def stop(self, seq: Sequence) -> None:
+        self.inner.stop(seq)
+
+
+def room(seq: Sequence, tokens: list[int]) -> int:
+    """Tokens that may be drafted after `tokens`: the last one is always the target's."""
+    return seq.max_length - len(tokens) - 1
 
 
 class ScriptedTree(Drafter):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from models import make
-from shared import fits
+from shared import fits, with_head
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -42,6 +42,9 @@ TRUNCATED = SamplingParams(max_new_tokens=4, temperature=1.4, top_k=5, top_p=0.9
 CHOSEN = [
     "draft_model",
     "draft_model:verification=follow",
+    "draft_model:rule=confidence",
+    "draft_model:rule=heuristic,length=2",
+    "specdec_pp:min=1",
     "jacobi:block=2",
     "lookahead:window=1,ngram=2,guesses=1",
     "lookahead:window=3,ngram=2,guesses=3",
@@ -91,7 +94,8 @@ def sample(drafter: str | Drafter, params: SamplingParams) -> Counter[tuple[int,
     """How often each beginning is emitted over `SAMPLES` seeds."""
     needs_draft = isinstance(drafter, str) and entry(drafter.partition(":")[0]).needs_draft_model
     draft = make("six_words_draft") if needs_draft else None
-    llm = LLM(make("six_words"), drafter=drafter, draft_model=draft, max_batch=BATCH)
+    chosen = with_head(drafter, draft) if isinstance(drafter, str) else drafter
+    llm = LLM(make("six_words"), drafter=chosen, draft_model=draft, max_batch=BATCH)
     outs = []
     for start in range(0, SAMPLES, BATCH):
         seeds = range(start, start + BATCH)

@@ -15,11 +15,11 @@ LAYERS = [
     ["errors", "config", "files"],
     ["text", "sequence", "tree"],
     ["drafter", "sampling", "kv_cache", "layout", "attention", "architecture"],
-    ["model", "verify", "loading"],
+    ["model", "verify", "loading", "acceptance"],
     ["step", "metrics", "selfcheck", "parallel"],
     ["drafters", "datastore"],
     ["batch", "llm", "replay", "serving"],
-    ["integrations", "bench", "cli", "demo", "__init__", "__main__"],
+    ["integrations", "bench", "head", "cli", "demo", "__init__", "__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 DRAFTER_MODULES = [path.stem for path in (ROOT / "drafters").glob("*.py")]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from paceline.acceptance_card import draft_identity
 from paceline.errors import ConfigError, UnsupportedModelError
 
 _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
@@ -89,6 +90,8 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
         config.intermediate_size, _ROUNDING * round(config.intermediate_size * ratio / _ROUNDING)
     )  # fmt: skip
     wanted.rms_norm_eps = config.rms_norm_eps / ratio
+    fingerprint, hidden_size = draft_identity(model)
+    wanted.enlarged_from = {"fingerprint": fingerprint, "hidden_size": hidden_size}  # an acceptance head goes with what it was
     with torch.random.fork_rng(devices=[]):  # the constructor draws weights that are all replaced
         larger: PreTrainedModel = AutoModelForCausalLM.from_config(
             wanted, dtype=model.dtype, attn_implementation=config._attn_implementation

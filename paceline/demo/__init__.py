@@ -8,5 +8,6 @@ _HERE = Path(__file__).parent
 
 TARGET = _HERE / "target"
 DRAFT = _HERE / "draft"
+HEAD = _HERE / "head"  # acceptance head of that draft: see its card
 PROMPTS = _HERE / "prompts.jsonl"
 NAME = "demo"  # the word for the pair on the command line

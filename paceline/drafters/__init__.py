@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One registered drafter: where it lives, what it does, and whether it needs a draft model."""
+    """One registered drafter: where it lives, what it does, and what it needs.
+
+    Attributes:
+        needs_trained: a file trained or built for the models at hand, which comes with the embedded ones only.
+    """
 
     module: str
     cls: str
     summary: str
     needs_draft_model: bool = False
+    needs_trained: bool = False
 
     def load(self) -> Any:
         """Import its class."""
@@ -38,6 +43,13 @@ REGISTRY: dict[str, Entry] = {
     "prompt_lookup": Entry("prompt_lookup", "PromptLookup", "continues the latest earlier match of the newest n-gram"),
     "draft_model": Entry(
         "draft_model", "DraftModel", "a small model drafts a tree, or a chain of fixed length", needs_draft_model=True
+    ),
+    "specdec_pp": Entry(
+        "specdec_pp",
+        "SpecDecPP",
+        "a small model drafts until a trained head expects a rejection",
+        needs_draft_model=True,
+        needs_trained=True,
     ),
     "ouroboros": Entry(
         "ouroboros", "Ouroboros", "a small model drafts phrase by phrase; the target teaches the phrases", needs_draft_model=True

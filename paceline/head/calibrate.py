@@ -1,0 +1,77 @@
+"""Measure what each stopping threshold costs, by decoding: the curve from which `threshold=auto` chooses."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Sequence as Seq
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from transformers import PreTrainedModel
+
+from paceline.acceptance import AcceptanceHead
+from paceline.acceptance_card import CurvePoint
+from paceline.errors import ConfigError
+from paceline.head.recording import Recording
+from paceline.llm import LLM
+from paceline.sequence import SamplingParams
+
+_SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
+THRESHOLDS = tuple(round(0.05 * place, 2) for place in range(1, 20))
+
+
+def calibrate(
+    head: AcceptanceHead, recordings: Seq[Recording], target: PreTrainedModel, draft: PreTrainedModel, limit: int = 0,
+    thresholds: Seq[float] = THRESHOLDS, progress: bool = False,
+) -> AcceptanceHead:  # fmt: skip
+    """The head with a measured curve: every threshold decodes the development prompts, as they were recorded.
+
+    Args:
+        recordings: with the prompts that the head's calibration was fitted on, and how they are answered.
+        limit: at most so many prompts of each recording, short and long ones; 0 = all.
+    Raises:
+        ConfigError: the recordings have none of those prompts.
+    """
+    asked, params = _questions(head, recordings, limit)
+    curve = []
+    with tempfile.TemporaryDirectory() as folder, Progress(
+        console=Console(stderr=True), transient=True, disable=not progress
+    ) as bar:  # fmt: skip
+        head.save(folder)
+        for threshold in bar.track(thresholds, description="decoding"):
+            llm = LLM(target, f"specdec_pp:head={folder},threshold={threshold}", draft, max_batch=recordings[0].settings["batch"])
+            stats = [completion.stats for completion in llm.generate(asked, params)]
+            tokens = sum(one.new_tokens for one in stats)
+            forwards = sum(one.target_forwards for one in stats)
+            discarded = sum(one.drafted_tokens - one.accepted_tokens for one in stats)
+            curve.append(CurvePoint(threshold, forwards / tokens, discarded / tokens))
+    card = dataclasses.replace(head.card, curve=tuple(curve))
+    return AcceptanceHead(card, head.tensors)
+
+
+def _questions(head: AcceptanceHead, recordings: Seq[Recording], limit: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    wanted = head.card.dev_names
+    asked: list[list[int]] = []
+    params: list[SamplingParams] = []
+    for recording in recordings:
+        options = {name: recording.settings[name] for name in _SAMPLING}
+        places = [place for place, name in enumerate(recording.names) if name in wanted]
+        for place in places[:: math.ceil(len(places) / limit) if limit else 1]:  # spread over the lengths
+            asked.append(recording.prompt_ids[place])
+            params.append(SamplingParams(**options, seed=recording.settings["seed"] + place))
+    if not asked:
+        raise ConfigError("head calibrate: no recording has development prompts of this head; give one that it was trained on.")
+    return asked, params
+
+
+def print_curve(head: AcceptanceHead, console: Console | None = None) -> None:
+    """What each threshold costs."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("threshold", "verification rate", "discard rate"):
+        table.add_column(heading, justify="right")
+    for point in head.card.curve:
+        table.add_row(f"{point.threshold:.2f}", f"{point.verification_rate:.4f}", f"{point.discard_rate:.4f}")
+    (console or Console()).print(table)

@@ -1,0 +1,158 @@
+"""A recording on disk: a folder of shards, one per batch of prompts, each written whole or not at all.
+
+`record.json` says how it is made; a folder is gone on with under the same settings only. `prompts.safetensors` has the
+prompts' token ids; `shard-N.safetensors` has what happened at the drafted positions of batch N.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.files import write_atomically
+
+_KIND, _VERSION = "paceline head recording", 1
+_SETTINGS, _PROMPTS = "record.json", "prompts.safetensors"
+_PLACES = ("hidden", "log_probs", "entropies", "labels", "top_probs", "prompts")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Drafted tokens, and how likely the target was to accept each.
+
+    Attributes:
+        settings: how it was made.
+        hidden: bfloat16 [n, hidden], the draft's last hidden state computed from the token.
+        log_probs, entropies: float32 [n], of the distribution it was drawn from, as `AcceptanceHead.chances` takes them.
+        labels: float32 [n], acceptance probability min(1, target/draft); greedy: 1 where the target says the same, else 0.
+        top_probs: float32 [n], the most likely token's probability in that distribution.
+        prompts: int32 [n], which prompt it belongs to. names: of each prompt, `prompt_name` of its ids.
+        prompt_ids: token ids of each prompt.
+    """
+
+    settings: dict[str, Any]
+    hidden: Tensor
+    log_probs: Tensor
+    entropies: Tensor
+    labels: Tensor
+    top_probs: Tensor
+    prompts: Tensor
+    names: list[str]
+    prompt_ids: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def of(self, names: set[str]) -> Recording:
+        """The positions of the prompts of those names."""
+        wanted = torch.tensor([name in names for name in self.names], dtype=torch.bool)[self.prompts.long()]
+        return dataclasses.replace(self, **{place: getattr(self, place)[wanted] for place in _PLACES})
+
+
+class RecordingFolder:
+    """The folder while it is filled.
+
+    Raises:
+        ConfigError: it holds something else, or a recording of other settings.
+    """
+
+    def __init__(self, path: str | Path, settings: dict[str, Any], prompts: Seq[Seq[int]]) -> None:
+        self.path = Path(path)
+        wanted = {"kind": _KIND, "version": _VERSION, "prompts": _digest(prompts), **settings}
+        if not (self.path / _SETTINGS).exists():
+            if self.path.exists() and any(self.path.glob("shard-*.safetensors")):
+                raise ConfigError(f"recording {str(path)!r}: it has shards but no {_SETTINGS}. Name another folder.")
+            ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int32)
+            lengths = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32)
+            write_atomically(self.path / _PROMPTS, save({"ids": ids, "lengths": lengths}))
+            write_atomically(self.path / _SETTINGS, (json.dumps(wanted, indent=1) + "\n").encode())
+        found = _settings(self.path)
+        for key in wanted.keys() | found.keys():
+            if found.get(key) != wanted.get(key):
+                raise ConfigError(
+                    f"recording {str(path)!r}: it was begun with {key} {found.get(key)!r}, and {wanted.get(key)!r} came."
+                    " Go on with the same settings, or name another folder."
+                )
+        for left in self.path.glob("*.tmp"):  # of a process that was killed while it wrote
+            left.unlink(missing_ok=True)
+
+    def has(self, batch: int) -> bool:
+        """Whether the shard of that batch is there."""
+        return _shard(self.path, batch).exists()
+
+    def write(self, batch: int, places: dict[str, Tensor]) -> None:
+        """Store what happened in a batch; tensors as in `Recording`."""
+        write_atomically(_shard(self.path, batch), save({name: places[name].contiguous() for name in _PLACES}))
+
+
+def read_recording(path: str | Path) -> Recording:
+    """The whole recording of a folder.
+
+    Raises:
+        ConfigError: none is there, it is not finished, or a file of it is damaged.
+    """
+    folder = Path(path)
+    settings = _settings(folder)
+    count = settings["batches"]
+    missing = [batch for batch in range(count) if not _shard(folder, batch).exists()]
+    if missing:
+        raise ConfigError(
+            f"recording {str(path)!r}: {count - len(missing)} of its {count} shards are there. Give the same command"
+            " (`paceline head record`) again: it goes on where it was."
+        )
+    shards = [_load(_shard(folder, batch), _PLACES) for batch in range(count)]
+    stored = _load(folder / _PROMPTS, ("ids", "lengths"))
+    flat, ends = stored["ids"].tolist(), accumulate(stored["lengths"].tolist(), initial=0)
+    prompts = [flat[start:end] for start, end in pairwise(ends)]
+    columns = {name: torch.cat([shard[name] for shard in shards]) for name in _PLACES}
+    return Recording(settings, **columns, names=[prompt_name(ids) for ids in prompts], prompt_ids=prompts)
+
+
+def prompt_name(token_ids: Seq[int]) -> str:
+    """Eight hexadecimal digits that stand for a prompt, by its token ids: the same in every recording."""
+    return hashlib.sha256(np.asarray(token_ids, dtype=np.int32).tobytes()).hexdigest()[:8]
+
+
+def _digest(prompts: Seq[Seq[int]]) -> str:
+    return hashlib.sha256("".join(prompt_name(prompt) for prompt in prompts).encode()).hexdigest()
+
+
+def _shard(folder: Path, batch: int) -> Path:
+    return folder / f"shard-{batch:05}.safetensors"
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads((folder / _SETTINGS).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"recording {str(folder)!r}: {_SETTINGS} cannot be read: {error}. Make one: paceline head record."
+        ) from error
+    found = (settings.get("kind"), settings.get("version")) if isinstance(settings, dict) else (None, None)
+    if found != (_KIND, _VERSION):
+        raise ConfigError(f"recording {str(folder)!r}: it is {found}; this release reads {(_KIND, _VERSION)}. Record anew.")
+    return dict(settings)
+
+
+def _load(path: Path, names: Seq[str]) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+        return {name: tensors[name] for name in names}
+    except (OSError, safetensors.SafetensorError, ValueError, LookupError) as error:
+        raise ConfigError(
+            f"recording: {str(path)!r} cannot be read: {error}. Delete that file and give the same `paceline head record` command"
+            " again."
+        ) from error
