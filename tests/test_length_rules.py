@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -227,17 +228,23 @@ def test_options(pair: Pair, options: str, words: str) -> None:
 
 
 class ByToken:
-    """A head that knows its chance by the token alone; hidden states are one-hot here."""
+    """A head that knows its chance by the token alone; hidden states are one-hot here. At first it knows the probability."""
+
+    card = SimpleNamespace(prior=(1.0,))
 
     def chances(self, hidden: Tensor, log_probs: Tensor, entropies: Tensor) -> Tensor:
         return hidden @ torch.tensor([0.9, 0.3, 0.6, 0.8])
+
+    def first_chances(self, log_probs: Tensor, entropies: Tensor) -> Tensor:
+        return log_probs.exp()
 
 
 RULES: dict[str, Callable[[], EstimateRule]] = {
     "product": lambda: ProductRule(3, 0.35),
     "confidence": lambda: ConfidenceRule(3, 0.3),
     "entropy": lambda: EntropyRule(3, 0.55, least=2),
-    "head": lambda: HeadRule(ByToken(), 0.5, 1, 3),  # type: ignore[arg-type]
+    "head": lambda: HeadRule(ByToken(), 0.5, 1, 3, newest=False),  # type: ignore[arg-type]
+    "head, newest token": lambda: HeadRule(ByToken(), 0.65, 1, 3, newest=True),  # type: ignore[arg-type]
 }
 
 

@@ -25,16 +25,19 @@ from paceline.tree import EMPTY_TREE
 
 
 class Constant:
-    """A head that always says the same, with a card that has no curve; `best` answers for the threshold."""
+    """A head that always says the same, also at first if `first`; `best` answers for the threshold."""
 
-    def __init__(self, chance: float, curve: Seq[object] = (), best: Seq[float] = ()) -> None:
-        self.card = SimpleNamespace(curve=curve)
+    def __init__(self, chance: float, curve: Seq[object] = (), best: Seq[float] = (), first: bool = False) -> None:
+        self.card = SimpleNamespace(curve=curve, prior=(1.0,) if first else ())
         self.asked: list[tuple[float, float]] = []
         self._chance, self._best = chance, list(best)
 
     def chances(self, hidden: Tensor, log_probs: Tensor, entropies: Tensor) -> Tensor:
         assert hidden.shape[0] == log_probs.shape[0] == entropies.shape[0]
         return torch.full((hidden.shape[0],), self._chance)
+
+    def first_chances(self, log_probs: Tensor, entropies: Tensor) -> Tensor:
+        return torch.full_like(log_probs, self._chance)
 
     def threshold(self, target_seconds: float, draft_seconds: float) -> float:
         self.asked.append((target_seconds, draft_seconds))
@@ -87,6 +90,16 @@ def test_an_end_of_sequence_token_ends_the_draft(pair: Pair, temperature: float)
         ended += len(tree) > 0 and tree.token_ids[-1] in ends
         assert not len(tree) or tree.token_ids[-1] in ends or len(tree) == min(20, room(seq, tokens))
     assert ended > 3
+
+
+@pytest.mark.parametrize(("newest", "length"), [(True, 12), (False, 13)])
+def test_the_newest_token_counts_too(pair: Pair, newest: bool, length: int) -> None:
+    """One token sooner, since 13 factors of 0.9 are needed, the last one for the newest."""
+    drafter = drafting(pair, Constant(0.9, first=True), newest=newest)
+    LLM(pair.target, drafter=drafter, max_batch=3).generate(pair.prompts, SamplingParams(COUNT, ignore_eos=True))
+    full = [len(tree) for seq, tokens, tree in drafter.notes if room(seq, tokens) >= length and len(tree)]
+    assert full
+    assert set(full) == {length}
 
 
 @torch.no_grad()

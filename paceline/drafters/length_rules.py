@@ -34,7 +34,8 @@ class Chain:
         ends: tokens that end it.
         tokens, probs: what was drafted, and for draws the distribution [vocab] of each.
         chance: what the rule thinks of the draft so far; estimates: what it was told of each token.
-        drawn_from: log-probability and entropy (nats) of each token when it was drawn, for a rule that judges it later.
+        drawn_from: log-probability and entropy (nats) of each token when it was drawn, for a rule that judges it later;
+            outlooks: what such a rule thinks of each token when it is drawn.
     """
 
     seq: Sequence
@@ -47,6 +48,7 @@ class Chain:
     chance: float = 1.0
     estimates: list[float] = field(default_factory=list)
     drawn_from: list[tuple[float, float]] = field(default_factory=list)
+    outlooks: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,14 @@ class EstimateRule(LengthRule):
         for place, estimate in enumerate(estimates, 1):
             chain.estimates.append(estimate)
             chain.chance = chain.chance * estimate if self.product else estimate
-            if chain.chance < self.stop_below and len(chain.tokens) + place >= self._least:
+            newest = len(chain.tokens) + place
+            if chain.chance * self.outlook(chain, newest - 1) < self.stop_below and newest >= self._least:
                 return place
         return None
+
+    def outlook(self, chain: Chain, place: int) -> float:
+        """The chance of the newest token, in `place` of the chain, where estimates are about the token before."""
+        return 1.0
 
 
 class ProductRule(EstimateRule):

@@ -3,12 +3,15 @@
 The head reads the draft model's last hidden state of every drafted token and says how likely the token is to be accepted, given
 that all before it are. Drafting stops once 1 - the product of these chances exceeds a threshold (section 3.2; that the best
 policy is of this form is theorem 3.1). As in the public code, the token before the first drafted one is not judged (algorithm 2
-would), and the token drawn in the stopping forward, which the head has not judged yet, is verified with the others.
+would), and the token drawn in the stopping forward is verified with the others.
+
+The head judges a token one forward after it was drawn. Beyond the paper, the newest token is judged at once by the distribution
+it was drawn from (`AcceptanceHead.first_chances`), until the head takes over, if the head was trained to; `newest=false`
+leaves that out.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
@@ -43,7 +46,8 @@ class SpecDecPPOptions:
     head: folder of the acceptance head. Not given: the head of the embedded draft model.
     threshold: drafting stops once the chance that something is rejected exceeds it, between 0 and 1; or "auto": whatever is
         fastest by the head's card and the measured times of both models. Not given: "auto" if the card can tell, else 0.7.
-    min: fewest tokens drafted per step; max: most (the paper's bounds).
+    min: fewest tokens drafted per step; max: most (the paper's bounds are 2 and 20).
+    newest: the newest token counts too, by the distribution it was drawn from, if the head's card says how.
     lookup: the draft model itself is sped up by prompt lookup, so that it drafts the same tokens in fewer forwards.
     verification: "reject" (the papers' rule) or "follow" (same noise as the target); greedy is the same under both.
     """
@@ -52,6 +56,7 @@ class SpecDecPPOptions:
     threshold: float | str | None = None
     min: int = 2
     max: int = 20
+    newest: bool = True
     lookup: bool = False
     verification: str = "reject"
 
@@ -78,14 +83,15 @@ class HeadRule(EstimateRule):
     reads_hidden = True
     product = True
 
-    def __init__(self, head: AcceptanceHead, threshold: float, least: int, most: int) -> None:
+    def __init__(self, head: AcceptanceHead, threshold: float, least: int, most: int, newest: bool) -> None:
         super().__init__(most, 1.0 - threshold, least)
-        self._head = head
+        self._head, self._newest = head, newest and bool(head.card.prior)
 
     def estimates(self, drawn: Drawn) -> list[float]:
         """The chance of the token before each new one; 1 before the first of a chain, which is not the draft's."""
         assert drawn.hidden is not None
-        log_probs, entropies = torch.stack([drawn.own_probs().log(), drawn.entropies()]).tolist()
+        told = drawn.own_probs().log(), drawn.entropies()
+        log_probs, entropies, outlooks = torch.stack([*told, self._head.first_chances(*told)]).tolist()
         features = list(zip(log_probs, entropies, strict=True))
         before: list[tuple[float, float]] = []
         unjudged = []
@@ -96,11 +102,16 @@ class HeadRule(EstimateRule):
                 unjudged.append(first)
             before += [chain.drawn_from[-1] if chain.tokens else _NOT_JUDGED, *new[:-1]]
             chain.drawn_from += new
-        told = torch.tensor(before, device=drawn.hidden.device)
-        chances: list[float] = self._head.chances(drawn.hidden, told[:, 0], told[:, 1]).tolist()
+            chain.outlooks += outlooks[first : first + len(run)]
+        scalars = torch.tensor(before, device=drawn.hidden.device)
+        chances: list[float] = self._head.chances(drawn.hidden, scalars[:, 0], scalars[:, 1]).tolist()
         for place in unjudged:
             chances[place] = 1.0
         return chances
+
+    def outlook(self, chain: Chain, place: int) -> float:
+        """The chance of the newest token, which the head has not judged yet."""
+        return chain.outlooks[place] if self._newest else 1.0
 
 
 class CostClock:
@@ -151,7 +162,7 @@ class SpecDecPP(ChainDrafter):
         self._head = head
         self._clock = CostClock() if isinstance(chosen, str) else None
         self.threshold = chosen if isinstance(chosen, float) else head.threshold(_FIRST_RATIO, 1.0)
-        self._head_rule = HeadRule(head, self.threshold, options.min, options.max)
+        self._head_rule = HeadRule(head, self.threshold, options.min, options.max, options.newest)
         super().__init__(draft, self._head_rule, options.verification, options.lookup, options.max + LOOKUP_LENGTH)
 
     @classmethod
@@ -189,7 +200,7 @@ class SpecDecPP(ChainDrafter):
         return trees
 
     def _as_tree(self, chain: Chain) -> DraftTree:
-        """With the head's chances, and for the last token, which it has not judged, the probability it was drawn with."""
+        """With the head's chances, and for the last token, which it has not judged, the outlook."""
         place = len(chain.tokens)
-        confidence = [*chain.estimates[1:place], math.exp(chain.drawn_from[place - 1][0])]
+        confidence = [*chain.estimates[1:place], chain.outlooks[place - 1]]
         return DraftTree.chain(chain.tokens, chain.probs if chain.draws else None, confidence)
