@@ -161,7 +161,7 @@ def drafters() -> None:
         table.add_column(heading, overflow="fold")
     for name, found in REGISTRY.items():
         options = dataclasses.fields(entry(name).load().Options)
-        needs = " (needs --draft-model)" if found.needs_draft_model else ""
+        needs = " (needs --draft-model)" if found.needs_draft_model else " (needs datastore=PATH)" if found.needs_store else ""
         table.add_row(name, " ".join(f"{o.name}={o.default}" for o in options), found.summary + needs)
     out.print(table)
 

@@ -137,7 +137,7 @@ def _drafters(asked: list[str] | None, has_draft: bool, embedded: bool) -> tuple
     """Those asked for; else all that run with what there is."""
     if asked:
         return tuple(_split(asked, REGISTRY))
-    fit = [name for name, entry in REGISTRY.items() if (has_draft or not entry.needs_draft_model)]
+    fit = [name for name, entry in REGISTRY.items() if (has_draft or not entry.needs_draft_model) and not entry.needs_store]
     return tuple(name for name in fit if embedded or not REGISTRY[name].needs_trained)
 
 

@@ -48,11 +48,13 @@ class Drafter:
         name: the word used in messages and tables.
         vocab_size: size of the vocabulary the guesses come from, if the drafter has one of its own. The engine refuses
             a target with another vocabulary when it is built.
+        ids_below: all guesses are ids below it, where that is known; a target with fewer tokens is refused likewise.
         columns: branches of its trees that can be computed apart, by as many copies of the target (`paceline.parallel`).
     """
 
     name: str = "drafter"
     vocab_size: int | None = None
+    ids_below: int = 0
     columns: int = 1
 
     def start(self, seq: Sequence) -> None:
@@ -85,8 +87,13 @@ def check_vocabulary(drafter: Drafter, vocab: int) -> None:
     """Hold the drafter's vocabulary, if it has one, against the target's of `vocab` tokens; once, when an engine is built.
 
     Raises:
-        ConfigError: they differ; both sizes are named.
+        ConfigError: they differ, or the drafter's guesses may be beyond the target's; both sizes are named.
     """
+    if drafter.ids_below > vocab:
+        raise ConfigError(
+            f"drafter {drafter.name!r} guesses from a vocabulary of {drafter.ids_below} tokens and the target has {vocab}; the"
+            " target must have as many. Use a datastore built with the target's tokenizer."
+        )
     if drafter.vocab_size not in (None, vocab):
         raise ConfigError(
             f"drafter {drafter.name!r} has a vocabulary of {drafter.vocab_size} tokens and the target one of {vocab}; they must"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
+from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams, datastore
 from paceline.acceptance import AcceptanceHead
 from paceline.acceptance_card import INPUTS, new_card
 from paceline.drafters import REGISTRY, available
@@ -37,6 +37,8 @@ SPECS = [
     "lookahead:window=5,ngram=4,guesses=5,prompt_pool=false",
     "lookahead:window=3,ngram=2,guesses=0,prompt_pool=false",
     "lookahead:window=4,ngram=3,guesses=2,pool=5,compat=true",
+    "rest:shortest=1,matches=1,length=4,nodes=5",
+    "pia:nodes=6,length=3,query=4",
 ]  # every drafter, and options that change what it proposes
 SAME_SEED = [spec for spec in SPECS if not spec.startswith(("draft_model", "specdec_pp"))]  # drafters of guesses only
 SAME_SEED += ["draft_model:verification=follow", "draft_model:verification=follow,length=3,branch_above=0.02,lookup=true"]
@@ -55,8 +57,14 @@ class Pair:
     def engine(self, spec: str = "none", **options: Any) -> LLM:
         """The target behind the drafter `spec`, with the draft model where one is needed."""
         needed = REGISTRY[spec.partition(":")[0]].needs_draft_model
-        chosen = with_head(spec, self.draft)
+        chosen = with_store(with_head(spec, self.draft), self.near_copies(), 256)
         return LLM(self.target, drafter=chosen, draft_model=self.draft if needed else None, **options)
+
+    def near_copies(self) -> tuple[tuple[int, ...], ...]:
+        """Prompts and answers, twice, in which about every tenth token is another one."""
+        chance = random.Random(4)
+        texts = [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)] * 2
+        return tuple(tuple(chance.randrange(256) if chance.random() < 0.1 else token for token in text) for text in texts)
 
 
 def with_head(spec: str, draft: Any) -> str:
@@ -65,6 +73,23 @@ def with_head(spec: str, draft: Any) -> str:
     if name != "specdec_pp" or "head=" in options:
         return spec
     return f"{name}:{','.join(filter(None, [options, f'head={random_head(draft)}']))}"
+
+
+def with_store(spec: str, documents: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
+    """`spec` with a store of `documents`, where the drafter needs one and none is named."""
+    name, _, options = spec.partition(":")
+    if not REGISTRY[name].needs_store or "datastore=" in options:
+        return spec
+    return f"{name}:{','.join(filter(None, [options, f'datastore={tiny_store(documents, vocab_size)}']))}"
+
+
+@functools.cache
+def tiny_store(documents: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
+    """The folder of a store of `documents`."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    datastore.build(folder, documents, vocab_size, workers=1)
+    return folder
 
 
 @functools.cache

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 from models import make
-from shared import fits, with_head
+from shared import fits, with_head, with_store
+from stores import some_documents
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -51,6 +52,8 @@ CHOSEN = [
     "lookahead:window=1,ngram=3,guesses=1",
     "ouroboros:gamma=2,window=1,ngram=3,suffixes=1,branches=0",
     "ouroboros:gamma=2,window=1,ngram=3,suffixes=1,branches=1",
+    "rest:nodes=3",
+    "pia:nodes=2",
 ]
 
 
@@ -94,7 +97,8 @@ def sample(drafter: str | Drafter, params: SamplingParams) -> Counter[tuple[int,
     """How often each beginning is emitted over `SAMPLES` seeds."""
     needs_draft = isinstance(drafter, str) and entry(drafter.partition(":")[0]).needs_draft_model
     draft = make("six_words_draft") if needs_draft else None
-    chosen = with_head(drafter, draft) if isinstance(drafter, str) else drafter
+    documents = tuple(map(tuple, some_documents(vocab_size=6)))
+    chosen = with_store(with_head(drafter, draft), documents, 6) if isinstance(drafter, str) else drafter
     llm = LLM(make("six_words"), drafter=chosen, draft_model=draft, max_batch=BATCH)
     outs = []
     for start in range(0, SAMPLES, BATCH):

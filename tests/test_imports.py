@@ -74,7 +74,9 @@ def test_every_module_has_a_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["paceline", "paceline.tree", "paceline.sequence", "paceline.drafter", "paceline.drafters.prompt_lookup"]
+    "module",
+    ["paceline", "paceline.tree", "paceline.sequence", "paceline.drafter"]
+    + [f"paceline.drafters.{name}" for name in ("prompt_lookup", "rest", "pia")],
 )
 def test_light_modules_need_no_torch(module: str) -> None:
     code = f"import {module}, sys; assert not {{'torch', 'transformers'}} & set(sys.modules), 'torch was imported'"

@@ -25,6 +25,7 @@ class Entry:
 
     Attributes:
         needs_trained: a file trained or built for the models at hand, which comes with the embedded ones only.
+        needs_store: a token store, named by its option `datastore`.
     """
 
     module: str
@@ -32,6 +33,7 @@ class Entry:
     summary: str
     needs_draft_model: bool = False
     needs_trained: bool = False
+    needs_store: bool = False
 
     def load(self) -> Any:
         """Import its class."""
@@ -56,6 +58,8 @@ REGISTRY: dict[str, Entry] = {
     ),
     "jacobi": Entry("jacobi", "Jacobi", "guesses the whole rest of the answer, or a block of it, and repeats until it agrees"),
     "lookahead": Entry("lookahead", "Lookahead", "the target fills a window with n-grams and verifies those that fit"),
+    "rest": Entry("rest", "Rest", "the most frequent continuations of the newest tokens in a datastore", needs_store=True),
+    "pia": Entry("pia", "Pia", "phrases of the prompt and of all outputs so far, from tries"),
 }
 
 
