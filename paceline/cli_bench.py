@@ -68,7 +68,14 @@ MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Append a 
 MaxNodes = Annotated[int, typer.Option(min=0, help="Most draft nodes per prompt and step.")]
 PaperName = Annotated[
     str | None,
-    typer.Option("--paper", help="Measure the tables and figures of a paper again, on this model: lookahead or ouroboros."),
+    typer.Option(
+        "--paper", help="Measure the tables and figures of a paper again, on this model: lookahead, ouroboros or specdec_pp."
+    ),
+]
+Heads = Annotated[list[str] | None, typer.Option("--head", help="With --paper specdec_pp: an acceptance head; repeatable.")]
+Recordings = Annotated[
+    list[str] | None,
+    typer.Option("--recording", help="With --paper specdec_pp: train heads on this recording, and compare; repeatable."),
 ]
 Memory = Annotated[bool, typer.Option("--memory", help="Measure peak memory, each method in its own process, instead of time.")]
 
@@ -105,11 +112,13 @@ def bench(
     markdown_file: MarkdownFile = None,
     memory: Memory = False,
     paper: PaperName = None,
+    head: Heads = None,
+    recording: Recordings = None,
     lookahead_parallel: Parallel = False,
     process_timeout: Patience = 60.0,
 ) -> None:
     """Time drafters beside transformers' own generate, interleaved prompt by prompt; check that answers are equal."""
-    if paper is not None:
+    if paper is not None or head or recording:
         run_paper_command(context)
         return
     with one_voice(lookahead_parallel, device, process_timeout) as ranks:

@@ -42,17 +42,20 @@ def _paper_config(context: typer.Context) -> PaperConfig:
         ConfigError: an option that has no place beside `--paper`.
     """
     from paceline.bench import PaperConfig
+    from paceline.bench.paper import HEADED, OF_HEADS
 
     given = {name: value for name, value in context.params.items() if _was_given(context, name)}
     allowed = {field.name for field in fields(PaperConfig)}
+    if "paper" not in given:
+        came = " and ".join(f"--{name}" for name in given if name in OF_HEADS)
+        raise ConfigError(f"{came} came without --paper; add --paper {HEADED}, or leave it out.")
     for name in given:
         if name not in allowed and name not in _FILES:
             raise ConfigError(
                 f"--{name.replace('_', '-')} does not go with --paper {given['paper']}, which sets its own methods and settings;"
                 " leave one of the two out."
             )
-    values = {name: value for name, value in given.items() if name in allowed}
-    return PaperConfig(**values)
+    return PaperConfig(**{name: value for name, value in given.items() if name in allowed})
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

@@ -20,7 +20,13 @@ from paceline.bench.result import BenchResult, Divergence, Figures
 from paceline.bench.settings import BenchConfig, option_words
 from paceline.errors import ConfigError, did_you_mean
 
-PAPERS = {"lookahead": "paper_lookahead", "ouroboros": "paper_ouroboros"}  # name -> its module in this package
+HEADED = "specdec_pp"  # the paper whose method has a trained head
+PAPERS = {  # name -> its module in this package
+    "lookahead": "paper_lookahead",
+    "ouroboros": "paper_ouroboros",
+    HEADED: "paper_specdec",
+}
+OF_HEADS = ("head", "recording")
 CONVENTION = (
     "S, the step compression, is tokens per forward: (new tokens - 1) / (target forwards - prefill forwards), so plain decoding"
     " is exactly 1."
@@ -37,6 +43,9 @@ class PaperConfig:
             tasks take the first `limit` prompts of every category instead.
         cost_scale, draft_cost_scale: for the tables of speed-ups only, as the rest does not depend on cost.
         max_seconds: the whole takes about this long, with fewer prompts where needed; 0 = as long as it takes.
+        head: folders of acceptance heads for the draft model, for "specdec_pp" only; the first one is compared with everything.
+            None = the one that is shipped for the embedded draft model.
+        recording: folders that `paceline head record` has filled, likewise: heads are trained on them and compared.
 
     The others are as in `BenchConfig`.
 
@@ -61,16 +70,23 @@ class PaperConfig:
     repeats: int = 1
     warmup: int = 1
     max_seconds: float = 480.0
+    head: tuple[str, ...] = ()
+    recording: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompts", tuple(self.prompts))
+        for name in ("prompts", *OF_HEADS):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.paper not in PAPERS:
             raise ConfigError(f"there is no paper {self.paper!r}.{did_you_mean(self.paper, PAPERS)}")
+        for name in OF_HEADS:
+            if getattr(self, name) and self.paper != HEADED:
+                raise ConfigError(f"paper {self.paper}: --{name} came; only --paper {HEADED} has a use for it. Leave it out.")
         self.run_of(("none",))
 
     def run_of(self, drafters: Seq[str], **changes: Any) -> BenchConfig:
         """The bench run of these drafters beside transformers, `changes` aside with this configuration."""
-        mine = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
+        names = [field.name for field in dataclasses.fields(self)[1:] if field.name not in OF_HEADS]
+        mine = {name: getattr(self, name) for name in names}
         return BenchConfig(**{**mine, "drafters": tuple(drafters), "baselines": ("transformers",), **changes})
 
     def command(self) -> str:

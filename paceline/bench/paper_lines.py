@@ -19,6 +19,8 @@ _FIELDS = {  # column -> field of `Figures`, number format
     "S": ("tokens_per_forward", ".2f"),
     "draft/ token": ("draft_forwards", ".2f"),
     "fed/ step": ("fed_per_step", ".1f"),
+    "N_target/N": ("verification_rate", ".3f"),
+    "N_disc/N": ("discard_rate", ".3f"),
 }
 
 
@@ -56,7 +58,8 @@ def cells(part: Part | None, method: str | None, columns: Seq[str], base: str = 
     """A method's figures as texts, "-" where there are none.
 
     Args:
-        columns: headings out of "tokens/s", "speed-up", "CPU time", "S", "draft/ token", "fed/ step" and "equal".
+        columns: headings out of "tokens/s", "speed-up", "CPU time", "S", "draft/ token", "fed/ step", "N_target/N", "N_disc/N"
+            and "equal".
         base: the method that speed-ups are relative to.
     """
     return tuple(_cell(part, method, column, base) for column in columns)

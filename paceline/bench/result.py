@@ -114,6 +114,8 @@ class Figures:
         target_share, draft_share, overhead_share: of the steps' time, in target forwards, draft forwards, and neither.
         equal, compared: answers equal to the reference's, of those compared.
         draft_forwards: of the draft model, per new token.
+        verification_rate: target forwards per new token, the prefill included; discard_rate: drafted tokens that were not kept
+            per new token (SpecDec++, section 2).
     """
 
     method: str
@@ -134,7 +136,9 @@ class Figures:
     equal: int
     compared: int
     peak_memory: int | None
-    draft_forwards: float | None = None  # files of earlier versions do not have it
+    draft_forwards: float | None = None  # files of earlier versions have neither this nor what follows
+    verification_rate: float | None = None
+    discard_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +231,15 @@ def _draft_figures(rows: Seq[Row], method: str) -> dict[str, float | None]:
     drafted = sum(counts.drafted_tokens for _, counts in pairs)
     accepted = sum(counts.accepted_tokens for _, counts in pairs)
     per_forward = _ratio(sum(row.new_tokens - 1 for row, _ in pairs), forwards)
+    new_tokens = sum(row.new_tokens for row, _ in pairs)
     return {
         "tokens_per_forward": 1.0 if method == PLAIN and rows else per_forward,
         "accepted_per_draft": _ratio(accepted, sum(counts.trees for _, counts in pairs)),
         "acceptance_rate": _ratio(accepted, drafted),
         "fed_per_step": _ratio(sum(counts.decode_fed for _, counts in pairs), forwards),
-        "draft_forwards": _ratio(sum(counts.draft_forwards for _, counts in pairs), sum(row.new_tokens for row, _ in pairs)),
+        "draft_forwards": _ratio(sum(counts.draft_forwards for _, counts in pairs), new_tokens),
+        "verification_rate": _ratio(sum(counts.target_forwards for _, counts in pairs), new_tokens),
+        "discard_rate": (drafted - accepted) / new_tokens if new_tokens else None,
     }
 
 

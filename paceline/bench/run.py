@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from paceline.bench.parallel import Lockstep
 from paceline.bench.prompts import Prompt
 from paceline.bench.result import BenchResult, Call, Counts, Divergence, Row
 from paceline.bench.settings import PLAIN, BenchConfig
+from paceline.drafter import Drafter
 from paceline.drafters import create
 from paceline.errors import ConfigError
 from paceline.llm import LLM
@@ -30,6 +32,8 @@ from paceline.loading import draft_lm, eos_token_ids
 from paceline.metrics import Timing
 from paceline.model import CachedLM
 from paceline.parallel_ranks import Ranks
+
+Maker = Callable[[CachedLM], Drafter]
 
 _WARMUP_TOKENS = 16
 _SPARE_NODES = 64  # cache positions for draft nodes, allocated before anything is timed
@@ -43,6 +47,7 @@ def run_bench(
     draft: PreTrainedModel | None = None,
     tokenizer: Any = None,
     prompts: Seq[Prompt] | None = None,
+    made: Mapping[str, Maker] | None = None,
     progress: bool = True,
     loaded: Callable[[], None] | None = None,
     ranks: Ranks | None = None,
@@ -52,6 +57,7 @@ def run_bench(
     Args:
         target, draft, tokenizer: loaded ones, to be used in place of those `config` names.
         prompts: likewise, to be answered in this order.
+        made: further drafters, which no spec names: what to call each, and how to build it from the draft model.
         loaded: called once the models are loaded, before any answer.
         progress: show progress on standard error, updated between timed calls only.
         ranks: the processes of a parallel run, where they have been joined already.
@@ -66,7 +72,7 @@ def run_bench(
         if loaded is not None:
             gc.collect()
             loaded()
-        methods, eos = _methods(config, models, units, skipped, lockstep)
+        methods, eos = _methods(config, models, units, skipped, lockstep, made or {})
         gc.collect()
         at_the_end.callback(gc.unfreeze)
         gc.freeze()  # every call begins with a collection, which need not go through all modules and models
@@ -155,21 +161,25 @@ def _skipped(config: BenchConfig) -> dict[str, str]:
 
 
 def _methods(
-    config: BenchConfig, models: Models, units: list[Unit], skipped: dict[str, str], lockstep: Lockstep
-) -> tuple[list[Method], list[int]]:
+    config: BenchConfig, models: Models, units: list[Unit], skipped: dict[str, str], lockstep: Lockstep,
+    made: Mapping[str, Maker],
+) -> tuple[list[Method], list[int]]:  # fmt: skip
     params = config.sampling()
     positions = max(len(ids) for unit in units for ids in unit.token_ids) + config.max_new_tokens + _SPARE_NODES
     draft = None if models.draft is None else draft_lm(models.draft)
     if draft is not None:
         draft.reserve(config.batch, positions)
     ours: list[Method] = []
-    for spec in config.drafters:
+    makers: dict[str, Callable[[], Drafter]] = {spec: partial(create, spec, draft_model=draft) for spec in config.drafters}
+    if draft is not None:
+        makers |= {name: partial(make, draft) for name, make in made.items()}
+    for spec, make in makers.items():
         llm = LLM(
-            models.target, create(spec, draft_model=draft), tokenizer=models.tokenizer, max_batch=config.batch,
+            models.target, make(), tokenizer=models.tokenizer, max_batch=config.batch,
             max_nodes=config.max_nodes, lookahead_parallel=lockstep.ranks(spec) or False,
         )  # fmt: skip
         llm.model.reserve(config.batch, positions)
-        ours.append(Paceline(spec, llm, _maker(spec, draft), params))
+        ours.append(Paceline(spec, llm, make, params))
     eos = eos_token_ids(models.target, models.tokenizer)
     theirs: list[Method] = [
         Transformers(name, models.target, models.draft, eos, params) for name in config.baselines if name not in skipped
@@ -177,10 +187,6 @@ def _methods(
     if not theirs and not ours:
         raise ConfigError(f"bench: nothing is left to run; {', '.join(skipped)}: {_ONE_BY_ONE}. Add a drafter, or use batch=1.")
     return theirs + ours, eos
-
-
-def _maker(spec: str, draft: CachedLM | None) -> Any:
-    return lambda: create(spec, draft_model=draft)
 
 
 def _result(
