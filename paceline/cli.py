@@ -1,4 +1,4 @@
-"""The `paceline` command: generate, chat, drafters, bench, head, datastore, demo."""
+"""The `paceline` command: generate, chat, drafters, bench, replay, head, datastore, demo."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from paceline.cli_options import (
     TopP,
 )  # fmt: skip
 from paceline.cli_parallel import one_voice, refuse_standard_input
+from paceline.cli_replay import replay_command
 from paceline.drafters import REGISTRY, entry
 from paceline.errors import PacelineError
 from paceline.sequence import SamplingParams
@@ -58,6 +59,7 @@ _ACCEPTED = "green"
 
 app.command()(bench)
 app.command("demo")(run_demo)
+app.command("replay")(replay_command)
 app.add_typer(head, name="head")
 app.add_typer(datastore, name="datastore")
 

@@ -145,13 +145,13 @@ def bench(
 def _drafters(asked: list[str] | None, has_draft: bool, embedded: bool) -> tuple[str, ...]:
     """Those asked for; else all that run with what there is."""
     if asked:
-        return tuple(_split(asked, REGISTRY))
+        return tuple(split_specs(asked, REGISTRY))
     fit = [name for name, entry in REGISTRY.items() if (has_draft or not entry.needs_draft_model) and not entry.needs_store]
     return tuple(name for name in fit if embedded or not REGISTRY[name].needs_trained)
 
 
 def _baselines(asked: list[str] | None, has_draft: bool) -> tuple[str, ...]:
-    names = _split(asked, _BASELINES) if asked else [name for name in _BASELINES if has_draft or "assistant" not in name]
+    names = split_specs(asked, _BASELINES) if asked else [name for name in _BASELINES if has_draft or "assistant" not in name]
     return () if names == ["none"] else tuple(names)
 
 
@@ -217,7 +217,7 @@ def _run(config: BenchConfig, files: ResultFiles, ranks: Ranks | None = None) ->
     return result
 
 
-def _split(values: list[str], names: object) -> list[str]:
+def split_specs(values: list[str], names: object) -> list[str]:
     """Specs out of repeated options: separated by spaces, or by commas that a known name follows."""
     known = "|".join(re.escape(name) for name in ("none", *names))  # type: ignore[misc]
     return [spec for value in values for spec in re.split(rf"\s+|,\s*(?=(?:{known})\b)", value) if spec]

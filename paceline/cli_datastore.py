@@ -16,6 +16,7 @@ from rich.text import Text
 from paceline import demo
 from paceline.cli_files import table_console
 from paceline.errors import ConfigError
+from paceline.text_mistral import MISTRAL, MistralTokenizer
 
 if TYPE_CHECKING:
     from paceline.datastore import Info
@@ -34,7 +35,7 @@ Inputs = Annotated[
         help="Files .jsonl (text | messages | prompt and output), .txt, .npy (ids) or .parquet, or datasets:NAME@SPLIT.",
     ),
 ]
-Tokenizer = Annotated[str, typer.Option(help="Directory or hub id; 'demo' is the embedded pair's.")]
+Tokenizer = Annotated[str, typer.Option(help="Directory or hub id; 'demo' is the embedded pair's; 'mistral-common'.")]
 AnswersOnly = Annotated[bool, typer.Option("--answers-only", help="Leave out prompts and what others than the assistant say.")]
 ShardTokens = Annotated[int, typer.Option(min=0, help="Most tokens of a shard; 0 = as many as --memory allows.")]
 Memory = Annotated[float, typer.Option(min=0.001, help="GiB for a shard while it is sorted.")]
@@ -124,11 +125,13 @@ def verify_command(path: Store) -> None:
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a command; 'demo' is the embedded pair's.
+    """The tokenizer of a command; 'demo' is the embedded pair's, 'mistral-common' the 32k one inside that package.
 
     Raises:
         ConfigError: it cannot be loaded.
     """
+    if name == MISTRAL:
+        return MistralTokenizer()
     from transformers import AutoTokenizer
 
     source = str(demo.TARGET if name == demo.NAME else name)

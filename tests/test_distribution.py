@@ -54,6 +54,7 @@ CHOSEN = [
     "ouroboros:gamma=2,window=1,ngram=3,suffixes=1,branches=1",
     "rest:nodes=3",
     "pia:nodes=2",
+    "sssd:nodes=3",
 ]
 
 

@@ -91,6 +91,7 @@ import sys
 from paceline.drafters import available, create
 assert "draft_model" in available()
 assert create("prompt_lookup:length=3").name == "prompt_lookup"
+assert create("sssd").name == "sssd"
 assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT.parent)

@@ -56,6 +56,7 @@ REGISTRY: dict[str, Entry] = {
     "ouroboros": Entry(
         "ouroboros", "Ouroboros", "a small model drafts phrase by phrase; the target teaches the phrases", needs_draft_model=True
     ),
+    "sssd": Entry("sssd", "Sssd", "what followed the newest tokens in the request and in a datastore, by its chance"),
     "jacobi": Entry("jacobi", "Jacobi", "guesses the whole rest of the answer, or a block of it, and repeats until it agrees"),
     "lookahead": Entry("lookahead", "Lookahead", "the target fills a window with n-grams and verifies those that fit"),
     "rest": Entry("rest", "Rest", "the most frequent continuations of the newest tokens in a datastore", needs_store=True),

@@ -1,0 +1,191 @@
+"""SSSD: guesses from the request itself and from a large datastore, fused into one tree by the chance that each is right.
+
+Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` has its sources and its hand-set weights;
+`fusion=calibrated` predicts the chance of each child from the evidence of both sources (`sssd_features`, fitted by
+`paceline replay --fit`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config import require_range
+from paceline.drafter import Drafter
+from paceline.drafters.request_index import LENGTH, RequestIndex
+from paceline.drafters.sssd_calibration import Calibration
+from paceline.drafters.sssd_features import FEATURES
+from paceline.drafters.sssd_paper import draft_batch_paper
+from paceline.drafters.sssd_search import Record, draft_batch, no_record
+from paceline.errors import ConfigError
+from paceline.sequence import Sequence
+from paceline.tree import EMPTY_TREE, DraftTree
+
+if TYPE_CHECKING:
+    from paceline.datastore import Snapshot
+
+FUSIONS = ("calibrated", "paper")
+_SHARE = 4  # sequences of a batch that are worth a thread
+_MOST_NODES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SssdOptions:
+    """Attributes:
+    datastore: folder of a store; none = the request alone.
+    fusion: calibrated | paper.
+    calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
+    nodes: most nodes of a tree.
+    live: finished answers go into the datastore.
+    """
+
+    datastore: str | None = None
+    fusion: str = "calibrated"
+    calibration: str | None = None
+    nodes: int = 32
+    live: bool = False
+
+    def __post_init__(self) -> None:
+        require_range("sssd", "nodes", self.nodes, 1, _MOST_NODES)
+        if self.fusion not in FUSIONS:
+            raise ConfigError(f"sssd: fusion is {self.fusion!r}; allowed are {', '.join(FUSIONS)}.")
+        if self.fusion == "paper" and self.calibration is not None:
+            raise ConfigError("sssd: calibration came with fusion=paper, whose weights are fixed; leave one of them out.")
+        if self.live and self.datastore is None:
+            raise ConfigError("sssd: live=true came without a datastore to append to; give datastore=PATH.")
+
+
+class Sssd(Drafter):
+    """Guesses only: lossless and seed-identical at any temperature. A batch is searched in one call, by all cores."""
+
+    name = "sssd"
+    Options = SssdOptions
+
+    def __init__(self, options: SssdOptions) -> None:
+        from paceline import datastore
+
+        self._options = options
+        self._calibration = Calibration.load(options.calibration)
+        self._store = None if options.datastore is None else datastore.open(options.datastore)
+        if self._store is not None:
+            self.ids_below = self._store.vocab_size
+        self._index: dict[int, RequestIndex] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    @classmethod
+    def build(cls, options: SssdOptions) -> Sssd:
+        """From its options.
+
+        Raises:
+            DatastoreError, ConfigError: a store or a calibration that cannot be read.
+        """
+        return cls(options)
+
+    def start(self, seq: Sequence) -> None:
+        """An empty index; the prompt is indexed with the first proposal."""
+        self._index[seq.id] = RequestIndex(seq.prompt_length)
+        if self._store is not None:
+            self._store.refresh()
+
+    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """One tree per sequence.
+
+        Raises:
+            DatastoreError: a shard of the datastore is damaged; it is named.
+        """
+        return self._drafted(seqs, max_nodes, no_record()) if seqs else []
+
+    def record(
+        self, seq: Sequence, truth: Seq[int], nodes: int, room: int = 4096
+    ) -> tuple[DraftTree, NDArray[np.float32], NDArray[np.float32]]:
+        """Propose for one sequence, and tell what was offered behind the tokens that are known to follow.
+
+        Args:
+            truth: the tokens that follow. nodes: of the tree.
+        Returns:
+            the tree; for each token offered the inputs of the network [offered, inputs], and whether it was right [offered].
+        """
+        known = np.array(truth, dtype=np.int64)
+        record = Record(known, np.empty((room, len(FEATURES)), np.float32), np.empty(room, np.float32), np.zeros(1, np.int64))
+        (tree,) = self._drafted([seq], [nodes], record)
+        used = int(record.used[0])
+        return tree, record.inputs[:used], record.labels[:used]
+
+    def stop(self, seq: Sequence) -> None:
+        """Drop the index; with `live`, keep the answer, joined to the end of the prompt."""
+        known = self._index.pop(seq.id, None)
+        if known is not None and self._options.live and self._store is not None and seq.output_ids:
+            self._store.append(seq.token_ids[max(0, seq.prompt_length - 3) :])
+
+    def _drafted(self, seqs: Seq[Sequence], max_nodes: list[int], record: Record) -> list[DraftTree]:
+        batch = _Batch(seqs, [self._index[seq.id] for seq in seqs], [min(limit, self._options.nodes) for limit in max_nodes])
+        snapshot = None if self._store is None else self._store.snapshot
+        table = _NO_TABLE if snapshot is None else snapshot.table
+        if self._options.fusion == "paper":
+            self._shared(len(seqs), snapshot, lambda begin, end: draft_batch_paper(*batch.part(begin, end, table)))
+        else:
+            weights = self._calibration.weights
+            self._shared(len(seqs), snapshot, lambda begin, end: draft_batch(weights, record, *batch.part(begin, end, table)))
+        return batch.trees()
+
+    def _shared(self, count: int, snapshot: Snapshot | None, search: Callable[[int, int], int]) -> None:
+        """Share `count` sequences among threads; `snapshot` stays alive as long."""
+        parts = min(self._workers, count // _SHARE)
+        if parts < 2:
+            results = [search(0, count)]
+        else:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._workers, "paceline sssd")
+            cuts = [count * part // parts for part in range(parts + 1)]
+            results = list(self._threads.map(search, cuts[:-1], cuts[1:]))
+        if snapshot is not None:
+            for result in results:
+                snapshot.check(result)
+
+
+_NO_TABLE = np.empty((0, 11), dtype=np.int64)
+
+
+class _Batch:
+    """The arrays of one call: what is new, what may be drafted, what was."""
+
+    def __init__(self, seqs: Seq[Sequence], indices: list[RequestIndex], nodes: list[int]) -> None:
+        fresh: list[int] = []
+        offsets = [0]
+        for seq, index in zip(seqs, indices, strict=True):
+            index.reserve(len(seq))
+            fresh += seq.token_ids[len(index) :]
+            offsets.append(len(fresh))
+        most = max(1, *nodes) if nodes else 1
+        self._fresh, self._offsets = np.array(fresh, dtype=np.int64), np.array(offsets, dtype=np.int64)
+        self._rows = np.array([index.row for index in indices], dtype=np.int64)
+        self._limits = np.array([(limit, seq.remaining - 1) for limit, seq in zip(nodes, seqs, strict=True)], dtype=np.int64)
+        self._tokens = np.empty((len(indices), most), dtype=np.int64)
+        self._parents, self._chances = np.empty_like(self._tokens), np.empty(self._tokens.shape)
+        self._sizes = np.zeros(len(indices), dtype=np.int64)
+        for seq, index in zip(seqs, indices, strict=True):
+            index.row[LENGTH] = len(seq)
+
+    def part(self, begin: int, end: int, table: NDArray[np.int64]) -> tuple[Any, ...]:
+        """Sequences [begin, end), as the compiled functions take them."""
+        part = slice(begin, end)
+        return (
+            self._rows[part], self._fresh, self._offsets[begin : end + 1], table, self._limits[part],
+            self._tokens[part], self._parents[part], self._chances[part], self._sizes[part],
+        )  # fmt: skip
+
+    def trees(self) -> list[DraftTree]:
+        """What was drafted."""
+        columns = zip(self._sizes.tolist(), self._tokens, self._parents, self._chances, strict=True)
+        return [
+            DraftTree(tokens[:size].tolist(), parents[:size].tolist(), None, chances[:size].tolist()) if size else EMPTY_TREE
+            for size, tokens, parents, chances in columns
+        ]
