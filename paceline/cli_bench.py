@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _BASELINES = ("transformers", "transformers:prompt_lookup", "transformers:assistant")
 _DEMO_SECONDS = 90.0
-_DEMO_DRAFTERS = ("none", "prompt_lookup", "lookahead", "draft_model")
+_DEMO_DRAFTERS = ("none", "prompt_lookup", "lookahead", "draft_model", "specdec_pp", "ouroboros")
 _DEMO_QUESTION = "Write a Python function that returns the largest of three numbers."
 
 Drafters = Annotated[
