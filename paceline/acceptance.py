@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from paceline.acceptance_card import HELP, INPUTS, MOST_BLOCKS, SCALARS, HeadCard
+from paceline.acceptance_card import HELP, INPUTS, MOST_BLOCKS, SCALARS, HeadCard, latency
 from paceline.acceptance_published import is_published, read_published
 from paceline.errors import ConfigError
 from paceline.files import write_atomically
@@ -154,10 +154,7 @@ class AcceptanceHead:
                 "threshold=auto: this head's card has no curve of what thresholds cost. Measure it (`paceline head calibrate`),"
                 " or give a number such as threshold=0.7."
             )
-        saved = target_seconds - draft_seconds
-        return min(
-            self.card.curve, key=lambda point: draft_seconds * point.discard_rate + saved * point.verification_rate
-        ).threshold
+        return min(self.card.curve, key=lambda point: latency(draft_seconds, target_seconds, point)).threshold
 
 
 def accept_logits(blocks: Seq[tuple[Tensor, Tensor]], last: Tensor, bias: Tensor, hidden: Tensor) -> Tensor:

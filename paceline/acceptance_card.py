@@ -6,12 +6,13 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from paceline.errors import ConfigError
+from paceline.files import digest_of
 
 KIND, VERSION = "paceline acceptance head", 1
 SCALARS = ("log_prob", "log_rest", "entropy")  # of the drafted token's distribution; log_rest: the log of all the others' share
@@ -22,13 +23,34 @@ _SAMPLE = 64  # weights of each tensor that go into a fingerprint
 _SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
+class Rates(Protocol):
+    """What a rule for the length of drafts costs, per new token of the answers (section 2 of the paper)."""
+
+    @property
+    def verification_rate(self) -> float:
+        """Target forwards."""
+
+    @property
+    def discard_rate(self) -> float:
+        """Drafted tokens that were not kept."""
+
+
+def latency(draft: float, target: float, rates: Rates) -> float:
+    """Time per new token, equation 2.3.
+
+    Args:
+        draft, target: time of one forward of either model, in any unit.
+    """
+    return draft + draft * rates.discard_rate + (target - draft) * rates.verification_rate
+
+
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """What decoding with one threshold cost, measured: both are per new token of the answers (Section 2 of the paper)."""
+    """The rates that decoding with one threshold had, measured."""
 
     threshold: float
-    verification_rate: float  # target forwards
-    discard_rate: float  # drafted tokens that were not kept
+    verification_rate: float
+    discard_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +101,7 @@ class HeadCard:
     def encode(self) -> bytes:
         """The card as a file: JSON with a checksum over everything in it."""
         entries = {"kind": KIND, "version": VERSION, **dataclasses.asdict(self)}
-        return (json.dumps({**entries, "sha256": _digest(entries)}, indent=1) + "\n").encode()
+        return (json.dumps({**entries, "sha256": digest_of(entries)}, indent=1) + "\n").encode()
 
     @staticmethod
     def decode(content: bytes, where: str) -> HeadCard:
@@ -94,7 +116,7 @@ class HeadCard:
             raise ConfigError(f"head {where!r}: its card is not JSON: {error}. {HELP}") from error
         if not isinstance(entries, dict) or entries.get("kind") != KIND:
             raise ConfigError(f"head {where!r}: its card is not the card of an acceptance head. {HELP}")
-        if entries.pop("sha256", None) != _digest(entries):
+        if entries.pop("sha256", None) != digest_of(entries):
             raise ConfigError(f"head {where!r}: its card's checksum does not fit its content, so it was changed. {HELP}")
         if entries.get("version") != VERSION:
             raise ConfigError(f"head {where!r}: it has version {entries.get('version')}; this release reads {VERSION}. {HELP}")
@@ -160,7 +182,3 @@ def _text_config(model: PreTrainedModel) -> Any:
 
 def _names(joined: str) -> set[str]:
     return {joined[place : place + _NAME] for place in range(0, len(joined), _NAME)}
-
-
-def _digest(entries: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()

@@ -33,7 +33,6 @@ class Batch:
         self._active: list[Sequence] = []
         self._since: dict[int, float] = {}
         self._step_seconds = 0.0
-        self._drafter_seconds_before = drafter.forward_seconds
 
     def add(self, seqs: Iterable[Sequence]) -> None:
         """Queue sequences."""

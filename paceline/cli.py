@@ -6,7 +6,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,6 +36,7 @@ from paceline.cli_options import (
     Threads,
     TopK,
     TopP,
+    use_threads,
 )  # fmt: skip
 from paceline.cli_parallel import one_voice, refuse_standard_input
 from paceline.cli_replay import replay_command
@@ -172,24 +172,13 @@ def build_llm(
     model: str, drafter: str, draft_model: str | None, dtype: str, device: str, threads: int | None, ranks: Ranks | None = None
 ) -> LLM:
     """The engine of a command; 'demo' names the embedded models."""
-    import torch
-
     from paceline.llm import LLM
 
-    if threads:
-        torch.set_num_threads(threads)
-    target, draft = resolve_models(model, draft_model)
+    use_threads(threads)
+    name = demo.draft_name(model, draft_model)
     needs_draft = entry(drafter.partition(":")[0].strip()).needs_draft_model
-    draft = draft if needs_draft else None
-    return LLM(target, drafter, draft, dtype=dtype, device=device, lookahead_parallel=ranks or False)
-
-
-def resolve_models(model: str, draft_model: str | None) -> tuple[str | Path, str | Path | None]:
-    """Where target and draft are: 'demo' stands for the embedded ones, and brings its draft along."""
-    if model == demo.NAME and draft_model is None:
-        draft_model = demo.NAME
-    target = demo.TARGET if model == demo.NAME else model
-    return target, demo.DRAFT if draft_model == demo.NAME else draft_model
+    draft = demo.draft_of(name) if needs_draft and name is not None else None
+    return LLM(demo.target_of(model), drafter, draft, dtype=dtype, device=device, lookahead_parallel=ranks or False)
 
 
 def print_stream(chunks: Iterator[Chunk]) -> str:

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from paceline import demo
 from paceline.cli_files import table_console
-from paceline.errors import ConfigError
 from paceline.text_mistral import MISTRAL, MistralTokenizer
 
 if TYPE_CHECKING:
@@ -132,13 +131,10 @@ def load_tokenizer(name: str) -> Any:
     """
     if name == MISTRAL:
         return MistralTokenizer()
-    from transformers import AutoTokenizer
+    from paceline import loading
 
-    source = str(demo.TARGET if name == demo.NAME else name)
-    try:
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot load a tokenizer from {source!r}: {error}") from error
+    source = demo.target_of(name)
+    return loading.load_tokenizer(source, source)
 
 
 def vocabulary_of(tokenizer: Any) -> int:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from paceline import demo
 from paceline.cli_files import ResultFiles, table_console
-from paceline.cli_options import Device, Draft, Dtype, MaxNew, MinP, Model, Seed, Temperature, Threads, TopK, TopP
+from paceline.cli_options import Device, Draft, Dtype, MaxNew, MinP, Model, Seed, Temperature, Threads, TopK, TopP, use_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,7 +53,7 @@ def record_command(
 
     Give the sampling settings that decoding will use. Interrupt it at any time; the same command goes on.
     """
-    _use_threads(threads)
+    use_threads(threads)
     from paceline.head.record import RecordConfig, record
 
     config = RecordConfig(
@@ -83,7 +83,7 @@ def train_command(
     threads: Threads = None,
 ) -> None:
     """Train a head on recordings, calibrate it, and report on prompts held out."""
-    _use_threads(threads)
+    use_threads(threads)
     from paceline.head.evaluate import evaluate, print_judgement
     from paceline.head.recording import read_recording
     from paceline.head.train import TrainConfig, train
@@ -107,7 +107,7 @@ def evaluate_command(
     threads: Threads = None,
 ) -> None:
     """Judge a head on prompts it was not trained on, beside the draft's own probabilities."""
-    _use_threads(threads)
+    use_threads(threads)
     from paceline.acceptance import AcceptanceHead
     from paceline.head.evaluate import draw_judgement, evaluate, print_judgement, write_judgement
 
@@ -132,14 +132,14 @@ def calibrate_command(
     threads: Threads = None,
 ) -> None:
     """Measure by decoding what each threshold costs, so that threshold=auto can choose; the head's card keeps it."""
-    _use_threads(threads)
+    use_threads(threads)
     from paceline.acceptance import AcceptanceHead
     from paceline.head.calibrate import calibrate, print_curve
     from paceline.head.recording import read_recording
     from paceline.loading import load_model
 
-    target = load_model(demo.TARGET if model == demo.NAME else model, dtype, device)
-    draft = load_model(_draft_place(draft_model or model), dtype, str(target.device))
+    target = load_model(demo.target_of(model), dtype, device)
+    draft = load_model(demo.draft_of(draft_model or model), dtype, str(target.device))
     loaded = AcceptanceHead.load(head_folder, draft)
     made = calibrate(loaded, [read_recording(folder) for folder in recordings], target, draft, limit, progress=True)
     made.save(head_folder)
@@ -153,18 +153,7 @@ def _recordings(folders: list[Path], draft_model: str | None) -> tuple[list[Reco
     from paceline.loading import load_model
 
     read = [read_recording(folder) for folder in folders]
-    return read, load_model(_draft_place(draft_model or read[0].settings["draft"]))
-
-
-def _draft_place(name: str) -> str | Path:
-    return demo.DRAFT if name == demo.NAME else name
-
-
-def _use_threads(count: int | None) -> None:
-    if count:
-        import torch
-
-        torch.set_num_threads(count)
+    return read, load_model(demo.draft_of(draft_model or read[0].settings["draft"]))
 
 
 def _say(text: str) -> None:

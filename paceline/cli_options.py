@@ -24,3 +24,11 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after an en
 ChatTemplate = Annotated[bool, typer.Option("--chat", help="Wrap each prompt in the chat template.")]
 Parallel = Annotated[bool, typer.Option("--lookahead-parallel", help="Share each draft tree among the processes of torchrun.")]
 Patience = Annotated[float, typer.Option(min=1, help="Seconds after which a silent process of a parallel run counts as lost.")]
+
+
+def use_threads(count: int | None) -> None:
+    """Set the CPU threads of torch, if the option was given."""
+    if count:
+        import torch
+
+        torch.set_num_threads(count)

@@ -1,10 +1,13 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and the checksum of what JSON ones say."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import ConfigError
 
@@ -31,3 +34,8 @@ def write_atomically(path: str | Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise ConfigError(f"cannot write {str(path)!r}: {error}") from error
+
+
+def digest_of(content: dict[str, Any]) -> str:
+    """SHA-256 over everything in a JSON document, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

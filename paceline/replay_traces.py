@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from paceline.datastore.inputs import parse_record
 from paceline.errors import ConfigError
 
 
@@ -35,10 +35,7 @@ def read_traces(path: str | Path, tokenizer: Any = None, limit: int | None = Non
 
 
 def _record(where: str, line: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where}: it is not JSON ({error}). One record in each line is allowed.") from error
+    record = parse_record(where, line)
     if not isinstance(record, dict) or not {"prompt", "output"} <= set(record):
         raise ConfigError(f"{where}: a record with prompt and output (text or ids) is allowed. Rename its fields.")
     return record

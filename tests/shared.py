@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import random
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 
 from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams, datastore
@@ -172,6 +174,18 @@ def fits(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> bool:
         expected.append(total - sum(expected))
     statistic = sum((seen - due) ** 2 / due for seen, due in zip(observed, expected, strict=True))
     return statistic < critical_value(max(1, len(expected) - 1))
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """From now on the engines' `call`-th answer is interrupted, as by Ctrl-C."""
+    honest, calls = LLM.generate, itertools.count(1)
+
+    def interrupted(self: LLM, *arguments: Any) -> Any:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return honest(self, *arguments)
+
+    monkeypatch.setattr(LLM, "generate", interrupted)
 
 
 class Watch(Drafter):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 from models import byte_tokenizer
 from rich.console import Console
-from shared import Pair
+from shared import Pair, interrupt
 
 from paceline import LLM, demo
 from paceline.bench import (
@@ -225,14 +224,7 @@ def test_a_different_answer_is_located(bench: Bench, monkeypatch: pytest.MonkeyP
 
 
 def test_an_interrupted_run_keeps_whole_rounds(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    honest, calls = LLM.generate, itertools.count(1)
-
-    def interrupted(self: LLM, *arguments: Any) -> Any:
-        if next(calls) == 4:
-            raise KeyboardInterrupt
-        return honest(self, *arguments)
-
-    monkeypatch.setattr(LLM, "generate", interrupted)
+    interrupt(monkeypatch, 4)
     result = bench(drafters=("none", "prompt_lookup"), limit=3, warmup=0)
     assert not result.complete
     assert [call.unit for call in result.calls] == [0] * 3

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from models import byte_tokenizer
-from shared import Pair
+from shared import Pair, interrupt
 
-from paceline import LLM, DraftTree, Outcome
+from paceline import DraftTree, Outcome
 from paceline.bench import PaperConfig, Prompt, paper_markdown, read_paper_json, run_paper, write_paper_json
 from paceline.bench import paper_ouroboros_tables as tables
 from paceline.bench.locality import by_task, in_turn, scaled, shuffled
@@ -110,14 +109,7 @@ TIMED = 2 * len(tables.METHODS)  # answers for tables 2 and 3; then 4 for table 
 def test_an_interrupted_paper_keeps_what_it_has(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, counted: int | None, orders: int
 ) -> None:
-    honest, calls = LLM.generate, itertools.count(1)
-
-    def interrupted(self: LLM, *arguments: Any) -> Any:
-        if next(calls) == call:
-            raise KeyboardInterrupt
-        return honest(self, *arguments)
-
-    monkeypatch.setattr(LLM, "generate", interrupted)
+    interrupt(monkeypatch, call)
     result = measure(pair, tmp_path, max_new_tokens=2)
     assert not result.complete
     assert (result.matches and result.matches.prompts, len(result.orders)) == (counted, orders)

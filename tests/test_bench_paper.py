@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import itertools
 import json
 import random
 import sys
@@ -14,9 +13,8 @@ from typing import Any
 import pytest
 from models import byte_tokenizer
 from rich.console import Console
-from shared import Pair
+from shared import Pair, interrupt
 
-from paceline import LLM
 from paceline.bench import PaperConfig, PaperResult, paper_markdown, print_paper, read_paper_json, run_paper, write_paper_json
 from paceline.bench.paper_lookahead import DRAFT, NGRAMS, PAPER_LAW, WINDOWS, LookaheadResult, spec_nodes, spec_of
 from paceline.bench.scaling_law import Point, ScalingLaw, expected_tokens, fit
@@ -156,14 +154,7 @@ def test_without_a_draft_model_its_row_is_empty(pair: Pair, tmp_path: Path) -> N
 
 
 def test_an_interrupted_paper_keeps_what_it_has(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, calls = LLM.generate, itertools.count(1)
-
-    def interrupted(self: LLM, *arguments: Any) -> Any:
-        if next(calls) == 20:  # the second prompt of the tables
-            raise KeyboardInterrupt
-        return honest(self, *arguments)
-
-    monkeypatch.setattr(LLM, "generate", interrupted)
+    interrupt(monkeypatch, 20)  # the second prompt of the tables
     result = measure(pair, tmp_path, limit=3, max_new_tokens=4)
     assert not result.complete
     assert result.figure is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import shutil
@@ -12,15 +11,16 @@ from typing import Any
 
 import pytest
 from models import byte_tokenizer
-from shared import COUNT, Pair, random_head
+from shared import COUNT, Pair, interrupt, random_head
 from typer.testing import CliRunner
 
 from paceline import LLM
+from paceline.acceptance_card import latency
 from paceline.bench import BenchConfig, PaperConfig, paper_markdown, read_paper_json, run_bench, run_paper, write_paper_json
 from paceline.bench import paper_specdec_tables as tables
 from paceline.bench.paper_specdec import SpecDecResult
 from paceline.bench.prompts import load_prompts
-from paceline.bench.specdec_costs import Point, Work, cheapest, discard_at, fit_times, latency, pareto_front, verification_at
+from paceline.bench.specdec_costs import Point, Work, cheapest, discard_at, fit_times, pareto_front, verification_at
 from paceline.bench.specdec_heads import check_recordings
 from paceline.bench.specdec_picks import PAPER_RATIO, against
 from paceline.bench.specdec_sweep import ORACLE, Answers, families, fixed_length, oracle, prompts_in_sets
@@ -196,14 +196,7 @@ COUNTED = 2 * (
 def test_an_interrupted_paper_keeps_what_it_has(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, timed: bool | None, alone: bool | None
 ) -> None:
-    honest, calls = LLM.generate, itertools.count(1)
-
-    def interrupted(self: LLM, *arguments: Any) -> Any:
-        if next(calls) == call:
-            raise KeyboardInterrupt
-        return honest(self, *arguments)
-
-    monkeypatch.setattr(LLM, "generate", interrupted)
+    interrupt(monkeypatch, call)
     result = measure(pair, tmp_path, max_new_tokens=2)
     assert not result.complete
     assert (result.timed and result.timed.part.complete, result.alone) == (timed, alone)

@@ -50,15 +50,14 @@ def load_models(config: BenchConfig, target: PreTrainedModel | None, draft: PreT
         ConfigError: a method needs a draft model, and none came; or a model that cannot be loaded.
         UnsupportedModelError: a model that cannot be enlarged.
     """
-    embedded = config.model == demo.NAME
-    wanted = config.draft_model or (demo.NAME if embedded else None)
-    tokenizer = load_tokenizer(tokenizer, demo.TARGET if embedded else config.model)
+    place, wanted = demo.target_of(config.model), demo.draft_name(config.model, config.draft_model)
+    tokenizer = load_tokenizer(tokenizer, place)
     device = local_device(config.device) if config.lookahead_parallel else config.device
-    model = target or load_model(demo.TARGET if embedded else config.model, config.dtype, device)
+    model = target or load_model(place, config.dtype, device)
     if not config.needs_draft():
         draft = None
     elif draft is None and wanted is not None:
-        draft = load_model(demo.DRAFT if wanted == demo.NAME else wanted, config.dtype, str(model.device))
+        draft = load_model(demo.draft_of(wanted), config.dtype, str(model.device))
     if draft is None and config.needs_draft():
         raise ConfigError(f"bench: {config.needs_draft()[0]!r} needs a draft model, and none came; pass draft_model=DIRECTORY.")
     model, label = _scaled(model, config.model, config.cost_scale)

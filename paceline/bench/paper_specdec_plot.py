@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.acceptance_card import latency
 from paceline.bench import paper_specdec_tables as tables
 from paceline.bench.drawing import COLOURS, INK, OURS, THEIRS, bars, headline, label, legend_below, page, save
 from paceline.bench.paper_lines import ratio
 from paceline.bench.paper_report import setting_line
-from paceline.bench.specdec_costs import Point, cheapest, latency, pareto_front
+from paceline.bench.specdec_costs import Point, cheapest, pareto_front
 from paceline.bench.specdec_picks import ALL, PAPER_RATIO, measured_picks
 from paceline.bench.specdec_sweep import FIXED, FROM_ONE, HEAD, HEURISTIC, ORACLE, PUBLISHED, families
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
+from paceline.acceptance_card import latency
 from paceline.bench.paper import HEADED, Section
 from paceline.bench.paper_lines import CPU_TIME, PLAIN, SPEEDUP, cells, text_of
-from paceline.bench.specdec_costs import cheapest, latency, pareto_front
+from paceline.bench.specdec_costs import cheapest, pareto_front
 from paceline.bench.specdec_heads import EPOCHS, GRID
 from paceline.bench.specdec_picks import (
     ALL,

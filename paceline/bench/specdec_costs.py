@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.acceptance_card import latency
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -56,15 +58,6 @@ def fit_times(works: Seq[Work]) -> ForwardTimes | None:
     left = float(((seconds - columns[:, used] @ found) ** 2).sum())
     alike = spread == 0 or (columns == columns[0]).all()
     return ForwardTimes(times[0], times[1], None if alike else 1 - left / spread, len(works))
-
-
-def latency(draft: float, target: float, point: Point) -> float:
-    """Time per new token, equation 2.3.
-
-    Args:
-        draft, target: time of one forward of either model, in any unit.
-    """
-    return draft + draft * point.discard_rate + (target - draft) * point.verification_rate
 
 
 def cheapest(points: Iterable[Point], draft: float, target: float) -> Point | None:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from paceline.acceptance_card import latency
 from paceline.bench.paper import Part
 from paceline.bench.paper_lines import PLAIN, ratio
-from paceline.bench.specdec_costs import Point, cheapest, discard_at, latency, pareto_front, verification_at
+from paceline.bench.specdec_costs import Point, cheapest, discard_at, pareto_front, verification_at
 from paceline.bench.specdec_sweep import AUTO, FIXED, HEAD, PAPER_THRESHOLDS, Family, Sweep, families, head_spec
 
 PAPER_RATIO = 0.112 / 0.0234  # target over draft forward of the paper's pair

@@ -116,10 +116,15 @@ def _records(name: str) -> Iterator[tuple[str, Any]]:
         with _opened(Path(name)) as file:
             for number, line in enumerate(_lines(Path(name), file), 1):
                 if line.strip():
-                    yield f"{name}, line {number}", _json(f"{name}, line {number}", line)
+                    yield f"{name}, line {number}", parse_record(f"{name}, line {number}", line)
 
 
-def _json(where: str, line: str) -> Any:
+def parse_record(where: str, line: str) -> Any:
+    """What a line of JSON lines says.
+
+    Raises:
+        ConfigError: it is not JSON; `where` names the line.
+    """
     try:
         return json.loads(line)
     except ValueError as error:

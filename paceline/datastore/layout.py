@@ -9,7 +9,6 @@ the header names.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import sys
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any, get_type_hints
 from paceline.datastore.hashing import PAGE
 from paceline.datastore.rows import STRIDE
 from paceline.errors import ConfigError, DatastoreError
-from paceline.files import write_atomically
+from paceline.files import digest_of, write_atomically
 
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
@@ -106,7 +105,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
         DatastoreError: it cannot be written; the store stays what it was.
     """
     content: dict[str, Any] = {"format": _FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
-    content["sha256"] = _digest(content)
+    content["sha256"] = digest_of(content)
     try:
         write_atomically(path / MANIFEST, json.dumps(content, indent=1).encode())
     except ConfigError as error:
@@ -137,7 +136,7 @@ def read_manifest(path: Path) -> Manifest:
             " Build it again, or use a newer release."
         )
     try:
-        sound = content.pop("sha256", None) == _digest(content)
+        sound = content.pop("sha256", None) == digest_of(content)
         del content["format"], content["version"]
         shards = tuple(_checked(ShardInfo, shard) for shard in content.pop("shards"))
         manifest: Manifest = _checked(Manifest, {**content, "shards": shards})
@@ -160,10 +159,6 @@ def _checked(kind: type[Any], values: dict[str, Any]) -> Any:
         if name != "shards" and (not isinstance(value, hints[name]) or (isinstance(value, bool) and hints[name] is not bool)):
             raise TypeError(name)
     return kind(**values)
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _damaged(path: Path) -> str:

@@ -29,6 +29,13 @@ _FIRST_LENGTH = 4  # the length of a match that is tried first
 
 
 @compiled
+def _are_tokens(row: NDArray[np.int64], ids: NDArray[np.int64], begin: int, end: int) -> bool:
+    while begin < end and 0 <= ids[begin] < row[VOCAB] and ids[begin] != row[SEPARATOR]:
+        begin += 1
+    return begin >= end
+
+
+@compiled
 def range_of(table: NDArray[np.int64], shard: int, ids: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
     """Ranks [low, high) of the suffixes of a shard that begin with ids[begin:end], of which the first SORTED count.
 
@@ -37,9 +44,8 @@ def range_of(table: NDArray[np.int64], shard: int, ids: NDArray[np.int64], begin
     """
     row = table[shard]
     end = min(end, begin + SORTED)
-    for index in range(begin, end):
-        if ids[index] < 0 or ids[index] >= row[VOCAB] or ids[index] == row[SEPARATOR]:
-            return 0, 0
+    if not _are_tokens(row, ids, begin, end):
+        return 0, 0
     low, high = bracket(row, ids, begin, end)
     if low < 0:
         return DAMAGED, 0
@@ -57,9 +63,8 @@ def narrow(
     row = table[shard]
     if low < 0 or high > row[SUFFIXES] or depth + end - begin > SORTED:
         return 0, 0
-    for index in range(begin, end):
-        if ids[index] < 0 or ids[index] >= row[VOCAB] or ids[index] == row[SEPARATOR]:
-            return 0, 0
+    if not _are_tokens(row, ids, begin, end):
+        return 0, 0
     return within(row, low, high, depth, ids, begin, end)
 
 

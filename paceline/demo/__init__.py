@@ -11,3 +11,18 @@ DRAFT = _HERE / "draft"
 HEAD = _HERE / "head"  # acceptance head of that draft: see its card
 PROMPTS = _HERE / "prompts.jsonl"
 NAME = "demo"  # the word for the pair on the command line
+
+
+def target_of(name: str) -> str | Path:
+    """Where the target of that name is."""
+    return TARGET if name == NAME else name
+
+
+def draft_of(name: str) -> str | Path:
+    """Where the draft model of that name is."""
+    return DRAFT if name == NAME else name
+
+
+def draft_name(model: str, draft_model: str | None) -> str | None:
+    """The draft model that goes with `model`: the one named; the embedded target brings its own along."""
+    return draft_model or (NAME if model == NAME else None)

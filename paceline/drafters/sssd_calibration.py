@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.drafters.sssd_features import FEATURES, HIDDEN, WEIGHTS
 from paceline.errors import ConfigError
-from paceline.files import write_atomically
+from paceline.files import digest_of, write_atomically
 
 SHIPPED = Path(__file__).parent / "sssd_calibration.json"
 VERSION = 1
@@ -39,7 +38,7 @@ class Calibration:
         """
         content = {"format": _FORMAT, "version": VERSION, "inputs": list(FEATURES), "hidden": HIDDEN, "about": self.about}
         content["weights"] = base64.b64encode(self.weights.astype("<f4").tobytes()).decode()
-        content["sha256"] = _digest(content)
+        content["sha256"] = digest_of(content)
         write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
     @classmethod
@@ -65,16 +64,12 @@ class Calibration:
                 f"calibration {str(path)!r} has version {content.get('version')!r} and {len(content.get('inputs', ()))} inputs;"
                 f" this release reads version {VERSION} with {len(FEATURES)} inputs of its own. Fit it again (paceline replay)."
             )
-        if content.pop("sha256", None) != _digest(content):
+        if content.pop("sha256", None) != digest_of(content):
             raise ConfigError(_broken(path))
         weights = np.frombuffer(base64.b64decode(content["weights"]), dtype="<f4").astype(np.float32)
         if weights.shape != (WEIGHTS,) or not np.isfinite(weights).all():
             raise ConfigError(_broken(path))
         return cls(weights, content["about"])
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _broken(path: Path) -> str:

@@ -95,7 +95,7 @@ def record(
         ConfigError: models or prompts that cannot be used, or a folder that was begun otherwise.
     """
     target, draft = _models(config, target, draft)
-    llm = LLM(target, "draft_model", draft, tokenizer or _tokenizer_place(config), max_batch=config.batch)
+    llm = LLM(target, "draft_model", draft, tokenizer or str(demo.target_of(config.model)), max_batch=config.batch)
     prompts = _prompts(config, llm, draft)
     starts = range(0, len(prompts), config.batch)
     folder = RecordingFolder(config.out, _settings(config, target, draft, len(starts)), prompts)
@@ -208,18 +208,14 @@ def run_from(model: PreTrainedModel, texts: Seq[list[int]], starts: Seq[int], co
 def _models(
     config: RecordConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
-    wanted = config.draft_model or (demo.NAME if config.model == demo.NAME else None)
+    wanted = demo.draft_name(config.model, config.draft_model)
     if draft is None and wanted is None:
         raise ConfigError("head record: there is no draft model to record; pass draft_model=DIRECTORY (--draft-model).")
     if target is None:
-        target = load_model(demo.TARGET if config.model == demo.NAME else config.model, config.dtype, config.device)
+        target = load_model(demo.target_of(config.model), config.dtype, config.device)
     if draft is None:
-        draft = load_model(demo.DRAFT if wanted == demo.NAME else str(wanted), config.dtype, str(target.device))
+        draft = load_model(demo.draft_of(str(wanted)), config.dtype, str(target.device))
     return target, draft
-
-
-def _tokenizer_place(config: RecordConfig) -> str:
-    return str(demo.TARGET) if config.model == demo.NAME else config.model
 
 
 def _prompts(config: RecordConfig, llm: LLM, draft: PreTrainedModel) -> list[list[int]]:
