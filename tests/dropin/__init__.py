@@ -1,0 +1,1 @@
+"""`model.generate` with and without drafts."""
