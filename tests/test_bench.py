@@ -68,6 +68,13 @@ def test_a_bad_prompt_line_is_named(tmp_path: Path, line: str, message: str) -> 
         load_prompts([path])
 
 
+def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:
+    text = "one\u2028two\x85three"
+    path = tmp_path / "separators.jsonl"
+    path.write_text(json.dumps({"id": 1, "category": "x", "turns": [text]}, ensure_ascii=False) + "\n")
+    assert [prompt.text for prompt in load_prompts([path])] == [text]
+
+
 def test_missing_and_empty_prompt_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read prompts"):
         load_prompts([tmp_path / "none.jsonl"])

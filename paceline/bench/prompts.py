@@ -67,7 +67,7 @@ def encode(prompt: Prompt, tokenizer: Any, limit: int) -> list[int]:
 
 def _read(path: Path) -> list[Prompt]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would cut texts at U+2028 and the like
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read prompts from {str(path)!r}: {error}") from error
     return [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
