@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from stores import Documents, expected, looked_up, some_documents, store
 
 from paceline import datastore
 from paceline.datastore.hashing import hash_pages
-from paceline.datastore.rows import DAMAGED, TOKENS
+from paceline.datastore.rows import DAMAGED, SUFFIXES, TOKENS, within
 from paceline.datastore.search import narrow, range_of, read, suffix_at
 from paceline.datastore.suffixes import SORTED, suffix_array
 from paceline.errors import ConfigError, DatastoreError
@@ -91,6 +92,22 @@ def test_a_range_is_narrowed_by_what_follows(tmp_path: Path) -> None:
         low, high = range_of(snapshot.table, 0, ids, 0, 2)
         assert narrow(snapshot.table, 0, low, high, 2, ids, 2, 3) == range_of(snapshot.table, 0, ids, 0, 3)
     assert narrow(snapshot.table, 0, 0, 5, SORTED, ids, 0, 1) == (0, 0)
+
+
+@pytest.mark.parametrize("vocab_size", [6, 400, 2**20])
+def test_pivots_lead_to_what_bisection_finds(tmp_path: Path, vocab_size: int) -> None:
+    """For ids that fill many pivots, one or none, and queries longer or shorter than a pivot."""
+    rng = random.Random(vocab_size)
+    documents = [[int(vocab_size * rng.random() ** 4) for _ in range(40)] for _ in range(150)]
+    snapshot = datastore.open(store(tmp_path / "s", documents, vocab_size)).snapshot
+    table = snapshot.table
+    for _ in range(2000):
+        document, size = rng.choice(documents), rng.randint(1, 6)
+        begin = rng.randrange(len(document) - size)
+        ids = np.array(document[begin : begin + size])
+        ids[rng.randrange(size)] = rng.choice([ids[-1], rng.randrange(vocab_size)])
+        plain = within(table[0], 0, int(table[0, SUFFIXES]), 0, ids, 0, size)
+        assert range_of(table, 0, ids, 0, size) == plain
 
 
 def test_positions_outside_are_not_read(tmp_path: Path) -> None:

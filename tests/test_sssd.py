@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from stores import continuations, some_documents, store
 
 from paceline import DraftTree, SamplingParams, datastore
+from paceline.datastore.search import suffix_at
 from paceline.drafter import check_trees, check_vocabulary
 from paceline.drafters import create
 from paceline.drafters.request_index import LONGEST, RequestIndex
 from paceline.drafters.sssd import Sssd, SssdOptions
 from paceline.drafters.sssd_calibration import SHIPPED, Calibration
+from paceline.drafters.sssd_evidence import look_up, new_pool, sample
+from paceline.drafters.sssd_features import FEATURES, HIDDEN
 from paceline.drafters.sssd_paper import branch_length
 from paceline.errors import ConfigError, DatastoreError
 from paceline.replay import replay
@@ -126,6 +129,45 @@ def test_a_batch_is_as_one_by_one(tmp_path: Path, fusion: str) -> None:
     together = drafter.propose(seqs, [12] * len(seqs))
     assert together == [drafted(drafter, text, 12, 9) for text in texts]
     assert drafter.propose([], []) == []
+
+
+def test_pointers_are_sampled_at_regular_intervals(tmp_path: Path) -> None:
+    """Over the shards together."""
+    documents = some_documents(200)
+    datastore.build(tmp_path / "store", documents, VOCAB, shard_tokens=1024, workers=1)
+    snapshot = datastore.open(tmp_path / "store").snapshot
+    assert len(snapshot.shards) > 1
+    pool = new_pool(200, 64, 1, len(snapshot.shards))
+    for token in range(VOCAB):
+        pool.tail[LONGEST - 1], ranges = token, pool.ranges[0]
+        total, _ = look_up(snapshot.table, pool.tail, LONGEST - 1, LONGEST, ranges)
+        every = [(suffix_at(snapshot.table, s, rank) + 1, s) for s in range(len(ranges)) for rank in range(*ranges[s].tolist())]
+        assert total == len(every) == sum(document.count(token) for document in documents)
+        for most in (1, 7, 50):
+            count, _ = sample(snapshot.table, pool, ranges, 0, 1, 0, 1, LONGEST + 1, total, most)
+            assert [tuple(row) for row in pool.pointers[:count, :2].tolist()] == [every[i * total // most] for i in range(most)]
+
+
+def test_chances_are_those_of_the_network(tmp_path: Path) -> None:
+    """Of what is recorded, all looked at; a tree that looks at tokens alike only once has the same."""
+    rng = random.Random(6)
+    documents = [[rng.randrange(60) for _ in range(40)] for _ in range(80)]
+    options = SssdOptions(str(store(tmp_path / "store", documents, 60)))
+    weights, inputs = Calibration.load().weights, len(FEATURES)
+    first, bias = weights[: inputs * HIDDEN].reshape(inputs, HIDDEN), weights[inputs * HIDDEN : (inputs + 1) * HIDDEN]
+    second, last = weights[(inputs + 1) * HIDDEN : -1], weights[-1]
+    for _ in range(30):
+        seq = Sequence([rng.randrange(60) for _ in range(8)], SamplingParams(max_new_tokens=30))
+        drafter, recorder = Sssd(options), Sssd(options)
+        drafter.start(seq)
+        recorder.start(seq)
+        (tree,) = drafter.propose([seq], [24])
+        recorded, offered, _ = recorder.record(seq, [7], 24)
+        assert recorded == tree
+        predicted = 1 / (1 + np.exp(-(np.maximum(offered @ first + bias, 0) @ second + last)))
+        of_root = [one for one, parent in zip(tree.confidence or [], tree.parents, strict=True) if parent < 0]
+        assert of_root
+        assert all(np.abs(predicted - one).min() < 1e-5 for one in of_root)
 
 
 def test_a_period_is_continued_beyond_the_text() -> None:

@@ -21,6 +21,15 @@ def compiled(function: F) -> F:
     return cast(F, numba.njit(function, nogil=True, cache=True, error_model="numpy"))
 
 
+def kernel(function: F) -> F:
+    """As `compiled`, for functions that make no array: references to the arrays they are given are not counted.
+
+    Counting is atomic and comes with every call and every view; in short functions it takes longer than the work. Whoever calls
+    one keeps the arrays alive, which a caller that is `compiled` does.
+    """
+    return cast(F, numba.njit(function, nogil=True, cache=True, error_model="numpy", _nrt=False, forceinline=True))
+
+
 def _loader(kind: Any, bits: int) -> Any:
     """A function address (int64) -> the little value of `kind` there, `bits` wide."""
 
@@ -55,3 +64,16 @@ def _storer(kind: Any, bits: int) -> Any:
 
 
 store_uint8 = _storer(types.uint8, 8)
+
+
+def _fetch_add(typing_context: Any, address: Any) -> Any:
+    """A function address -> the int64 there, which is one more afterwards; no two threads get the same."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.int64), emit
+
+
+take_number = numba.extending.intrinsic(_fetch_add)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.datastore.compiled import (
-    compiled,
+    kernel,
     load_int32,
     load_uint8,
     load_uint16,
@@ -23,17 +23,18 @@ from paceline.datastore.hashing import PAGE, xxh64
 # checksum of each page, of the text, the suffix array and the pivots. Sizes are in elements, WIDTH is bytes a token.
 BASE, SEEN, SUMS, TEXT, TOKENS, WIDTH, ARRAY, SUFFIXES, PIVOTS, SEPARATOR, VOCAB = range(11)
 COLUMNS = 11
-STRIDE = 64  # every STRIDE-th suffix has a pivot: its first 8 bytes of tokens as one number, for the upper steps of a search
+STRIDE = 64  # every STRIDE-th suffix has a pivot: its first tokens as one number, for the upper steps of a search
+PIVOT_BYTES = 8
 DAMAGED = -1
 _LESS, _EQUAL, _MORE, _BAD = -1, 0, 1, 2
 
 
-@compiled
+@kernel
 def within(
     row: NDArray[np.int64], low: int, high: int, depth: int, ids: NDArray[np.int64], begin: int, end: int
 ) -> tuple[int, int]:
     """The ranks in [low, high) whose suffix has ids[begin:end] after `depth` tokens; (0, 0) if none, (DAMAGED, 0)."""
-    low = _edge(row, low, high, depth, ids, begin, end, False)
+    low = edge(row, low, high, depth, ids, begin, end, False)
     if low < 0:
         return DAMAGED, 0
     top, probe, step = low, low, 1
@@ -45,14 +46,14 @@ def within(
             high = probe
             break
         top, probe, step = probe + 1, probe + step, 2 * step
-    top = _edge(row, top, high, depth, ids, begin, end, True)
+    top = edge(row, top, high, depth, ids, begin, end, True)
     if top < 0:
         return DAMAGED, 0
     return (low, top) if low < top else (0, 0)
 
 
-@compiled
-def _edge(
+@kernel
+def edge(
     row: NDArray[np.int64], low: int, high: int, depth: int, ids: NDArray[np.int64], begin: int, end: int, after: bool
 ) -> int:
     """The first rank in [low, high] whose suffix is not below the ids (or, `after`, is above them); DAMAGED."""
@@ -68,7 +69,7 @@ def _edge(
     return low
 
 
-@compiled
+@kernel
 def _compare(row: NDArray[np.int64], rank: int, depth: int, ids: NDArray[np.int64], begin: int, end: int) -> int:
     """The suffix with this rank, from `depth` on, against ids[begin:end], as far as those go: _LESS, _EQUAL, _MORE or _BAD."""
     position = suffix(row, rank)
@@ -85,9 +86,12 @@ def _compare(row: NDArray[np.int64], rank: int, depth: int, ids: NDArray[np.int6
     return _EQUAL if size == end - begin else _MORE
 
 
-@compiled
-def bracket(row: NDArray[np.int64], ids: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
-    """Ranks between which the range of ids[begin:end] begins and ends, as far as the pivots tell; (DAMAGED, 0)."""
+@kernel
+def among_pivots(row: NDArray[np.int64], ids: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
+    """How many pivots are below all suffixes that begin with ids[begin:end], as far as pivots tell, and how many are not above.
+
+    (DAMAGED, 0) where the shard cannot be believed.
+    """
     bits = 8 * row[WIDTH]
     least, most = np.uint64(0), np.uint64(0)
     for offset in range(64 // bits):
@@ -95,30 +99,47 @@ def bracket(row: NDArray[np.int64], ids: NDArray[np.int64], begin: int, end: int
         token = ids[begin + offset] if inside else 0
         least = (least << np.uint64(bits)) | np.uint64(token)
         most = (most << np.uint64(bits)) | np.uint64(token if inside else (1 << bits) - 1)
-    first, last = _pivots_below(row, least, False), _pivots_below(row, most, True)
-    if first < 0 or last < 0:
-        return DAMAGED, 0
-    return max(0, (first - 1) * STRIDE), min(row[SUFFIXES], last * STRIDE)
+    count = (row[SUFFIXES] + STRIDE - 1) // STRIDE
+    first = _first_pivot(row, 0, count, least, False)
+    low, probe, step = first, first, 1
+    while low >= 0 and probe < count:  # most ranges hold few pivots: their end is looked for from their start
+        order = _pivot_order(row, probe, most)
+        if order == _BAD:
+            return DAMAGED, 0
+        if order == _MORE:
+            count = probe
+            break
+        low, probe, step = probe + 1, probe + step, 2 * step
+    last = _first_pivot(row, low, count, most, True) if low >= 0 else DAMAGED
+    return (first, last) if last >= 0 else (DAMAGED, 0)
 
 
-@compiled
-def _pivots_below(row: NDArray[np.int64], key: np.uint64, equal_too: bool) -> int:
-    """How many pivots are below `key`, or equal to it; DAMAGED."""
-    low, high = 0, (row[SUFFIXES] + STRIDE - 1) // STRIDE
+@kernel
+def _first_pivot(row: NDArray[np.int64], low: int, high: int, key: np.uint64, after: bool) -> int:
+    """The first pivot in [low, high] that is not below `key` (or, `after`, is above it); DAMAGED."""
     while low < high:
         middle = (low + high) // 2
-        address = row[PIVOTS] + 8 * middle
-        if not _sound(row, address):
+        order = _pivot_order(row, middle, key)
+        if order == _BAD:
             return DAMAGED
-        pivot = load_uint64(address)
-        if pivot < key or (equal_too and pivot == key):
+        if order == _LESS or (after and order == _EQUAL):
             low = middle + 1
         else:
             high = middle
     return low
 
 
-@compiled
+@kernel
+def _pivot_order(row: NDArray[np.int64], index: int, key: np.uint64) -> int:
+    """A pivot against a key: _LESS, _EQUAL, _MORE or _BAD."""
+    address = row[PIVOTS] + 8 * index
+    if not _sound(row, address):
+        return _BAD
+    pivot = load_uint64(address)
+    return _LESS if pivot < key else _EQUAL if pivot == key else _MORE
+
+
+@kernel
 def suffix(row: NDArray[np.int64], rank: int) -> int:
     """Position in the text of the suffix with this rank; DAMAGED."""
     address = row[ARRAY] + 4 * rank
@@ -128,7 +149,7 @@ def suffix(row: NDArray[np.int64], rank: int) -> int:
     return position if 0 <= position < row[TOKENS] else DAMAGED
 
 
-@compiled
+@kernel
 def token_at(row: NDArray[np.int64], position: int) -> int:
     """The token at a position whose page is good."""
     if row[WIDTH] == 2:
@@ -136,14 +157,14 @@ def token_at(row: NDArray[np.int64], position: int) -> int:
     return int(load_uint32(row[TEXT] + 4 * position))
 
 
-@compiled
+@kernel
 def text_sound(row: NDArray[np.int64], position: int, tokens: int) -> bool:
     """Whether the pages that hold `tokens` tokens, 1 to SORTED, from `position` on are good: one page or two."""
     width = row[WIDTH]
     return _sound(row, row[TEXT] + width * position) and _sound(row, row[TEXT] + width * (position + tokens - 1))
 
 
-@compiled
+@kernel
 def _sound(row: NDArray[np.int64], address: int) -> bool:
     """Whether the page of `address` has the checksum it should have; looked at once."""
     if row[SEEN] == 0:

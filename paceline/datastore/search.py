@@ -10,14 +10,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.datastore.compiled import compiled
+from paceline.datastore.compiled import kernel
 from paceline.datastore.rows import (
     DAMAGED,
+    PIVOT_BYTES,
     SEPARATOR,
+    STRIDE,
     SUFFIXES,
     TOKENS,
     VOCAB,
-    bracket,
+    WIDTH,
+    among_pivots,
+    edge,
     suffix,
     text_sound,
     token_at,
@@ -28,14 +32,14 @@ from paceline.datastore.suffixes import SORTED
 _FIRST_LENGTH = 4  # the length of a match that is tried first
 
 
-@compiled
+@kernel
 def _are_tokens(row: NDArray[np.int64], ids: NDArray[np.int64], begin: int, end: int) -> bool:
     while begin < end and 0 <= ids[begin] < row[VOCAB] and ids[begin] != row[SEPARATOR]:
         begin += 1
     return begin >= end
 
 
-@compiled
+@kernel
 def range_of(table: NDArray[np.int64], shard: int, ids: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
     """Ranks [low, high) of the suffixes of a shard that begin with ids[begin:end], of which the first SORTED count.
 
@@ -46,13 +50,18 @@ def range_of(table: NDArray[np.int64], shard: int, ids: NDArray[np.int64], begin
     end = min(end, begin + SORTED)
     if not _are_tokens(row, ids, begin, end):
         return 0, 0
-    low, high = bracket(row, ids, begin, end)
-    if low < 0:
+    first, last = among_pivots(row, ids, begin, end)
+    if first < 0:
         return DAMAGED, 0
-    return within(row, low, high, 0, ids, begin, end)
+    low, high = max(0, (first - 1) * STRIDE + 1), min(row[SUFFIXES], last * STRIDE)
+    if first == last or (end - begin) * row[WIDTH] > PIVOT_BYTES:
+        return within(row, low, high, 0, ids, begin, end)
+    low = edge(row, low, first * STRIDE, 0, ids, begin, end, False)  # the pivots have all of the ids: each edge is beside one
+    high = edge(row, (last - 1) * STRIDE + 1, high, 0, ids, begin, end, True)
+    return (low, high) if low >= 0 and high >= 0 else (DAMAGED, 0)
 
 
-@compiled
+@kernel
 def narrow(
     table: NDArray[np.int64], shard: int, low: int, high: int, depth: int, ids: NDArray[np.int64], begin: int, end: int
 ) -> tuple[int, int]:
@@ -68,7 +77,7 @@ def narrow(
     return within(row, low, high, depth, ids, begin, end)
 
 
-@compiled
+@kernel
 def find(
     table: NDArray[np.int64],
     ids: NDArray[np.int64],
@@ -113,7 +122,7 @@ def find(
     return -1
 
 
-@compiled
+@kernel
 def gather(
     table: NDArray[np.int64],
     low: NDArray[np.int64],
@@ -153,13 +162,13 @@ def gather(
     return -1
 
 
-@compiled
+@kernel
 def suffix_at(table: NDArray[np.int64], shard: int, rank: int) -> int:
     """Position in the text of a shard of the suffix with this rank; DAMAGED if it cannot be had."""
     return suffix(table[shard], rank)
 
 
-@compiled
+@kernel
 def read(table: NDArray[np.int64], shard: int, position: int, out: NDArray[np.int64]) -> int:
     """Fill `out`, at most SORTED long, with the tokens from `position` of a shard to the end of the document at most.
 
@@ -180,7 +189,7 @@ def read(table: NDArray[np.int64], shard: int, position: int, out: NDArray[np.in
     return int(most)
 
 
-@compiled
+@kernel
 def _longest(
     table: NDArray[np.int64],
     shard: int,

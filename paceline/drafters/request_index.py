@@ -16,12 +16,16 @@ import numpy as np
 from numba.core import types
 from numpy.typing import NDArray
 
-from paceline.datastore.compiled import compiled
+from paceline.datastore.compiled import compiled, kernel
 
 SIZES = (1, 2, 4, 8)  # n-grams that are linked
 LONGEST = 32  # tokens of a match that are told apart
 TEXT, LENGTH, PROMPT, PREVIOUS, CAPACITY, HEADS, STATE = range(7)  # columns of a row: addresses and sizes
 COLUMNS = 7
+# Columns of a job, one request of a batch: the address of its row, the range of its new tokens, most nodes and most levels of
+# its tree, and, once done, the nodes it has.
+JOB_ROW, JOB_BEGIN, JOB_END, JOB_NODES, JOB_LEVELS, JOB_SIZE = range(6)
+JOB_COLUMNS = 6
 STATES = 8  # numbers that a drafter may keep with each request
 _LEAST = 512
 _BUCKETS = 2  # per token of room; a power of two, as the room is
@@ -55,6 +59,13 @@ _pointer = numba.extending.intrinsic(_pointer_of)
 
 
 @compiled
+def row_at(address: int) -> NDArray[np.int64]:
+    """The row at an address."""
+    row: NDArray[np.int64] = numba.carray(_pointer(address), (COLUMNS,), np.int64)
+    return row
+
+
+@compiled
 def text_of(row: NDArray[np.int64]) -> Text:
     """The request behind a row."""
     room = row[CAPACITY]
@@ -71,7 +82,7 @@ def state_of(row: NDArray[np.int64]) -> NDArray[np.float64]:
     return state
 
 
-@compiled
+@kernel
 def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
     """Bucket of the n-gram ids[end - size:end]; `buckets` is a power of two."""
     mixed = np.uint64(size)
@@ -81,7 +92,7 @@ def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
     return int((mixed >> np.uint64(7)) & np.uint64(buckets - 1))
 
 
-@compiled
+@kernel
 def link(text: Text, begin: int, end: int) -> None:
     """Take the tokens of places [begin, end) into the chains."""
     buckets = text.heads.shape[1]
@@ -106,7 +117,7 @@ def extend(row: NDArray[np.int64], fresh: NDArray[np.int64]) -> Text:
     return text_of(row)
 
 
-@compiled
+@kernel
 def matched(text: Text, place: int, tail: NDArray[np.int64], begin: int, end: int) -> int:
     """How many tokens up to and with `place` equal the last ones of tail[begin:end], up to LONGEST."""
     most = min(end - begin, place + 1, LONGEST)
@@ -116,7 +127,7 @@ def matched(text: Text, place: int, tail: NDArray[np.int64], begin: int, end: in
     return length
 
 
-@compiled
+@kernel
 def occurrences(
     text: Text,
     kind: int,
@@ -159,13 +170,14 @@ class RequestIndex:
     Args:
         prompt: how many of its tokens will be the prompt.
     Attributes:
-        row: [COLUMNS] addresses and sizes; valid while this object lives and until `reserve` is called again.
+        row: [COLUMNS] addresses and sizes; valid while this object lives and until `reserve` is called again. address: of it.
         state: [STATES] numbers of the drafter.
     """
 
     def __init__(self, prompt: int = 0) -> None:
         self.row = np.zeros(COLUMNS, dtype=np.int64)
         self.row[PROMPT] = prompt
+        self.address = int(self.row.ctypes.data)
         self.state = np.zeros(STATES, dtype=np.float64)
         self._allocate(_LEAST)
 

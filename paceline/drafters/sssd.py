@@ -12,24 +12,21 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config import require_range
 from paceline.drafter import Drafter
-from paceline.drafters.request_index import LENGTH, RequestIndex
+from paceline.drafters.request_index import JOB_COLUMNS, JOB_SIZE, RequestIndex
 from paceline.drafters.sssd_calibration import Calibration
 from paceline.drafters.sssd_features import FEATURES
 from paceline.drafters.sssd_paper import draft_batch_paper
-from paceline.drafters.sssd_search import Record, draft_batch, no_record
+from paceline.drafters.sssd_search import NO_RECORD, Record, draft_batch
 from paceline.errors import ConfigError
 from paceline.sequence import Sequence
 from paceline.tree import EMPTY_TREE, DraftTree
-
-if TYPE_CHECKING:
-    from paceline.datastore import Snapshot
 
 FUSIONS = ("calibrated", "paper")
 _SHARE = 4  # sequences of a batch that are worth a thread
@@ -89,6 +86,11 @@ class Sssd(Drafter):
         """
         return cls(options)
 
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """The ids of the store must be of `tokenizer`."""
+        if self._store is not None:
+            self._store.check_tokenizer(tokenizer)
+
     def start(self, seq: Sequence) -> None:
         """An empty index; the prompt is indexed with the first proposal."""
         self._index[seq.id] = RequestIndex(seq.prompt_length)
@@ -101,7 +103,7 @@ class Sssd(Drafter):
         Raises:
             DatastoreError: a shard of the datastore is damaged; it is named.
         """
-        return self._drafted(seqs, max_nodes, no_record()) if seqs else []
+        return self._drafted(seqs, max_nodes, NO_RECORD) if seqs else []
 
     def record(
         self, seq: Sequence, truth: Seq[int], nodes: int, room: int = 4096
@@ -128,27 +130,23 @@ class Sssd(Drafter):
     def _drafted(self, seqs: Seq[Sequence], max_nodes: list[int], record: Record) -> list[DraftTree]:
         batch = _Batch(seqs, [self._index[seq.id] for seq in seqs], [min(limit, self._options.nodes) for limit in max_nodes])
         snapshot = None if self._store is None else self._store.snapshot
-        table = _NO_TABLE if snapshot is None else snapshot.table
+        arguments = batch.arguments(_NO_TABLE if snapshot is None else snapshot.table)
         if self._options.fusion == "paper":
-            self._shared(len(seqs), snapshot, lambda begin, end: draft_batch_paper(*batch.part(begin, end, table)))
+            results = self._shared(len(seqs), draft_batch_paper, *arguments)
         else:
-            weights = self._calibration.weights
-            self._shared(len(seqs), snapshot, lambda begin, end: draft_batch(weights, record, *batch.part(begin, end, table)))
-        return batch.trees()
-
-    def _shared(self, count: int, snapshot: Snapshot | None, search: Callable[[int, int], int]) -> None:
-        """Share `count` sequences among threads; `snapshot` stays alive as long."""
-        parts = min(self._workers, count // _SHARE)
-        if parts < 2:
-            results = [search(0, count)]
-        else:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._workers, "paceline sssd")
-            cuts = [count * part // parts for part in range(parts + 1)]
-            results = list(self._threads.map(search, cuts[:-1], cuts[1:]))
-        if snapshot is not None:
+            results = self._shared(len(seqs), draft_batch, self._calibration.weights, record, *arguments)
+        if snapshot is not None:  # it is kept alive until here
             for result in results:
                 snapshot.check(result)
+        return batch.trees()
+
+    def _shared(self, count: int, search: Callable[..., int], *arguments: Any) -> list[int]:
+        """Let as many threads as are worth it search a batch of `count` sequences, this one among them."""
+        helpers = min(self._workers, count // _SHARE) - 1
+        if helpers > 0 and self._threads is None:
+            self._threads = ThreadPoolExecutor(self._workers - 1, "paceline sssd")
+        others = [self._threads.submit(search, *arguments) for _ in range(helpers)] if self._threads is not None else []
+        return [search(*arguments), *(other.result() for other in others)]
 
 
 _NO_TABLE = np.empty((0, 11), dtype=np.int64)
@@ -159,32 +157,23 @@ class _Batch:
 
     def __init__(self, seqs: Seq[Sequence], indices: list[RequestIndex], nodes: list[int]) -> None:
         fresh: list[int] = []
-        offsets = [0]
-        for seq, index in zip(seqs, indices, strict=True):
+        jobs: list[int] = []
+        for seq, index, limit in zip(seqs, indices, nodes, strict=True):
             index.reserve(len(seq))
+            begin = len(fresh)
             fresh += seq.token_ids[len(index) :]
-            offsets.append(len(fresh))
-        most = max(1, *nodes) if nodes else 1
-        self._fresh, self._offsets = np.array(fresh, dtype=np.int64), np.array(offsets, dtype=np.int64)
-        self._rows = np.array([index.row for index in indices], dtype=np.int64)
-        self._limits = np.array([(limit, seq.remaining - 1) for limit, seq in zip(nodes, seqs, strict=True)], dtype=np.int64)
-        self._tokens = np.empty((len(indices), most), dtype=np.int64)
+            jobs += (index.address, begin, len(fresh), limit, seq.remaining - 1, 0)
+        self._fresh, self._jobs = np.array(fresh, dtype=np.int64), np.array(jobs, dtype=np.int64).reshape(-1, JOB_COLUMNS)
+        self._tokens = np.empty((len(indices), max(1, *nodes)), dtype=np.int64)
         self._parents, self._chances = np.empty_like(self._tokens), np.empty(self._tokens.shape)
-        self._sizes = np.zeros(len(indices), dtype=np.int64)
-        for seq, index in zip(seqs, indices, strict=True):
-            index.row[LENGTH] = len(seq)
 
-    def part(self, begin: int, end: int, table: NDArray[np.int64]) -> tuple[Any, ...]:
-        """Sequences [begin, end), as the compiled functions take them."""
-        part = slice(begin, end)
-        return (
-            self._rows[part], self._fresh, self._offsets[begin : end + 1], table, self._limits[part],
-            self._tokens[part], self._parents[part], self._chances[part], self._sizes[part],
-        )  # fmt: skip
+    def arguments(self, table: NDArray[np.int64]) -> tuple[Any, ...]:
+        """As the compiled functions take them."""
+        return self._jobs, self._fresh, table, self._tokens, self._parents, self._chances, np.zeros(1, dtype=np.int64)
 
     def trees(self) -> list[DraftTree]:
         """What was drafted."""
-        columns = zip(self._sizes.tolist(), self._tokens, self._parents, self._chances, strict=True)
+        columns = zip(self._jobs[:, JOB_SIZE].tolist(), self._tokens, self._parents, self._chances, strict=True)
         return [
             DraftTree(tokens[:size].tolist(), parents[:size].tolist(), None, chances[:size].tolist()) if size else EMPTY_TREE
             for size, tokens, parents, chances in columns

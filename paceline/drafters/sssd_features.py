@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.datastore.compiled import compiled
+from paceline.datastore.compiled import compiled, kernel
 from paceline.drafters.request_index import LONGEST
 from paceline.drafters.sssd_evidence import MATCH, NEXT, PLACE, REQUEST, SHARD, Pool
 
@@ -50,16 +50,20 @@ class Counts(NamedTuple):
         tokens: [MOST_TOKENS]. slots: [_SLOTS] hash table of their indices, -1 = empty.
         by_band: [MOST_TOKENS, SOURCES, BANDS] pointers of each token by source and band of match length; node: of all.
         longest: [MOST_TOKENS, SOURCES] match lengths; nearest: [MOST_TOKENS] latest place in the request; times: pointers.
+        of_source: [SOURCES, 2] the longest match of all, and how many different tokens.
+        alike: [LONGEST + 1] chances of tokens that the datastore has once, by match length; below 0 = not known yet.
         inputs: [len(FEATURES)]. shared, hidden: [HIDDEN] the units, with the inputs of the node only, and with all.
     """
 
     tokens: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    by_band: NDArray[np.int64]
-    node: NDArray[np.int64]
-    longest: NDArray[np.int64]
+    slots: NDArray[np.int16]
+    by_band: NDArray[np.int32]
+    node: NDArray[np.int32]
+    longest: NDArray[np.int32]
     nearest: NDArray[np.int64]
-    times: NDArray[np.int64]
+    times: NDArray[np.int32]
+    of_source: NDArray[np.int32]
+    alike: NDArray[np.float64]
     inputs: NDArray[np.float32]
     shared: NDArray[np.float32]
     hidden: NDArray[np.float32]
@@ -70,22 +74,24 @@ def new_counts() -> Counts:
     """Scratch for one node at a time."""
     return Counts(
         np.empty(MOST_TOKENS, dtype=np.int64),
-        np.empty(_SLOTS, dtype=np.int64),
-        np.empty((MOST_TOKENS, len(SOURCES), BANDS), dtype=np.int64),
-        np.empty((len(SOURCES), BANDS), dtype=np.int64),
-        np.empty((MOST_TOKENS, len(SOURCES)), dtype=np.int64),
+        np.empty(_SLOTS, dtype=np.int16),
+        np.empty((MOST_TOKENS, len(SOURCES), BANDS), dtype=np.int32),
+        np.empty((len(SOURCES), BANDS), dtype=np.int32),
+        np.empty((MOST_TOKENS, len(SOURCES)), dtype=np.int32),
         np.empty(MOST_TOKENS, dtype=np.int64),
-        np.empty(MOST_TOKENS, dtype=np.int64),
+        np.empty(MOST_TOKENS, dtype=np.int32),
+        np.empty((len(SOURCES), 2), dtype=np.int32),
+        np.empty(LONGEST + 1, dtype=np.float64),
         np.empty(len(FEATURES), dtype=np.float32),
         np.empty(HIDDEN, dtype=np.float32),
         np.empty(HIDDEN, dtype=np.float32),
     )
 
 
-@compiled
+@kernel
 def count_tokens(pool: Pool, begin: int, end: int, prompt: int, counts: Counts) -> int:
     """Sort the pointers [begin, end) by the token that follows; how many different ones there are."""
-    counts.slots[:], counts.node[:] = -1, 0
+    counts.slots[:], counts.node[:], counts.of_source[:], counts.alike[:] = -1, 0, 0, -1.0
     different = 0
     for index in range(begin, end):
         token = pool.pointers[index, NEXT]
@@ -94,7 +100,7 @@ def count_tokens(pool: Pool, begin: int, end: int, prompt: int, counts: Counts) 
         slot = (token * 0x9E3779B1 >> 7) & (_SLOTS - 1)
         while counts.slots[slot] >= 0 and counts.tokens[counts.slots[slot]] != token:
             slot = (slot + 1) & (_SLOTS - 1)
-        which = counts.slots[slot]
+        which = int(counts.slots[slot])
         if which < 0:
             if different == MOST_TOKENS:
                 continue
@@ -108,43 +114,42 @@ def count_tokens(pool: Pool, begin: int, end: int, prompt: int, counts: Counts) 
         counts.by_band[which, source, _BAND_OF[match]] += 1
         counts.node[source, _BAND_OF[match]] += 1
         counts.times[which] += 1
+        counts.of_source[source, 1] += counts.longest[which, source] == 0
         counts.longest[which, source] = max(counts.longest[which, source], match)
+        counts.of_source[source, 0] = max(counts.of_source[source, 0], match)
         if source != _STORE:
             counts.nearest[which] = max(counts.nearest[which], pool.pointers[index, PLACE])
     return different
 
 
-@compiled
-def describe_node(counts: Counts, different: int, depth: int, parent: float, state: NDArray[np.float64]) -> tuple[int, int]:
-    """Fill the inputs that all tokens of a node share; what request and datastore alone would guess, as indices, -1 = none."""
+@kernel
+def describe_node(counts: Counts, depth: int, parent: float, state: NDArray[np.float64]) -> None:
+    """Fill the inputs that all tokens of a node share."""
     inputs = counts.inputs
     for source in range(len(SOURCES)):
-        total, tokens, longest, top = 0, 0, 0, 0
+        total, top = 0, 0
         for band in range(BANDS):
             total += counts.node[source, band]
             top = counts.node[source, band] if counts.node[source, band] > 0 else top
-        for which in range(different):
-            tokens += counts.longest[which, source] > 0
-            longest = max(longest, counts.longest[which, source])
-        inputs[_POINTERS + source], inputs[_TOKENS + source] = _LOGS[min(total, 1023)], _LOGS[tokens]
-        inputs[_LONGEST + source], inputs[_TOP + source] = _LOGS[longest], _LOGS[min(top, 1023)]
+        inputs[_POINTERS + source], inputs[_TOP + source] = _LOGS[min(total, 1023)], _LOGS[min(top, 1023)]
+        longest, tokens = counts.of_source[source, 0], counts.of_source[source, 1]
+        inputs[_LONGEST + source], inputs[_TOKENS + source] = _LOGS[longest], _LOGS[tokens]
     inputs[_DEPTH] = _LOGS[min(depth, 1023)]
     inputs[_ACCEPTED] = math.log1p(state[ACCEPTED])
     inputs[_REQUEST_HITS], inputs[_STORE_HITS] = state[REQUEST_HITS], state[STORE_HITS]
     inputs[_PARENT] = math.log(parent)
-    return _guess_of_request(counts, different), _guess_of_store(counts, different)
 
 
-@compiled
+@kernel
 def hopeless(counts: Counts, which: int, different: int) -> bool:
     """Whether a token need not be looked at: one of many, seen once, behind a match shorter than others by two or more."""
     if different <= _MANY or counts.times[which] > 1:
         return False
-    longest = max(counts.inputs[_LONGEST], counts.inputs[_LONGEST + 1], counts.inputs[_LONGEST + 2])
-    return bool(_LOGS[counts.longest[which].max() + 1] < longest)
+    longest = max(counts.of_source[0, 0], counts.of_source[1, 0], counts.of_source[2, 0])
+    return bool(max(counts.longest[which, 0], counts.longest[which, 1], counts.longest[which, 2]) + 1 < longest)
 
 
-@compiled
+@kernel
 def describe_token(counts: Counts, which: int, best: int, end: int) -> None:
     """Fill the inputs of one token; `best` is what the request alone would guess, `end` the place behind the node."""
     inputs = counts.inputs
@@ -163,8 +168,8 @@ def describe_token(counts: Counts, which: int, best: int, end: int) -> None:
     inputs[_AGE] = _NEVER if near < 0 else math.log1p(float(max(0, end - near)))
 
 
-@compiled
-def _blend(node: NDArray[np.int64], token: NDArray[np.int64]) -> tuple[float, float, int]:
+@kernel
+def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
     """How likely one source holds a token: shares of nested match lengths, each blended with the one below (as PPM does).
 
     Returns:
@@ -174,18 +179,18 @@ def _blend(node: NDArray[np.int64], token: NDArray[np.int64]) -> tuple[float, fl
     for band in range(BANDS):
         all_above += node[band]
         token_above += token[band]
-    seen, blend, share = token_above, np.float32(0.0), np.float32(0.0)
+    seen, blend, all_top, token_top = token_above, np.float32(0.0), 1, 0
     for band in range(BANDS):
         if node[band] > 0:
             blend = (token_above + _ESCAPE * blend) / (np.float32(all_above) + _ESCAPE)
-            share = np.float32(token_above) / np.float32(all_above)
+            all_top, token_top = all_above, token_above
             all_above -= node[band]
             token_above -= token[band]
-    return float(blend), float(share), int(seen)
+    return float(blend), float(np.float32(token_top) / np.float32(all_top)), int(seen)
 
 
-@compiled
-def _guess_of_request(counts: Counts, different: int) -> int:
+@kernel
+def guess_of_request(counts: Counts, different: int) -> int:
     """The token with the longest match in prompt or output, the latest one on ties; -1 if there is none."""
     best, longest = -1, 0
     for which in range(different):
@@ -195,18 +200,20 @@ def _guess_of_request(counts: Counts, different: int) -> int:
     return best
 
 
-@compiled
-def _guess_of_store(counts: Counts, different: int) -> int:
+@kernel
+def guess_of_store(counts: Counts, different: int) -> int:
     """The token with the longest match in the datastore, the most frequent one on ties; -1 if there is none."""
     best, longest, most = -1, 0, 0
     for which in range(different):
-        match, times = counts.longest[which, _STORE], counts.by_band[which, _STORE].sum()
+        match, times = counts.longest[which, _STORE], 0
+        for band in range(BANDS):
+            times += counts.by_band[which, _STORE, band]
         if match > longest or (match == longest > 0 and times > most):
             best, longest, most = which, match, times
     return best
 
 
-@compiled
+@kernel
 def share_inputs(inputs: NDArray[np.float32], shared: NDArray[np.float32], weights: NDArray[np.float32]) -> None:
     """The units of the network with the inputs of the node alone. weights: [WEIGHTS], the first layer input by input."""
     for unit in range(HIDDEN):
@@ -217,16 +224,34 @@ def share_inputs(inputs: NDArray[np.float32], shared: NDArray[np.float32], weigh
             shared[unit] += value * weights[index * HIDDEN + unit]
 
 
-@compiled
+@kernel
+def chance_of(counts: Counts, which: int, best: int, end: int, weights: NDArray[np.float32], anew: bool) -> float:
+    """The chance of one token, `describe_node` and `share_inputs` called before; other arguments as of `describe_token`.
+
+    Tokens that the datastore has once behind matches of the same length have the same inputs, and the request knows nothing of
+    them: unless `anew`, one look will do for all of these.
+    """
+    match = counts.longest[which, _STORE]
+    single = counts.times[which] == 1 and match > 0 and not anew
+    if single and counts.alike[match] >= 0:
+        return float(counts.alike[match])
+    describe_token(counts, which, best, end)
+    likely = chance(counts, weights)
+    if single:
+        counts.alike[match] = likely
+    return likely
+
+
+@kernel
 def chance(counts: Counts, weights: NDArray[np.float32]) -> float:
     """The network: a layer of rectified units, then a logistic one; `share_inputs` was called for the node."""
     inputs, hidden = counts.inputs, counts.hidden
-    hidden[:] = counts.shared
+    for unit in range(HIDDEN):
+        hidden[unit] = counts.shared[unit]
     for index in range(SHARED):
         value = inputs[index]
-        if value != 0:
-            for unit in range(HIDDEN):
-                hidden[unit] += value * weights[index * HIDDEN + unit]
+        for unit in range(HIDDEN):
+            hidden[unit] += value * weights[index * HIDDEN + unit]
     second = (inputs.size + 1) * HIDDEN
     total = weights[second + HIDDEN]
     for unit in range(HIDDEN):
@@ -234,7 +259,7 @@ def chance(counts: Counts, weights: NDArray[np.float32]) -> float:
     return 1.0 / (1.0 + math.exp(-total))
 
 
-@compiled
+@kernel
 def update_state(state: NDArray[np.float64], fresh: NDArray[np.int64], rate: float) -> None:
     """Note how the last step went: tokens accepted, and whether each source alone would have guessed the first one."""
     if state[STARTED] > 0 and fresh.size > 0:

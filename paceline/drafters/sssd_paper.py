@@ -14,10 +14,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.datastore.compiled import compiled
-from paceline.drafters.request_index import LONGEST, Text, extend, occurrences
+from paceline.datastore.compiled import compiled, kernel, take_number
+from paceline.drafters.request_index import (
+    JOB_BEGIN,
+    JOB_END,
+    JOB_LEVELS,
+    JOB_NODES,
+    JOB_ROW,
+    JOB_SIZE,
+    LONGEST,
+    Text,
+    extend,
+    occurrences,
+    row_at,
+)
 from paceline.drafters.sssd_evidence import (
-    FIELDS,
     MATCH,
     NEXT,
     PLACE,
@@ -25,8 +36,8 @@ from paceline.drafters.sssd_evidence import (
     SHARD,
     Pool,
     carry,
-    look_ahead,
     look_up,
+    new_pool,
     sample,
 )
 
@@ -54,7 +65,7 @@ class Merge(NamedTuple):
     paths: NDArray[np.float64]
 
 
-@compiled
+@kernel
 def branch_length(nodes: int) -> int:
     """Most tokens of a branch from the datastore, by the size of the tree."""
     if nodes <= 5:
@@ -64,15 +75,13 @@ def branch_length(nodes: int) -> int:
 
 @compiled
 def draft_batch_paper(
-    rows: NDArray[np.int64],
+    jobs: NDArray[np.int64],
     fresh: NDArray[np.int64],
-    offsets: NDArray[np.int64],
     table: NDArray[np.int64],
-    limits: NDArray[np.int64],
     tokens: NDArray[np.int64],
     parents: NDArray[np.int64],
     chances: NDArray[np.float64],
-    sizes: NDArray[np.int64],
+    taken: NDArray[np.int64],
 ) -> int:
     """As `sssd_search.draft_batch`, with the paper's weights.
 
@@ -81,33 +90,32 @@ def draft_batch_paper(
     """
     most = tokens.shape[1]
     room = 4 * _LINKS + PREFIX * _ENTRIES
-    pool = Pool(
-        np.empty((4 * room, FIELDS), dtype=np.int64),
-        np.empty((_LINKS, 2), dtype=np.int64),
-        np.empty((len(table), 2), dtype=np.int64),
-        np.empty(LONGEST + most + 1, dtype=np.int64),
-    )
+    pool = new_pool(4 * room, _LINKS, most + 1, len(table))
     merge = Merge(np.empty((room, 6), np.int64), np.empty(room), np.empty((1 + most, 3), np.int64), np.empty(1 + most))
-    for index in range(len(rows)):
-        text = extend(rows[index], fresh[offsets[index] : offsets[index + 1]])
-        sizes[index] = 0
-        if limits[index, 0] <= 0 or limits[index, 1] <= 0:
+    while True:
+        index = take_number(taken.ctypes.data)
+        if index >= len(jobs):
+            return -1
+        job = jobs[index]
+        text = extend(row_at(job[JOB_ROW]), fresh[job[JOB_BEGIN] : job[JOB_END]])
+        job[JOB_SIZE] = 0
+        if job[JOB_NODES] <= 0 or job[JOB_LEVELS] <= 0:
             continue
-        size = _merged(text, table, pool, merge, limits[index])
+        size = _merged(text, table, pool, merge, job[JOB_NODES], job[JOB_LEVELS])
         if size < 0:
             return -1 - size
-        sizes[index] = size
+        job[JOB_SIZE] = size
         for node in range(size):
             tokens[index, node], parents[index, node] = merge.nodes[node + 1, _TOKEN], merge.nodes[node + 1, _PARENT] - 1
             chances[index, node] = min(1.0, merge.paths[node + 1] / merge.paths[merge.nodes[node + 1, _PARENT]])
-    return -1
 
 
-@compiled
-def _merged(text: Text, table: NDArray[np.int64], pool: Pool, merge: Merge, limits: NDArray[np.int64]) -> int:
-    """One tree: its size, or -1 - the index of a damaged shard."""
+@kernel
+def _merged(text: Text, table: NDArray[np.int64], pool: Pool, merge: Merge, nodes: int, levels: int) -> int:
+    """One tree of up to `nodes` nodes and `levels` levels: its size, or -1 - the index of a damaged shard."""
     context = min(text.length, LONGEST)
-    pool.tail[LONGEST - context : LONGEST] = text.ids[text.length - context : text.length]
+    for index in range(context):
+        pool.tail[LONGEST - context + index] = text.ids[text.length - context + index]
     merge.nodes[0], merge.paths[0] = 0, 1.0
     used, waiting = 0, 0
     for source in range(PREFIX + 1):
@@ -115,41 +123,51 @@ def _merged(text: Text, table: NDArray[np.int64], pool: Pool, merge: Merge, limi
         used = _from_store(table, pool, used, context) if source == 0 else _from_request(text, pool, used, context, source)
         if used < 0:
             return used
-        damaged = look_ahead(table, text, pool, begin, used, 0)
-        if damaged >= 0:
-            return -1 - damaged
         waiting = _push(pool, merge, waiting, begin, used, source, 0, 1.0 if source == 0 else _SCALE)
     size = 0
-    while size < limits[0] and waiting > 0:
-        best = np.argmax(merge.chances[:waiting])
-        entry, path = merge.waiting[best].copy(), merge.chances[best] - _DEEP * merge.waiting[best, _DEPTH]
+    while size < nodes and waiting > 0:
+        best = _best(merge, waiting)
+        token, source = merge.waiting[best, _TOKEN], merge.waiting[best, _SOURCE]
+        depth, first, last = merge.waiting[best, _DEPTH], merge.waiting[best, _BEGIN], merge.waiting[best, _END]
+        path = merge.chances[best] - _DEEP * depth
+        node, size = _insert(merge, size, best, path)
         waiting -= 1
-        merge.waiting[best], merge.chances[best] = merge.waiting[waiting], merge.chances[waiting]
-        node, size = _insert(merge, size, entry, path)
-        source, depth = entry[_SOURCE], entry[_DEPTH]
-        longest = branch_length(limits[0]) if source == 0 else _WINDOW - source
-        if depth >= min(longest, limits[1]):
+        for column in range(6):
+            merge.waiting[best, column] = merge.waiting[waiting, column]
+        merge.chances[best] = merge.chances[waiting]
+        longest = branch_length(nodes) if source == 0 else _WINDOW - source
+        if depth >= min(longest, levels):
             continue
         above = node
         for level in range(depth - 1, -1, -1):
             pool.tail[LONGEST + level], above = merge.nodes[above, _TOKEN], merge.nodes[above, _PARENT]
-        begin, used = used, carry(pool, entry[_BEGIN], entry[_END], entry[_TOKEN], used, entry[_END] - entry[_BEGIN])
-        damaged = look_ahead(table, text, pool, begin, used, depth)
-        if damaged >= 0:
-            return -1 - damaged
+        begin = used
+        used, shard = carry(table, text, pool, first, last, token, used, last - first, depth)
+        if used < 0:
+            return -1 - shard
         factor = path if source == 0 else path * (_DAMPENING + _PER_MATCH * source)
         waiting = _push(pool, merge, waiting, begin, used, source, node, factor)
     return size
 
 
-@compiled
+@kernel
+def _best(merge: Merge, waiting: int) -> int:
+    """Where on the heap the best path is, the first one on ties."""
+    best = 0
+    for index in range(1, waiting):
+        if merge.chances[index] > merge.chances[best]:
+            best = index
+    return best
+
+
+@kernel
 def _from_store(table: NDArray[np.int64], pool: Pool, used: int, context: int) -> int:
     """Pointers of all suffixes that are looked up; -1 - the index of a damaged shard."""
-    begin = used
+    begin, ranges = used, pool.ranges[0]
     for size in range(min(PREFIX, context), 0, -1):
-        total, shard = look_up(table, pool, LONGEST - size, LONGEST)
-        if total > 0:
-            used, shard = sample(table, pool, used, context, 0, size, LONGEST + 1, total, _ENTRIES)
+        total, shard = look_up(table, pool.tail, LONGEST - size, LONGEST, ranges)
+        if total > 0:  # how much further a match goes does not count: nothing before it is read
+            used, shard = sample(table, pool, ranges, used, size, 0, size, LONGEST + 1, total, _ENTRIES)
         if total < 0 or used < 0:
             return -1 - shard
         if used - begin >= _CONTINUATIONS:
@@ -157,19 +175,20 @@ def _from_store(table: NDArray[np.int64], pool: Pool, used: int, context: int) -
     return used
 
 
-@compiled
+@kernel
 def _from_request(text: Text, pool: Pool, used: int, context: int, size: int) -> int:
     """Pointers behind all earlier places of the last `size` tokens."""
     found = occurrences(text, _KINDS[size - 1], pool.tail, LONGEST - context, LONGEST, LONGEST + 1, pool.found, 0, _LINKS)
     for index in range(found):
         if pool.found[index, 1] >= size:
-            pool.pointers[used, PLACE], pool.pointers[used, MATCH] = pool.found[index, 0], size
-            pool.pointers[used, SHARD] = REQUEST
+            place = pool.found[index, 0]
+            pool.pointers[used, PLACE], pool.pointers[used, MATCH] = place, size
+            pool.pointers[used, SHARD], pool.pointers[used, NEXT] = REQUEST, text.ids[place]
             used += 1
     return used
 
 
-@compiled
+@kernel
 def _push(pool: Pool, merge: Merge, waiting: int, begin: int, end: int, source: int, parent: int, factor: float) -> int:
     """Put the tokens that follow the pointers [begin, end) on the heap; how many wait now."""
     first, total = waiting, end - begin
@@ -192,14 +211,15 @@ def _push(pool: Pool, merge: Merge, waiting: int, begin: int, end: int, source: 
     return waiting
 
 
-@compiled
-def _insert(merge: Merge, size: int, entry: NDArray[np.int64], path: float) -> tuple[int, int]:
-    """The child of the tree with this token, made if it is not there; and the size of the tree."""
+@kernel
+def _insert(merge: Merge, size: int, entry: int, path: float) -> tuple[int, int]:
+    """The node of the tree that is what waits at `entry`, made if it is not there; and the size of the tree."""
+    parent, token = merge.waiting[entry, _PARENT], merge.waiting[entry, _TOKEN]
     for node in range(1, size + 1):
-        if merge.nodes[node, _PARENT] == entry[_PARENT] and merge.nodes[node, _TOKEN] == entry[_TOKEN]:
+        if merge.nodes[node, _PARENT] == parent and merge.nodes[node, _TOKEN] == token:
             return node, size
     size += 1
-    merge.nodes[size, _TOKEN], merge.nodes[size, _PARENT] = entry[_TOKEN], entry[_PARENT]
-    merge.nodes[size, _DEPTH] = entry[_DEPTH]
+    merge.nodes[size, _TOKEN], merge.nodes[size, _PARENT] = token, parent
+    merge.nodes[size, _DEPTH] = merge.waiting[entry, _DEPTH]
     merge.paths[size] = path
     return size, size
