@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +25,7 @@ datastore = typer.Typer(
     help="Token stores for the retrieval drafters: build one, add to it, look at it, verify it.",
 )  # fmt: skip
 
-Store = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of the store.")]
+Store = Annotated[str, typer.Argument(metavar="PATH", help="Folder of the store; to read, 'demo' is the embedded one.")]
 Inputs = Annotated[
     list[str],
     typer.Argument(
@@ -142,7 +141,7 @@ def vocabulary_of(tokenizer: Any) -> int:
     return 1 + max(map(int, tokenizer.get_vocab().values()))
 
 
-def print_summary(path: Path) -> None:
+def print_summary(path: str) -> None:
     """One line about a store that was written."""
     from paceline.datastore import info
 

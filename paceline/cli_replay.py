@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from paceline.cli_bench import split_specs
+from paceline.cli_bench import split_specs, with_store
+from paceline.cli_datastore import Store as StorePath
 from paceline.cli_datastore import datastore as datastore_app
 from paceline.cli_datastore import load_tokenizer
 from paceline.cli_files import ResultFiles, table_console
@@ -21,13 +22,17 @@ from paceline.replay_traces import read_traces
 
 if TYPE_CHECKING:
     from paceline.bench.replay_report import ReplayRow
+    from paceline.drafter import Drafter
 
 Traces = Annotated[list[Path], typer.Argument(metavar="TRACES...", help="JSON lines with prompt and output, text or ids.")]
 Drafters = Annotated[
     list[str] | None, typer.Option("--drafters", help="Specs separated by spaces or commas; default: prompt_lookup, sssd.")
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Directory or hub id; 'demo'; 'mistral-common'. Not needed for ids.")]
-Store = Annotated[Path | None, typer.Option("--datastore", help="Folder of a store, for --fit and drafters that name none.")]
+Store = Annotated[
+    str | None,
+    typer.Option("--datastore", help="Folder of a store, for --fit and drafters that name none; 'demo' is the embedded one."),
+]
 Fit = Annotated[Path | None, typer.Option("--fit", metavar="FILE", help="Fit the calibration of sssd and write it, no table.")]
 
 
@@ -48,10 +53,10 @@ def replay_command(
     files = ResultFiles(json_file, png)
     found: dict[str, list[Trace]] = {path.stem: list(read_traces(path, loaded, limit)) for path in traces}
     if fit is not None:
-        _fit(found, datastore, fit)
+        _fit(found, datastore, loaded, fit)
         return
-    specs = [_with_store(spec, datastore) for spec in split_specs(drafters or ["prompt_lookup,sssd"], REGISTRY)]
-    rows = _rows(found, specs, _numbers("nodes", nodes), _numbers("batch", batch))
+    specs = [with_store(spec, datastore) for spec in split_specs(drafters or ["prompt_lookup,sssd"], REGISTRY)]
+    rows = _rows(found, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch))
     from paceline.bench.replay_report import draw_replays, print_replays, write_replays
 
     print_replays(rows, table_console())
@@ -60,23 +65,23 @@ def replay_command(
 
 @datastore_app.command("calibrate")
 def calibrate_command(
-    datastore: Annotated[Path, typer.Argument(metavar="PATH", help="Folder of the store.")],
+    datastore: StorePath,
     traces: Traces,
     fit: Annotated[Path, typer.Option("--output", help="The calibration that is written.")],
     tokenizer: Tokenizer = None,
 ) -> None:
     """Fit the calibration of sssd for a store on recorded answers; the same as `paceline replay --fit`."""
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
-    _fit({path.stem: list(read_traces(path, loaded)) for path in traces}, datastore, fit)
+    _fit({path.stem: list(read_traces(path, loaded)) for path in traces}, datastore, loaded, fit)
 
 
-def _rows(found: dict[str, list[Trace]], specs: list[str], nodes: list[int], batch: list[int]) -> list[ReplayRow]:
+def _rows(found: dict[str, list[Trace]], specs: list[str], tokenizer: Any, nodes: list[int], batch: list[int]) -> list[ReplayRow]:
     from paceline.bench.replay_report import ReplayRow
 
     rows = []
     with Console(stderr=True).status("replay") as status:
         for spec in specs:
-            drafter = _drafter(spec)
+            drafter = _drafter(spec, tokenizer)
             replay(drafter, next(iter(found.values()))[:1], nodes[0])  # compiles, and reads what is read once
             for name, some in found.items():
                 for size in nodes:
@@ -86,9 +91,12 @@ def _rows(found: dict[str, list[Trace]], specs: list[str], nodes: list[int], bat
     return rows
 
 
-def _fit(found: dict[str, list[Trace]], datastore: Path | None, path: Path) -> None:
+def _fit(found: dict[str, list[Trace]], datastore: str | None, tokenizer: Any, path: Path) -> None:
+    from paceline.datastore import open as open_store
     from paceline.replay_fit import calibrate
 
+    if datastore is not None:
+        open_store(datastore, tokenizer=tokenizer)  # of another tokenizer: refused before anything is recorded
     out = Console(stderr=True, highlight=False)
     with out.status("record") as status:
         fitted = calibrate(found, datastore, lambda what: status.update(what))
@@ -96,19 +104,13 @@ def _fit(found: dict[str, list[Trace]], datastore: Path | None, path: Path) -> N
     out.print(Text(f"wrote {path}: {fitted.about}", style="dim"))
 
 
-def _drafter(spec: str) -> Any:
+def _drafter(spec: str, tokenizer: Any) -> Drafter:
     name = spec.partition(":")[0].strip()
     if entry(name).needs_draft_model:
         raise ConfigError(f"replay has no models, and drafter {name!r} needs one; choose a retrieval drafter, such as sssd.")
-    return create(spec)
-
-
-def _with_store(spec: str, datastore: Path | None) -> str:
-    """`spec` with the store, where the drafter takes one and none is named."""
-    name, _, options = spec.partition(":")
-    if datastore is None or "datastore=" in options or not hasattr(entry(name).load().Options, "datastore"):
-        return spec
-    return f"{name}:{','.join(filter(None, [options, f'datastore={datastore}']))}"
+    drafter = create(spec)
+    drafter.check_tokenizer(tokenizer)
+    return drafter
 
 
 def _numbers(name: str, text: str) -> list[int]:

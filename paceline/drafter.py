@@ -17,6 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import islice
 from operator import lt
+from typing import Any
 
 from paceline.errors import ConfigError, DrafterError
 from paceline.sequence import Sequence
@@ -56,6 +57,13 @@ class Drafter:
     vocab_size: int | None = None
     ids_below: int = 0
     columns: int = 1
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """An engine is being built for prompts of `tokenizer` (of transformers): guesses must be ids of the same one.
+
+        Raises:
+            DatastoreError: they are not, as far as the drafter knows; both fingerprints are named.
+        """
 
     def start(self, seq: Sequence) -> None:
         """The prompt of `seq` is known: allocate its state."""

@@ -118,6 +118,7 @@ class LLM:
             drafter = create(drafter, draft_model=draft)
         self.drafter = drafter
         check_vocabulary(drafter, self.model.vocab_size)
+        drafter.check_tokenizer(self.tokenizer)
         self._parallel = None if ranks is None else ParallelLM(loaded, ranks, drafter, max_nodes)
         self.model = self._parallel or self.model
         self._step_seconds = 0.0

@@ -39,6 +39,8 @@ SPECS = [
     "lookahead:window=5,ngram=4,guesses=5,prompt_pool=false",
     "lookahead:window=3,ngram=2,guesses=0,prompt_pool=false",
     "lookahead:window=4,ngram=3,guesses=2,pool=5,compat=true",
+    "sssd:datastore=tiny,nodes=12",
+    "sssd:datastore=tiny,fusion=paper",
     "rest:shortest=1,matches=1,length=4,nodes=5",
     "pia:nodes=6,length=3,query=4",
 ]  # every drafter, and options that change what it proposes
@@ -78,11 +80,13 @@ def with_head(spec: str, draft: Any) -> str:
 
 
 def with_store(spec: str, documents: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
-    """`spec` with a store of `documents`, where the drafter needs one and none is named."""
+    """`spec` with a store of `documents`, where it says datastore=tiny, or the drafter needs one and none is named."""
     name, _, options = spec.partition(":")
-    if not REGISTRY[name].needs_store or "datastore=" in options:
+    if REGISTRY[name].needs_store and "datastore=" not in options:
+        options = ",".join(filter(None, [options, "datastore=tiny"]))
+    if "datastore=tiny" not in options:
         return spec
-    return f"{name}:{','.join(filter(None, [options, f'datastore={tiny_store(documents, vocab_size)}']))}"
+    return f"{name}:{options.replace('datastore=tiny', f'datastore={tiny_store(documents, vocab_size)}')}"
 
 
 @functools.cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +79,54 @@ def test_bad_inputs(tmp_path: Path, tokenizer: Any, name: str, content: bytes, m
         list(inputs.documents([str(tmp_path / name)], tokenizer))
 
 
-def test_inputs_that_are_not_there(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_are_not_there(tmp_path: Path, tokenizer: Any) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3))
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    for name, message in (
-        ("gone.txt", "no such file"),
-        (str(tmp_path / "a.npy"), "float64"),
-        ("datasets:x@test", r"paceline\[datasets\]"),
-    ):
+    for name, message in (("gone.txt", "no such file"), (str(tmp_path / "a.npy"), "float64")):
         with pytest.raises(ConfigError, match=message):
+            list(inputs.documents([name], tokenizer))
+
+
+def test_documents_of_parquet_files(tmp_path: Path, tokenizer: Any) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="of the extra paceline[datasets]")
+    parquet = import_module("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    for record in RECORDS[:4]:
+        parquet.write_table(arrow.Table.from_pylist([record] * 600), path, row_group_size=100)
+        (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+        for answers_only in (False, True):
+            (same,) = inputs.documents([str(tmp_path / "a.jsonl")], tokenizer, answers_only=answers_only)
+            assert list(inputs.documents([str(path)], tokenizer, answers_only=answers_only)) == [same] * 600
+    parquet.write_table(arrow.Table.from_pylist([{"text": "x"}, {"text": None}]), path)
+    with pytest.raises(ConfigError, match=r"a\.parquet, record 2: a record with text"):
+        list(inputs.documents([str(path)], tokenizer))
+    whole = path.read_bytes()
+    for content in (b"nothing", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"a\.parquet' is no Parquet file, or a damaged one"):
+            list(inputs.documents([str(path)], tokenizer))
+
+
+def test_documents_of_a_data_set(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("datasets", reason="of the extra paceline[datasets]")
+    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "some"
+    folder.mkdir()
+    for split, text in (("train", "first"), ("test", "second")):
+        (folder / f"{split}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    for name, text in ((f"datasets:{folder}", "first"), (f"datasets:{folder}@test", "second")):
+        (document,) = inputs.documents([name], tokenizer)
+        assert tokenizer.decode(list(document)) == text
+    for name in (f"datasets:{folder}@none", f"datasets:{tmp_path / 'nowhere'}"):
+        with pytest.raises(ConfigError, match="the data set cannot be read"):
+            list(inputs.documents([name], tokenizer))
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"")
+    for module, name in (("datasets", "datasets:x@test"), ("pyarrow.parquet", str(path))):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ConfigError, match=rf"{module.partition('.')[0]}, which.*pip install 'paceline\[datasets\]'"):
             list(inputs.documents([name], tokenizer))
 
 
@@ -114,6 +155,22 @@ def test_the_commands(tmp_path: Path, jsonl: Path, tokenizer: Any) -> None:
     assert (code, shard.name in output) == (1, True)
     with pytest.raises(DatastoreError, match="there is no store"):
         run("info", tmp_path / "none")
+
+
+def test_bad_corpora_leave_the_old_store(tmp_path: Path, jsonl: Path) -> None:
+    path, ids, empty = tmp_path / "s", tmp_path / "ids.npy", tmp_path / "empty.jsonl"
+    run("build", path, jsonl, "--tokenizer", "demo")
+    before = datastore.info(path)
+    np.save(ids, np.array([1, 4096]))
+    empty.write_text("\n")
+    for command in ("build", "add"):
+        for source, message in ((ids, "token id 4096; 0 to 4095 are allowed"), (empty, "no document")):
+            with pytest.raises(DatastoreError, match=message):
+                run(command, path, source, "--tokenizer", "demo")
+        with pytest.raises(ConfigError, match=r"embedded one, which stays as it is. Write \./demo"):
+            run(command, "demo", jsonl, "--tokenizer", "demo")
+    assert datastore.info(path) == before
+    assert datastore.verify(path) == []
 
 
 def test_fingerprints(tokenizer: Any) -> None:

@@ -97,6 +97,14 @@ def test_another_writer_is_waited_for(tmp_path: Path) -> None:
     opened.close()
 
 
+def test_what_the_end_of_the_process_cannot_keep_is_told(tmp_path: Path) -> None:
+    path = store(tmp_path / "s", [[0, 1]])
+    opened = datastore.open(path, live=LiveOptions(patience=0.0))
+    opened.append(OUTPUT)
+    with writing(path, "build"), pytest.warns(UserWarning, match=r"are lost: store.*\(build\)"):
+        opened._close_at_exit()
+
+
 def test_a_store_that_was_replaced_is_not_mixed_up(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[0, 1]])
     opened = datastore.open(path)

@@ -104,19 +104,33 @@ def _conversation(messages: list[Any], tokenizer: Any, answers_only: bool) -> li
 
 def _records(name: str) -> Iterator[tuple[str, Any]]:
     """Records with a description of where each is."""
-    if name.startswith(DATASET):
-        source, _, split = name.removeprefix(DATASET).partition("@")
-        rows = _extra("datasets", name).load_dataset(source, split=split or "train", streaming=True)
-        yield from ((f"{name}, record {number}", row) for number, row in enumerate(rows, 1))
-    elif name.endswith(".parquet"):
-        file = _extra("pyarrow.parquet", name).ParquetFile(name)
-        rows = (row for batch in file.iter_batches(_BATCH) for row in batch.to_pylist())
+    if name.startswith(DATASET) or name.endswith(".parquet"):
+        rows = _dataset(name) if name.startswith(DATASET) else _parquet(name)
         yield from ((f"{name}, record {number}", row) for number, row in enumerate(rows, 1))
     else:
         with _opened(Path(name)) as file:
             for number, line in enumerate(_lines(Path(name), file), 1):
                 if line.strip():
                     yield f"{name}, line {number}", parse_record(f"{name}, line {number}", line)
+
+
+def _dataset(name: str) -> Iterator[Any]:
+    load = _extra("datasets", name).load_dataset
+    source, _, split = name.removeprefix(DATASET).partition("@")
+    try:
+        yield from load(source, split=split or "train", streaming=True)
+    except Exception as error:  # of many libraries: not there, no network, no such split, damaged
+        raise ConfigError(f"input {name!r}: the data set cannot be read ({error}). Check its name and split.") from error
+
+
+def _parquet(name: str) -> Iterator[Any]:
+    file = _extra("pyarrow.parquet", name).ParquetFile
+    try:
+        with file(name) as opened:
+            for batch in opened.iter_batches(_BATCH):
+                yield from batch.to_pylist()
+    except Exception as error:  # pyarrow's have no common ancestor
+        raise ConfigError(f"input {name!r} is no Parquet file, or a damaged one: {error}.") from error
 
 
 def parse_record(where: str, line: str) -> Any:

@@ -20,12 +20,14 @@ from paceline.datastore.rows import STRIDE
 from paceline.errors import ConfigError, DatastoreError
 from paceline.files import digest_of, write_atomically
 
+EMBEDDED = "demo"  # the word for the store of the embedded models
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 VERSION = 1
 MOST_VOCAB = 2**32
 MOST_TEXT = 2**31 - 1  # tokens and separators of a shard: positions are int32
 _FORMAT = "paceline datastore"
+_EMBEDDED_PLACE = Path(__file__).parent.parent / "demo" / "store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,19 @@ class Manifest:
     def width(self) -> int:
         """Bytes of a token on disk; the largest uint16 is kept for the separator."""
         return 2 if self.vocab_size <= 65535 else 4
+
+
+def place_of(path: str | Path, *, written: bool = False) -> Path:
+    """The folder of a store; the text "demo" names the embedded one, "./demo" a folder of that name.
+
+    Raises:
+        ConfigError: the embedded one is to be `written`.
+    """
+    if path != EMBEDDED:
+        return Path(path)
+    if written:
+        raise ConfigError(f"store {path!r} is the embedded one, which stays as it is. Write ./{path} for a folder of that name.")
+    return _EMBEDDED_PLACE
 
 
 def padded(size: int) -> int:

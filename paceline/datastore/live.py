@@ -16,7 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from paceline.datastore.gathering import Document, Gathering, checked
-from paceline.datastore.layout import MANIFEST, Manifest, read_manifest
+from paceline.datastore.layout import MANIFEST, Manifest, place_of, read_manifest
 from paceline.datastore.lock import LockedError, writing
 from paceline.datastore.shard import Shard
 from paceline.datastore.store import Snapshot, check_tokenizer, open_shards
@@ -53,12 +53,13 @@ def open_store(path: str | Path, *, tokenizer: Any = None, live: LiveOptions | N
     """Open a store for searching and for appending.
 
     Args:
+        path: its folder; the text "demo" names the store of the embedded target, "./demo" a folder of that name.
         tokenizer: the one whose ids are searched (or its fingerprint); another than the store's is refused.
         live: how appended outputs are kept.
     Raises:
         DatastoreError: no store, a damaged one, or one of another tokenizer.
     """
-    return Datastore(Path(path), tokenizer, live or LiveOptions())
+    return Datastore(place_of(path), tokenizer, live or LiveOptions())
 
 
 class Datastore:
@@ -72,7 +73,7 @@ class Datastore:
         self.path, self._options = path, options
         self._manifest_at = _version(path)
         manifest, self._shards = open_shards(path, {})
-        check_tokenizer(path, manifest, tokenizer)
+        check_tokenizer(path, manifest.tokenizer, tokenizer)
         self.vocab_size, self.tokenizer, self._width = manifest.vocab_size, manifest.tokenizer, manifest.width
         self._tail: deque[NDArray[Any]] = deque()  # documents that are not on disk, the oldest first
         self._unsorted, self._oldest = 0, 0.0  # documents of the tail that cannot be searched yet; when the tail began
@@ -89,6 +90,14 @@ class Datastore:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Hold the tokenizer whose ids are searched (or its fingerprint) against the store's; None = not known.
+
+        Raises:
+            DatastoreError: they differ; both fingerprints are named.
+        """
+        check_tokenizer(self.path, self.tokenizer, tokenizer)
 
     def refresh(self) -> bool:
         """See what other writers have committed; costs microseconds where nothing changed. Returns whether it did.
@@ -126,7 +135,7 @@ class Datastore:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=f"paceline datastore {self.path.name}", daemon=True)
                 self._thread.start()
-                atexit.register(self.close)
+                atexit.register(self._close_at_exit)
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -156,8 +165,15 @@ class Datastore:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            atexit.unregister(self.close)
+            atexit.unregister(self._close_at_exit)
         self.flush()
+
+    def _close_at_exit(self) -> None:
+        """`close`, where nobody can catch what it raises."""
+        try:
+            self.close()
+        except DatastoreError as error:
+            warnings.warn(f"outputs were not put on disk and are lost: {error}", stacklevel=2)
 
     def _work(self) -> None:
         """The thread: make what was appended searchable, then put it on disk."""

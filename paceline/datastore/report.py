@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.datastore.layout import MANIFEST, Layout, read_manifest
+from paceline.datastore.layout import MANIFEST, Layout, place_of, read_manifest
 from paceline.datastore.shard import find_damage
 from paceline.errors import DatastoreError
 
@@ -60,26 +60,27 @@ class Damage:
 
 
 def info(path: str | Path) -> Info:
-    """What the manifest of a store says; its shards are not looked at.
+    """What the manifest of a store says; its shards are not looked at. `path` as in `open`.
 
     Raises:
         DatastoreError: no store, or a damaged manifest.
     """
-    manifest = read_manifest(Path(path))
+    path = place_of(path)
+    manifest = read_manifest(path)
     shards = tuple(
         ShardReport(shard.name, shard.tokens, shard.documents, Layout.of(shard, manifest.width).size, shard.live)
         for shard in manifest.shards
     )
-    return Info(Path(path), manifest.vocab_size, f"uint{8 * manifest.width}", manifest.tokenizer, shards)
+    return Info(path, manifest.vocab_size, f"uint{8 * manifest.width}", manifest.tokenizer, shards)
 
 
 def verify(path: str | Path) -> list[Damage]:
-    """Read every byte of a store; all damage that there is, an empty list if there is none.
+    """Read every byte of a store; all damage that there is, an empty list if there is none. `path` as in `open`.
 
     Raises:
         DatastoreError: there is no store.
     """
-    path = Path(path)
+    path = place_of(path)
     try:
         manifest = read_manifest(path)
     except DatastoreError as error:

@@ -114,15 +114,17 @@ def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Sh
     raise DamagedShardError(path, missing, f"{MANIFEST} names it and it is not there")
 
 
-def check_tokenizer(path: Path, manifest: Manifest, tokenizer: Any) -> None:
+def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
     """Refuse a store of another tokenizer; nothing is said where either is not known.
 
+    Args:
+        known: fingerprint of the store's.
     Raises:
         DatastoreError: with both fingerprints.
     """
-    wanted = fingerprint_of(tokenizer)
-    if wanted is not None and manifest.tokenizer is not None and wanted != manifest.tokenizer:
+    wanted = None if known is None else fingerprint_of(tokenizer)  # costs up to a second for a large vocabulary
+    if wanted not in (None, known):
         raise DatastoreError(
-            f"store {str(path)!r} was built with the tokenizer {manifest.tokenizer}, and the one that came is {wanted}: its ids"
-            " mean other text. Build a store with this tokenizer."
+            f"store {str(path)!r} was built with the tokenizer {known}, and the one that came is {wanted}: its ids mean other"
+            " text. Build one with this tokenizer: paceline datastore build PATH --tokenizer DIRECTORY ..."
         )

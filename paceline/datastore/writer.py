@@ -11,7 +11,17 @@ from typing import Any
 
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document, Gathering, checked
-from paceline.datastore.layout import LOCK, MANIFEST, MOST_TEXT, MOST_VOCAB, Manifest, ShardInfo, read_manifest, write_manifest
+from paceline.datastore.layout import (
+    LOCK,
+    MANIFEST,
+    MOST_TEXT,
+    MOST_VOCAB,
+    Manifest,
+    ShardInfo,
+    place_of,
+    read_manifest,
+    write_manifest,
+)
 from paceline.datastore.lock import writing
 from paceline.datastore.shard import read_text, write_shard
 from paceline.datastore.store import check_tokenizer
@@ -90,7 +100,7 @@ def build(
     means = Means(shard_tokens, memory, workers, progress)
     if not 1 <= vocab_size <= MOST_VOCAB:
         raise ConfigError(f"vocab_size={vocab_size} came; 1 to {MOST_VOCAB} is allowed.")
-    path = Path(path)
+    path = place_of(path, written=True)
     manifest = Manifest(vocab_size, fingerprint_of(tokenizer))
     _make_folder(path)
     with writing(path, "build"), cleaned(path):
@@ -117,11 +127,11 @@ def add(
         DatastoreError: no store, no document, an id beyond the vocabulary, a full disk, another writer, another tokenizer.
     """
     means = Means(shard_tokens, memory, workers, progress)
-    path = Path(path)
+    path = place_of(path, written=True)
     read_manifest(path)
     with writing(path, "add"):
         manifest = read_manifest(path)
-        check_tokenizer(path, manifest, tokenizer)
+        check_tokenizer(path, manifest.tokenizer, tokenizer)
         with cleaned(path):
             extend(path, manifest, documents, means, live=False)
 

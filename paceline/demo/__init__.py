@@ -1,4 +1,7 @@
-"""The embedded model pair and prompts: everything works without a download. See training.json for how they were made."""
+"""The embedded model pair, what goes with it, and prompts: everything works without a download.
+
+training.json, head/card.json and store.json say how they were made.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ _HERE = Path(__file__).parent
 TARGET = _HERE / "target"
 DRAFT = _HERE / "draft"
 HEAD = _HERE / "head"  # acceptance head of that draft: see its card
+STORE = _HERE / "store"  # token store of what that target says: see store.json
 PROMPTS = _HERE / "prompts.jsonl"
-NAME = "demo"  # the word for the pair on the command line
+NAME = "demo"  # the word for the pair, and for its store, on the command line and in specs
 
 
 def target_of(name: str) -> str | Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,10 @@ class Rest(Drafter):
         """
         assert options.datastore
         return cls(options, datastore.open(options.datastore))
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """The ids of the store must be of `tokenizer`."""
+        self._store.check_tokenizer(tokenizer)
 
     def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """The most frequent prefixes of what follows in the store; the whole batch in one call.
