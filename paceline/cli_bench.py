@@ -31,7 +31,7 @@ from paceline.cli_options import (
 )  # fmt: skip
 from paceline.cli_paper import run_paper_command
 from paceline.cli_parallel import one_voice
-from paceline.drafters import REGISTRY
+from paceline.drafters import REGISTRY, entry
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _BASELINES = ("transformers", "transformers:prompt_lookup", "transformers:assistant")
 _DEMO_SECONDS = 90.0
-_DEMO_DRAFTERS = ("none", "prompt_lookup", "lookahead", "draft_model", "specdec_pp", "ouroboros")
+_DEMO_DRAFTERS = ("none", "prompt_lookup", "sssd:datastore=demo,nodes=16", "lookahead", "draft_model", "specdec_pp", "ouroboros")
 _DEMO_QUESTION = "Write a Python function that returns the largest of three numbers."
 
 Drafters = Annotated[
@@ -69,7 +69,8 @@ MaxNodes = Annotated[int, typer.Option(min=0, help="Most draft nodes per prompt 
 PaperName = Annotated[
     str | None,
     typer.Option(
-        "--paper", help="Measure the tables and figures of a paper again, on this model: lookahead, ouroboros or specdec_pp."
+        "--paper",
+        help="Measure the tables and figures of a paper again, on this model: lookahead, ouroboros, specdec_pp or sssd.",
     ),
 ]
 Heads = Annotated[list[str] | None, typer.Option("--head", help="With --paper specdec_pp: an acceptance head; repeatable.")]
@@ -77,6 +78,7 @@ Recordings = Annotated[
     list[str] | None,
     typer.Option("--recording", help="With --paper specdec_pp: train heads on this recording, and compare; repeatable."),
 ]
+Store = Annotated[str | None, typer.Option("--datastore", help="With --paper sssd: a token store of the target's tokenizer.")]
 Memory = Annotated[bool, typer.Option("--memory", help="Measure peak memory, each method in its own process, instead of time.")]
 
 
@@ -114,11 +116,12 @@ def bench(
     paper: PaperName = None,
     head: Heads = None,
     recording: Recordings = None,
+    datastore: Store = None,
     lookahead_parallel: Parallel = False,
     process_timeout: Patience = 60.0,
 ) -> None:
     """Time drafters beside transformers' own generate, interleaved prompt by prompt; check that answers are equal."""
-    if paper is not None or head or recording:
+    if paper is not None or head or recording or datastore:
         run_paper_command(context)
         return
     with one_voice(lookahead_parallel, device, process_timeout) as ranks:
@@ -146,8 +149,10 @@ def _drafters(asked: list[str] | None, has_draft: bool, embedded: bool) -> tuple
     """Those asked for; else all that run with what there is."""
     if asked:
         return tuple(split_specs(asked, REGISTRY))
-    fit = [name for name, entry in REGISTRY.items() if (has_draft or not entry.needs_draft_model) and not entry.needs_store]
-    return tuple(name for name in fit if embedded or not REGISTRY[name].needs_trained)
+    fit = [name for name, found in REGISTRY.items() if has_draft or not found.needs_draft_model]
+    if embedded:
+        return tuple(with_store(name, demo.NAME) for name in fit)
+    return tuple(name for name in fit if not (REGISTRY[name].needs_trained or REGISTRY[name].needs_store))
 
 
 def _baselines(asked: list[str] | None, has_draft: bool) -> tuple[str, ...]:
@@ -221,3 +226,11 @@ def split_specs(values: list[str], names: object) -> list[str]:
     """Specs out of repeated options: separated by spaces, or by commas that a known name follows."""
     known = "|".join(re.escape(name) for name in ("none", *names))  # type: ignore[misc]
     return [spec for value in values for spec in re.split(rf"\s+|,\s*(?=(?:{known})\b)", value) if spec]
+
+
+def with_store(spec: str, datastore: str | None) -> str:
+    """`spec` with the store, where the drafter takes one and none is named."""
+    name, _, options = spec.partition(":")
+    if datastore is None or "datastore=" in options or not hasattr(entry(name).load().Options, "datastore"):
+        return spec
+    return f"{name}:{','.join(filter(None, [options, f'datastore={datastore}']))}"

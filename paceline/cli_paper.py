@@ -42,13 +42,14 @@ def _paper_config(context: typer.Context) -> PaperConfig:
         ConfigError: an option that has no place beside `--paper`.
     """
     from paceline.bench import PaperConfig
-    from paceline.bench.paper import HEADED, OF_HEADS
+    from paceline.bench.paper import OF_ONE
 
     given = {name: value for name, value in context.params.items() if _was_given(context, name)}
     allowed = {field.name for field in fields(PaperConfig)}
     if "paper" not in given:
-        came = " and ".join(f"--{name}" for name in given if name in OF_HEADS)
-        raise ConfigError(f"{came} came without --paper; add --paper {HEADED}, or leave it out.")
+        came = [name for name in given if name in OF_ONE]
+        options = " and ".join(f"--{name}" for name in came)
+        raise ConfigError(f"{options} came without --paper; add --paper {OF_ONE[came[0]]}, or leave it out.")
     for name in given:
         if name not in allowed and name not in _FILES:
             raise ConfigError(

@@ -21,12 +21,14 @@ from paceline.bench.settings import BenchConfig, option_words
 from paceline.errors import ConfigError, did_you_mean
 
 HEADED = "specdec_pp"  # the paper whose method has a trained head
+RETRIEVAL = "sssd"  # and the one whose method searches a datastore
 PAPERS = {  # name -> its module in this package
     "lookahead": "paper_lookahead",
     "ouroboros": "paper_ouroboros",
     HEADED: "paper_specdec",
+    RETRIEVAL: "paper_sssd",
 }
-OF_HEADS = ("head", "recording")
+OF_ONE = {"head": HEADED, "recording": HEADED, "datastore": RETRIEVAL}  # options that one paper only has a use for
 CONVENTION = (
     "S, the step compression, is tokens per forward: (new tokens - 1) / (target forwards - prefill forwards), so plain decoding"
     " is exactly 1."
@@ -46,6 +48,8 @@ class PaperConfig:
         head: folders of acceptance heads for the draft model, for "specdec_pp" only; the first one is compared with everything.
             None = the one that is shipped for the embedded draft model.
         recording: folders that `paceline head record` has filled, likewise: heads are trained on them and compared.
+        datastore: folder of a store of the target's tokenizer, for "sssd" only. None = the one that is shipped for the embedded
+            target; for others the request alone is searched.
 
     The others are as in `BenchConfig`.
 
@@ -72,20 +76,21 @@ class PaperConfig:
     max_seconds: float = 480.0
     head: tuple[str, ...] = ()
     recording: tuple[str, ...] = ()
+    datastore: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("prompts", *OF_HEADS):
+        for name in ("prompts", "head", "recording"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.paper not in PAPERS:
             raise ConfigError(f"there is no paper {self.paper!r}.{did_you_mean(self.paper, PAPERS)}")
-        for name in OF_HEADS:
-            if getattr(self, name) and self.paper != HEADED:
-                raise ConfigError(f"paper {self.paper}: --{name} came; only --paper {HEADED} has a use for it. Leave it out.")
+        for name, paper in OF_ONE.items():
+            if getattr(self, name) and self.paper != paper:
+                raise ConfigError(f"paper {self.paper}: --{name} came; only --paper {paper} has a use for it. Leave it out.")
         self.run_of(("none",))
 
     def run_of(self, drafters: Seq[str], **changes: Any) -> BenchConfig:
         """The bench run of these drafters beside transformers, `changes` aside with this configuration."""
-        names = [field.name for field in dataclasses.fields(self)[1:] if field.name not in OF_HEADS]
+        names = [field.name for field in dataclasses.fields(self)[1:] if field.name not in OF_ONE]
         mine = {name: getattr(self, name) for name in names}
         return BenchConfig(**{**mine, "drafters": tuple(drafters), "baselines": ("transformers",), **changes})
 
