@@ -225,6 +225,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         ("sssd:fusion=sum", "calibrated, paper"),
         ("sssd:nodes=0", "nodes is 0"),
         ("sssd:live=true", "without a datastore"),
+        ("sssd:datastore=demo,live=true", "only read"),
         ("sssd:fusion=paper,calibration=x.json", "weights are fixed"),
         ("sssd:calibration=nowhere.json", "nowhere.json"),
     ],

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config import require_range
+from paceline.datastore.layout import EMBEDDED
 from paceline.drafter import Drafter
 from paceline.drafters.request_index import JOB_COLUMNS, JOB_SIZE, RequestIndex
 from paceline.drafters.sssd_calibration import Calibration
@@ -36,7 +37,7 @@ _MOST_NODES = 512
 @dataclass(frozen=True, slots=True)
 class SssdOptions:
     """Attributes:
-    datastore: folder of a store; none = the request alone.
+    datastore: folder of a store, or "demo", that of the embedded target; none = the request alone.
     fusion: calibrated | paper.
     calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
     nodes: most nodes of a tree.
@@ -57,6 +58,11 @@ class SssdOptions:
             raise ConfigError("sssd: calibration came with fusion=paper, whose weights are fixed; leave one of them out.")
         if self.live and self.datastore is None:
             raise ConfigError("sssd: live=true came without a datastore to append to; give datastore=PATH.")
+        if self.live and self.datastore == EMBEDDED:
+            raise ConfigError(
+                f"sssd: live=true came with datastore={EMBEDDED}, which belongs to the package and is only read; build a store"
+                " of your own (paceline datastore build), and name its folder."
+            )
 
 
 class Sssd(Drafter):
