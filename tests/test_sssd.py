@@ -116,6 +116,15 @@ def test_trees_hold_what_both_sources_say(tmp_path: Path, fusion: str) -> None:
     assert nodes > 200
 
 
+def test_a_batch_shares_nodes_unless_it_is_told_how_many() -> None:
+    free, told = Sssd(SssdOptions()), Sssd(SssdOptions(nodes=24))
+    limits = [free._limits([256] * batch)[0] for batch in (1, 2, 3, 8, 16, 64)]
+    assert limits == [32, 32, 21, 8, 4, 4]
+    assert free._limits([16] * 64) == [16] * 64
+    assert told._limits([256] * 64) == [24] * 64
+    assert told._limits([8, 0]) == [8, 0]
+
+
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_a_batch_is_as_one_by_one(tmp_path: Path, fusion: str) -> None:
     """Whatever the thread that searches."""

@@ -32,6 +32,7 @@ from paceline.tree import EMPTY_TREE, DraftTree
 FUSIONS = ("calibrated", "paper")
 _SHARE = 4  # sequences of a batch that are worth a thread
 _MOST_NODES = 512
+_NODES, _SHARED_NODES, _LEAST_NODES = 32, 64, 4  # of a tree, of a batch, and of a tree in any batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,20 @@ class SssdOptions:
     datastore: folder of a store, or "demo", that of the embedded target; none = the request alone.
     fusion: calibrated | paper.
     calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
-    nodes: most nodes of a tree.
+    nodes: most nodes of a tree. Not given: 32, and in a larger batch what makes 64 in all, 4 at least; where the caller allows 32
+        or fewer, that many.
     live: finished answers go into the datastore.
     """
 
     datastore: str | None = None
     fusion: str = "calibrated"
     calibration: str | None = None
-    nodes: int = 32
+    nodes: int | None = None
     live: bool = False
 
     def __post_init__(self) -> None:
-        require_range("sssd", "nodes", self.nodes, 1, _MOST_NODES)
+        if self.nodes is not None:
+            require_range("sssd", "nodes", self.nodes, 1, _MOST_NODES)
         if self.fusion not in FUSIONS:
             raise ConfigError(f"sssd: fusion is {self.fusion!r}; allowed are {', '.join(FUSIONS)}.")
         if self.fusion == "paper" and self.calibration is not None:
@@ -134,7 +137,7 @@ class Sssd(Drafter):
             self._store.append(seq.token_ids[max(0, seq.prompt_length - 3) :])
 
     def _drafted(self, seqs: Seq[Sequence], max_nodes: list[int], record: Record) -> list[DraftTree]:
-        batch = _Batch(seqs, [self._index[seq.id] for seq in seqs], [min(limit, self._options.nodes) for limit in max_nodes])
+        batch = _Batch(seqs, [self._index[seq.id] for seq in seqs], self._limits(max_nodes))
         snapshot = None if self._store is None else self._store.snapshot
         arguments = batch.arguments(_NO_TABLE if snapshot is None else snapshot.table)
         if self._options.fusion == "paper":
@@ -145,6 +148,14 @@ class Sssd(Drafter):
             for result in results:
                 snapshot.check(result)
         return batch.trees()
+
+    def _limits(self, max_nodes: list[int]) -> list[int]:
+        """Most nodes of each tree; by the size of the batch, as in section 3.2 of the paper, if nothing else was said."""
+        most = self._options.nodes
+        if most is None:
+            shared = max(_LEAST_NODES, min(_NODES, _SHARED_NODES // len(max_nodes)))
+            most = _NODES if max(max_nodes) <= _NODES else shared
+        return [min(limit, most) for limit in max_nodes]
 
     def _shared(self, count: int, search: Callable[..., int], *arguments: Any) -> list[int]:
         """Let as many threads as are worth it search a batch of `count` sequences, this one among them."""
