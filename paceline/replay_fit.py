@@ -33,7 +33,7 @@ class FitOptions:
     epochs: passes over the samples. batch: samples of one step. seed: of the order and the first weights.
     """
 
-    epochs: int = 12
+    epochs: int = 24
     batch: int = 2048
     seed: int = 0
 

@@ -93,6 +93,15 @@ def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
 
 
 @kernel
+def last_place(text: Text, token: int) -> int:
+    """The latest place of a token; -1 if it is not there, or a later one has its bucket."""
+    mixed = (np.uint64(1) ^ np.uint64(token)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    place = int(text.heads[0, int((mixed >> np.uint64(7)) & np.uint64(text.heads.shape[1] - 1))])
+    return place if place >= 0 and text.ids[place] == token else -1
+
+
+@kernel
 def link(text: Text, begin: int, end: int) -> None:
     """Take the tokens of places [begin, end) into the chains."""
     buckets = text.heads.shape[1]

@@ -1,7 +1,8 @@
 """Match pointers: where the tokens before a draft node occurred in the request and in the datastore, and what follows there.
 
 A pointer is a row (PLACE, SHARD, MATCH, NEXT): the place of the token that follows, the shard it is in (`REQUEST` = the request
-itself), how many tokens up to the node agree with what stands before that place, and that token (-1 = the text ends there).
+itself), how many tokens up to the node agree with what stands before that place (below 0: `sssd_hints`), and that token (-1 = the
+text ends there).
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from paceline.drafters.request_index import LONGEST, SIZES, Text, occurrences
 PLACE, SHARD, MATCH, NEXT = range(4)
 FIELDS = 4
 REQUEST = -1
+SKIPPED = -(1 << 20)  # as MATCH: agrees up to the token before the last
 LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # suffix lengths that are looked up in the datastore
 _FIRST_LEVEL = 3  # looked up first
 _ROOT_LINKS, _NODE_LINKS = 64, 16  # chain links followed at the root, and at a node
 _ENOUGH_REQUEST = 48  # pointers into the request, of which shorter matches are not looked for
-_ENDS, _BAD = -1, -2  # no token follows; it cannot be read
+_ENDS, UNREADABLE = -1, -2  # no token follows; it cannot be read
 _UNKNOWN = -1  # a suffix that was not looked up
 
 
@@ -34,6 +36,7 @@ class Pool(NamedTuple):
         pointers: [room, FIELDS]. found: [most, 3] scratch of one look-up.
         ranges: [len(LEVELS), shards, 2] of the suffixes of one node; totals: [len(LEVELS)] their suffixes, or _UNKNOWN.
         tail: [LONGEST + depth] the last LONGEST tokens of the request, at its end if there are fewer, then the path to a node.
+        votes: [LONGEST] scratch.
     """
 
     pointers: NDArray[np.int64]
@@ -41,6 +44,7 @@ class Pool(NamedTuple):
     ranges: NDArray[np.int64]
     totals: NDArray[np.int64]
     tail: NDArray[np.int64]
+    votes: NDArray[np.int64]
 
 
 @compiled
@@ -52,6 +56,7 @@ def new_pool(room: int, most: int, depth: int, shards: int) -> Pool:
         np.empty((len(LEVELS), shards, 2), dtype=np.int64),
         np.empty(len(LEVELS), dtype=np.int64),
         np.empty(LONGEST + depth, dtype=np.int64),
+        np.empty(LONGEST, dtype=np.int64),
     )
 
 
@@ -202,8 +207,8 @@ def _positions(
         start = suffix(table[shard], ranges[shard, 0] + rank)
         if start < 0:
             return shard
-        token = _stored(table[shard], start + size)
-        if token == _BAD:
+        token = stored(table[shard], start + size)
+        if token == UNREADABLE:
             return shard
         found[index, 0], found[index, 1], found[index, 2] = start + size, shard, token
         rank, rest = rank + total // wanted, rest + total % wanted  # together: index * total // wanted
@@ -213,12 +218,12 @@ def _positions(
 
 
 @kernel
-def _stored(row: NDArray[np.int64], place: int) -> int:
-    """The token at a place of a shard, _ENDS where the document ends, or _BAD."""
+def stored(row: NDArray[np.int64], place: int) -> int:
+    """The token at a place of a shard, _ENDS where the document ends, or UNREADABLE."""
     if place >= row[TOKENS]:
         return _ENDS
     if not text_sound(row, place, 1):
-        return _BAD
+        return UNREADABLE
     token = token_at(row, place)
     return _ENDS if token == row[SEPARATOR] or token >= row[VOCAB] else token
 
@@ -240,8 +245,8 @@ def carry(
             continue
         place, shard = pool.pointers[index, PLACE] + 1, pool.pointers[index, SHARD]
         if shard != REQUEST:
-            following = _stored(table[shard], place)
-            if following == _BAD:
+            following = stored(table[shard], place)
+            if following == UNREADABLE:
                 return DAMAGED, shard
         else:
             inside += 1
@@ -251,6 +256,6 @@ def carry(
             elif place < text.length + depth:
                 following = pool.tail[LONGEST + place - text.length]
         pool.pointers[count, PLACE], pool.pointers[count, SHARD], pool.pointers[count, NEXT] = place, shard, following
-        pool.pointers[count, MATCH] = min(pool.pointers[index, MATCH] + 1, LONGEST)
+        pool.pointers[count, MATCH] = min(max(0, pool.pointers[index, MATCH]) + 1, LONGEST)
         count += 1
     return count, inside

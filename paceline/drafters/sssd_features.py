@@ -13,23 +13,26 @@ from numpy.typing import NDArray
 
 from paceline.datastore.compiled import compiled, kernel
 from paceline.drafters.request_index import LONGEST
-from paceline.drafters.sssd_evidence import MATCH, NEXT, PLACE, REQUEST, SHARD, Pool
+from paceline.drafters.sssd_evidence import MATCH, NEXT, PLACE, REQUEST, SHARD, SKIPPED, Pool
 
 SOURCES = ("prompt", "output", "store")
 _OF_TOKEN = ("blend", "top share", "longest of token", "count")
 _OF_NODE = ("top pointers", "pointers", "longest", "tokens")
 FEATURES = (
     *(f"{source} {what}" for what in _OF_TOKEN for source in SOURCES), "latest of longest", "age",
+    "seen", "off line", "vote share", "skip share", "skips",
     *(f"{source} {what}" for what in _OF_NODE for source in SOURCES),
     "depth", "recently accepted", "request hits", "store hits", "chance of parent",
 )  # fmt: skip
 _BLEND, _SHARE, _TOKEN_LONGEST, _COUNT, _LATEST = range(0, 13, 3)
-_AGE, SHARED = _LATEST + 1, _LATEST + 2  # inputs from SHARED on belong to the node
+_AGE, _SEEN, _OFF, _VOTED, _SKIP_SHARE, _SKIPS = range(_LATEST + 1, _LATEST + 7)
+SHARED = _SKIPS + 1  # inputs from SHARED on belong to the node
 _TOP, _POINTERS, _LONGEST, _TOKENS, _DEPTH = range(SHARED, SHARED + 13, 3)
 _ACCEPTED, _REQUEST_HITS, _STORE_HITS, _PARENT = range(_DEPTH + 1, _DEPTH + 5)
 HIDDEN = 16  # units of the network
 WEIGHTS = (len(FEATURES) + 2) * HIDDEN + 1  # first layer with its bias, second layer with its bias
-ACCEPTED, REQUEST_HITS, STORE_HITS, REQUEST_GUESS, STORE_GUESS, STARTED = range(6)  # numbers kept with a request
+ACCEPTED, REQUEST_HITS, STORE_HITS, REQUEST_GUESS, STORE_GUESS, STARTED, LINE = range(7)  # numbers kept with a request
+NO_LINE = -float(1 << 30)  # as LINE: nothing is being copied
 _MANY = 12  # different tokens behind one node
 MOST_TOKENS = 192  # different tokens that follow one node
 BANDS = 7
@@ -40,6 +43,7 @@ _SLOTS = 512  # of the hash table over tokens
 _ESCAPE = np.float32(0.7)  # weight of the shorter matches beside the counts of longer ones
 _FLOOR = np.float32(0.01)  # of a share, before its log odds
 _NOTHING = math.log(0.01 / 1.01)
+_FAR = 1023  # tokens from the line
 _NEVER = 8.0  # the age of a token that the request does not offer
 
 
@@ -50,8 +54,10 @@ class Counts(NamedTuple):
         tokens: [MOST_TOKENS]. slots: [_SLOTS] hash table of their indices, -1 = empty.
         by_band: [MOST_TOKENS, SOURCES, BANDS] pointers of each token by source and band of match length; node: of all.
         longest: [MOST_TOKENS, SOURCES] match lengths; nearest: [MOST_TOKENS] latest place in the request; times: pointers.
+        offs: [MOST_TOKENS] how far from the line the nearest place in the request is. hints: [MOST_TOKENS + 1, 2] pointers that
+            skip a token, and votes; of all: the former, and pointers that match.
         of_source: [SOURCES, 2] the longest match of all, and how many different tokens.
-        alike: [LONGEST + 1] chances of tokens that the datastore has once, by match length; below 0 = not known yet.
+        alike: [LONGEST + 1] chances of tokens that the datastore has once, by match length (0: behind a skipped one), or -1.
         inputs: [len(FEATURES)]. shared, hidden: [HIDDEN] the units, with the inputs of the node only, and with all.
     """
 
@@ -62,6 +68,8 @@ class Counts(NamedTuple):
     longest: NDArray[np.int32]
     nearest: NDArray[np.int64]
     times: NDArray[np.int32]
+    offs: NDArray[np.int64]
+    hints: NDArray[np.int32]
     of_source: NDArray[np.int32]
     alike: NDArray[np.float64]
     inputs: NDArray[np.float32]
@@ -80,6 +88,8 @@ def new_counts() -> Counts:
         np.empty((MOST_TOKENS, len(SOURCES)), dtype=np.int32),
         np.empty(MOST_TOKENS, dtype=np.int64),
         np.empty(MOST_TOKENS, dtype=np.int32),
+        np.empty(MOST_TOKENS, dtype=np.int64),
+        np.empty((MOST_TOKENS + 1, 2), dtype=np.int32),
         np.empty((len(SOURCES), 2), dtype=np.int32),
         np.empty(LONGEST + 1, dtype=np.float64),
         np.empty(len(FEATURES), dtype=np.float32),
@@ -89,9 +99,9 @@ def new_counts() -> Counts:
 
 
 @kernel
-def count_tokens(pool: Pool, begin: int, end: int, prompt: int, counts: Counts) -> int:
+def count_tokens(pool: Pool, begin: int, end: int, prompt: int, line: int, counts: Counts) -> int:
     """Sort the pointers [begin, end) by the token that follows; how many different ones there are."""
-    counts.slots[:], counts.node[:], counts.of_source[:], counts.alike[:] = -1, 0, 0, -1.0
+    counts.slots[:], counts.node[:], counts.of_source[:], counts.hints[MOST_TOKENS], counts.alike[:] = -1, 0, 0, 0, -1.0
     different = 0
     for index in range(begin, end):
         token = pool.pointers[index, NEXT]
@@ -107,18 +117,25 @@ def count_tokens(pool: Pool, begin: int, end: int, prompt: int, counts: Counts) 
             which = different
             different += 1
             counts.slots[slot], counts.tokens[which] = which, token
-            counts.by_band[which], counts.longest[which], counts.nearest[which] = 0, 0, -1
-            counts.times[which] = 0
+            counts.by_band[which], counts.longest[which], counts.hints[which], counts.nearest[which] = 0, 0, 0, -1
+            counts.times[which], counts.offs[which] = 0, _FAR
         source = _STORE if pool.pointers[index, SHARD] != REQUEST else int(pool.pointers[index, PLACE] >= prompt)
         match = pool.pointers[index, MATCH]
+        counts.times[which] += 1
+        if match < 0:
+            skipped = match == SKIPPED
+            counts.hints[which, int(not skipped)] += 1 if skipped else -match
+            counts.hints[MOST_TOKENS, 0] += skipped
+            continue
+        counts.hints[MOST_TOKENS, 1] += 1
         counts.by_band[which, source, _BAND_OF[match]] += 1
         counts.node[source, _BAND_OF[match]] += 1
-        counts.times[which] += 1
         counts.of_source[source, 1] += counts.longest[which, source] == 0
         counts.longest[which, source] = max(counts.longest[which, source], match)
         counts.of_source[source, 0] = max(counts.of_source[source, 0], match)
         if source != _STORE:
             counts.nearest[which] = max(counts.nearest[which], pool.pointers[index, PLACE])
+            counts.offs[which] = min(counts.offs[which], abs(pool.pointers[index, PLACE] - line))
     return different
 
 
@@ -143,15 +160,15 @@ def describe_node(counts: Counts, depth: int, parent: float, state: NDArray[np.f
 @kernel
 def hopeless(counts: Counts, which: int, different: int) -> bool:
     """Whether a token need not be looked at: one of many, seen once, behind a match shorter than others by two or more."""
-    if different <= _MANY or counts.times[which] > 1:
+    if different <= _MANY or counts.times[which] > 1 or counts.hints[which, 1] > 0:
         return False
     longest = max(counts.of_source[0, 0], counts.of_source[1, 0], counts.of_source[2, 0])
     return bool(max(counts.longest[which, 0], counts.longest[which, 1], counts.longest[which, 2]) + 1 < longest)
 
 
 @kernel
-def describe_token(counts: Counts, which: int, best: int, end: int) -> None:
-    """Fill the inputs of one token; `best` is what the request alone would guess, `end` the place behind the node."""
+def describe_token(counts: Counts, which: int, best: int, end: int, seen: int) -> None:
+    """Fill the inputs of a token. best: the request's guess; end: the place behind the node; seen: its latest place, or -1."""
     inputs = counts.inputs
     for source in range(len(SOURCES)):
         longest = counts.longest[which, source]
@@ -159,11 +176,18 @@ def describe_token(counts: Counts, which: int, best: int, end: int) -> None:
         if longest == 0:
             inputs[_BLEND + source], inputs[_SHARE + source], inputs[_COUNT + source] = 0.0, 0.0, 0.0
             continue
-        blend, share, seen = _blend(counts.node[source], counts.by_band[which, source])
+        blend, share, count = _blend(counts.node[source], counts.by_band[which, source])
         inputs[_BLEND + source] = math.log((blend + _FLOOR) / (1 - blend + _FLOOR))
         inputs[_SHARE + source] = math.log((share + _FLOOR) / (1 - share + _FLOOR)) if share > 0 else _NOTHING
-        inputs[_COUNT + source] = _LOGS[min(seen, 1023)]
+        inputs[_COUNT + source] = _LOGS[min(count, 1023)]
     inputs[_LATEST] = 1.0 if which == best else 0.0
+    inputs[_SEEN] = _NEVER if seen < 0 else math.log1p(float(max(0, end - seen)))
+    inputs[_OFF] = _LOGS[counts.offs[which]]
+    skips, votes = counts.hints[which, 0], counts.hints[which, 1]
+    inputs[_VOTED] = votes / np.float32(max(1, counts.hints[MOST_TOKENS, 1]))
+    share = skips / np.float32(max(1, counts.hints[MOST_TOKENS, 0]))
+    inputs[_SKIP_SHARE] = math.log((share + _FLOOR) / (1 - share + _FLOOR)) if share > 0 else _NOTHING
+    inputs[_SKIPS] = _LOGS[min(skips, 1023)]
     near = counts.nearest[which]
     inputs[_AGE] = _NEVER if near < 0 else math.log1p(float(max(0, end - near)))
 
@@ -225,17 +249,17 @@ def share_inputs(inputs: NDArray[np.float32], shared: NDArray[np.float32], weigh
 
 
 @kernel
-def chance_of(counts: Counts, which: int, best: int, end: int, weights: NDArray[np.float32], anew: bool) -> float:
+def chance_of(counts: Counts, which: int, best: int, end: int, seen: int, weights: NDArray[np.float32], anew: bool) -> float:
     """The chance of one token, `describe_node` and `share_inputs` called before; other arguments as of `describe_token`.
 
-    Tokens that the datastore has once behind matches of the same length have the same inputs, and the request knows nothing of
-    them: unless `anew`, one look will do for all of these.
+    Tokens that are not in the request and that the datastore has once, behind matches of the same length or behind a skipped
+    token, have the same inputs: unless `anew`, one look will do for all of these.
     """
     match = counts.longest[which, _STORE]
-    single = counts.times[which] == 1 and match > 0 and not anew
+    single = counts.times[which] == 1 and seen < 0 and counts.nearest[which] < 0 and counts.hints[which, 1] == 0 and not anew
     if single and counts.alike[match] >= 0:
         return float(counts.alike[match])
-    describe_token(counts, which, best, end)
+    describe_token(counts, which, best, end, seen)
     likely = chance(counts, weights)
     if single:
         counts.alike[match] = likely
@@ -270,4 +294,6 @@ def update_state(state: NDArray[np.float64], fresh: NDArray[np.int64], rate: flo
             state[STORE_HITS] += rate * ((1.0 if state[STORE_GUESS] == fresh[0] else 0.0) - state[STORE_HITS])
     elif state[STARTED] == 0:
         state[ACCEPTED], state[REQUEST_HITS], state[STORE_HITS], state[STARTED] = 1.0, 0.4, 0.4, 1.0
+        state[LINE] = NO_LINE
+    state[LINE] += fresh.size
     state[REQUEST_GUESS], state[STORE_GUESS] = -1.0, -1.0

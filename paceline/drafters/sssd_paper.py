@@ -3,8 +3,8 @@
 One tree of counts from the datastore (suffixes of 4 tokens and fewer, at most 100 entries each, no shorter one from 50
 continuations on, summed) and one from the request for each match length m of 1 to 4. A child of the request has 0.6 times
 its share at first, and 0.6 + 0.1 m times share and parent below; one of the datastore its share times its parent. One heap
-merges them; where two sources have the same token the larger chance stays. Unlike there, the newest tokens of the request
-are searched at once.
+merges them; where two sources have the same token the larger chance stays. As there, output is searched once a whole window of
+8 tokens is known.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from paceline.drafters.sssd_evidence import (
 PREFIX = 4  # tokens of the query
 _ENTRIES, _CONTINUATIONS = 100, 50
 _WINDOW = 8  # tokens of the request that are kept together, the match among them
+_BORDER = 3  # last tokens of the prompt that go into the windows of the output
 _SCALE, _DAMPENING, _PER_MATCH = 0.6, 0.6, 0.1
 _KINDS = (0, 1, 1, 2)  # the chain in which matches of 1 to 4 tokens are found
 _LINKS = 1024  # of a chain that are followed
@@ -180,8 +181,9 @@ def _from_request(text: Text, pool: Pool, used: int, context: int, size: int) ->
     """Pointers behind all earlier places of the last `size` tokens."""
     found = occurrences(text, _KINDS[size - 1], pool.tail, LONGEST - context, LONGEST, LONGEST + 1, pool.found, 0, _LINKS)
     for index in range(found):
-        if pool.found[index, 1] >= size:
-            place = pool.found[index, 0]
+        place = pool.found[index, 0]
+        first = place - size
+        if pool.found[index, 1] >= size and (first + _WINDOW <= text.length or first < text.prompt - _BORDER):
             pool.pointers[used, PLACE], pool.pointers[used, MATCH] = place, size
             pool.pointers[used, SHARD], pool.pointers[used, NEXT] = REQUEST, text.ids[place]
             used += 1

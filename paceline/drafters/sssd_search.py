@@ -18,12 +18,14 @@ from paceline.drafters.request_index import (
     LONGEST,
     Text,
     extend,
+    last_place,
     row_at,
     state_of,
 )
 from paceline.drafters.sssd_evidence import Pool, carry, from_request, from_store, new_pool
 from paceline.drafters.sssd_features import (
     FEATURES,
+    LINE,
     REQUEST_GUESS,
     STORE_GUESS,
     Counts,
@@ -37,6 +39,7 @@ from paceline.drafters.sssd_features import (
     share_inputs,
     update_state,
 )
+from paceline.drafters.sssd_hints import add_hints, follow
 
 _BEGIN, _END, _REQUEST_FLOOR, _STORE_FLOOR, _DEPTH, _PARENT, _TOKEN, _TRUE = range(8)
 _NODE_FIELDS = 8
@@ -170,7 +173,7 @@ def _grow(
     size, used, waiting, look_ups, node = 0, 0, 0, 0, 0
     while True:
         if tree.nodes[node, _DEPTH] < levels:
-            used, look_ups = _gather(text, table, pool, tree, node, context, used, look_ups)
+            used, look_ups = _gather(text, table, pool, tree, node, context, used, look_ups, state)
             if used < 0:
                 return used
             waiting = _offer(text, pool, counts, tree, frontier, node, waiting, weights, state, record)
@@ -204,7 +207,15 @@ def _take(tree: Tree, frontier: Frontier, node: int, waiting: int, truth: NDArra
 
 @kernel
 def _gather(
-    text: Text, table: NDArray[np.int64], pool: Pool, tree: Tree, node: int, context: int, used: int, look_ups: int
+    text: Text,
+    table: NDArray[np.int64],
+    pool: Pool,
+    tree: Tree,
+    node: int,
+    context: int,
+    used: int,
+    look_ups: int,
+    state: NDArray[np.float64],
 ) -> tuple[int, int]:
     """Find the pointers of a node: rows of the pool in use and searches made; (-1 - index of a damaged shard, 0)."""
     this = tree.nodes[node]
@@ -228,6 +239,10 @@ def _gather(
             look_ups += 1
             used, last = from_store(table, pool, used, context, depth, this[_STORE_FLOOR], _THIN_STORE, _NODE_SAMPLED)
             this[_STORE_FLOOR] = last
+    if used >= 0:
+        if node == 0:
+            state[LINE] = follow(pool, this[_BEGIN], used, int(state[LINE]))
+        used, last = add_hints(table, text, pool, this[_BEGIN], used, context, depth)
     if used < 0:
         return -1 - last, 0
     this[_END] = used
@@ -250,7 +265,7 @@ def _offer(
     """Put what may follow a node on the frontier, each with its chance; how many wait now."""
     this = tree.nodes[node]
     depth = this[_DEPTH]
-    different = count_tokens(pool, this[_BEGIN], this[_END], text.prompt, counts)
+    different = count_tokens(pool, this[_BEGIN], this[_END], text.prompt, int(state[LINE]) + depth, counts)
     describe_node(counts, depth, tree.chances[node], state)
     share_inputs(counts.inputs, counts.shared, weights)
     request = guess_of_request(counts, different)
@@ -262,7 +277,8 @@ def _offer(
     for which in range(different):
         if hopeless(counts, which, different):
             continue
-        likely = chance_of(counts, which, request, text.length + depth, weights, recorded)
+        seen = last_place(text, counts.tokens[which])
+        likely = chance_of(counts, which, request, text.length + depth, seen, weights, recorded)
         if recorded and record.used[0] < len(record.labels):
             for index in range(len(FEATURES)):
                 record.inputs[record.used[0], index] = counts.inputs[index]
