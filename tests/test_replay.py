@@ -149,6 +149,15 @@ def test_the_command(tmp_path: Path) -> None:
         assert message in str(refused.exception)
 
 
+def test_no_measurement_has_seen_the_answers_of_another(tmp_path: Path) -> None:
+    """`pia` keeps the answers it has been through; each line of the table starts without them."""
+    path = write(tmp_path / "t.jsonl", some_traces())
+    words = ["replay", str(path), "--drafters", "pia", "--nodes", "8,8", "--json", str(tmp_path / "r.json")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    first, second = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert first["tokens_per_step"] == second["tokens_per_step"]
+
+
 def test_a_fit_learns_what_comes_true(tmp_path: Path) -> None:
     """From text whose copies hold, weights that trust copies; written by the command and read by the drafter."""
     drafter = create("sssd")
