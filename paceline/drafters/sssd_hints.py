@@ -14,8 +14,8 @@ from paceline.datastore.rows import DAMAGED, text_sound, token_at
 from paceline.drafters.request_index import LONGEST, Text, occurrences
 from paceline.drafters.sssd_evidence import MATCH, NEXT, PLACE, REQUEST, SHARD, SKIPPED, UNREADABLE, Pool, look_up, sample, stored
 
-_SURE = 6  # tokens of a match beside which hints are not looked for
-_SKIP_LINKS, _SKIP_SAMPLED = 32, 48  # places behind a skipped token: in the request, and in the datastore
+_SURE = 4  # tokens of a match beside which hints are not looked for
+_SKIP_LINKS, _SKIP_SAMPLED = 16, 32  # places behind a skipped token: in the request, and in the datastore
 _PAIR = 1  # the chain of two tokens
 _ANCHOR = 4  # tokens of a match from which on a text counts as copied
 _NEAR, _FAR = 48, 1 << 30  # tokens within which shorter and longer matches move the line
