@@ -83,21 +83,29 @@ def state_of(row: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 @kernel
+def _mixed(mixed: np.uint64, token: int) -> np.uint64:
+    mixed = (mixed ^ np.uint64(token)) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+@kernel
+def _bucket_of(mixed: np.uint64, buckets: int) -> int:
+    return int((mixed >> np.uint64(7)) & np.uint64(buckets - 1))
+
+
+@kernel
 def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
     """Bucket of the n-gram ids[end - size:end]; `buckets` is a power of two."""
     mixed = np.uint64(size)
     for index in range(end - size, end):
-        mixed = (mixed ^ np.uint64(ids[index])) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    return int((mixed >> np.uint64(7)) & np.uint64(buckets - 1))
+        mixed = _mixed(mixed, ids[index])
+    return _bucket_of(mixed, buckets)
 
 
 @kernel
 def last_place(text: Text, token: int) -> int:
     """The latest place of a token; -1 if it is not there, or a later one has its bucket."""
-    mixed = (np.uint64(1) ^ np.uint64(token)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed ^= mixed >> np.uint64(29)
-    place = int(text.heads[0, int((mixed >> np.uint64(7)) & np.uint64(text.heads.shape[1] - 1))])
+    place = int(text.heads[0, _bucket_of(_mixed(np.uint64(SIZES[0]), token), text.heads.shape[1])])
     return place if place >= 0 and text.ids[place] == token else -1
 
 

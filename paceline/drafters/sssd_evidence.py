@@ -61,6 +61,25 @@ def new_pool(room: int, most: int, depth: int, shards: int) -> Pool:
 
 
 @kernel
+def show_newest(text: Text, pool: Pool) -> int:
+    """Put the newest tokens of the request into the tail; how many there are, LONGEST at most."""
+    context = min(text.length, LONGEST)
+    for index in range(context):
+        pool.tail[LONGEST - context + index] = text.ids[text.length - context + index]
+    return context
+
+
+@kernel
+def highest(values: NDArray[np.float64], count: int) -> int:
+    """Where the highest of the first `count` values is, the first one on ties."""
+    best = 0
+    for index in range(1, count):
+        if values[index] > values[best]:
+            best = index
+    return best
+
+
+@kernel
 def from_request(text: Text, pool: Pool, count: int, context: int, depth: int, below: int) -> tuple[int, int]:
     """Add pointers into the request whose match is shorter than `below`, the longest first.
 

@@ -36,9 +36,11 @@ from paceline.drafters.sssd_evidence import (
     SHARD,
     Pool,
     carry,
+    highest,
     look_up,
     new_pool,
     sample,
+    show_newest,
 )
 
 PREFIX = 4  # tokens of the query
@@ -114,9 +116,7 @@ def draft_batch_paper(
 @kernel
 def _merged(text: Text, table: NDArray[np.int64], pool: Pool, merge: Merge, nodes: int, levels: int) -> int:
     """One tree of up to `nodes` nodes and `levels` levels: its size, or -1 - the index of a damaged shard."""
-    context = min(text.length, LONGEST)
-    for index in range(context):
-        pool.tail[LONGEST - context + index] = text.ids[text.length - context + index]
+    context = show_newest(text, pool)
     merge.nodes[0], merge.paths[0] = 0, 1.0
     used, waiting = 0, 0
     for source in range(PREFIX + 1):
@@ -127,7 +127,7 @@ def _merged(text: Text, table: NDArray[np.int64], pool: Pool, merge: Merge, node
         waiting = _push(pool, merge, waiting, begin, used, source, 0, 1.0 if source == 0 else _SCALE)
     size = 0
     while size < nodes and waiting > 0:
-        best = _best(merge, waiting)
+        best = highest(merge.chances, waiting)
         token, source = merge.waiting[best, _TOKEN], merge.waiting[best, _SOURCE]
         depth, first, last = merge.waiting[best, _DEPTH], merge.waiting[best, _BEGIN], merge.waiting[best, _END]
         path = merge.chances[best] - _DEEP * depth
@@ -149,16 +149,6 @@ def _merged(text: Text, table: NDArray[np.int64], pool: Pool, merge: Merge, node
         factor = path if source == 0 else path * (_DAMPENING + _PER_MATCH * source)
         waiting = _push(pool, merge, waiting, begin, used, source, node, factor)
     return size
-
-
-@kernel
-def _best(merge: Merge, waiting: int) -> int:
-    """Where on the heap the best path is, the first one on ties."""
-    best = 0
-    for index in range(1, waiting):
-        if merge.chances[index] > merge.chances[best]:
-            best = index
-    return best
 
 
 @kernel

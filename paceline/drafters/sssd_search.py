@@ -22,7 +22,7 @@ from paceline.drafters.request_index import (
     row_at,
     state_of,
 )
-from paceline.drafters.sssd_evidence import Pool, carry, from_request, from_store, new_pool
+from paceline.drafters.sssd_evidence import Pool, carry, from_request, from_store, highest, new_pool, show_newest
 from paceline.drafters.sssd_features import (
     FEATURES,
     LINE,
@@ -114,7 +114,7 @@ def draft_batch(
 
     Args:
         weights: [WEIGHTS] of the calibration.
-        jobs: [batch, JOB_FIELDS] address of the row of a `RequestIndex` with room, range of its new tokens in `fresh`, most
+        jobs: [batch, JOB_COLUMNS] address of the row of a `RequestIndex` with room, range of its new tokens in `fresh`, most
             nodes, and most levels; filled: how many nodes were drafted.
         table: [shards, ...] of a snapshot; no rows = no datastore.
         tokens, parents, chances: [batch, most] filled: the trees, as of `DraftTree`.
@@ -164,9 +164,7 @@ def _grow(
     record: Record,
 ) -> int:
     """One tree of up to `nodes` nodes and `levels` levels: its size, or -1 - the index of a damaged shard."""
-    context = min(text.length, LONGEST)
-    for index in range(context):
-        pool.tail[LONGEST - context + index] = text.ids[text.length - context + index]
+    context = show_newest(text, pool)
     tree.nodes[0] = 0
     tree.nodes[0, _TRUE] = record.truth.size > 0
     tree.chances[0] = tree.paths[0] = 1.0
@@ -189,10 +187,7 @@ def _grow(
 @kernel
 def _take(tree: Tree, frontier: Frontier, node: int, waiting: int, truth: NDArray[np.int64]) -> int:
     """Make the best child on the frontier a node of the tree; how many wait now."""
-    best = 0
-    for index in range(1, waiting):
-        if frontier.paths[index] > frontier.paths[best]:
-            best = index
+    best = highest(frontier.paths, waiting)
     parent, token = frontier.edges[best, 0], frontier.edges[best, 1]
     depth = tree.nodes[parent, _DEPTH]
     tree.nodes[node, _PARENT], tree.nodes[node, _TOKEN], tree.nodes[node, _DEPTH] = parent, token, depth + 1
