@@ -18,12 +18,13 @@ from paceline import LLM
 from paceline.acceptance_card import latency
 from paceline.bench import BenchConfig, PaperConfig, paper_markdown, read_paper_json, run_bench, run_paper, write_paper_json
 from paceline.bench import paper_specdec_tables as tables
+from paceline.bench.locality import prompts_in_sets
 from paceline.bench.paper_specdec import SpecDecResult
 from paceline.bench.prompts import load_prompts
 from paceline.bench.specdec_costs import Point, Work, cheapest, discard_at, fit_times, pareto_front, verification_at
 from paceline.bench.specdec_heads import check_recordings
 from paceline.bench.specdec_picks import PAPER_RATIO, against
-from paceline.bench.specdec_sweep import ORACLE, Answers, families, fixed_length, oracle, prompts_in_sets
+from paceline.bench.specdec_sweep import ORACLE, Answers, families, fixed_length, oracle
 from paceline.cli import app
 from paceline.errors import ConfigError
 from paceline.head.record import RecordConfig, record

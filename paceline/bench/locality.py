@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.bench.paper import Part
-from paceline.bench.prompts import Prompt
+from paceline.bench.prompts import Prompt, load_prompts
 
 CONSECUTIVE = (20, 10, 4, 1)  # of the 20 prompts each task of the paper has
 OF = CONSECUTIVE[0]
@@ -57,3 +59,17 @@ def shuffled(tasks: Seq[Seq[Prompt]], seed: int) -> list[Prompt]:
 def scaled(consecutive: int, size: int) -> int:
     """The consecutive number that is to tasks of `size` prompts what `consecutive` is to the paper's of 20."""
     return math.ceil(size * consecutive / OF)
+
+
+def prompts_in_sets(paths: Seq[str], limit: int, every: int) -> list[Prompt]:
+    """Prompts, one of every set in turn. Sets are the files if there are several, else the categories.
+
+    Args:
+        limit, every: of each file, as in `load_prompts`; of the embedded prompts the first `limit` of each category.
+    """
+    if not paths:
+        embedded = load_prompts()
+        return in_turn(by_task(embedded, limit or len(embedded)), 1)
+    prompts = [(Path(path).stem, prompt) for path in paths for prompt in load_prompts([path], limit, every)]
+    named = [dataclasses.replace(prompt, category=name) if len(paths) > 1 else prompt for name, prompt in prompts]
+    return in_turn(by_task(named, len(named)), 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench import paper_specdec_tables as tables
+from paceline.bench.locality import prompts_in_sets
 from paceline.bench.models import load_models, make_units, torch_threads
 from paceline.bench.paper import PaperConfig, Part, Section
 from paceline.bench.paper_lines import PLAIN, seconds_left
@@ -22,7 +23,6 @@ from paceline.bench.specdec_sweep import (
     fixed_length,
     head_spec,
     oracle,
-    prompts_in_sets,
     timed_methods,
 )
 from paceline.bench.specdec_times import SettingTimes

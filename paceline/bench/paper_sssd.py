@@ -10,12 +10,12 @@ from typing import Any
 
 from paceline import datastore, demo
 from paceline.bench import paper_sssd_tables as tables
+from paceline.bench.locality import prompts_in_sets
 from paceline.bench.models import load_models, make_units, torch_threads
 from paceline.bench.paper import PaperConfig, Part, Section
 from paceline.bench.paper_lines import PLAIN, seconds_left
 from paceline.bench.paper_sssd_acceptance import OWN, SAMPLED_SIZES
 from paceline.bench.run import run_bench
-from paceline.bench.specdec_sweep import prompts_in_sets
 from paceline.bench.sssd_answers import VocabularyStudy, answer, retold, sampled
 from paceline.bench.sssd_costs import BATCHES, CostStudy, measure
 from paceline.bench.sssd_replays import METHODS, Study, replay_all

@@ -6,13 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from paceline.bench.locality import by_task, in_turn
 from paceline.bench.paper import Part
 from paceline.bench.paper_lines import PLAIN
-from paceline.bench.prompts import Prompt, load_prompts
 from paceline.bench.result import BenchResult, Figures
 from paceline.bench.run import Maker
 from paceline.bench.specdec_costs import Point
@@ -150,17 +147,3 @@ def point_of(part: Part, method: str) -> Point | None:
     if figures is None or figures.verification_rate is None or figures.discard_rate is None:
         return None
     return Point(method, figures.discard_rate, figures.verification_rate)
-
-
-def prompts_in_sets(paths: Seq[str], limit: int, every: int) -> list[Prompt]:
-    """Prompts, one of every set in turn. Sets are the files if there are several, else the categories.
-
-    Args:
-        limit, every: of each file, as in `load_prompts`; of the embedded prompts the first `limit` of each category.
-    """
-    if not paths:
-        embedded = load_prompts()
-        return in_turn(by_task(embedded, limit or len(embedded)), 1)
-    prompts = [(Path(path).stem, prompt) for path in paths for prompt in load_prompts([path], limit, every)]
-    named = [dataclasses.replace(prompt, category=name) if len(paths) > 1 else prompt for name, prompt in prompts]
-    return in_turn(by_task(named, len(named)), 1)
