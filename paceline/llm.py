@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Generator, Mapping
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,20 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from paceline.batch import Batch
-from paceline.config import parse_spec, require_range
-from paceline.drafter import Drafter, check_vocabulary
+from paceline.common.config import parse_spec, require_range
 from paceline.drafters import create, entry
+from paceline.engine.detokenizer import Detokenizer
+from paceline.engine.drafter import Drafter
+from paceline.engine.engine import Engine
+from paceline.engine.loading import eos_token_ids, load_draft, load_model, load_tokenizer
+from paceline.engine.metrics import Stats, Timing
+from paceline.engine.model import CachedLM
+from paceline.engine.parallel.model import check_columns
+from paceline.engine.parallel.ranks import Ranks, local_device
+from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.engine.text import StopStrings
+from paceline.engine.ticket import Ticket
 from paceline.errors import CapacityError, ConfigError
-from paceline.loading import eos_token_ids, load_model, load_tokenizer
-from paceline.metrics import Stats, Timing
-from paceline.model import CachedLM
-from paceline.parallel import ParallelLM, check_columns
-from paceline.parallel_ranks import Ranks, local_device
-from paceline.selfcheck import check_if_unknown
-from paceline.sequence import SamplingParams, Sequence
-from paceline.text import Detokenizer, StopStrings
-from paceline.verify import verify
-
-_MAX_NODES = 256
-_SPARE_NODES = 32  # cache positions set aside for draft nodes; a drafter with larger trees makes it grow once
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +65,24 @@ class Chunk:
 class LLM:
     """A model that answers with drafts, in exactly its own words.
 
+    Call it from several threads, and while streams are open: all calls share one batch, and each gets its own answers.
+
     Args:
-        model: directory, hub id, or a loaded transformers model (put into eval mode).
-        drafter: "name", "name:key=value,key=value", or a `Drafter`.
-        draft_model: directory, hub id or loaded model, for the drafters that need one.
-        tokenizer: directory, hub id or object; default the one beside `model`. Token-id prompts need none.
-        dtype: "auto" (the checkpoint's), "float32", "bfloat16", "float16"; device: "auto", "cpu", "cuda", ...
+        model: directory, hub id, GGUF file, "demo" or "smollm2" (embedded models), or a loaded transformers model (put into
+            eval mode).
+        drafter: "name" or "name:key=value,key=value" (of `paceline drafters`, or "module:Class" of your own), or a `Drafter`.
+        draft_model: as `model`, for the drafters that need one.
+        tokenizer: directory, hub id, GGUF file or object; default the one beside `model`. Token-id prompts need none.
+        dtype: "auto" (the checkpoint's; bfloat16 for a GGUF file), "float32", "bfloat16" or "float16".
+        device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
         max_length: cap on prompt + answer, in tokens; default the model's context.
-        max_batch: most sequences per forward; more prompts wait.
+        max_batch: most sequences per forward, over all callers; more prompts wait.
         max_nodes: most draft nodes verified per sequence and step.
         lookahead_parallel: True, or the `Ranks` that have been joined: share the work on every draft tree with the other
             processes of the run, each of which has its own copy of the model and makes the same calls.
     Raises:
-        ConfigError: an unusable argument; UnsupportedModelError: a model that cannot be verified losslessly.
+        ConfigError: an unusable argument.
+        UnsupportedModelError: a model that cannot be verified losslessly.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class LLM:
         device: str = "auto",
         max_length: int | None = None,
         max_batch: int = 8,
-        max_nodes: int = _MAX_NODES,
+        max_nodes: int = 256,
         lookahead_parallel: bool | Ranks = False,
     ) -> None:
         require_range("LLM", "max_batch", max_batch, 1)
@@ -107,26 +109,36 @@ class LLM:
             check_columns(drafter, ranks.size)
         loaded = load_model(model, dtype, device if ranks is None else local_device(device))
         self.tokenizer = load_tokenizer(tokenizer, model)
-        self.model = CachedLM(loaded)
-        check_if_unknown(self.model, loaded.config.model_type)
-        self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
-        self.max_length = min(max_length or self.model.context_length, self.model.context_length)
-        self.max_batch = max_batch
-        self.max_nodes = max_nodes
         if isinstance(drafter, str):
-            draft = None if draft_model is None else load_model(draft_model, dtype, str(loaded.device))
+            draft = None if draft_model is None else load_draft(draft_model, dtype, str(loaded.device))
             drafter = create(drafter, draft_model=draft)
-        self.drafter = drafter
-        check_vocabulary(drafter, self.model.vocab_size)
-        drafter.check_tokenizer(self.tokenizer)
-        self._parallel = None if ranks is None else ParallelLM(loaded, ranks, drafter, max_nodes)
-        self.model = self._parallel or self.model
-        self._step_seconds = 0.0
+        self._engine = Engine(loaded, drafter, tokenizer=self.tokenizer, max_batch=max_batch, max_nodes=max_nodes, ranks=ranks)
+        self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
+        context = self.model.context_length
+        self.max_length = context if max_length is None else min(max_length, context)
+
+    @property
+    def model(self) -> CachedLM:
+        """The target with its cache."""
+        return self._engine.model
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter in use."""
+        return self._engine.drafter
+
+    def change_drafter(self, drafter: Drafter) -> None:
+        """Answer with another drafter from now on, between requests.
+
+        Raises:
+            ConfigError: requests are open, or the drafter does not fit the model.
+        """
+        self._engine.change_drafter(drafter)
 
     def generate(
         self,
-        prompts: str | Seq[str] | Seq[Seq[int]],
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        prompts: str | ListLike[str] | ListLike[ListLike[int]],
+        params: SamplingParams | ListLike[SamplingParams] | None = None,
     ) -> list[Completion]:
         """Answer all prompts, in their order.
 
@@ -136,119 +148,103 @@ class LLM:
         Raises:
             ConfigError, CapacityError: a prompt that cannot be used. Nothing has been started then.
         """
-        seqs = self._sequences(prompts, params)
-        batch = self._batch(seqs)
-        completions: dict[int, Completion] = {}
+        tickets = self._engine.submit(self._sequences(prompts, params))
         try:
-            while batch.unfinished:
-                for outcome in batch.step():
-                    if outcome.seq.finish_reason is not None:
-                        completions[outcome.seq.id] = self._completion(outcome.seq, batch.stats(outcome.seq))
+            self._engine.finish(tickets)
         finally:
-            batch.abort()
-            self._step_seconds += batch.timing().step
-        return [completions[seq.id] for seq in seqs]
+            self._engine.withdraw(tickets)
+        return [self._completion(ticket) for ticket in tickets]
 
-    def stream(self, prompt: str | Seq[int], params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(self, prompt: str | ListLike[int], params: SamplingParams | None = None) -> Generator[Chunk, None, None]:
         """Answer one prompt, a chunk per step. Closing the iterator frees everything it holds."""
         (seq,) = self._sequences([prompt], params)
         return self._stream(seq)
 
-    def _stream(self, seq: Sequence) -> Iterator[Chunk]:
-        batch = self._batch([seq])
-        writer = _Writer(self.tokenizer, seq.stop)
+    def _stream(self, seq: Sequence) -> Generator[Chunk, None, None]:
+        (ticket,) = self._engine.submit([seq], keep_outcomes=True)
+        writer, done = _Writer(self.tokenizer, seq.stop), False
         try:
-            while batch.unfinished:
-                for outcome in batch.step():
-                    count = len(outcome.accepted)
-                    flags = [place < count for place in range(len(outcome.new_token_ids))]
-                    done = seq.finish_reason is not None
-                    pieces = writer.write(outcome.new_token_ids, flags, done)
-                    completion = self._completion(seq, batch.stats(seq)) if done else None
+            while not done:
+                outcomes, done = self._engine.collect(ticket)
+                for outcome in outcomes:
+                    last = done and outcome is outcomes[-1]
+                    accepted = [place < len(outcome.accepted) for place in range(len(outcome.new_token_ids))]
+                    pieces = writer.write(outcome.new_token_ids, accepted, last)
                     text = "".join(piece for piece, _ in pieces)
-                    yield Chunk(text, outcome.new_token_ids, flags, pieces, completion)
+                    yield Chunk(text, outcome.new_token_ids, accepted, pieces, self._completion(ticket) if last else None)
         finally:
-            batch.abort()
-            self._step_seconds += batch.timing().step
+            self._engine.withdraw([ticket])
 
-    def chat(self, messages: Seq[Mapping[str, str]], params: SamplingParams | None = None) -> Completion:
+    def chat(self, messages: ListLike[Mapping[str, str]], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation through the tokenizer's chat template."""
         return self.generate([self.chat_prompt(messages)], params)[0]
 
-    def chat_prompt(self, messages: Seq[Mapping[str, str]]) -> list[int]:
+    def chat_prompt(self, messages: ListLike[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the answer; for `generate` and `stream`.
 
         Raises:
             ConfigError: no tokenizer, or one without a chat template.
         """
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
-            raise ConfigError("this model's tokenizer has no chat template; use generate with a plain prompt.")
+            raise ConfigError(
+                "got a conversation for a tokenizer without chat template; expected one with. Use generate with a plain prompt."
+            )
         ids = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
         return [int(i) for i in ids]
 
     @property
     def timing(self) -> Timing:
         """Where the time of all steps went since this object was built."""
-        return Timing(self._step_seconds, self.model.forward_seconds, self.drafter.forward_seconds)
+        return self._engine.timing
 
-    def _batch(self, seqs: list[Sequence]) -> Batch:
-        if seqs:
-            slots = min(len(seqs), self.max_batch)
-            self.model.reserve(slots, max(seq.max_length for seq in seqs) + min(self.max_nodes, _SPARE_NODES))
-        if self._parallel is not None:
-            self._parallel.check_requests(seqs, self.max_batch)
-        verifier = verify if self._parallel is None else self._parallel.verify
-        batch = Batch(self.model, self.drafter, self.max_batch, self.max_nodes, verifier)
-        batch.add(seqs)
-        return batch
-
-    def _sequences(self, prompts: Any, params: SamplingParams | Seq[SamplingParams] | None) -> list[Sequence]:
+    def _sequences(self, prompts: Any, params: SamplingParams | ListLike[SamplingParams] | None) -> list[Sequence]:
         if isinstance(prompts, str):
             prompts = [prompts]
-        if not isinstance(prompts, Seq):
-            raise ConfigError(f"prompts is a {type(prompts).__name__}; pass a text, texts, or lists of token ids.")
+        if not isinstance(prompts, ListLike):
+            raise ConfigError(f"prompts: got a {type(prompts).__name__}; expected a text, texts, or lists of token ids.")
         if prompts and isinstance(prompts[0], int):
-            raise ConfigError("prompts is one list of token ids; pass a list of such lists: [[1, 2, 3]].")
+            raise ConfigError("prompts: got one list of token ids; expected a list of such lists, as [[1, 2, 3]].")
         each = (
             [params or SamplingParams()] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         )
         if len(each) != len(prompts):
-            raise ConfigError(f"{len(each)} SamplingParams came for {len(prompts)} prompts; pass one for all, or one each.")
+            raise ConfigError(f"got {len(each)} SamplingParams for {len(prompts)} prompts; expected one for all, or one each.")
         return [self._sequence(place, prompt, one) for place, (prompt, one) in enumerate(zip(prompts, each, strict=True))]
 
-    def _sequence(self, place: int, prompt: str | Seq[int], params: SamplingParams) -> Sequence:
+    def _sequence(self, place: int, prompt: str | ListLike[int], params: SamplingParams) -> Sequence:
         ids = self._token_ids(place, prompt)
         if not ids:
-            raise ConfigError(f"prompt {place} is empty; pass at least one token.")
+            raise ConfigError(f"prompt {place}: got no token; expected at least one. Leave empty prompts out.")
         if min(ids) < 0 or max(ids) >= self.model.vocab_size:
             raise ConfigError(
-                f"prompt {place} has token ids from {min(ids)} to {max(ids)}; allowed are 0 to {self.model.vocab_size - 1}."
+                f"prompt {place}: got token ids from {min(ids)} to {max(ids)}; expected 0 to {self.model.vocab_size - 1}."
             )
         if len(ids) >= self.max_length:
             raise CapacityError(
-                f"prompt {place} has {len(ids)} tokens and leaves no room for an answer; at most {self.max_length} tokens fit in"
-                " all. Shorten it, or raise max_length if the model's context allows."
+                f"prompt {place}: got {len(ids)} tokens, which leave no room for an answer; expected less than {self.max_length}."
+                " Shorten it, or raise max_length if the model's context allows."
             )
         if params.stop and self.tokenizer is None:
-            raise ConfigError("stop strings need a tokenizer; pass tokenizer=... to LLM.")
+            raise ConfigError("stop: got stop strings and no tokenizer; expected both. Pass tokenizer=... to LLM.")
         stop = StopStrings(params.stop, self.tokenizer) if params.stop else None
         return Sequence(ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop)
 
     def _token_ids(self, place: int, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise ConfigError(f"prompt {place} is text and there is no tokenizer; pass token ids, or tokenizer=... to LLM.")
+                raise ConfigError(f"prompt {place}: got text and no tokenizer; expected token ids, or tokenizer=... to LLM.")
             return [int(i) for i in self.tokenizer(prompt)["input_ids"]]
         ids = prompt.tolist() if isinstance(prompt, torch.Tensor) else prompt
-        if not isinstance(ids, Seq) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            raise ConfigError(f"prompt {place} is neither text nor a list of integer token ids: {str(ids)[:60]!r}.")
+        if not isinstance(ids, ListLike) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+            raise ConfigError(f"prompt {place}: got {str(ids)[:60]!r}; expected a text or a list of integer token ids.")
         return list(ids)
 
-    def _completion(self, seq: Sequence, stats: Stats) -> Completion:
+    def _completion(self, ticket: Ticket) -> Completion:
+        seq = ticket.seq
         text = self.tokenizer.decode(seq.output_ids, skip_special_tokens=True) if self.tokenizer is not None else ""
         if seq.stop is not None:
             text = seq.stop.cut(text)
-        return Completion(text, seq.output_ids, seq.finish_reason or "length", stats)
+        return Completion(text, seq.output_ids, seq.finish_reason or "length", ticket.stats())
 
 
 class _Writer:

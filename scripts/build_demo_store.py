@@ -3,8 +3,8 @@
     python scripts/build_demo_store.py TEXT WORK [OUT]
 
 TEXT is a folder with gpteacher-{codegen,roleplay,toolformer}.jsonl and gsm8k-train.jsonl; prompts of nine kinds are made of it.
-WORK holds the embedded target's answers to them (an interrupted run goes on). The same texts, models and versions of torch and
-transformers give the same bytes. Half an hour on one core.
+WORK gets the embedded target's answers to them, as `paceline record` writes them (an interrupted run goes on). The same texts,
+models and versions of torch and transformers give the same bytes. Half an hour on one core.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ import torch
 import transformers
 
 from paceline import LLM, SamplingParams, datastore, demo
+from paceline.common.answers import read_answers
 from paceline.datastore.layout import LOCK, read_manifest, write_manifest
-from paceline.loading import load_tokenizer
+from paceline.engine.loading import load_tokenizer
+from paceline.replay.recorder import encode_prompts, record_answers
+from paceline.report.prompts import Prompt
 
 SOURCES = {
     "gpteacher-codegen": "teknium1/GPTeacher, MIT",
@@ -36,14 +39,12 @@ SOURCES = {
 }
 EACH = 400  # prompts of each kind
 NEW_TOKENS, LONGEST_PROMPT = 128, 700
-GROUP, BATCH = 128, 32  # prompts written to WORK together; answered together
+GROUP, BATCH = 128, 32  # prompts written to WORK together; in a forward together
 OPENING = 3  # tokens of the prompt that a document begins with: the template's last ones, so that beginnings are found too
-
-Prompt = tuple[str, str]  # kind, text
 
 
 def make_prompts(text: Path) -> list[Prompt]:
-    """Prompts of every kind in turn, the same ones for the same texts."""
+    """Return prompts of every kind in turn, the same ones for the same texts."""
     chats = {name: list(read_chats(text / f"{name}.jsonl")) for name in SOURCES}
     rng = random.Random(0)
     kinds = {
@@ -59,11 +60,16 @@ def make_prompts(text: Path) -> list[Prompt]:
     }
     for texts in kinds.values():
         rng.shuffle(texts)
-    return [(kind, texts[place]) for place in range(EACH) for kind, texts in kinds.items() if place < len(texts)]
+    return [
+        Prompt(f"{kind}-{place}", kind, texts[place])
+        for place in range(EACH)
+        for kind, texts in kinds.items()
+        if place < len(texts)
+    ]
 
 
 def read_chats(path: Path) -> Iterator[tuple[str, str]]:
-    """First question and answer of each conversation."""
+    """Yield the first question and answer of each conversation."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             messages = json.loads(line)["messages"]
@@ -71,7 +77,7 @@ def read_chats(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def stubs(chats: list[tuple[str, str]]) -> Iterator[str]:
-    """Python signatures with the instruction as their docstring."""
+    """Yield Python signatures with the instruction as their docstring."""
     for question, answer in chats:
         found = re.search(r"^def \w+\(.*\).*:$", answer, re.MULTILINE)
         if found:
@@ -79,28 +85,28 @@ def stubs(chats: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def questions(chats: Iterator[tuple[str, str]]) -> Iterator[str]:
-    """Short questions, wherever they are asked."""
+    """Yield short questions, wherever they are asked."""
     texts = chain.from_iterable(chats)
     found = (re.findall(r"\b(?:Who|What|Where|When|Which|How|Why) [^.?!\n]{12,90}\?", text) for text in texts)
     yield from dict.fromkeys(chain.from_iterable(found))
 
 
 def passages(chats: list[tuple[str, str]], rng: random.Random) -> Iterator[str]:
-    """Texts of two to four answers."""
+    """Yield texts of two to four answers."""
     answers = [answer for _, answer in chats if len(answer) > 200]
     for _ in answers:
         yield "\n".join(rng.sample(answers, rng.randint(2, 4)))
 
 
 def grounded(chats: dict[str, list[tuple[str, str]]], rng: random.Random) -> Iterator[str]:
-    """Passages with a question behind them."""
+    """Yield passages with a question behind them."""
     asked = list(questions(chain(chats["gpteacher-roleplay"], chats["gpteacher-toolformer"])))
     for passage in passages(chats["gpteacher-roleplay"], rng):
         yield f"{passage}\n{rng.choice(asked)}"
 
 
 def translations(chats: list[tuple[str, str]], rng: random.Random) -> Iterator[str]:
-    """Sentences to translate. They are English: what is asked for is all that the target makes something of."""
+    """Yield sentences to translate. They are English: what is asked for is all that the target makes something of."""
     for _, answer in chats:
         sentences = re.findall(r"[A-Z][^.?!\n]{30,150}[.?!]", answer)
         if sentences:
@@ -108,33 +114,10 @@ def translations(chats: list[tuple[str, str]], rng: random.Random) -> Iterator[s
 
 
 def answer_all(prompts: list[Prompt], path: Path) -> None:
-    """Append the target's greedy answers that `path` lacks; a line that an interruption cut is made again."""
-    whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
-    path.write_text("".join(whole))
-    done = len(whole)
+    """Record the target's greedy answers; an interrupted run is continued."""
     llm = LLM(demo.TARGET, "draft_model", demo.DRAFT, dtype="float32", device="cpu", max_batch=BATCH)
-    waiting = iter(prompts[done:])
-    while group := list(islice(waiting, GROUP)):
-        ids = [clip(llm.chat_prompt([{"role": "user", "content": text}])) for _, text in group]
-        answers = llm.generate(ids, SamplingParams(max_new_tokens=NEW_TOKENS))
-        with path.open("a") as file:
-            for (kind, _), prompt, answer in zip(group, ids, answers, strict=True):
-                file.write(json.dumps({"kind": kind, "prompt": prompt[-OPENING:], "output": answer.token_ids}) + "\n")
-        done += len(group)
-        print(f"{done} of {len(prompts)} answers", flush=True)
-
-
-def clip(ids: list[int]) -> list[int]:
-    """A long prompt keeps its first 4 tokens, the template's, and its last ones."""
-    return ids if len(ids) <= LONGEST_PROMPT else ids[:4] + ids[4 - LONGEST_PROMPT :]
-
-
-def read_answers(path: Path, most: int) -> Iterator[tuple[str, list[int]]]:
-    """Kind and document of the first `most` answers."""
-    with path.open(encoding="utf-8") as file:
-        for line in islice(file, most):
-            answer = json.loads(line)
-            yield answer["kind"], answer["prompt"] + answer["output"]
+    questions = encode_prompts(prompts, llm, NEW_TOKENS, LONGEST_PROMPT + NEW_TOKENS)
+    record_answers(path, llm, questions, SamplingParams(max_new_tokens=NEW_TOKENS), batch=GROUP, model=demo.NAME, progress=True)
 
 
 def build_store(documents: list[list[int]], tokenizer: Any, out: Path) -> None:
@@ -177,11 +160,12 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    prompts, answers = make_prompts(arguments.text), arguments.work / "answers.jsonl"
-    answer_all(prompts, answers)
-    kinds, documents = zip(*read_answers(answers, len(prompts)), strict=True)
-    build_store(list(documents), load_tokenizer(None, demo.TARGET), arguments.out)
-    write_card(arguments.out, dict(Counter(kinds)))
+    path = arguments.work / "answers.jsonl"
+    answer_all(make_prompts(arguments.text), path)
+    answers = list(read_answers(path))
+    documents = [answer.prompt_ids[-OPENING:] + answer.output_ids for answer in answers]
+    build_store(documents, load_tokenizer(None, demo.TARGET), arguments.out)
+    write_card(arguments.out, dict(Counter(answer.category for answer in answers)))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.common.config import split_spec
 from paceline.drafters import entry
-from paceline.loading import load_model
+from paceline.engine.loading import load_model
 
 SETS = {"humaneval": slice(0, 40), "gsm8k": slice(0, 40), "spec_bench": slice(0, None, 9)}
 LONGEST, HEAD = 900, 4
@@ -37,7 +38,7 @@ def main(shared: Path, specs: list[str]) -> None:
     target = load_model(shared / "models" / "target", "float32")
     print(f"| drafter | {' | '.join(SETS)} |\n|---|{'---:|' * len(SETS)}")
     for spec in specs:
-        draft = shared / "models" / "draft" if entry(spec.partition(":")[0]).needs_draft_model else None
+        draft = shared / "models" / "draft" if entry(split_spec(spec)[0]).needs_draft_model else None
         llm = LLM(target, spec, draft, tokenizer=shared / "models" / "target", dtype="float32")
         cells = []
         for name in SETS:

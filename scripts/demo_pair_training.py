@@ -103,6 +103,14 @@ def scored(row: Rollout) -> Tensor:
     return (position >= row.prompt_length - 1) | (position % PROMPT_STRIDE == 0)
 
 
+@torch.no_grad()
+def soft_labels(teacher: Tensor, head: Tensor) -> Tensor:
+    """Shape [positions, vocab]: the target's distribution mixed with its own argmax, from its hidden states."""
+    label = torch.softmax(F.linear(teacher.float(), head), -1)
+    best = label.argmax(-1, keepdim=True)
+    return label.mul_(1 - ARGMAX_SHARE).scatter_add_(1, best, torch.full_like(best, ARGMAX_SHARE, dtype=label.dtype))
+
+
 def distil(
     draft: Any,
     head: Tensor,
@@ -130,18 +138,9 @@ def distil(
         states = draft.model(input_ids=tokens).last_hidden_state  # causal: right padding needs no mask
         logits = draft.lm_head(states[pad_sequence(places, batch_first=True)])
         teacher = torch.cat([row.hidden[place] for row, place in zip(batch, places, strict=True)])
-        with torch.no_grad():
-            label = torch.softmax(F.linear(teacher.float(), head), -1)
-            best = label.argmax(-1, keepdim=True)
-            label.mul_(1 - ARGMAX_SHARE).scatter_add_(1, best, torch.full_like(best, ARGMAX_SHARE, dtype=label.dtype))
-            log_probs = torch.log_softmax(logits, -1)
-            if step % 50 == 0:
-                loss = -(label * log_probs).sum(-1).mean()
-                curve.append([step, round(loss.item(), 4)])
-                print(f"step {step} loss {loss.item():.4f} done {done:.3f}", flush=True)
-            gradient = log_probs.exp_().sub_(label).div_(len(logits))  # of the loss by the logits
-        optimizer.zero_grad()
-        logits.backward(gradient)
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        optimizer.step()
+        loss = F.cross_entropy(logits, soft_labels(teacher, head))
+        descend(draft, optimizer, loss)
+        if step % 50 == 0:
+            curve.append([step, round(loss.item(), 4)])
+            print(f"step {step} loss {loss.item():.4f} done {done:.3f}", flush=True)
     return curve

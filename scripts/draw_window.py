@@ -8,8 +8,8 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from paceline.drafters.lookahead_window import Window
-from paceline.tree import DraftTree, TreeBuilder, ancestor_mask, node_depths
+from paceline.drafters.lookahead.window import Window
+from paceline.engine.tree import DraftTree, TreeBuilder, ancestor_mask, node_depths
 
 WIDTH, NGRAM, GUESSES = 5, 4, 2
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -17,14 +17,14 @@ BEGIN, END = "<!-- drawn by scripts/draw_window.py -->\n", "<!-- end of drawing 
 _COLOURS = {"level 0": "#c6dbef", "level 1": "#9ecae1", "level 2": "#6baed6", "guess 1": "#fdd0a2", "guess 2": "#fdae6b"}
 
 
-def planted() -> tuple[DraftTree, list[str], list[str]]:
+def drawn_tree() -> tuple[DraftTree, list[str], list[str]]:
     """The tree, and for every node its label and the row it is drawn in. Tokens are all different, so nothing is merged."""
     sizes = [WIDTH - 1, *[WIDTH] * (NGRAM - 2)]
     labels = [f"{'abd'[level]}{column + (level == 0)}" for level, size in enumerate(sizes) for column in range(size)]
     rows = [f"level {level}" for level, size in enumerate(sizes) for _ in range(size)]
     levels = [[place for place, row in enumerate(rows) if row == f"level {level}"] for level in range(NGRAM - 1)]
     builder = TreeBuilder(len(labels) + GUESSES * (NGRAM - 1))
-    Window(levels, NGRAM).plant(builder.add)
+    Window(levels, NGRAM).add_to_tree(builder.add)
     for guess in range(GUESSES):
         builder.add_path([len(builder) + place for place in range(NGRAM - 1)])
         labels += [f"{'gh'[guess]}{place + 1}" for place in range(NGRAM - 1)]
@@ -35,7 +35,7 @@ def planted() -> tuple[DraftTree, list[str], list[str]]:
 
 def drawing() -> str:
     """Two text blocks: every node at its position, and what it sees."""
-    tree, labels, rows = planted()
+    tree, labels, rows = drawn_tree()
     depths = node_depths(tree.parents).tolist()
     lines = ["position  " + "".join(f"{'p' if not at else f'+{at}':5}" for at in range(max(depths) + 1))]
     for name in ["root", *dict.fromkeys(rows)]:
@@ -50,7 +50,7 @@ def drawing() -> str:
 
 def picture(path: Path) -> None:
     """The same tree with its edges."""
-    tree, labels, rows = planted()
+    tree, labels, rows = drawn_tree()
     names = ["root", *dict.fromkeys(rows)]
     places = [(0.0, 0.0)]
     places += [(float(x), -float(names.index(row))) for x, row in zip(node_depths(tree.parents), rows, strict=True)]

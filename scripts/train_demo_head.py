@@ -3,7 +3,7 @@
     python scripts/train_demo_head.py DATA WORK [OUT]
 
 DATA is a folder with prompts/{humaneval,gsm8k,spec_bench}.jsonl and text/*.jsonl, WORK holds the recordings (an interrupted run
-goes on). Each eighth prompt of the three prompt files is only reported on. Half an hour on two cores.
+continues). Each eighth prompt of the three prompt files is only reported on. Half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from pathlib import Path
 import torch
 
 from paceline import demo
-from paceline.acceptance import AcceptanceHead
+from paceline.common.options import changed
+from paceline.drafters.specdec_pp.head import AcceptanceHead
+from paceline.engine.loading import load_model
 from paceline.head.calibrate import calibrate, print_curve
 from paceline.head.evaluate import evaluate, print_judgement
-from paceline.head.record import RecordConfig, record
-from paceline.head.train import TrainConfig, train
-from paceline.loading import load_model
+from paceline.head.record import record
+from paceline.head.settings import RecordConfig, TrainConfig
+from paceline.head.train import train
 
 PROMPTS = ("humaneval", "gsm8k", "spec_bench")
 TEXTS = ("gpteacher-codegen", "gpteacher-roleplay", "gpteacher-toolformer", "gsm8k-train")
@@ -33,7 +35,7 @@ NOTE = (
     " Apache-2.0) without each eighth; first questions of GPTeacher (teknium1/GPTeacher, MIT) and of GSM8K's training set (MIT)."
     " Prompts only; all answers are the embedded target's."
 )
-RECORDING = RecordConfig(keep=0.8, mixtures=4, batch=16, dtype="float32")
+RECORDING = changed(RecordConfig(), keep=0.8, mixtures=4, batch=16, dtype="float32")
 TRAINING = TrainConfig(depth=1, reject_weight=1.0, epochs=8, lr=1e-3, weight_decay=0.1, note=NOTE)
 CURVE_PROMPTS = 16  # of each recording
 
@@ -62,12 +64,12 @@ def main() -> None:
     torch.set_num_threads(1)
     files = tuple(arguments.data / "prompts" / f"{name}.jsonl" for name in PROMPTS)
     chosen = (
-        dataclasses.replace(RECORDING, out=work / "prompts", prompts=files, skip_every=EVERY),
-        dataclasses.replace(RECORDING, out=work / "text", prompts=(text_prompts(arguments.data, work / "text.jsonl"),)),
+        changed(RECORDING, out=work / "prompts", prompts=files, skip_every=EVERY),
+        changed(RECORDING, out=work / "text", prompts=(text_prompts(arguments.data, work / "text.jsonl"),)),
     )
     recordings = [record(config, progress=True) for config in chosen]
-    reported = record(dataclasses.replace(RECORDING, out=work / "held-out", prompts=files, every=EVERY), progress=True)
-    head = train([config.out for config in chosen], TRAINING, progress=True)
+    reported = record(changed(RECORDING, out=work / "held-out", prompts=files, every=EVERY), progress=True)
+    head = train(recordings, TRAINING, progress=True)
     judgement = evaluate(head, [reported])
     print_judgement(judgement)
     target, draft = load_model(demo.TARGET, "float32"), load_model(demo.DRAFT, "float32")

@@ -45,6 +45,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TARGET_SHARE, DRAFT_SHARE, ROLLOUT_SHARE = 0.5, 0.15, 0.4  # of all minutes twice, of stage 2
 EVAL_PROMPTS, EVAL_TOKENS, EVAL_CHAIN = 16, 96, 4
+EVAL_SETTING = f"greedy, fp32, {EVAL_TOKENS} tokens, end token ignored, chains of {EVAL_CHAIN}, {EVAL_PROMPTS} prompts a set"
 
 
 def make_pair(corpus: Corpus, out: Path, minutes: float, seed: int) -> dict[str, Any]:
@@ -148,13 +149,75 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def held_out_questions(corpus: Corpus) -> dict[str, list[str]]:
+    """Take each fiftieth chat out of the corpus, and return the questions of those."""
+    held_out = {name: [question for question, _ in chats[::50]] for name, chats in corpus.chats.items()}
+    corpus.chats = {name: [chat for i, chat in enumerate(chats) if i % 50] for name, chats in corpus.chats.items()}
+    return held_out
+
+
+def find_rollouts(
+    args: argparse.Namespace, target: Any, tokenizer: Any, corpus: Corpus, minutes: float
+) -> tuple[list[Rollout], list[Path], float]:
+    """Read or make the target's continuations; returns them, their files, and the minutes that they took.
+
+    Args:
+        minutes: what stage 2 may take.
+    """
+    files = sorted(args.rollouts.glob("*.pt")) if args.rollouts is not None else []
+    if files and not args.rollouts_only:
+        parts = [read_rollouts(path) for path in files]
+        return [row for rows, _ in parts for row in rows], files, round(sum(taken for _, taken in parts), 1)
+    start, share = time.monotonic(), 1.0 if args.rollouts_only else ROLLOUT_SHARE
+    rollouts = collect_rollouts(target, tokenizer, corpus.chats, 60 * minutes * share, random.Random(args.seed))
+    taken = round((time.monotonic() - start) / 60, 1)
+    if args.rollouts is not None:
+        files = [args.rollouts / f"seed-{args.seed}.pt"]
+        save_rollouts(files[0], rollouts, taken)
+    return rollouts, files, taken
+
+
+def evaluation_answers(
+    args: argparse.Namespace, target: Any, tokenizer: Any, held_out: dict[str, list[str]]
+) -> dict[str, dict[str, list[Rollout]]]:
+    """The target's answers to held-out questions, and to those of --eval-prompts."""
+    answers = {"held_out": eval_answers(target, tokenizer, held_out)}
+    if args.eval_prompts is not None:
+        prompts = {
+            path.stem: [json.loads(line)["turns"][0] for line in path.open(encoding="utf-8")]
+            for path in sorted(args.eval_prompts.glob("*.jsonl"))
+        }
+        answers["eval_prompts"] = eval_answers(target, tokenizer, prompts)
+    return answers
+
+
+class BestDraft:
+    """Keeps the draft that agrees best with the target on held-out prompts in a folder."""
+
+    def __init__(self, draft: Any, folder: Path, answers: dict[str, list[Rollout]], agreement: float) -> None:
+        self._draft, self._folder, self._answers, self._best = draft, folder, answers, agreement
+
+    def keep(self) -> None:
+        """Save the draft when it agrees better than what is saved."""
+        agreement = mean_agreement(evaluate(self._draft, self._answers))
+        print(f"held-out agreement {agreement:.4f}, best so far {self._best:.4f}", flush=True)
+        if agreement > self._best:
+            self._best = agreement
+            save(self._folder, self._draft)
+
+
+def write_training_record(path: Path, record: dict[str, Any]) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
 def main() -> None:
     args = read_arguments()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     corpus = load_corpus(args.text, random.Random(0))  # the same passages and held-out chats for all seeds
-    held_out = {name: [question for question, _ in chats[::50]] for name, chats in corpus.chats.items()}
-    corpus.chats = {name: [chat for i, chat in enumerate(chats) if i % 50] for name, chats in corpus.chats.items()}
+    held_out = held_out_questions(corpus)
     minutes, stage2 = {}, args.minutes
     curves: dict[str, Any] = {}
     if args.init is None:
@@ -164,61 +227,35 @@ def main() -> None:
     source = args.init or args.out
     target, draft = load(source / "target"), load(source / "draft")
     tokenizer: Any = AutoTokenizer.from_pretrained(source / "target")
-
-    files = sorted(args.rollouts.glob("*.pt")) if args.rollouts is not None else []
-    if args.rollouts_only or not files:
-        start, share = time.monotonic(), 1.0 if args.rollouts_only else ROLLOUT_SHARE
-        rollouts = collect_rollouts(target, tokenizer, corpus.chats, 60 * stage2 * share, random.Random(args.seed))
-        minutes["rollouts"] = round((time.monotonic() - start) / 60, 1)
-        if args.rollouts is not None:
-            files = [args.rollouts / f"seed-{args.seed}.pt"]
-            save_rollouts(files[0], rollouts, minutes["rollouts"])
-        if args.rollouts_only:
-            return
-    else:
-        parts = [read_rollouts(path) for path in files]
-        rollouts = [row for rows, _ in parts for row in rows]
-        minutes["rollouts"] = round(sum(taken for _, taken in parts), 1)
+    rollouts, files, minutes["rollouts"] = find_rollouts(args, target, tokenizer, corpus, stage2)
+    if args.rollouts_only:
+        return
     if source.resolve() != args.out.resolve():
         copy_pair(source, args.out)
-
-    answers = {"held_out": eval_answers(target, tokenizer, held_out)}
-    if args.eval_prompts is not None:
-        prompts = {
-            path.stem: [json.loads(line)["turns"][0] for line in path.open(encoding="utf-8")]
-            for path in sorted(args.eval_prompts.glob("*.jsonl"))
-        }
-        answers["eval_prompts"] = eval_answers(target, tokenizer, prompts)
+    answers = evaluation_answers(args, target, tokenizer, held_out)
     before = {name: evaluate(draft, rows) for name, rows in answers.items()}
     print(json.dumps(before), flush=True)
-
     minutes["distillation"] = round(max(stage2 - minutes["rollouts"], stage2 / 4), 1)
-    best = mean_agreement(before["held_out"])
-
-    def keep() -> None:
-        """Save the draft when it agrees better on held-out prompts than what is saved."""
-        nonlocal best
-        agreement = mean_agreement(evaluate(draft, answers["held_out"]))
-        print(f"held-out agreement {agreement:.4f}, best so far {best:.4f}", flush=True)
-        if agreement > best:
-            best = agreement
-            save(args.out / "draft", draft)
-
-    curves["distillation"] = distil(
-        draft,
-        target.lm_head.weight.detach(),
-        rollouts,
-        60 * minutes["distillation"],
-        random.Random(args.seed),
-        keep,
-    )
+    best = BestDraft(draft, args.out / "draft", answers["held_out"], mean_agreement(before["held_out"]))
+    head, seconds = target.lm_head.weight.detach(), 60 * minutes["distillation"]
+    curves["distillation"] = distil(draft, head, rollouts, seconds, random.Random(args.seed), best.keep)
     final = load(args.out / "draft")
-    record = {
+    after = {name: evaluate(final, rows) for name, rows in answers.items()}
+    record = training_record(args, corpus, files, rollouts) | {
+        "minutes": minutes, "evaluation": {"setting": EVAL_SETTING, "before": before, "after": after}, "loss_curve": curves,
+    }  # fmt: skip
+    write_training_record(args.out / "training.json", record)
+    print(json.dumps(record["evaluation"], indent=1))
+
+
+def training_record(args: argparse.Namespace, corpus: Corpus, files: list[Path], rollouts: list[Rollout]) -> dict[str, Any]:
+    """What the pair was made of, and with what."""
+    return {
         "sources": corpus.sources,
         "start": "trained from scratch" if args.init is None else "target kept, draft distilled from an earlier pair",
         "seed": args.seed,
         "threads": args.threads,
-        "minutes": minutes,
+        "minutes": {},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "rollouts": {
             "files": [path.name for path in files],
@@ -226,18 +263,7 @@ def main() -> None:
             "prompt_tokens": sum(row.prompt_length for row in rollouts),
             "new_tokens": len(rollouts) * NEW_TOKENS,
         },
-        "evaluation": {
-            "setting": f"greedy, fp32, {EVAL_TOKENS} tokens, end token ignored, chains of {EVAL_CHAIN}, "
-            f"{EVAL_PROMPTS} prompts a set",
-            "before": before,
-            "after": {name: evaluate(final, rows) for name, rows in answers.items()},
-        },
-        "loss_curve": curves,
     }
-    partial = args.out / "training.json.partial"
-    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, args.out / "training.json")
-    print(json.dumps(record["evaluation"], indent=1))
 
 
 def mean_agreement(figures: dict[str, dict[str, float]]) -> float:

@@ -1,34 +1,74 @@
-"""Write docs/benchmarks.md from the JSON files of `paceline bench`, so that every figure there was measured.
+"""Write the pages and tables of figures from docs/results/*.json, so that every figure there was measured.
 
-The picture of a paper is the PNG file of the same name beside its JSON file.
+One page per result, docs/benchmarks/NAME.md; and the short tables of README.md and docs/benchmarks.md, between the marks
+`<!-- table of NAME -->` and `<!-- end of table -->`. The picture of a paper is the PNG file beside its JSON file.
 
-python scripts/update_benchmarks.py docs/results/*.json
+python scripts/update_benchmarks.py
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from paceline.bench import markdown, paper_markdown, read_json, read_paper_json
+from paceline.bench.report import KIND as BENCH
+from paceline.report.documents import kind_of
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-MARK = "<!-- generated below by scripts/update_benchmarks.py -->\n"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+PAGES = ROOT / "docs" / "benchmarks"
+WITH_TABLES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+_MARKED = re.compile(r"(<!-- table of ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_OUTSIDE = {
+    "transformers": "transformers",
+    "transformers:prompt_lookup": "transformers, prompt lookup",
+    "transformers:assistant": "transformers, assisted",
+}
 
 
-def main(paths: list[str]) -> None:
-    head = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
-    sections = [section(Path(path)) for path in sorted(paths)]
-    PAGE.write_text(head + MARK + "\n" + "\n\n".join(section.strip() for section in sections) + "\n", encoding="utf-8")
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every generated file with its text."""
+    for path in sorted(RESULTS.glob("*.json")):
+        yield PAGES / f"{path.stem}.md", page(path)
+    for file in WITH_TABLES:
+        text = file.read_text(encoding="utf-8")
+        yield file, _MARKED.sub(lambda mark: f"{mark[1]}{table(RESULTS / f'{mark[2]}.json')}\n{mark[3]}", text)
 
 
-def section(path: Path) -> str:
-    if "paper" not in json.loads(path.read_text(encoding="utf-8")):
-        return markdown(read_json(path))
-    picture = path.resolve().with_suffix(".png")
-    return paper_markdown(read_paper_json(path), str(picture.relative_to(PAGE.parent)) if picture.exists() else None)
+def page(path: Path) -> str:
+    """The section of a result, as a page of its own."""
+    paper = kind_of(path) != BENCH.name
+    if paper:
+        picture = f"../results/{path.stem}.png"
+        text = paper_markdown(read_paper_json(path), picture if (PAGES / picture).exists() else None)
+    else:
+        text = markdown(read_json(path))
+    title = "# " if paper else f"# {path.stem}: "
+    return text.strip().replace("### ", title, 1).replace("\n### ", "\n## ") + "\n"
+
+
+def table(path: Path) -> str:
+    """Speed, tokens per forward and equal answers of each method of a run."""
+    methods = json.loads(path.read_text(encoding="utf-8"))["summary"]["all"]
+    lines = ["| | tokens/s over plain transformers | median | tokens per forward | equal |", "|---|---:|---:|---:|---:|"]
+    return "\n".join([*lines, *(f"| {' | '.join(_cells(method))} |" for method in methods[1:])])
+
+
+def _cells(figures: dict[str, Any]) -> list[str]:
+    name, per_forward = figures["method"], figures["tokens_per_forward"]
+    return [
+        _OUTSIDE.get(name) or f"paceline `{name}`",
+        f"{figures['speedup']:.2f}",
+        f"{figures['speedup_median']:.2f}",
+        "" if per_forward is None else f"{per_forward:.2f}",
+        f"{figures['equal']} of {figures['compared']}",
+    ]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for file, text in pages():
+        file.write_text(text, encoding="utf-8")

@@ -14,8 +14,9 @@ import pytest
 import torch
 import transformers
 from hypothesis import settings
-from models import piece_tokenizer
-from shared import COUNT, Pair, reference
+
+from tests.support.models import piece_tokenizer
+from tests.support.shared import COUNT, Pair, reference
 
 DATA = Path(__file__).parent / "data"
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from paceline.drafters import REGISTRY
+from tests.support import models
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SNIPPETS = [
     pytest.param(code, id=f"{page.stem}-{number}")
     for page in PAGES
@@ -27,7 +28,8 @@ def test_snippet_runs(code: str) -> None:
 
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
-        for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
             assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
 
 
@@ -42,6 +44,25 @@ def test_the_drawn_window_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(ROOT / "scripts")
     drawing = importlib.import_module("draw_window").drawing()
     assert drawing in (ROOT / "docs" / "lookahead.md").read_text(encoding="utf-8")
+
+
+def test_figures_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written by scripts/update_benchmarks.py; a page for each result, and none without."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    pages = dict(importlib.import_module("update_benchmarks").pages())
+    for page, text in pages.items():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name} is stale; run scripts/update_benchmarks.py"
+    generated = {page for page in pages if page.parent.name == "benchmarks"}
+    assert set((ROOT / "docs" / "benchmarks").glob("*.md")) - generated == {ROOT / "docs" / "benchmarks" / "targets.md"}
+
+
+def test_architectures_claimed_are_those_tested() -> None:
+    trees, chains = (len({name for name, _ in cases}) for cases in (models.CASES, models.CHAIN_CASES))
+    assert f"[{trees + chains} architectures are" in (ROOT / "README.md").read_text()
+    assert (
+        f"over {trees + chains} architectures ({trees} with trees, {chains} as chains)"
+        in (ROOT / "docs" / "losslessness.md").read_text()
+    )
 
 
 def test_glossary_words_are_there() -> None:

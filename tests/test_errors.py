@@ -1,4 +1,4 @@
-"""Bad input is refused before any work, with what came, what is allowed and what to do."""
+"""Bad input is refused before any work, with what came, what is expected and what to do."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DATA
-from models import make
-from shared import Pair
 
 from paceline import LLM, SamplingParams
-from paceline.config import parse_spec
+from paceline.common.config import parse_spec
 from paceline.drafters import available, create
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import Sequence
 from paceline.errors import CapacityError, ConfigError, DatastoreError, DrafterError, PacelineError, UnsupportedModelError
-from paceline.model import CachedLM
-from paceline.sequence import Sequence
+from tests.conftest import DATA
+from tests.support.models import make
+from tests.support.shared import Pair
 
 
 def test_the_tree_of_errors() -> None:
@@ -30,19 +30,19 @@ def test_the_tree_of_errors() -> None:
     [
         ("promt_lookup", "Did you mean 'prompt_lookup'"),
         ("", "there is no drafter ''"),
-        ("zzz", f"Allowed: {', '.join(sorted(available()))}"),
+        ("zzz", f"Expected one of: {', '.join(sorted(available()))}"),
         ("prompt_lookup:lenght=4", "no option 'lenght'. Did you mean 'length'"),
-        ("prompt_lookup:length", "write key=value"),
-        ("prompt_lookup:length=4,length=5", "given twice"),
-        ("prompt_lookup:length=four", "prompt_lookup.:length is 'four'; expected int"),
+        ("prompt_lookup:length", "got 'length' .*Write key=value"),
+        ("prompt_lookup:length=4,length=5", "got option 'length' twice"),
+        ("prompt_lookup:length=four", "prompt_lookup.:length: got 'four'; expected int"),
         ("prompt_lookup:length=4.5", "expected int"),
-        ("prompt_lookup:length=0", "length is 0; allowed is at least 1"),
-        ("prompt_lookup:min_ngram=0", "min_ngram is 0"),
-        ("prompt_lookup:min_ngram=4,max_ngram=2", "max_ngram is 2 and min_ngram 4"),
+        ("prompt_lookup:length=0", "length: got 0; expected at least 1"),
+        ("prompt_lookup:min_ngram=0", "min_ngram: got 0"),
+        ("prompt_lookup:min_ngram=4,max_ngram=2", "got max_ngram=2 with min_ngram=4; expected"),
         ("none:length=4", "no option 'length'"),
-        ("draft_model:length=0", "length is 0"),
+        ("draft_model:length=0", "length: got 0"),
         ("draft_model:verification=folow", "Did you mean 'follow'"),
-        ("draft_model", "needs a draft model.*pass draft_model="),
+        ("draft_model", "needs a draft model.*Pass draft_model="),
     ],
 )
 def test_drafter_specs(pair: Pair, spec: str, words: str) -> None:
@@ -58,7 +58,7 @@ def test_typed_options() -> None:
     for value in (True, "x", 2.5, None):
         with pytest.raises(ConfigError, match="expected int"):
             create("prompt_lookup", length=value)
-    with pytest.raises(ConfigError, match="given twice"):
+    with pytest.raises(ConfigError, match="got option 'length' twice"):
         create("prompt_lookup:length=4", length=4)
 
 
@@ -77,23 +77,23 @@ def test_vocabularies_must_agree(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens is 0; allowed is an integer of at least 1"),
-        ({"max_new_tokens": 1.5}, "max_new_tokens is 1.5"),
-        ({"max_new_tokens": True}, "max_new_tokens is True"),
-        ({"temperature": -0.1}, "temperature is -0.1; allowed is 0"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"temperature": float("inf")}, "temperature is inf"),
-        ({"temperature": "hot"}, "temperature is 'hot'"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"top_k": 2.0}, "top_k is 2.0"),
-        ({"top_p": 0}, "top_p is 0; allowed is above 0 and at most 1"),
-        ({"top_p": 2}, "top_p is 2"),
-        ({"min_p": 1.1}, "min_p is 1.1"),
-        ({"min_p": -0.1}, "min_p is -0.1"),
-        ({"repetition_penalty": 0}, "repetition_penalty is 0"),
-        ({"seed": 1.0}, "seed is 1.0"),
-        ({"seed": None}, "seed is None"),
-        ({"stop": ("a", "")}, "stop is .*non-empty strings"),
+        ({"max_new_tokens": 0}, "max_new_tokens: got 0; expected an integer of at least 1"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens: got 1.5"),
+        ({"max_new_tokens": True}, "max_new_tokens: got True"),
+        ({"temperature": -0.1}, "temperature: got -0.1; expected 0"),
+        ({"temperature": float("nan")}, "temperature: got nan"),
+        ({"temperature": float("inf")}, "temperature: got inf"),
+        ({"temperature": "hot"}, "temperature: got 'hot'"),
+        ({"top_k": -1}, "top_k: got -1"),
+        ({"top_k": 2.0}, "top_k: got 2.0"),
+        ({"top_p": 0}, "top_p: got 0; expected above 0 and at most 1"),
+        ({"top_p": 2}, "top_p: got 2"),
+        ({"min_p": 1.1}, "min_p: got 1.1"),
+        ({"min_p": -0.1}, "min_p: got -0.1"),
+        ({"repetition_penalty": 0}, "repetition_penalty: got 0"),
+        ({"seed": 1.0}, "seed: got 1.0"),
+        ({"seed": None}, "seed: got None"),
+        ({"stop": ("a", "")}, "stop: got .*non-empty strings"),
         ({"stop": (3,)}, "non-empty strings"),
     ],
 )
@@ -110,9 +110,9 @@ def test_one_stop_string_is_a_tuple_of_one() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_batch": 0}, "max_batch is 0; allowed is at least 1"),
-        ({"max_nodes": -1}, "max_nodes is -1"),
-        ({"max_length": 1}, "max_length is 1"),
+        ({"max_batch": 0}, "max_batch: got 0; expected at least 1"),
+        ({"max_nodes": -1}, "max_nodes: got -1"),
+        ({"max_length": 1}, "max_length: got 1"),
     ],
 )
 def test_engine_options(pair: Pair, options: dict[str, Any], words: str) -> None:
@@ -124,9 +124,9 @@ def test_engine_options(pair: Pair, options: dict[str, Any], words: str) -> None
     ("model", "options", "words"),
     [
         ("no/such/directory", {}, "cannot load a causal language model from 'no/such/directory'"),
-        (3, {}, "model is a int; pass a directory"),
+        (3, {}, "model: got a int; expected a directory"),
         (str(DATA / "tiny_target"), {"tokenizer": "no/such/tokenizer"}, "cannot load a tokenizer from 'no/such/tokenizer'"),
-        (str(DATA / "tiny_target"), {"dtype": "float23"}, "there is no dtype 'float23'. Did you mean 'float32'"),
+        (str(DATA / "tiny_target"), {"dtype": "float23"}, "dtype: got 'float23'. Did you mean 'float32'"),
     ],
 )
 def test_models_that_cannot_be_loaded(model: Any, options: dict[str, Any], words: str) -> None:
@@ -137,25 +137,25 @@ def test_models_that_cannot_be_loaded(model: Any, options: dict[str, Any], words
 def test_a_directory_without_a_tokenizer_answers_token_ids(pair: Pair) -> None:
     llm = LLM(DATA / "tiny_target", dtype="float32", drafter="draft_model", draft_model=DATA / "tiny_noisy_0.05")
     assert llm.generate([pair.prompts[1]], SamplingParams(12))[0].token_ids == pair.answers[1][:12]
-    with pytest.raises(ConfigError, match="prompt 0 is text and there is no tokenizer"):
+    with pytest.raises(ConfigError, match="prompt 0: got text and no tokenizer; expected token ids"):
         llm.generate("text")
 
 
 GOOD = [1, 5, 9]
 BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
-    ([GOOD, []], ConfigError, "prompt 1 is empty"),
-    ([GOOD, [1, 256]], ConfigError, r"prompt 1 has token ids from 1 to 256; allowed are 0 to 255"),
-    ([GOOD, [-1, 4]], ConfigError, "prompt 1 has token ids from -1 to 4"),
-    ([GOOD, [1] * 64], CapacityError, "prompt 1 has 64 tokens .* at most 64"),
-    ([GOOD, [1.0, 2.0]], ConfigError, "prompt 1 is neither text nor a list of integer token ids"),
-    ([GOOD, [True, False]], ConfigError, "prompt 1 is neither"),
-    ([GOOD, 7], ConfigError, "prompt 1 is neither"),
-    ([GOOD, None], ConfigError, "prompt 1 is neither"),
-    ([GOOD, "text"], ConfigError, "prompt 1 is text and there is no tokenizer"),
-    ("text", ConfigError, "prompt 0 is text and there is no tokenizer"),
-    (GOOD, ConfigError, r"one list of token ids; pass a list of such lists"),
-    (7, ConfigError, "prompts is a int"),
-    (None, ConfigError, "prompts is a NoneType"),
+    ([GOOD, []], ConfigError, "prompt 1: got no token; expected at least one"),
+    ([GOOD, [1, 256]], ConfigError, r"prompt 1: got token ids from 1 to 256; expected 0 to 255"),
+    ([GOOD, [-1, 4]], ConfigError, "prompt 1: got token ids from -1 to 4"),
+    ([GOOD, [1] * 64], CapacityError, "prompt 1: got 64 tokens.* expected less than 64"),
+    ([GOOD, [1.0, 2.0]], ConfigError, "prompt 1: got .*1\\.0.*; expected a text or a list of integer token ids"),
+    ([GOOD, [True, False]], ConfigError, "prompt 1: got .*; expected a text or a list"),
+    ([GOOD, 7], ConfigError, "prompt 1: got .*; expected a text or a list"),
+    ([GOOD, None], ConfigError, "prompt 1: got .*; expected a text or a list"),
+    ([GOOD, "text"], ConfigError, "prompt 1: got text and no tokenizer"),
+    ("text", ConfigError, "prompt 0: got text and no tokenizer; expected token ids"),
+    (GOOD, ConfigError, r"got one list of token ids; expected a list of such lists"),
+    (7, ConfigError, "prompts: got a int"),
+    (None, ConfigError, "prompts: got a NoneType"),
 ]
 
 
@@ -190,17 +190,17 @@ def test_what_is_close_to_bad_is_fine(pair: Pair) -> None:
 
 def test_params_come_one_for_all_or_one_each(pair: Pair) -> None:
     llm = LLM(pair.target)
-    with pytest.raises(ConfigError, match="2 SamplingParams came for 3 prompts"):
+    with pytest.raises(ConfigError, match="got 2 SamplingParams for 3 prompts; expected one for all, or one each"):
         llm.generate([GOOD] * 3, [SamplingParams(1)] * 2)
 
 
 def test_text_needs_a_tokenizer(pair: Pair, tokenizer: Any) -> None:
     llm = LLM(pair.target)
-    with pytest.raises(ConfigError, match="stop strings need a tokenizer"):
+    with pytest.raises(ConfigError, match="stop: got stop strings and no tokenizer"):
         llm.generate([GOOD], SamplingParams(stop=("x",)))
-    with pytest.raises(ConfigError, match="no chat template"):
+    with pytest.raises(ConfigError, match="without chat template"):
         llm.chat([{"role": "user", "content": "hello"}])
-    with pytest.raises(ConfigError, match="no chat template"):
+    with pytest.raises(ConfigError, match="without chat template"):
         LLM(pair.target, tokenizer=tokenizer).chat([{"role": "user", "content": "hello"}])
     assert LLM(pair.target, tokenizer=tokenizer).generate("hello", SamplingParams(4))[0].text
 
@@ -208,7 +208,7 @@ def test_text_needs_a_tokenizer(pair: Pair, tokenizer: Any) -> None:
 def test_an_attention_without_masks_is_refused(pair: Pair) -> None:
     model = make("flexible")
     model.set_attn_implementation("flex_attention")
-    with pytest.raises(ConfigError, match=r"flex_attention.*allowed are 'sdpa' and 'eager'.*set_attn_implementation"):
+    with pytest.raises(ConfigError, match=r"got .*flex_attention.*expected 'sdpa' or 'eager'.*set_attn_implementation"):
         CachedLM(model)
     model.set_attn_implementation("sdpa")
     assert CachedLM(model).takes_trees

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence as ListLike
 from typing import Any
 
 import pytest
-from models import make
-from shared import COUNT, SAME_SEED, SPECS, Pair, ScriptedTree, leftovers, reference
 
 from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
-from paceline.drafters.draft_model import DraftModel, DraftModelOptions
-from paceline.model import CachedLM
-from paceline.sequence import Sequence
+from paceline.drafters.contract import leftovers
+from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import Sequence
+from tests.support.models import make
+from tests.support.shared import COUNT, SAME_SEED, SPECS, Pair, ScriptedTree, reference
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
@@ -182,7 +183,7 @@ class Overheard(DraftModel):
 
     notes: list[tuple[list[int], list[int]]]
 
-    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         trees = super().propose(seqs, max_nodes)
         self.notes += [(list(seq.token_ids), tree.token_ids) for seq, tree in zip(seqs, trees, strict=True)]
         return trees
@@ -237,7 +238,7 @@ def test_a_stream_closed_early_leaves_nothing(pair: Pair, name: str) -> None:
     stream = llm.stream(pair.prompts[1], SamplingParams(max_new_tokens=COUNT))
     assert next(stream).token_ids == pair.answers[1][:1] or name != "none"
     assert llm.model.open_sequences == 1
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert llm.model.open_sequences == 0
     assert leftovers(llm.drafter, range(before, before + 10)) == []
     assert llm.generate([pair.prompts[1]], SamplingParams(max_new_tokens=COUNT))[0].token_ids == pair.answers[1]
@@ -261,11 +262,11 @@ class Breaking(ScriptedTree):
         super().start(seq)
         self._maybe_break("start")
 
-    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         self._maybe_break("propose")
         return super().propose(seqs, max_nodes)
 
-    def observe(self, outcomes: Seq[Outcome]) -> None:
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
         self._maybe_break("observe")
         super().observe(outcomes)
 
@@ -277,7 +278,7 @@ def test_a_drafter_that_fails_leaves_the_engine_usable(pair: Pair, where: str) -
     with pytest.raises(RuntimeError, match=f"broken in {where}"):
         llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert llm.model.open_sequences == 0
-    assert not drafter.state
+    assert not drafter.open
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert [out.token_ids for out in outs] == pair.answers
     assert drafter.side_branches > 0

@@ -1,25 +1,56 @@
 """Timed comparisons of drafters with each other and with transformers, on the same model object.
 
-result = run_bench(BenchConfig("demo", drafters=("none", "prompt_lookup"), threads=1))
+result = run_bench(BenchConfig(ModelOptions("demo", threads=1), drafters=("none", "prompt_lookup")))
 print_table(result)
-print_paper(run_paper(PaperConfig("lookahead", threads=1)))
+print_paper(run_paper(configure("lookahead", threads=1)))
 """
 
 from __future__ import annotations
 
-from paceline.bench.cost_scale import CostScale, enlarge
-from paceline.bench.memory import memory_by_method
-from paceline.bench.paper import PAPERS, PaperConfig, PaperResult, run_paper
-from paceline.bench.paper_report import paper_markdown, print_paper, read_paper_json, write_paper_json
-from paceline.bench.plot import write_png
-from paceline.bench.prompts import Prompt, load_prompts
-from paceline.bench.report import markdown, print_table, read_json, write_json
-from paceline.bench.result import BenchResult
-from paceline.bench.run import run_bench
-from paceline.bench.settings import BenchConfig
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.bench.cost_scale import enlarge
+    from paceline.bench.memory import memory_by_method
+    from paceline.bench.papers.config import PaperConfig
+    from paceline.bench.papers.part import PaperResult
+    from paceline.bench.papers.registry import PAPERS, configure, draw_paper, run_paper
+    from paceline.bench.papers.report import paper_markdown, print_paper, read_paper_json, write_paper_json
+    from paceline.bench.plot import write_png
+    from paceline.bench.report import markdown, print_table, read_json, write_json
+    from paceline.bench.result import BenchResult
+    from paceline.bench.run import run_bench
+    from paceline.bench.settings import BenchConfig, CostScale
+    from paceline.common.options import ModelOptions, PromptOptions
+    from paceline.report.prompts import Prompt, load_prompts
+
+_MODULES = {  # imported when one of their names is asked for: settings, and the command line's help, need no torch
+    "paceline.bench.cost_scale": ("enlarge",),
+    "paceline.bench.memory": ("memory_by_method",),
+    "paceline.bench.papers.config": ("PaperConfig",),
+    "paceline.bench.papers.part": ("PaperResult",),
+    "paceline.bench.papers.registry": ("PAPERS", "configure", "draw_paper", "run_paper"),
+    "paceline.bench.papers.report": ("paper_markdown", "print_paper", "read_paper_json", "write_paper_json"),
+    "paceline.bench.plot": ("write_png",),
+    "paceline.bench.report": ("markdown", "print_table", "read_json", "write_json"),
+    "paceline.bench.result": ("BenchResult",),
+    "paceline.bench.run": ("run_bench",),
+    "paceline.bench.settings": ("BenchConfig", "CostScale"),
+    "paceline.common.options": ("ModelOptions", "PromptOptions"),
+    "paceline.report.prompts": ("Prompt", "load_prompts"),
+}
 
 __all__ = [
-    "PAPERS", "BenchConfig", "BenchResult", "CostScale", "PaperConfig", "PaperResult", "Prompt", "enlarge", "load_prompts",
-    "markdown", "memory_by_method", "paper_markdown", "print_paper", "print_table", "read_json", "read_paper_json",
-    "run_bench", "run_paper", "write_json", "write_paper_json", "write_png",
+    "PAPERS", "BenchConfig", "BenchResult", "CostScale", "ModelOptions", "PaperConfig", "PaperResult", "Prompt",
+    "PromptOptions", "configure", "draw_paper", "enlarge", "load_prompts", "markdown", "memory_by_method", "paper_markdown",
+    "print_paper", "print_table", "read_json", "read_paper_json", "run_bench", "run_paper", "write_json", "write_paper_json",
+    "write_png",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

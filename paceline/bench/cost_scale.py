@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from paceline.acceptance_card import draft_identity
+from paceline.bench.settings import CostScale
+from paceline.engine.identity import model_identity
 from paceline.errors import ConfigError, UnsupportedModelError
 
 _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
@@ -26,29 +25,6 @@ _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "sel
 _WRITERS = ("self_attn.o_proj", "mlp.down_proj")  # what adds to the residual stream
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _ROUNDING = 16  # the feed-forward size is a multiple of this
-
-
-@dataclass(frozen=True, slots=True)
-class CostScale:
-    """Sizes to enlarge to: the residual stream's width and the number of layers."""
-
-    width: int
-    layers: int
-
-    @staticmethod
-    def parse(spec: str) -> CostScale:
-        """From "WIDTHxLAYERS", for example "1024x12".
-
-        Raises:
-            ConfigError: another form.
-        """
-        match = re.fullmatch(r"(\d+)x(\d+)", spec.strip().lower())
-        if match is None:
-            raise ConfigError(f"cost scale {spec!r} is not WIDTHxLAYERS; write for example '1024x12'.")
-        return CostScale(int(match[1]), int(match[2]))
-
-    def __str__(self) -> str:
-        return f"{self.width}x{self.layers}"
 
 
 def parameter_count(model: PreTrainedModel) -> int:
@@ -76,7 +52,7 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
     config = model.config
     if config.model_type != "llama":
         raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be enlarged; allowed are models of the Llama architecture (model_type 'llama')."
+            f"{type(model).__name__} cannot be enlarged; expected models of the Llama architecture (model_type 'llama')."
             " Run the bench without a cost scale."
         )
     _check_sizes(model, width, layers)
@@ -90,7 +66,7 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
         config.intermediate_size, _ROUNDING * round(config.intermediate_size * ratio / _ROUNDING)
     )  # fmt: skip
     wanted.rms_norm_eps = config.rms_norm_eps / ratio
-    fingerprint, hidden_size = draft_identity(model)
+    fingerprint, hidden_size = model_identity(model)
     wanted.enlarged_from = {"fingerprint": fingerprint, "hidden_size": hidden_size}  # an acceptance head goes with what it was
     with torch.random.fork_rng(devices=[]):  # the constructor draws weights that are all replaced
         larger: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -110,7 +86,7 @@ def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:
     if width < own or layers < config.num_hidden_layers:
         raise ConfigError(
             f"cost scale {width}x{layers} is smaller than the model, which is {own}x{config.num_hidden_layers};"
-            " allowed are sizes from its own upwards."
+            " expected sizes from its own upwards."
         )
     if width % step:
         below = max(own, width - width % step)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import paceline
+from paceline.common.machine import usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def look_around(device: torch.device) -> Environment:
         modified=modified,
         platform=platform.platform(),
         processor=_processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=usable_cores(),
         accelerator=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         threads=torch.get_num_threads(),
         load_start=load,

@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.bench.environment import peak_memory
 from paceline.bench.run import run_bench
 from paceline.bench.settings import BenchConfig
+from paceline.common.options import changed, flat
 from paceline.errors import PacelineError
 
 _CLEAR = Path("/proc/self/clear_refs")
@@ -31,7 +32,7 @@ def memory_by_method(config: BenchConfig) -> dict[str, int]:
         ours = name in config.drafters
         one = dataclasses.replace(config, baselines=() if ours else (name,), drafters=(name,) if ours else ())
         done = subprocess.run(
-            [sys.executable, "-m", "paceline.bench.memory", json.dumps(dataclasses.asdict(one))],
+            [sys.executable, "-m", "paceline.bench.memory", json.dumps(flat(one))],
             capture_output=True,
             text=True,
             check=False,
@@ -59,7 +60,7 @@ def peak_since_reset() -> int:
 
 
 def _main() -> None:
-    run_bench(BenchConfig(**json.loads(sys.argv[1])), progress=False, loaded=reset_peak)
+    run_bench(changed(BenchConfig(), **json.loads(sys.argv[1])), progress=False, loaded=reset_peak)
     print(peak_since_reset())
 
 

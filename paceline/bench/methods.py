@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,11 +14,10 @@ import transformers
 from transformers import GenerationConfig, PreTrainedModel
 
 from paceline.bench.settings import ASSISTANT, PLAIN, lookup_tokens
-from paceline.drafter import Drafter, Outcome
+from paceline.engine.drafter import DelegatingDrafter, Drafter, Outcome
+from paceline.engine.metrics import Stats, Timing
+from paceline.engine.sequence import SamplingParams
 from paceline.llm import LLM
-from paceline.metrics import Stats, Timing
-from paceline.sequence import SamplingParams, Sequence
-from paceline.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Paceline:
 
     def reset(self) -> None:
         """A new drafter."""
-        self._llm.drafter = self._make()
+        self._llm.change_drafter(self._make())
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Token ids in, completions out."""
@@ -75,7 +74,7 @@ class Paceline:
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:
         """Answer untimed, and note whether the drafter's trees carry distributions."""
         outcomes: list[Outcome] = []
-        self._llm.drafter = Watch(self._llm.drafter, outcomes.append)
+        self._llm.change_drafter(Watch(self._llm.drafter, outcomes.append))
         self.prepare(prompts, max_new_tokens)()
         self.draws = any(outcome.tree.probs is not None for outcome in outcomes)
 
@@ -119,30 +118,18 @@ class Transformers:
         return None
 
 
-class Watch(Drafter):
+class Watch(DelegatingDrafter):
     """Passes everything on to a drafter, and what the target said about its trees to `see` as well."""
 
-    def __init__(self, drafter: Drafter, see: Callable[[Outcome], None]) -> None:
-        self.name, self.vocab_size = drafter.name, drafter.vocab_size
-        self._drafter, self._see = drafter, see
+    def __init__(self, inner: Drafter, see: Callable[[Outcome], None]) -> None:
+        super().__init__(inner)
+        self._see = see
 
-    def start(self, seq: Sequence) -> None:
-        """Passed on, as the methods below are."""
-        self._drafter.start(seq)
-
-    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """The drafter's own trees."""
-        return self._drafter.propose(seqs, max_nodes)
-
-    def observe(self, outcomes: Seq[Outcome]) -> None:
-        """Here the outcomes are seen, before the drafter learns from them."""
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        """Show the outcomes, before the drafter learns from them."""
         for outcome in outcomes:
             self._see(outcome)
-        self._drafter.observe(outcomes)
-
-    def stop(self, seq: Sequence) -> None:
-        """Passed on."""
-        self._drafter.stop(seq)
+        super().observe(outcomes)
 
 
 @contextlib.contextmanager

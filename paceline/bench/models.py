@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline import demo
-from paceline.architecture import Architecture
-from paceline.bench.cost_scale import CostScale, cost_label, enlarge, parameter_count
-from paceline.bench.prompts import Prompt, encode, load_prompts
-from paceline.bench.settings import BenchConfig
+from paceline.bench.cost_scale import cost_label, enlarge, parameter_count
+from paceline.bench.settings import BenchConfig, CostScale
+from paceline.engine.architecture import Architecture
+from paceline.engine.loading import load_model, load_tokenizer
+from paceline.engine.parallel.ranks import local_device
 from paceline.errors import CapacityError, ConfigError
-from paceline.loading import load_model, load_tokenizer
-from paceline.parallel_ranks import local_device
+from paceline.report.prompts import Prompt, encode, load_prompts
 
 _LEAST_ROOM = 8  # context tokens for a prompt
 
@@ -50,24 +50,25 @@ def load_models(config: BenchConfig, target: PreTrainedModel | None, draft: PreT
         ConfigError: a method needs a draft model, and none came; or a model that cannot be loaded.
         UnsupportedModelError: a model that cannot be enlarged.
     """
-    place, wanted = demo.target_of(config.model), demo.draft_name(config.model, config.draft_model)
+    asked = config.models
+    place, wanted = demo.target_of(asked.model), demo.draft_name(asked.model, asked.draft_model)
     tokenizer = load_tokenizer(tokenizer, place)
-    device = local_device(config.device) if config.lookahead_parallel else config.device
-    model = target or load_model(place, config.dtype, device)
+    device = local_device(asked.device) if config.lookahead_parallel else asked.device
+    model = target or load_model(place, asked.dtype, device)
     if not config.needs_draft():
         draft = None
     elif draft is None and wanted is not None:
-        draft = load_model(demo.draft_of(wanted), config.dtype, str(model.device))
+        draft = load_model(demo.draft_of(wanted), asked.dtype, str(model.device))
     if draft is None and config.needs_draft():
         raise ConfigError(f"bench: {config.needs_draft()[0]!r} needs a draft model, and none came; pass draft_model=DIRECTORY.")
-    model, label = _scaled(model, config.model, config.cost_scale)
+    model, label = _scaled(model, asked.model, config.cost_scale)
     if draft is None:
         return Models(model, None, tokenizer, label, None)
     draft, draft_label = _scaled(draft, wanted or "draft", config.draft_cost_scale)
     return Models(model, draft, tokenizer, label, draft_label)
 
 
-def make_units(config: BenchConfig, models: Models, prompts: Seq[Prompt] | None = None) -> list[Unit]:
+def make_units(config: BenchConfig, models: Models, prompts: ListLike[Prompt] | None = None) -> list[Unit]:
     """The prompts, those of `config` where none are given, in their order and in batches.
 
     Raises:
@@ -75,13 +76,15 @@ def make_units(config: BenchConfig, models: Models, prompts: Seq[Prompt] | None 
         ConfigError: prompts that cannot be read, or have no tokens.
     """
     if prompts is None:
-        prompts = load_prompts(config.prompts, config.limit, config.every)
+        selection = config.selection
+        prompts = load_prompts(selection.prompts, selection.limit, selection.every)
     loaded = [model for model in (models.target, models.draft) if model is not None]
     context = min(Architecture.of(model).context_length for model in loaded)
-    room = context - config.max_new_tokens
+    length = config.sampling.max_new_tokens
+    room = context - length
     if room < _LEAST_ROOM:
         raise CapacityError(
-            f"bench: max_new_tokens is {config.max_new_tokens} and the context {context} tokens, which leaves {room} for prompts;"
+            f"bench: max_new_tokens is {length} and the context {context} tokens, which leaves {room} for prompts;"
             f" at least {_LEAST_ROOM} are needed. Reduce max_new_tokens."
         )
     ids = [encode(prompt, models.tokenizer, room) for prompt in prompts]

@@ -8,11 +8,11 @@ from itertools import islice
 from paceline.bench.methods import Answer
 from paceline.bench.result import Call
 from paceline.bench.settings import BenchConfig
-from paceline.config import parse_spec
+from paceline.common.config import parse_spec
 from paceline.drafters import create, entry
+from paceline.engine.parallel.model import check_columns
+from paceline.engine.parallel.ranks import Ranks
 from paceline.errors import ConfigError
-from paceline.parallel import check_columns
-from paceline.parallel_ranks import Ranks
 
 
 class Lockstep:
@@ -29,7 +29,7 @@ class Lockstep:
         self._shared: list[str] = []
         if not config.lookahead_parallel:
             return
-        self._ranks = ranks = ranks or Ranks.join(config.device)
+        self._ranks = ranks = ranks or Ranks.join(config.models.device)
         if ranks.size != config.lookahead_parallel:
             raise ConfigError(
                 f"bench: lookahead_parallel is {config.lookahead_parallel}, and {ranks.size} ranks came; both must be the same."

@@ -7,9 +7,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.drawing import COLOURS, INK, OURS, headline, label, page, save
 from paceline.bench.report import setting_parts
 from paceline.bench.result import BenchResult
+from paceline.report.drawing import COLOURS, INK, OURS, label, page, save
 
 _BASELINE, _POINT = "#767676", COLOURS[1]
 _WIDTH, _ROW, _FRAME = 10.0, 0.46, 2.3  # inches
@@ -30,13 +30,11 @@ def write_png(result: BenchResult, path: str | Path) -> None:
     _draw_forward(forward, result, colours)
     speed.set_yticks(range(len(names)), [_wrapped(name) for name in names])
     speed.set_ylim(len(names) - 0.5, -0.5)
-    headline(figure, setting_parts(result), _TITLE_COLUMNS, 10)
-    save(figure, path)
+    save(figure, path, setting_parts(result), _TITLE_COLUMNS, 10)
 
 
 def _draw_speed(axes: Any, result: BenchResult, colours: list[str]) -> None:
     values = [figures.speedup or 0.0 for figures in result.figures()]
-    axes.barh(range(len(values)), values, color=colours, height=0.62)
     jitter = random.Random(0)
     spread = [result.unit_speedups(name) for name in result.methods]
     farthest = max([1.0, *values, *(ratio for ratios in spread for ratio in ratios)])
@@ -44,31 +42,28 @@ def _draw_speed(axes: Any, result: BenchResult, colours: list[str]) -> None:
         if name != result.baseline:
             heights = [place + jitter.uniform(-0.2, 0.2) for _ in ratios]
             axes.scatter(ratios, heights, s=22, color=_POINT, edgecolors="white", linewidths=0.7, zorder=3)
-        inside = values[place] > 0.12 * farthest
-        at, colour = (0.0, "white") if inside else (values[place], INK)
-        axes.annotate(
-            f"{values[place]:.2f}", (at, place), (5, 0), textcoords="offset points", va="center", fontsize=10, color=colour,
-            fontweight="bold", zorder=4,
-        )  # fmt: skip
-    axes.axvline(1.0, color=INK, linewidth=0.8, linestyle=":")
-    axes.set_xlim(0, farthest * 1.05)
     points = "one point per prompt" if result.config.batch == 1 else "one point per batch"
+    inside = [value > 0.12 * farthest for value in values]
+    _draw_bars(axes, values, [f"{value:.2f}" for value in values], inside, colours, farthest)
     label(axes, "", f"speed-up over {result.baseline} ({points})", "", "x")
-    axes.spines["left"].set_visible(False)
 
 
 def _draw_forward(axes: Any, result: BenchResult, colours: list[str]) -> None:
-    values = [figures.tokens_per_forward for figures in result.figures()]
-    axes.barh(range(len(values)), [value or 0.0 for value in values], color=colours, height=0.62)
-    for place, value in enumerate(values):
-        text, colour = ("not counted", INK) if value is None else (f"{value:.2f}", "white")
-        axes.annotate(
-            text, (0, place), (5, 0), textcoords="offset points", va="center", fontsize=10, color=colour,
-            fontweight="normal" if value is None else "bold",
-        )  # fmt: skip
-    axes.axvline(1.0, color=INK, linewidth=0.8, linestyle=":")
-    axes.set_xlim(0, max([1.0, *(value for value in values if value)]) * 1.05)
+    known = [figures.tokens_per_forward for figures in result.figures()]
+    values, texts = [one or 0.0 for one in known], ["not counted" if one is None else f"{one:.2f}" for one in known]
+    _draw_bars(axes, values, texts, [one is not None for one in known], colours, max([1.0, *values]))
     label(axes, "", "tokens per target forward", "", "x")
+
+
+def _draw_bars(axes: Any, values: list[float], texts: list[str], inside: list[bool], colours: list[str], farthest: float) -> None:
+    """Bars with a text each, in white inside of them or dark behind them."""
+    axes.barh(range(len(values)), values, color=colours, height=0.62)
+    for place, (value, text, within) in enumerate(zip(values, texts, inside, strict=True)):
+        at, colour, weight = (0.0, "white", "bold") if within else (value, INK, "bold" if value else "normal")
+        axes.annotate(text, (at, place), (5, 0), textcoords="offset points", va="center", fontsize=10, color=colour,
+                      fontweight=weight, zorder=4)  # fmt: skip
+    axes.axvline(1.0, color=INK, linewidth=0.8, linestyle=":")
+    axes.set_xlim(0, farthest * 1.05)
     axes.spines["left"].set_visible(False)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
 from paceline.bench.environment import Environment
 from paceline.bench.settings import PLAIN, BenchConfig
-from paceline.metrics import Stats, Timing
+from paceline.engine.metrics import Stats, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class BenchResult:
         )
 
 
-def _draft_figures(rows: Seq[Row], method: str) -> dict[str, float | None]:
+def _draft_figures(rows: ListLike[Row], method: str) -> dict[str, float | None]:
     pairs = [(row, row.counts) for row in rows if row.counts is not None]
     forwards = sum(counts.target_forwards - counts.prefill_forwards for _, counts in pairs)
     drafted = sum(counts.drafted_tokens for _, counts in pairs)
@@ -243,7 +243,7 @@ def _draft_figures(rows: Seq[Row], method: str) -> dict[str, float | None]:
     }
 
 
-def _shares(calls: Seq[Call]) -> dict[str, float | None]:
+def _shares(calls: ListLike[Call]) -> dict[str, float | None]:
     total = sum((call.timing for call in calls if call.timing is not None), Timing())
     known = total.step > 0
     return {

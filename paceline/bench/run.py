@@ -7,7 +7,7 @@ import dataclasses
 import gc
 import time
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence as ListLike
 from functools import partial
 from typing import Any
 
@@ -21,17 +21,17 @@ from paceline.bench.environment import load_average, look_around, peak_memory
 from paceline.bench.methods import Answer, Method, Paceline, Transformers, same_rules
 from paceline.bench.models import Models, Unit, load_models, make_units, torch_threads
 from paceline.bench.parallel import Lockstep
-from paceline.bench.prompts import Prompt
 from paceline.bench.result import BenchResult, Call, Counts, Divergence, Row
 from paceline.bench.settings import PLAIN, BenchConfig
-from paceline.drafter import Drafter
 from paceline.drafters import create
+from paceline.engine.drafter import Drafter
+from paceline.engine.loading import draft_lm, eos_token_ids
+from paceline.engine.metrics import Timing
+from paceline.engine.model import CachedLM
+from paceline.engine.parallel.ranks import Ranks
 from paceline.errors import ConfigError
 from paceline.llm import LLM
-from paceline.loading import draft_lm, eos_token_ids
-from paceline.metrics import Timing
-from paceline.model import CachedLM
-from paceline.parallel_ranks import Ranks
+from paceline.report.prompts import Prompt
 
 Maker = Callable[[CachedLM], Drafter]
 
@@ -46,7 +46,7 @@ def run_bench(
     target: PreTrainedModel | None = None,
     draft: PreTrainedModel | None = None,
     tokenizer: Any = None,
-    prompts: Seq[Prompt] | None = None,
+    prompts: ListLike[Prompt] | None = None,
     made: Mapping[str, Maker] | None = None,
     progress: bool = True,
     loaded: Callable[[], None] | None = None,
@@ -64,7 +64,7 @@ def run_bench(
     Raises:
         ConfigError, CapacityError, UnsupportedModelError: something cannot be run; nothing has been timed then.
     """
-    with torch_threads(config.threads), contextlib.ExitStack() as at_the_end:
+    with torch_threads(config.models.threads), contextlib.ExitStack() as at_the_end:
         lockstep = Lockstep(config, ranks)
         models = load_models(config, target, draft, tokenizer)
         units = make_units(config, models, prompts)
@@ -77,7 +77,7 @@ def run_bench(
         at_the_end.callback(gc.unfreeze)
         gc.freeze()  # every call begins with a collection, which need not go through all modules and models
         environment = look_around(models.target.device)
-        with same_rules(models.target, config.sampling(), eos):
+        with same_rules(models.target, config.sampling, eos):
             run = _Run(config, methods, units, models.target.device, lockstep)
             complete = run.all(progress)
         lockstep.count_busiest(run.calls)
@@ -119,18 +119,18 @@ class _Run:
         return True
 
     def _warm_up(self) -> None:
-        unit, length = self._units[0], min(self._config.max_new_tokens, _WARMUP_TOKENS)
+        unit, length = self._units[0], min(self._config.sampling.max_new_tokens, _WARMUP_TOKENS)
         for method in self._methods:
             for _ in range(self._config.warmup):
                 method.reset()
                 method.prepare(list(unit.token_ids), length)()
-            if isinstance(method, Paceline) and not self._config.sampling().greedy:
+            if isinstance(method, Paceline) and not self._config.sampling.greedy:
                 method.reset()
                 method.watch(list(unit.token_ids), length)
 
     def _time(self, method: Method, unit: int, repeat: int) -> tuple[Call, list[Answer]]:
         prompts = list(self._units[unit].token_ids)
-        call = method.prepare(prompts, self._config.max_new_tokens)
+        call = method.prepare(prompts, self._config.sampling.max_new_tokens)
         gc.collect()
         allocated = self._reset_peak()
         before = method.timing()
@@ -164,8 +164,8 @@ def _methods(
     config: BenchConfig, models: Models, units: list[Unit], skipped: dict[str, str], lockstep: Lockstep,
     made: Mapping[str, Maker],
 ) -> tuple[list[Method], list[int]]:  # fmt: skip
-    params = config.sampling()
-    positions = max(len(ids) for unit in units for ids in unit.token_ids) + config.max_new_tokens + _SPARE_NODES
+    params = config.sampling
+    positions = max(len(ids) for unit in units for ids in unit.token_ids) + config.sampling.max_new_tokens + _SPARE_NODES
     draft = None if models.draft is None else draft_lm(models.draft)
     if draft is not None:
         draft.reserve(config.batch, positions)
@@ -195,7 +195,7 @@ def _result(
 ) -> BenchResult:  # fmt: skip
     names = tuple(method.name for method in methods)
     reference = _reference(config, names)
-    comparable = {method.name for method in methods if config.sampling().greedy or _keeps_seed(method)}
+    comparable = {method.name for method in methods if config.sampling.greedy or _keeps_seed(method)}
     expected = {(call.unit, call.repeat): answers for call, answers in run.calls if call.method == reference}
     calls: list[Call] = []
     differing: dict[tuple[str, str], tuple[list[int], list[int], list[int]]] = {}
@@ -205,7 +205,7 @@ def _result(
         for place, (prompt, ids, answer) in enumerate(zip(unit.prompts, unit.token_ids, answers, strict=True)):
             want = expected[call.unit, call.repeat][place].token_ids if compare else []
             equal = answer.token_ids == want if compare else None
-            if equal is False and config.sampling().greedy:
+            if equal is False and config.sampling.greedy:
                 differing.setdefault((call.method, prompt.id), (ids, want, answer.token_ids))
             counts = None if answer.stats is None else Counts.of(answer.stats)
             rows.append(Row(prompt.id, prompt.category, len(ids), len(answer.token_ids), equal, counts))
@@ -220,7 +220,7 @@ def _result(
 
 def _reference(config: BenchConfig, names: tuple[str, ...]) -> str | None:
     """Greedy: transformers itself. Sampled: plain decoding with the same seed."""
-    wanted = [PLAIN, "none"] if config.sampling().greedy else ["none"]
+    wanted = [PLAIN, "none"] if config.sampling.greedy else ["none"]
     return next((name for name in wanted if name in names), None)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.bench.cost_scale import CostScale
-from paceline.config import parse_spec, require_range
+from paceline.common.config import parse_spec, require_range
+from paceline.common.options import ModelOptions, PromptOptions, flat
 from paceline.drafters import entry
+from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError, did_you_mean
-from paceline.sequence import SamplingParams
 
 PLAIN = "transformers"
 LOOKUP = "transformers:prompt_lookup"
@@ -20,20 +21,45 @@ _REPEATED = {"drafters": "--drafter", "baselines": "--baseline", "prompts": "--p
 
 
 @dataclass(frozen=True, slots=True)
+class CostScale:
+    """Sizes to enlarge to: the residual stream's width and the number of layers."""
+
+    width: int
+    layers: int
+
+    @staticmethod
+    def parse(spec: str) -> CostScale:
+        """Read "WIDTHxLAYERS", for example "1024x12".
+
+        Raises:
+            ConfigError: another form.
+        """
+        match = re.fullmatch(r"(\d+)x(\d+)", spec.strip().lower())
+        if match is None:
+            raise ConfigError(f"cost scale {spec!r} is not WIDTHxLAYERS; write for example '1024x12'.")
+        return CostScale(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.layers}"
+
+
+@dataclass(frozen=True, slots=True)
 class BenchConfig:
     """One bench run.
 
     Attributes:
-        model, draft_model: directory or hub id; "demo" is the embedded pair, and brings its draft along.
+        models: the models; "demo" brings its draft along.
         drafters: specs as in `LLM(drafter=...)`, each a method of its own.
         baselines: out of "transformers" (`model.generate`), "transformers:prompt_lookup[=TOKENS]" and
             "transformers:assistant" (the draft model as assistant, at its default settings).
-        prompts: JSONL files; none = the embedded prompts. limit, every: which of them, see `load_prompts`.
-        max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, ignore_eos: as in `SamplingParams`.
-        batch: prompts answered together. max_nodes: most draft nodes verified per prompt and step, as in `LLM`.
-        dtype, device: as in `LLM`. threads: CPU threads of torch; None = leave as it is.
-        cost_scale, draft_cost_scale: "WIDTHxLAYERS" to enlarge target and draft to, see `paceline.bench.enlarge`.
-        repeats: passes over all prompts, each with fresh drafters. warmup: untimed short answers per method beforehand.
+        selection: the prompts, see `load_prompts`.
+        sampling: how every prompt is answered; stop strings are not among what methods are compared on.
+        batch: prompts answered together.
+        max_nodes: most draft nodes verified per prompt and step.
+        cost_scale: "WIDTHxLAYERS" to enlarge the target to, function preserved, for its cost.
+        draft_cost_scale: likewise for the draft model.
+        repeats: passes over all prompts, each with fresh drafters.
+        warmup: untimed short answers per method beforehand.
         max_seconds: end after the prompt during which this time is up, all methods having answered it; 0 = never.
         lookahead_parallel: ranks that share the draft trees of the drafters with a window; 0 = one process. The other methods
             run on every rank as they are. Times are those of rank 0, fed tokens those of the busiest rank.
@@ -42,26 +68,13 @@ class BenchConfig:
         ConfigError: an unknown name or a value out of range.
     """
 
-    model: str
-    draft_model: str | None = None
+    models: ModelOptions = ModelOptions()
     drafters: tuple[str, ...] = ("none", "prompt_lookup")
     baselines: tuple[str, ...] = (PLAIN,)
-    prompts: tuple[str, ...] = ()
-    limit: int = 0
-    every: int = 1
-    max_new_tokens: int = 128
+    selection: PromptOptions = PromptOptions()
+    sampling: SamplingParams = SamplingParams()
     batch: int = 1
     max_nodes: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-    ignore_eos: bool = False
-    dtype: str = "auto"
-    device: str = "auto"
-    threads: int | None = None
     cost_scale: str | None = None
     draft_cost_scale: str | None = None
     repeats: int = 1
@@ -70,22 +83,19 @@ class BenchConfig:
     lookahead_parallel: int = 0
 
     def __post_init__(self) -> None:
-        for name in _REPEATED:
+        for name in ("drafters", "baselines"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name, low in (
-            ("limit", 0),
-            ("every", 1),
             ("batch", 1),
             ("max_nodes", 0),
             ("repeats", 1),
             ("warmup", 0),
             ("max_seconds", 0),
             ("lookahead_parallel", 0),
-            ("threads", 1),
         ):
-            if getattr(self, name) is not None:
-                require_range("bench", name, getattr(self, name), low)
-        self.sampling()
+            require_range("bench", name, getattr(self, name), low)
+        if self.sampling.stop:
+            raise ConfigError(f"bench: stop: got {self.sampling.stop!r}; expected no stop strings. Leave them out.")
         for spec in self.drafters:
             entry(parse_spec(spec)[0])
         for baseline in self.baselines:
@@ -100,33 +110,29 @@ class BenchConfig:
             if scale is not None:
                 CostScale.parse(scale)
 
-    def sampling(self) -> SamplingParams:
-        """The parameters of every request."""
-        return SamplingParams(
-            self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty,
-            self.seed, (), self.ignore_eos,
-        )  # fmt: skip
-
     def needs_draft(self) -> list[str]:
-        """Methods that need a draft model (transformers' assistant runs with one prompt at a time only)."""
+        """Return the methods that need a draft model (transformers' assistant runs with one prompt at a time only)."""
         drafters = [spec for spec in self.drafters if entry(parse_spec(spec)[0]).needs_draft_model]
         return drafters + [name for name in self.baselines if name == ASSISTANT and self.batch == 1]
 
     def command(self) -> str:
-        """The `paceline bench` command line of this run; options at their defaults are left out, methods never."""
-        words = ["paceline", "bench", "--model", self.model]
+        """Return the `paceline bench` command line of this run; options at their defaults are left out, methods never."""
+        words = ["paceline", "bench"]
         if self.lookahead_parallel:
             start = ["torchrun", "--nproc-per-node", str(self.lookahead_parallel), "-m"]
             words = [*start, *words, "--lookahead-parallel"]
-        for field in fields(self)[1:]:
-            value = getattr(self, field.name)
-            if field.name != "lookahead_parallel" and (value != field.default or field.name in ("drafters", "baselines")):
-                words += option_words(field.name, value)
-        return shlex.join(words)
+        kept = {name: value for name, value in flat(self).items() if name != "lookahead_parallel"}
+        return shlex.join(words + command_words(kept, flat(BenchConfig()), always=("model", "drafters", "baselines")))
+
+
+def command_words(values: dict[str, Any], defaults: dict[str, Any], always: tuple[str, ...] = ()) -> list[str]:
+    """Return the command-line words for values that differ from their defaults, and for those named in `always`."""
+    named = [name for name in values if name in always or values[name] != defaults[name]]
+    return [word for name in named for word in option_words(name, values[name])]
 
 
 def option_words(name: str, value: Any) -> list[str]:
-    """The command-line words that set a field of a configuration: the flag alone for True, once per entry of a tuple."""
+    """Return the command-line words that set a field of a configuration: the flag alone for True, once per entry of a tuple."""
     flag = _REPEATED.get(name, "--" + name.replace("_", "-"))
     if value is True:
         return [flag]
@@ -137,7 +143,7 @@ def option_words(name: str, value: Any) -> list[str]:
 
 
 def lookup_tokens(baseline: str) -> int:
-    """`prompt_lookup_num_tokens` of a baseline name; 0 for those that are not prompt lookup.
+    """Return `prompt_lookup_num_tokens` of a baseline name; 0 for those that are not prompt lookup.
 
     Raises:
         ConfigError: no such baseline, or a length that is no positive integer.

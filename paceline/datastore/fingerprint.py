@@ -13,7 +13,7 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def fingerprint_of(tokenizer: Any) -> str | None:
-    """`sha256:...` over the vocabulary, the merges and the added tokens: equal where every id means the same text.
+    """Return `sha256:...` over the vocabulary, the merges and the added tokens: equal where every id means the same text.
 
     Args:
         tokenizer: of transformers, or of tokenizers; a fingerprint is returned as it is, None too. What a tokenizer does
@@ -26,7 +26,7 @@ def fingerprint_of(tokenizer: Any) -> str | None:
     if isinstance(tokenizer, str):
         if not _FINGERPRINT.fullmatch(tokenizer):
             raise ConfigError(
-                f"tokenizer {tokenizer!r} came; a tokenizer or its fingerprint 'sha256:...' is wanted. Load it first."
+                f"tokenizer: got the text {tokenizer!r}; expected a tokenizer or its fingerprint 'sha256:...'. Load it first."
             )
         return tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
@@ -40,6 +40,7 @@ def fingerprint_of(tokenizer: Any) -> str | None:
         content = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     else:
         raise ConfigError(
-            f"{type(tokenizer).__name__} has no vocabulary, so it is no tokenizer. Pass one of transformers or tokenizers."
+            f"tokenizer: got an object that is none, as {type(tokenizer).__name__} has no vocabulary; expected one of"
+            " transformers or tokenizers. Load it first."
         )
     return "sha256:" + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

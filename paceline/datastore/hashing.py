@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.datastore.compiled import compiled, load_uint64
+from paceline.common.compiled import compiled, load_uint64
 
 PAGE = 4096  # bytes
 
@@ -38,7 +38,7 @@ def _merge(digest: Any, lane: Any) -> Any:
 
 @compiled
 def xxh64(address: int, size: int) -> Any:
-    """XXH64 of `size` bytes at `address`; `size` is a multiple of 32 and not 0. Returns uint64."""
+    """Return the XXH64 of `size` bytes at `address`; `size` is a multiple of 32 and not 0."""
     a, b = _P1 + _P2, _P2
     c, d = np.uint64(0), np.uint64(0) - _P1
     for at in range(address, address + size, 32):

@@ -12,6 +12,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.common.answers import read_answers, read_settings
+from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document
 from paceline.errors import ConfigError
 
@@ -23,22 +25,25 @@ _FIELDS = "text, messages (a list of {role, content}), or prompt and output"
 
 
 def documents(inputs: Iterable[str], tokenizer: Any, *, answers_only: bool = False) -> Iterator[Document]:
-    """The token ids of all documents of `inputs`, one file after the other.
+    """Return the token ids of all documents of `inputs`, one file after the other.
 
     Args:
         inputs: names of files (.jsonl, .txt, .npy, .parquet), or 'datasets:NAME' with '@SPLIT' behind it if not 'train'.
             A record of JSON, Parquet or a data set is one document and has the fields text | messages | prompt and output;
-            prompt and output may be ids. A plain text is one document for each MiB of it, cut at the end of a line. Arrays of
-            ids have one document, or in two dimensions one in each row.
+            prompt and output may be ids, and each answer of a file of `paceline record` is such a record. A plain text is one
+            document for each MiB of it, cut at the end of a line. Arrays of ids have one document, or in two dimensions one in
+            each row.
         tokenizer: of transformers. Texts get no special tokens, conversations the chat template where it has one.
         answers_only: leave out prompts and what others than the assistant say.
     Raises:
-        ConfigError: a file that is not there, of another kind or without such fields; it and the line are named.
+        ConfigError: a file that is not there, of another kind or without such fields, or recorded answers that are damaged,
+            unfinished or of another tokenizer; it and the line are named.
     """
     names = list(inputs)
     for name in names:
         if not name.startswith(DATASET):
             _check_file(Path(name))
+            check_recorded(name, tokenizer)
     for name in names:
         if name.endswith(".npy") and not name.startswith(DATASET):
             yield from _arrays(Path(name))
@@ -48,13 +53,36 @@ def documents(inputs: Iterable[str], tokenizer: Any, *, answers_only: bool = Fal
 
 def _check_file(path: Path) -> None:
     if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"input {str(path)!r}: {', '.join(_SUFFIXES)} files are allowed, or {DATASET}NAME. Convert it first.")
+        raise ConfigError(
+            f"input {str(path)!r}: got a {path.suffix or 'nameless'} file; expected {', '.join(_SUFFIXES)} or {DATASET}NAME."
+            " Convert it first."
+        )
     if not path.is_file():
-        raise ConfigError(f"input {str(path)!r}: there is no such file.")
+        raise ConfigError(f"input {str(path)!r}: got a name of no such file; expected one that is there. Check the path.")
+
+
+def check_recorded(path: str | Path, tokenizer: Any) -> bool:
+    """Return whether a file is one of `paceline record`, and refuse one of another tokenizer.
+
+    Args:
+        tokenizer: of transformers, or its fingerprint; None = not known, which fits all.
+    Raises:
+        ConfigError: the tokenizer is another one; both fingerprints are named.
+    """
+    settings = read_settings(path)
+    if settings is None:
+        return False
+    recorded, given = settings["tokenizer"], fingerprint_of(tokenizer)
+    if None not in (recorded, given) and recorded != given:
+        raise ConfigError(
+            f"answers {str(path)!r}: got the tokenizer {given}; expected {recorded}, whose ids they are. Name that tokenizer, or"
+            " record the answers of another model."
+        )
+    return True
 
 
 def _texts(name: str, tokenizer: Any, answers_only: bool) -> Iterator[list[str | list[int]]]:
-    """Each document as the parts that are tokenized one by one and put together."""
+    """Yield each document as the parts that are tokenized one by one and put together."""
     if name.endswith(".txt"):
         for piece in _pieces(Path(name)):
             yield [piece]
@@ -64,7 +92,7 @@ def _texts(name: str, tokenizer: Any, answers_only: bool) -> Iterator[list[str |
 
 
 def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterator[list[int]]:
-    """Ids of each document, many tokenized in one call."""
+    """Yield the ids of each document, many tokenized in one call."""
     while batch := list(islice(texts, _BATCH)):
         strings = [part for parts in batch for part in parts if isinstance(part, str)]
         ids = iter(tokenizer(strings, add_special_tokens=False)["input_ids"] if strings else ())
@@ -73,7 +101,7 @@ def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterat
 
 
 def _parts(where: str, record: Any, tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
-    """The parts of one record, by its fields."""
+    """Return the parts of one record, by its fields."""
     if isinstance(record, Mapping):
         text, messages = record.get("text"), record.get("messages")
         prompt, output = record.get("prompt", ""), record.get("output")
@@ -83,7 +111,8 @@ def _parts(where: str, record: Any, tokenizer: Any, answers_only: bool) -> list[
             return _conversation(messages, tokenizer, answers_only)
         if _is_part(output) and _is_part(prompt):
             return [output] if answers_only else [prompt, output]
-    raise ConfigError(f"{where}: a record with {_FIELDS} is allowed. Rename its fields, or leave it out.")
+    fields = ", ".join(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
+    raise ConfigError(f"{where}: got a record of {fields or 'nothing'}; expected {_FIELDS}. Rename its fields, or leave it out.")
 
 
 def _is_message(message: Any) -> bool:
@@ -103,8 +132,11 @@ def _conversation(messages: list[Any], tokenizer: Any, answers_only: bool) -> li
 
 
 def _records(name: str) -> Iterator[tuple[str, Any]]:
-    """Records with a description of where each is."""
-    if name.startswith(DATASET) or name.endswith(".parquet"):
+    """Yield records with a description of where each is."""
+    if not name.startswith(DATASET) and read_settings(name) is not None:
+        for answer in read_answers(name):
+            yield f"{name}, answer {answer.id}", {"prompt": answer.prompt_ids, "output": answer.output_ids}
+    elif name.startswith(DATASET) or name.endswith(".parquet"):
         rows = _dataset(name) if name.startswith(DATASET) else _parquet(name)
         yield from ((f"{name}, record {number}", row) for number, row in enumerate(rows, 1))
     else:
@@ -120,7 +152,9 @@ def _dataset(name: str) -> Iterator[Any]:
     try:
         yield from load(source, split=split or "train", streaming=True)
     except Exception as error:  # of many libraries: not there, no network, no such split, damaged
-        raise ConfigError(f"input {name!r}: the data set cannot be read ({error}). Check its name and split.") from error
+        raise ConfigError(
+            f"input {name!r}: got {error}, so the data set cannot be read; expected one. Check its name and split."
+        ) from error
 
 
 def _parquet(name: str) -> Iterator[Any]:
@@ -130,11 +164,13 @@ def _parquet(name: str) -> Iterator[Any]:
             for batch in opened.iter_batches(_BATCH):
                 yield from batch.to_pylist()
     except Exception as error:  # pyarrow's have no common ancestor
-        raise ConfigError(f"input {name!r} is no Parquet file, or a damaged one: {error}.") from error
+        raise ConfigError(
+            f"input {name!r} is no Parquet file, or a damaged one: got {error}; expected a sound one. Make it again."
+        ) from error
 
 
 def parse_record(where: str, line: str) -> Any:
-    """What a line of JSON lines says.
+    """Return what a line of JSON lines says.
 
     Raises:
         ConfigError: it is not JSON; `where` names the line.
@@ -142,11 +178,11 @@ def parse_record(where: str, line: str) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: it is not JSON ({error}). One record in each line is allowed.") from error
+        raise ConfigError(f"{where}: it is not JSON: got {error}; expected one record in each line. Convert it first.") from error
 
 
 def _pieces(path: Path) -> Iterator[str]:
-    """A plain text in pieces of about _TEXT_PIECE characters, cut at the ends of lines."""
+    """Yield a plain text in pieces of about _TEXT_PIECE characters, cut at the ends of lines."""
     with _opened(path) as file:
         piece, size = [], 0
         for line in _lines(path, file):
@@ -162,23 +198,27 @@ def _lines(path: Path, file: Iterable[str]) -> Iterator[str]:
     try:
         yield from file
     except UnicodeDecodeError as error:
-        raise ConfigError(f"input {str(path)!r} is not UTF-8 text: {error}. Convert it first.") from error
+        raise ConfigError(f"input {str(path)!r} is not UTF-8: got {error}; expected UTF-8 text. Convert it first.") from error
 
 
 def _opened(path: Path) -> Any:
     try:
         return path.open(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"input {str(path)!r} cannot be read: {error}.") from error
+        raise ConfigError(f"input {str(path)!r}: got {error}; expected a file that can be read. Check its rights.") from error
 
 
 def _arrays(path: Path) -> Iterator[NDArray[Any]]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"input {str(path)!r} is no array of numpy: {error}.") from error
+        raise ConfigError(
+            f"input {str(path)!r} is no array of numpy: got {error}; expected one. Write it with numpy.save."
+        ) from error
     if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
-        raise ConfigError(f"input {str(path)!r} is {array.dtype} {list(array.shape)}; integers [n] or [rows, n] are allowed.")
+        raise ConfigError(
+            f"input {str(path)!r}: got {array.dtype} {list(array.shape)}; expected integers [n] or [rows, n]. Convert it first."
+        )
     yield from (array if array.ndim == 2 else [array])
 
 
@@ -188,5 +228,6 @@ def _extra(module: str, name: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ConfigError(
-            f"input {name!r} needs the package {package}, which is not installed. Install it: pip install 'paceline[datasets]'"
+            f"input {name!r}: expected the package {package}, which reads it; got none installed. Install it: pip install"
+            " 'paceline[datasets]'"
         ) from error

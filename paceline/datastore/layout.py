@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from paceline.common.files import digest_of, write_atomically
 from paceline.datastore.hashing import PAGE
-from paceline.datastore.rows import STRIDE
+from paceline.datastore.rows import SUFFIXES_PER_PIVOT
 from paceline.errors import ConfigError, DatastoreError
-from paceline.files import digest_of, write_atomically
 
 EMBEDDED = "demo"  # the word for the store of the embedded models
 MANIFEST = "manifest.json"
@@ -61,11 +61,11 @@ class Layout:
 
     @classmethod
     def of(cls, shard: ShardInfo, width: int) -> Layout:
-        """The layout of a shard with tokens of `width` bytes."""
+        """Return the layout of a shard with tokens of `width` bytes."""
         text = PAGE
         array = text + padded((shard.tokens + shard.documents) * width)
         pivots = array + padded(shard.tokens * 4)
-        sums = pivots + padded(-(-shard.tokens // STRIDE) * 8)
+        sums = pivots + padded(-(-shard.tokens // SUFFIXES_PER_PIVOT) * 8)
         return cls(text, array, pivots, sums, sums + padded(sums // PAGE * 8))
 
 
@@ -84,12 +84,12 @@ class Manifest:
 
     @property
     def width(self) -> int:
-        """Bytes of a token on disk; the largest uint16 is kept for the separator."""
+        """Return the bytes of a token on disk; the largest uint16 is kept for the separator."""
         return 2 if self.vocab_size <= 65535 else 4
 
 
 def place_of(path: str | Path, *, written: bool = False) -> Path:
-    """The folder of a store; the text "demo" names the embedded one, "./demo" a folder of that name.
+    """Return the folder of a store; the text "demo" names the embedded one, "./demo" a folder of that name.
 
     Raises:
         ConfigError: the embedded one is to be `written`.
@@ -97,24 +97,27 @@ def place_of(path: str | Path, *, written: bool = False) -> Path:
     if path != EMBEDDED:
         return Path(path)
     if written:
-        raise ConfigError(f"store {path!r} is the embedded one, which stays as it is. Write ./{path} for a folder of that name.")
+        raise ConfigError(
+            f"store {path!r}: expected a folder to write; got the embedded one, which stays as it is. Write ./{path} for a"
+            " folder of that name."
+        )
     return _EMBEDDED_PLACE
 
 
 def padded(size: int) -> int:
-    """`size` bytes, filled up to whole pages."""
+    """Round `size` bytes up to whole pages."""
     return -(-size // PAGE) * PAGE
 
 
 def header(shard: ShardInfo, vocab_size: int) -> bytes:
-    """The first page of a shard."""
+    """Return the first page of a shard."""
     content = {"format": f"{_FORMAT} shard", "version": VERSION, "byteorder": sys.byteorder}
     counts = {"vocab_size": vocab_size, "tokens": shard.tokens, "documents": shard.documents, "separator": shard.separator}
     return json.dumps({**content, **counts}).encode().ljust(PAGE)
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Commit: from now on the store is what `manifest` says.
+    """Commit `manifest`: from now on the store is what it says.
 
     Raises:
         DatastoreError: it cannot be written; the store stays what it was.
@@ -125,12 +128,13 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
         write_atomically(path / MANIFEST, json.dumps(content, indent=1).encode())
     except ConfigError as error:
         raise DatastoreError(
-            f"store {str(path)!r}: {error}; the store is as it was. Make room, or choose another place."
+            f"store {str(path)!r}: got {error}; expected to write its {MANIFEST}. The store is as it was: make room, or choose"
+            " another place."
         ) from error
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What the store at `path` holds.
+    """Return what the store at `path` holds.
 
     Raises:
         DatastoreError: there is none, or it is damaged or of another version.
@@ -138,17 +142,20 @@ def read_manifest(path: Path) -> Manifest:
     try:
         content = json.loads((path / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise DatastoreError(f"there is no store at {str(path)!r}. Build one: paceline datastore build {path} ...") from None
+        raise DatastoreError(
+            f"store {str(path)!r}: got a place where there is no store; expected the folder of one. Build one: paceline datastore"
+            f" build {path} ..."
+        ) from None
     except OSError as error:
-        raise DatastoreError(f"store {str(path)!r} cannot be read: {error}.") from error
+        raise DatastoreError(f"store {str(path)!r}: got {error}; expected a store that can be read. Check its rights.") from error
     except (ValueError, RecursionError) as error:
         raise DatastoreError(_damaged(path)) from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT or "version" not in content:
         raise DatastoreError(_damaged(path))
     if content["version"] != VERSION:
         raise DatastoreError(
-            f"store {str(path)!r}: its {MANIFEST} has version {content['version']!r}; this release reads {VERSION}."
-            " Build it again, or use a newer release."
+            f"store {str(path)!r}: got a {MANIFEST} that has version {content['version']!r}; expected {VERSION}. Build the store"
+            " again, or use a newer release."
         )
     try:
         sound = content.pop("sha256", None) == digest_of(content)
@@ -168,7 +175,7 @@ def _possible(shard: ShardInfo) -> bool:
 
 
 def _checked(kind: type[Any], values: dict[str, Any]) -> Any:
-    """The dataclass `kind` with `values`, whose types are looked at."""
+    """Return the dataclass `kind` with `values`, whose types are looked at."""
     hints = get_type_hints(kind)
     for name, value in values.items():
         if name != "shards" and (not isinstance(value, hints[name]) or (isinstance(value, bool) and hints[name] is not bool)):
@@ -177,4 +184,7 @@ def _checked(kind: type[Any], values: dict[str, Any]) -> Any:
 
 
 def _damaged(path: Path) -> str:
-    return f"store {str(path)!r}: its {MANIFEST} is damaged or is no manifest. Build the store again from its documents."
+    return (
+        f"store {str(path)!r}: got one whose {MANIFEST} is damaged or is no manifest; expected a sound one. Build the store again"
+        " from its documents."
+    )

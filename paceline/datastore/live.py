@@ -46,7 +46,7 @@ class LiveOptions:
 
     def __post_init__(self) -> None:
         if self.bound < 4096 or self.tail < 1 or self.seconds <= 0 or self.patience < 0:
-            raise ConfigError(f"{self} came; bound >= 4096, tail >= 1, seconds > 0 and patience >= 0 are allowed.")
+            raise ConfigError(f"live: got {self}; expected bound >= 4096, tail >= 1, seconds > 0 and patience >= 0. Change it.")
 
 
 def open_store(path: str | Path, *, tokenizer: Any = None, live: LiveOptions | None = None) -> Datastore:
@@ -124,7 +124,9 @@ class Datastore:
         document = checked(token_ids, 0, self.vocab_size).copy()
         with self._changed:
             if self._closing:
-                raise DatastoreError(f"store {str(self.path)!r} is closed. Open it again to append.")
+                raise DatastoreError(
+                    f"store {str(self.path)!r}: got an output and is closed; expected it while open. Open it again."
+                )
             if not document.size:
                 return
             if not self._tail:
@@ -157,7 +159,7 @@ class Datastore:
         """Put on disk what was appended, and end the thread; searches of a snapshot may go on.
 
         Raises:
-            DatastoreError: as of `flush`.
+            DatastoreError: what `flush` raises.
         """
         with self._changed:
             self._closing = True
@@ -169,14 +171,14 @@ class Datastore:
         self.flush()
 
     def _close_at_exit(self) -> None:
-        """`close`, where nobody can catch what it raises."""
+        """Close it where nobody can catch what it raises."""
         try:
             self.close()
         except DatastoreError as error:
             warnings.warn(f"outputs were not put on disk and are lost: {error}", stacklevel=2)
 
     def _work(self) -> None:
-        """The thread: make what was appended searchable, then put it on disk."""
+        """Run as the thread: make what was appended searchable, then put it on disk."""
         retry_at = 0.0
         while True:
             with self._changed:
@@ -193,7 +195,7 @@ class Datastore:
                 self._changed.wait_for(lambda: self._closing, pause)
 
     def _until_write(self, retry_at: float) -> float | None:
-        """Seconds until the tail is to be put on disk; None = there is none."""
+        """Return the seconds until the tail is to be put on disk; None = there is none."""
         with self._changed:
             if not self._tail:
                 return None
@@ -246,7 +248,10 @@ class Datastore:
 
     def _check_same(self, manifest: Manifest) -> None:
         if (manifest.vocab_size, manifest.tokenizer) != (self.vocab_size, self.tokenizer):
-            raise DatastoreError(f"store {str(self.path)!r} was replaced by one of another vocabulary. Open it again.")
+            raise DatastoreError(
+                f"store {str(self.path)!r}: got one of another vocabulary or tokenizer, as it was replaced; expected the one"
+                " that was opened. Open it again."
+            )
 
     def _shorten(self) -> None:
         """Drop the oldest outputs of a tail that could not be put on disk for long."""
@@ -259,7 +264,7 @@ class Datastore:
 
 
 def _version(path: Path) -> tuple[int, int, int]:
-    """Changes with every commit; zeros where there is no manifest."""
+    """Return what changes with every commit; zeros where there is no manifest."""
     try:
         found = os.stat(path / MANIFEST)
     except OSError:

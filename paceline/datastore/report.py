@@ -37,17 +37,17 @@ class Info:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all shards."""
+        """Return the tokens of all shards."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
     def documents(self) -> int:
-        """Documents of all shards."""
+        """Return the documents of all shards."""
         return sum(shard.documents for shard in self.shards)
 
     @property
     def size(self) -> int:
-        """Bytes of all shards."""
+        """Return the bytes of all shards."""
         return sum(shard.size for shard in self.shards)
 
 
@@ -60,7 +60,7 @@ class Damage:
 
 
 def info(path: str | Path) -> Info:
-    """What the manifest of a store says; its shards are not looked at. `path` as in `open`.
+    """Return what the manifest of a store says; its shards are not looked at. `path` is that of `open`.
 
     Raises:
         DatastoreError: no store, or a damaged manifest.
@@ -75,7 +75,7 @@ def info(path: str | Path) -> Info:
 
 
 def verify(path: str | Path) -> list[Damage]:
-    """Read every byte of a store; all damage that there is, an empty list if there is none. `path` as in `open`.
+    """Read every byte of a store; return all damage that there is. `path` is that of `open`.
 
     Raises:
         DatastoreError: there is no store.

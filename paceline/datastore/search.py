@@ -1,6 +1,6 @@
 """Searching a snapshot: ranges of suffix arrays, and what stands behind them. Compiled, without the interpreter lock.
 
-A snapshot is a table of int64 with a row for each shard (`paceline.datastore.rows`), so that one call sees any number of
+A snapshot is a table with a record for each shard (`paceline.datastore.rows.ShardRow`), so that one call sees any number of
 shards. Whoever passes a table keeps the snapshot it came from alive for as long as the call lasts. Other compiled code may
 call these functions; `Snapshot` wraps `find` and `gather` for Python.
 """
@@ -10,16 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.datastore.compiled import kernel
+from paceline.common.compiled import Records, kernel
 from paceline.datastore.rows import (
     DAMAGED,
     PIVOT_BYTES,
-    SEPARATOR,
-    STRIDE,
-    SUFFIXES,
-    TOKENS,
-    VOCAB,
-    WIDTH,
+    SUFFIXES_PER_PIVOT,
+    ShardRow,
     among_pivots,
     edge,
     suffix,
@@ -33,15 +29,15 @@ _FIRST_LENGTH = 4  # the length of a match that is tried first
 
 
 @kernel
-def _are_tokens(row: NDArray[np.int64], ids: NDArray[np.int64], begin: int, end: int) -> bool:
-    while begin < end and 0 <= ids[begin] < row[VOCAB] and ids[begin] != row[SEPARATOR]:
+def _are_tokens(row: ShardRow, ids: NDArray[np.int64], begin: int, end: int) -> bool:
+    while begin < end and 0 <= ids[begin] < row.vocab_size and ids[begin] != row.separator:
         begin += 1
     return begin >= end
 
 
 @kernel
-def range_of(table: NDArray[np.int64], shard: int, ids: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
-    """Ranks [low, high) of the suffixes of a shard that begin with ids[begin:end], of which the first SORTED count.
+def range_of(table: Records[ShardRow], shard: int, ids: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
+    """Find the ranks [low, high) of the suffixes of a shard that begin with ids[begin:end], of which the first SORTED count.
 
     (0, 0) where none does; (DAMAGED, 0) where the shard cannot be believed. Some 2 log2(suffixes) steps, the upper ones
     among the pivots, which stay in the processor's cache.
@@ -53,24 +49,26 @@ def range_of(table: NDArray[np.int64], shard: int, ids: NDArray[np.int64], begin
     first, last = among_pivots(row, ids, begin, end)
     if first < 0:
         return DAMAGED, 0
-    low, high = max(0, (first - 1) * STRIDE + 1), min(row[SUFFIXES], last * STRIDE)
-    if first == last or (end - begin) * row[WIDTH] > PIVOT_BYTES:
+    low, high = max(0, (first - 1) * SUFFIXES_PER_PIVOT + 1), min(row.suffix_count, last * SUFFIXES_PER_PIVOT)
+    if first == last or (end - begin) * row.token_bytes > PIVOT_BYTES:
         return within(row, low, high, 0, ids, begin, end)
-    low = edge(row, low, first * STRIDE, 0, ids, begin, end, False)  # the pivots have all of the ids: each edge is beside one
-    high = edge(row, (last - 1) * STRIDE + 1, high, 0, ids, begin, end, True)
+    low = edge(
+        row, low, first * SUFFIXES_PER_PIVOT, 0, ids, begin, end, False
+    )  # the pivots have all of the ids: each edge is beside one
+    high = edge(row, (last - 1) * SUFFIXES_PER_PIVOT + 1, high, 0, ids, begin, end, True)
     return (low, high) if low >= 0 and high >= 0 else (DAMAGED, 0)
 
 
 @kernel
 def narrow(
-    table: NDArray[np.int64], shard: int, low: int, high: int, depth: int, ids: NDArray[np.int64], begin: int, end: int
+    table: Records[ShardRow], shard: int, low: int, high: int, depth: int, ids: NDArray[np.int64], begin: int, end: int
 ) -> tuple[int, int]:
-    """The part [low, high) of a range whose first `depth` tokens agree that goes on with ids[begin:end].
+    """Find the part [low, high) of a range whose first `depth` tokens agree where ids[begin:end] come next.
 
     (0, 0) if it is empty or deeper than SORTED tokens; (DAMAGED, 0).
     """
     row = table[shard]
-    if low < 0 or high > row[SUFFIXES] or depth + end - begin > SORTED:
+    if low < 0 or high > row.suffix_count or depth + end - begin > SORTED:
         return 0, 0
     if not _are_tokens(row, ids, begin, end):
         return 0, 0
@@ -79,7 +77,7 @@ def narrow(
 
 @kernel
 def find(
-    table: NDArray[np.int64],
+    table: Records[ShardRow],
     ids: NDArray[np.int64],
     offsets: NDArray[np.int64],
     shortest: int,
@@ -88,7 +86,7 @@ def find(
     high: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> int:
-    """For each query, the ranges of its suffixes, from the longest that occurs down to `shortest`.
+    """Find the ranges of the suffixes of each query, from the longest that occurs down to `shortest`.
 
     Args:
         ids, offsets: [total], [batch + 1] query b is ids[offsets[b]:offsets[b + 1]].
@@ -124,14 +122,14 @@ def find(
 
 @kernel
 def gather(
-    table: NDArray[np.int64],
+    table: Records[ShardRow],
     low: NDArray[np.int64],
     high: NDArray[np.int64],
     skip: NDArray[np.int64],
     out: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> int:
-    """What follows in the store: continuations at regular intervals over the ranges of each query.
+    """Read what follows in the store: continuations at regular intervals over the ranges of each query.
 
     Args:
         low, high: [batch, shards] ranges; skip: [batch] tokens of each suffix to leave out: the length of the match.
@@ -163,27 +161,27 @@ def gather(
 
 
 @kernel
-def suffix_at(table: NDArray[np.int64], shard: int, rank: int) -> int:
-    """Position in the text of a shard of the suffix with this rank; DAMAGED if it cannot be had."""
+def suffix_at(table: Records[ShardRow], shard: int, rank: int) -> int:
+    """Return the position in the text of a shard of the suffix with this rank; DAMAGED if it cannot be had."""
     return suffix(table[shard], rank)
 
 
 @kernel
-def read(table: NDArray[np.int64], shard: int, position: int, out: NDArray[np.int64]) -> int:
+def read(table: Records[ShardRow], shard: int, position: int, out: NDArray[np.int64]) -> int:
     """Fill `out`, at most SORTED long, with the tokens from `position` of a shard to the end of the document at most.
 
     Returns:
         how many there are; DAMAGED.
     """
     row = table[shard]
-    most = min(out.size, row[TOKENS] - position, SORTED)
+    most = min(out.size, row.text_size - position, SORTED)
     if most <= 0 or position < 0:
         return 0
     if not text_sound(row, position, most):
         return DAMAGED
     for index in range(most):
         token = token_at(row, position + index)
-        if token == row[SEPARATOR] or token >= row[VOCAB]:
+        if token == row.separator or token >= row.vocab_size:
             return index
         out[index] = token
     return int(most)
@@ -191,7 +189,7 @@ def read(table: NDArray[np.int64], shard: int, position: int, out: NDArray[np.in
 
 @kernel
 def _longest(
-    table: NDArray[np.int64],
+    table: Records[ShardRow],
     shard: int,
     ids: NDArray[np.int64],
     begin: int,
@@ -199,7 +197,8 @@ def _longest(
     low: NDArray[np.int64],
     high: NDArray[np.int64],
 ) -> int:
-    """Most last ids of ids[begin:end] that occur in a shard, up to len(low); what was found on the way goes to low, high."""
+    """Return how many last ids of ids[begin:end] occur in a shard, up to len(low);
+    what was found on the way goes to low, high."""
     most = min(end - begin, len(low), SORTED)
     good, bad, length = 0, most + 1, min(_FIRST_LENGTH, most)
     while good + 1 < bad:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.datastore.hashing import PAGE, find_bad_pages, hash_pages, xxh64
 from paceline.datastore.layout import Layout, ShardInfo, header
-from paceline.datastore.rows import COLUMNS, STRIDE
+from paceline.datastore.rows import SUFFIXES_PER_PIVOT, ShardRow
 from paceline.datastore.suffixes import suffix_array
 from paceline.errors import DatastoreError
 
@@ -28,8 +28,8 @@ class DamagedShardError(DatastoreError):
 
     def __init__(self, path: Path, name: str, what: str) -> None:
         super().__init__(
-            f"store {str(path)!r}, shard {name!r}: {what}. `paceline datastore verify {path}` lists all damage; build the store"
-            " again."
+            f"store {str(path)!r}, shard {name!r}: got damage, {what}; expected the file as it was built. `paceline datastore"
+            f" verify {path}` lists all damage; build the store again."
         )
         self.what = what
 
@@ -38,15 +38,11 @@ class Shard:
     """The text of some documents with its suffix array, ready to be searched.
 
     Attributes:
-        row: [COLUMNS] its row in a snapshot's table; it holds addresses inside this object.
+        info: what the manifest says of it. row: its record in a snapshot's table; it holds addresses inside this object.
     """
 
-    def __init__(self, info: ShardInfo, row: tuple[int, ...], vocab_size: int, kept: tuple[NDArray[np.generic], ...]) -> None:
-        base, seen, sums, text, width, array, pivots = row
-        counts = (text, info.tokens + info.documents, width, array, info.tokens, pivots, info.separator, vocab_size)
-        self.info = info
-        self.row = np.array((base, seen, sums, *counts), dtype=np.int64)
-        assert self.row.size == COLUMNS
+    def __init__(self, info: ShardInfo, row: ShardRow, kept: tuple[NDArray[np.generic], ...]) -> None:
+        self.info, self.row = info, row
         self._kept = kept
 
     @classmethod
@@ -64,17 +60,27 @@ class Shard:
         if f"{xxh64(base + layout.sums, layout.size - layout.sums):016x}" != info.sums:
             raise DamagedShardError(path, info.name, "its table of checksums is damaged")
         seen = np.zeros(layout.sums // PAGE, dtype=np.uint8)
-        places = (base + layout.sums, base + layout.text, width, base + layout.array, base + layout.pivots)
-        return cls(info, (base, seen.ctypes.data, *places), vocab_size, (pages, seen))
+        row = ShardRow(
+            pages=base, seen=seen.ctypes.data, checksums=base + layout.sums,
+            text=base + layout.text, text_size=info.tokens + info.documents, token_bytes=width,
+            suffix_array=base + layout.array, suffix_count=info.tokens, pivots=base + layout.pivots,
+            separator=info.separator, vocab_size=vocab_size,
+        )  # fmt: skip
+        return cls(info, row, (pages, seen))
 
     @classmethod
     def in_memory(cls, text: NDArray[np.uint32], documents: int, separator: int, vocab_size: int) -> Shard:
-        """A shard that is in no file; text: [n] `documents` documents, a separator after each."""
+        """Make a shard that is in no file; text: [n] `documents` documents, a separator after each."""
         array = suffix_array(text, separator)
         pivots = _pivots(text, array, 4)
         info = ShardInfo("", text.size - documents, documents, separator, "", live=True)
-        row = (0, 0, 0, text.ctypes.data, 4, array.ctypes.data, pivots.ctypes.data)
-        return cls(info, row, vocab_size, (text, array, pivots))
+        row = ShardRow(
+            pages=0, seen=0, checksums=0,
+            text=text.ctypes.data, text_size=text.size, token_bytes=4,
+            suffix_array=array.ctypes.data, suffix_count=info.tokens, pivots=pivots.ctypes.data,
+            separator=separator, vocab_size=vocab_size,
+        )  # fmt: skip
+        return cls(info, row, (text, array, pivots))
 
 
 def write_shard(
@@ -91,7 +97,7 @@ def write_shard(
     Args:
         text: [tokens + documents], a separator after each document.
         info: all but `name` and `sums`, which the result has.
-        done: told of suffixes sorted.
+        done: called with the number of suffixes sorted.
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
@@ -124,7 +130,7 @@ def write_shard(
 
 
 def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArray[np.uint32]:
-    """[tokens + documents] the text of a shard, a separator after each document.
+    """Return the text of a shard, [tokens + documents], a separator after each document.
 
     Raises:
         DatastoreError: the shard is damaged.
@@ -139,7 +145,7 @@ def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArr
 
 
 def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str | None:
-    """What is wrong with a shard of the store at `path`, every page looked at; None if nothing is."""
+    """Return what is wrong with a shard of the store at `path`, every page looked at; None if nothing is."""
     try:
         shard_layout = Layout.of(info, width)
         Shard.mapped(path, info, vocab_size, width)
@@ -160,8 +166,8 @@ def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str
 
 
 def _pivots(text: NDArray[np.uint32], array: NDArray[np.int32], width: int) -> NDArray[np.uint64]:
-    """The first 8 bytes of tokens of every STRIDE-th suffix, as numbers that sort like them."""
-    starts = array[::STRIDE].astype(np.int64)
+    """Return the first 8 bytes of tokens of every SUFFIXES_PER_PIVOT-th suffix, as numbers that sort like them."""
+    starts = array[::SUFFIXES_PER_PIVOT].astype(np.int64)
     keys = np.zeros(starts.size, dtype=np.uint64)
     for offset in range(8 // width):
         token = text[np.minimum(starts + offset, text.size - 1)]  # the text ends with a separator: nothing looks beyond
@@ -170,7 +176,7 @@ def _pivots(text: NDArray[np.uint32], array: NDArray[np.int32], width: int) -> N
 
 
 def _map(path: Path, size: int, start: int = 0, length: int = 0) -> NDArray[np.uint8]:
-    """A file of `size` bytes, or `length` of them from `start` on, read-only and mapped as long as the array lives.
+    """Map a file of `size` bytes, or `length` of them from `start` on, read-only, as long as the array lives.
 
     Raises:
         DatastoreError: it has another size. OSError: it cannot be opened.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from paceline.datastore import search
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.layout import MANIFEST, Manifest, read_manifest
-from paceline.datastore.rows import COLUMNS
+from paceline.datastore.rows import SHARD
 from paceline.datastore.shard import DamagedShardError, Shard
 from paceline.datastore.suffixes import SORTED
 from paceline.errors import ConfigError, DatastoreError
@@ -39,15 +39,15 @@ class Snapshot:
     """Some shards, as they were at one moment. Immutable: searches of several threads may share it.
 
     Attributes:
-        table: [shards, COLUMNS] what the functions of `paceline.datastore.search` take; valid while this object lives.
+        table: [shards] of SHARD, what the functions of `paceline.datastore.search` take; valid while this object lives.
     """
 
     def __init__(self, path: Path, shards: tuple[Shard, ...]) -> None:
         self.path, self.shards = path, shards
-        self.table = np.array([shard.row for shard in shards], dtype=np.int64).reshape(len(shards), COLUMNS)
+        self.table: NDArray[np.void] = np.array([shard.row for shard in shards], dtype=SHARD)
 
     def find(self, queries: Sequence[Sequence[int]], *, shortest: int = 1, longest: int = 32, enough: int = 0) -> Ranges:
-        """The ranges of each query's last tokens, from the longest suffix that occurs down to `shortest` tokens.
+        """Return the ranges of each query's last tokens, from the longest suffix that occurs down to `shortest` tokens.
 
         Args:
             longest: most tokens of a suffix, up to 64.
@@ -56,7 +56,7 @@ class Snapshot:
             ConfigError: lengths out of range. DatastoreError: a shard is damaged; it is named.
         """
         if not 1 <= shortest <= longest <= SORTED:
-            raise ConfigError(f"shortest={shortest}, longest={longest} came; 1 <= shortest <= longest <= {SORTED} is allowed.")
+            raise ConfigError(f"find: got shortest={shortest}, longest={longest}; expected 1 <= shortest <= longest <= {SORTED}.")
         ids = np.array([token for query in queries for token in query], dtype=np.int64)
         offsets = np.cumsum([0, *map(len, queries)], dtype=np.int64)
         low = np.empty((len(queries), longest, len(self.shards)), dtype=np.int64)
@@ -67,7 +67,7 @@ class Snapshot:
     def gather(
         self, low: NDArray[np.int64], high: NDArray[np.int64], skip: NDArray[np.int64], count: int, depth: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Up to `count` continuations of each query, at regular intervals over its ranges.
+        """Read up to `count` continuations of each query, at regular intervals over its ranges.
 
         Args:
             low, high: [batch, shards] ranges, a row of `Ranges` for each query.
@@ -94,7 +94,7 @@ class Snapshot:
 
 
 def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Shard, ...]]:
-    """The shards that the manifest names now; those in `known` (by name) are taken from there.
+    """Open the shards that the manifest names now; those in `known` (by name) are taken from there.
 
     Raises:
         DatastoreError: no store, or a damaged one.
@@ -109,7 +109,9 @@ def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Sh
             missing = Path(error.filename).name
             continue
         except OSError as error:
-            raise DatastoreError(f"store {str(path)!r} cannot be read: {error}.") from error
+            raise DatastoreError(
+                f"store {str(path)!r}: got {error}; expected a store that can be read. Check its rights."
+            ) from error
         return manifest, shards
     raise DamagedShardError(path, missing, f"{MANIFEST} names it and it is not there")
 
@@ -125,6 +127,6 @@ def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
     wanted = None if known is None else fingerprint_of(tokenizer)  # costs up to a second for a large vocabulary
     if wanted not in (None, known):
         raise DatastoreError(
-            f"store {str(path)!r} was built with the tokenizer {known}, and the one that came is {wanted}: its ids mean other"
-            " text. Build one with this tokenizer: paceline datastore build PATH --tokenizer DIRECTORY ..."
+            f"store {str(path)!r}, built with the tokenizer {known}: got the tokenizer {wanted}, whose ids mean other text;"
+            " expected the same. Build one with this tokenizer: paceline datastore build PATH --tokenizer DIRECTORY ..."
         )

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.datastore.compiled import compiled, load_uint64
+from paceline.common.compiled import compiled, load_uint64
 
 SORTED = 64  # tokens of a suffix that its place in the array depends on; suffixes equal so far stand in text order
 _SHORT = 12  # runs up to this size are sorted by comparing
@@ -28,12 +28,12 @@ _DEEPEST = 2 * SORTED + 2
 def suffix_array(
     text: NDArray[np.uint32], separator: int, workers: int = 1, done: Callable[[int], None] = lambda suffixes: None
 ) -> NDArray[np.int32]:
-    """Positions of all tokens of `text` but the separators, sorted by the `SORTED` tokens from there on (unsigned).
+    """Return the positions of all tokens of `text` but the separators, sorted by the `SORTED` tokens from there on (unsigned).
 
     Args:
         text: [n] documents, a separator after each one; n < 2^31. The order of suffixes past a separator is not defined.
         separator: no token of a document has this value.
-        done: told of suffixes sorted, a part at a time.
+        done: called with the number of suffixes sorted, a part at a time.
     Memory: 4 bytes a token for the text, 4 for the array, and 8 for each token of the largest bucket of every worker.
     """
     most = int(text.max(initial=0, where=text != separator)) if text.size else 0
@@ -66,7 +66,7 @@ def suffix_array(
 
 @compiled
 def _count_buckets(text: NDArray[np.uint32], separator: int, shift: int, starts: NDArray[np.int64]) -> None:
-    """starts [buckets + 1]: where the suffixes of each bucket (first token >> shift) begin in the suffix array."""
+    """Fill starts [buckets + 1]: where the suffixes of each bucket (first token >> shift) begin in the suffix array."""
     for token in text:
         if token != separator:
             starts[(np.int64(token) >> shift) + 1] += 1
@@ -165,7 +165,7 @@ def _sort_run(
 
 @compiled
 def _sort_positions(run: NDArray[np.int32], keys: NDArray[np.uint64], low: int, high: int, todo: NDArray[np.int64]) -> None:
-    """Suffixes that are equal as deep as anyone looks: text order."""
+    """Sort suffixes that are equal as deep as anyone looks: in text order."""
     for index in range(low, high):
         keys[index] = np.uint64(run[index])
     _sort_pairs(keys[low:high], run[low:high], todo)
@@ -210,7 +210,7 @@ def _insertion_sort_keys(keys: NDArray[np.uint64], run: NDArray[np.int32], low: 
 
 @compiled
 def _sort_pairs(keys: NDArray[np.uint64], run: NDArray[np.int32], todo: NDArray[np.int64]) -> None:
-    """Three-way quicksort of keys and, with them, run; the pivot is drawn, so that no input is a bad one.
+    """Sort keys and, with them, run, by three-way quicksort; the pivot is drawn, so that no input is a bad one.
 
     todo: [256] room for the parts put off; the larger one is, so 2 log2(n) entries do.
     """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.common.machine import usable_cores
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document, Gathering, checked
 from paceline.datastore.layout import (
@@ -47,7 +47,7 @@ class Means:
         shard_tokens: most tokens and separators of a shard; 0 = as many as `memory` allows. Fewer shards search faster.
         memory: bytes for a shard while it is sorted.
         workers: threads that sort; 0 = one for each core. Sorting holds no interpreter lock, so threads do.
-        progress: told what is done.
+        progress: called with what is done.
     """
 
     shard_tokens: int = 0
@@ -57,22 +57,22 @@ class Means:
 
     def __post_init__(self) -> None:
         if self.shard_tokens and not _LEAST_SHARD <= self.shard_tokens <= MOST_TEXT:
-            raise ConfigError(f"shard_tokens={self.shard_tokens} came; {_LEAST_SHARD} to {MOST_TEXT} are allowed, or 0.")
+            raise ConfigError(f"store: got shard_tokens={self.shard_tokens}; expected {_LEAST_SHARD} to {MOST_TEXT}, or 0.")
         if self.memory < _LEAST_SHARD * _BYTES_PER_TOKEN or self.workers < 0:
             raise ConfigError(
-                f"memory={self.memory}, workers={self.workers} came; at least {_LEAST_SHARD * _BYTES_PER_TOKEN} bytes and 0"
-                " workers are allowed."
+                f"store: got memory={self.memory}, workers={self.workers}; expected at least {_LEAST_SHARD * _BYTES_PER_TOKEN}"
+                " bytes and 0 workers."
             )
 
     @property
     def most(self) -> int:
-        """Tokens and separators of a shard."""
+        """Return the most tokens and separators of a shard."""
         return self.shard_tokens or min(MOST_TEXT, self.memory // _BYTES_PER_TOKEN)
 
     @property
     def threads(self) -> int:
-        """Threads that sort."""
-        return self.workers or len(os.sched_getaffinity(0))
+        """Return the number of threads that sort."""
+        return self.workers or usable_cores()
 
 
 def build(
@@ -99,7 +99,7 @@ def build(
     """
     means = Means(shard_tokens, memory, workers, progress)
     if not 1 <= vocab_size <= MOST_VOCAB:
-        raise ConfigError(f"vocab_size={vocab_size} came; 1 to {MOST_VOCAB} is allowed.")
+        raise ConfigError(f"store: got vocab_size={vocab_size}; expected 1 to {MOST_VOCAB}.")
     path = place_of(path, written=True)
     manifest = Manifest(vocab_size, fingerprint_of(tokenizer))
     _make_folder(path)
@@ -118,11 +118,11 @@ def add(
     workers: int = 0,
     progress: Progress = _silent,
 ) -> None:
-    """Add `documents` to a store; those who read it go on with what they have until they refresh.
+    """Add `documents` to a store; who reads it keeps what it has until it refreshes.
 
     Args:
         tokenizer: the one the ids come from; it must be the store's.
-        documents, shard_tokens, memory, workers, progress: as in `build`.
+        documents, shard_tokens, memory, workers, progress: those of `build`.
     Raises:
         DatastoreError: no store, no document, an id beyond the vocabulary, a full disk, another writer, another tokenizer.
     """
@@ -175,7 +175,7 @@ def _write_all(path: Path, documents: Iterable[Document], manifest: Manifest, me
     if gathering.documents:
         shards.append(_write(path, gathering, manifest, means, "sort", live))
     if not shards:
-        raise DatastoreError(f"no document with a token came for the store {str(path)!r}; at least one is needed.")
+        raise DatastoreError(f"store {str(path)!r}: got no document with a token; expected at least one. Look at the inputs.")
     return shards
 
 
@@ -193,15 +193,15 @@ def _write(path: Path, gathering: Gathering, manifest: Manifest, means: Means, w
         written = write_shard(path, text, info, manifest.vocab_size, manifest.width, means.threads, done)
     except OSError as error:
         raise DatastoreError(
-            f"cannot write a shard of {info.tokens} tokens to {str(path)!r}: {error}. The store is as it was. It takes about"
-            f" {4 + manifest.width} bytes a token: make room, or choose another place."
+            f"store {str(path)!r}: got {error} when writing a shard of {info.tokens} tokens; expected room for about"
+            f" {4 + manifest.width} bytes a token. The store is as it was: make room, or choose another place."
         ) from error
     gathering.clear()
     return written
 
 
 def _merge(path: Path, shards: Sequence[ShardInfo], manifest: Manifest, means: Means) -> list[ShardInfo]:
-    """The shards, oldest first, with the newest ones merged until each is at least _RATIO times the next.
+    """Return the shards, oldest first, with the newest ones merged until each is at least _RATIO times the next.
 
     So their number grows with the logarithm of their tokens, and a token is sorted again about that often.
     """
@@ -232,9 +232,14 @@ def _make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         strange = sorted(entry.name for entry in path.iterdir() if not _ours(entry.name))
     except OSError as error:
-        raise DatastoreError(f"cannot make a store at {str(path)!r}: {error}.") from error
+        raise DatastoreError(
+            f"store {str(path)!r}: got {error}; expected a folder that can be made. Choose another place."
+        ) from error
     if strange:
-        raise DatastoreError(f"{str(path)!r} is no store: it holds {strange[0]!r}. Name a folder that is empty or not there yet.")
+        raise DatastoreError(
+            f"store {str(path)!r}: got a folder that holds {strange[0]!r}; expected a store, or one that is empty or not there"
+            " yet. Name another."
+        )
 
 
 def _ours(name: str) -> bool:
@@ -243,7 +248,7 @@ def _ours(name: str) -> bool:
 
 @contextmanager
 def cleaned(path: Path) -> Iterator[None]:
-    """Before and after a writer's work: remove what no manifest names, the left-overs of a killed one among it."""
+    """Remove what no manifest names before and after a writer's work, the left-overs of a killed one among it."""
     try:
         _remove_unnamed(path)
         yield

@@ -1,104 +1,184 @@
-"""The registry. A new drafter is one file and one line here; its module is imported only when it is chosen.
+"""The registry of drafters: this package's own, those of other packages (entry points), and any `module:Class`.
 
-A drafter class names itself, holds a frozen dataclass `Options` and is built by `Class.build(options, draft_model)`.
+A drafter class names itself, says what it needs (`needs_draft_model` ... of `Drafter`), holds a frozen dataclass `Options` and is
+built by `Class.build(options)`, or `Class.build(options, draft_model)` where it needs one. One of this package is a file and a
+line below; another package declares its own in the entry point group `paceline.drafters`. No drafter's module is imported before
+the drafter is chosen.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
-from paceline.config import build_options, parse_spec
-from paceline.drafter import Drafter
+from paceline.common.config import build_options, parse_spec
+from paceline.engine.drafter import Drafter
 from paceline.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from paceline.model import CachedLM
+    from paceline.engine.model import CachedLM
+
+GROUP = "paceline.drafters"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One registered drafter: where it lives, what it does, and what it needs.
+    """Where the class of a drafter is found, and one line about it.
 
     Attributes:
-        needs_trained: a file trained or built for the models at hand, which comes with the embedded ones only.
-        needs_store: a token store, named by its option `datastore`.
+        target: "module:Class".
+        summary: what it does, for lists; empty where only the class can tell.
+        source: the package that declares it, for messages; empty for `module:Class` as the user wrote it.
     """
 
-    module: str
-    cls: str
-    summary: str
-    needs_draft_model: bool = False
-    needs_trained: bool = False
-    needs_store: bool = False
+    name: str
+    target: str
+    summary: str = ""
+    source: str = ""
 
     def load(self) -> Any:
-        """Import its class."""
-        return getattr(import_module(f"paceline.drafters.{self.module}"), self.cls)
+        """Import and return its class.
+
+        Raises:
+            ConfigError: the module cannot be imported, or what it holds there is no drafter that can be built.
+        """
+        module, _, attribute = self.target.partition(":")
+        try:
+            found = reduce(getattr, attribute.split("."), import_module(module))
+        except Exception as error:  # whatever a foreign module does while it is imported
+            raise ConfigError(self._refusal(f"which cannot be imported ({type(error).__name__}: {error})")) from error
+        missing = _missing(found)
+        if missing:
+            raise ConfigError(self._refusal(missing))
+        return found
+
+    def describe(self) -> str:
+        """Return what it does, in one line; loads the class where no summary is registered."""
+        return self.summary or (self.load().__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether it is built with a draft model; loads the class, as the two below do."""
+        return bool(self.load().needs_draft_model)
+
+    @property
+    def needs_trained(self) -> bool:
+        """Whether it reads a file trained for the models at hand."""
+        return bool(self.load().needs_trained)
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether its option `datastore` must be given."""
+        return bool(self.load().needs_store)
+
+    def _refusal(self, fault: str) -> str:
+        origin = f" of {self.source}" if self.source else ""
+        return (
+            f"drafter {self.name!r}: got {self.target!r}{origin}, {fault}; expected 'module:Class' of an importable subclass of"
+            f" paceline.Drafter with propose, a dataclass Options and a class method build. Correct it, or choose another of:"
+            f" {', '.join(available())}."
+        )
 
 
-REGISTRY: dict[str, Entry] = {
-    "none": Entry("none", "NoDrafter", "plain decoding: empty trees"),
-    "prompt_lookup": Entry("prompt_lookup", "PromptLookup", "continues the latest earlier match of the newest n-gram"),
-    "draft_model": Entry(
-        "draft_model", "DraftModel", "a small model drafts a tree, or a chain of fixed length", needs_draft_model=True
-    ),
-    "specdec_pp": Entry(
-        "specdec_pp",
-        "SpecDecPP",
-        "a small model drafts until a trained head expects a rejection",
-        needs_draft_model=True,
-        needs_trained=True,
-    ),
-    "ouroboros": Entry(
-        "ouroboros", "Ouroboros", "a small model drafts phrase by phrase; the target teaches the phrases", needs_draft_model=True
-    ),
-    "sssd": Entry("sssd", "Sssd", "what followed the newest tokens in the request and in a datastore, by its chance"),
-    "jacobi": Entry("jacobi", "Jacobi", "guesses the whole rest of the answer, or a block of it, and repeats until it agrees"),
-    "lookahead": Entry("lookahead", "Lookahead", "the target fills a window with n-grams and verifies those that fit"),
-    "rest": Entry("rest", "Rest", "the most frequent continuations of the newest tokens in a datastore", needs_store=True),
-    "pia": Entry("pia", "Pia", "phrases of the prompt and of all outputs so far, from tries"),
-}
+def _missing(found: Any) -> str | None:
+    """What `found` lacks to be a drafter that can be built from its options."""
+    if not isinstance(found, type) or not issubclass(found, Drafter):
+        return "which is no subclass of paceline.Drafter"
+    if found.propose is Drafter.propose:
+        return "which does not define propose"
+    options = getattr(found, "Options", None)
+    if not isinstance(options, type) or not dataclasses.is_dataclass(options):
+        return "which has no dataclass named Options"
+    return None if callable(getattr(found, "build", None)) else "which has no class method build"
+
+
+def _own(*lines: tuple[str, str, str]) -> dict[str, Entry]:
+    return {name: Entry(name, f"paceline.drafters.{target}", summary, "paceline") for name, target, summary in lines}
+
+
+REGISTRY: dict[str, Entry] = _own(
+    ("none", "none:NoDrafter", "plain decoding: empty trees"),
+    ("prompt_lookup", "prompt_lookup:PromptLookup", "continues the latest earlier match of the newest n-gram"),
+    ("draft_model", "draft_model.drafter:DraftModel", "a small model drafts a tree, or a chain of fixed length"),
+    ("specdec_pp", "specdec_pp.drafter:SpecDecPP", "a small model drafts until a trained head expects a rejection"),
+    ("ouroboros", "ouroboros.drafter:Ouroboros", "a small model drafts phrase by phrase; the target teaches the phrases"),
+    ("sssd", "sssd.drafter:Sssd", "what followed the newest tokens in the request and in a datastore, by its chance"),
+    ("jacobi", "jacobi:Jacobi", "guesses the whole rest of the answer, or a block of it, and repeats until it agrees"),
+    ("lookahead", "lookahead.drafter:Lookahead", "the target fills a window with n-grams and verifies those that fit"),
+    ("rest", "rest.drafter:Rest", "the most frequent continuations of the newest tokens in a datastore"),
+    ("pia", "pia.drafter:Pia", "phrases of the prompt and of all outputs so far, from tries"),
+)
 
 
 def available() -> list[str]:
-    """Names that `create` and `LLM(drafter=...)` accept."""
-    return list(REGISTRY)
+    """Return the names that `create` and `LLM(drafter=...)` accept: our own, then those of installed packages."""
+    return [*REGISTRY, *sorted({found.name for found in _installed()} - REGISTRY.keys())]
 
 
 def entry(name: str) -> Entry:
-    """The registry line of `name`.
+    """Find a drafter by its name, or by "module:Class". A name of our own is never another package's.
 
     Raises:
-        ConfigError: no such drafter; the close match is named.
+        ConfigError: no such drafter (the close match is named), or two packages declare it.
     """
-    if name not in REGISTRY:
-        raise ConfigError(f"there is no drafter {name!r}.{did_you_mean(name, REGISTRY)}")
-    return REGISTRY[name]
+    if name in REGISTRY:
+        return REGISTRY[name]
+    found = {one.target: one for one in _installed() if one.name == name}
+    if len(found) > 1:
+        declared = " and ".join(f"{one.target!r} of {one.source}" for one in found.values())
+        raise ConfigError(f"drafter {name!r}: got {declared}; expected one package to declare it. Name yours as 'module:Class'.")
+    if found:
+        return next(iter(found.values()))
+    first, colon, second = name.partition(":")
+    if colon and first in available():
+        raise ConfigError(
+            f"drafter {first!r}: got {second!r} for its options; expected options as key=value. Write key=value, or leave it out."
+        )
+    if colon:
+        return Entry(name, name)
+    raise ConfigError(f"there is no drafter {name!r}; expected a name or 'module:Class'.{did_you_mean(name, available())}")
+
+
+def _installed() -> Iterator[Entry]:
+    """The entry points of installed packages; none of them is imported."""
+    for point in entry_points(group=GROUP):
+        package = point.dist.name if point.dist is not None else "an unnamed package"
+        yield Entry(point.name, point.value, source=f"package {package}")
 
 
 def create(spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = None, **options: Any) -> Drafter:
-    """Build a drafter from `"name"` or `"name:key=value,key=value"`.
+    """Build a drafter from "name", "name:key=value,...", "module:Class" or "module:Class:key=value,...".
 
     Args:
-        draft_model: directory, hub id or loaded model, for the drafters that need one.
+        draft_model: directory, hub id, GGUF file or loaded model, for the drafters that need one.
         options: more options, typed, as keywords.
     Raises:
-        ConfigError: unknown name or option, a value out of range, or a missing draft model.
+        ConfigError: unknown name or option, a class that is no drafter, a value out of range, or a missing draft model.
     """
     name, text = parse_spec(spec)
-    found = entry(name)
-    cls = found.load()
+    cls = entry(name).load()
     for key in options.keys() & text.keys():
-        raise ConfigError(f"option {key!r} of drafter {name!r} is given twice, in {spec!r} and as a keyword; keep one.")
+        raise ConfigError(
+            f"drafter {name!r}: got option {key!r} twice, in {spec!r} and as a keyword; expected it once. Keep one."
+        )
     chosen = build_options(cls.Options, {**text, **options}, f"drafter {name!r}")
-    if not found.needs_draft_model:
-        return cast(Drafter, cls.build(chosen))
-    if draft_model is None:
-        raise ConfigError(f"drafter {name!r} needs a draft model, and none came; pass draft_model=DIRECTORY or a loaded model.")
-    from paceline.loading import draft_lm
+    if not cls.needs_draft_model:
+        built = cls.build(chosen)
+    elif draft_model is None:
+        raise ConfigError(
+            f"drafter {name!r} needs a draft model: got none; expected a directory, hub id or loaded model. Pass draft_model=..."
+        )
+    else:
+        from paceline.engine.loading import draft_lm
 
-    return cast(Drafter, cls.build(chosen, draft_lm(draft_model)))
+        built = cls.build(chosen, draft_lm(draft_model))
+    if not isinstance(built, Drafter):
+        raise ConfigError(f"drafter {name!r}: got a {type(built).__name__} from {cls.__name__}.build; expected a Drafter.")
+    return built

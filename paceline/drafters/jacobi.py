@@ -16,19 +16,21 @@ random guesses of its own. B = 1 is plain decoding, and a block as long as the a
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 
-from paceline.config import require_range
-from paceline.drafter import Drafter, Outcome
-from paceline.sequence import Sequence
-from paceline.tree import EMPTY_TREE, DraftTree
+from paceline.common.config import require_range
+from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
 class JacobiOptions:
-    """Attributes:
-    block: tokens solved together (B). Not given: the whole rest of the answer.
+    """Options of `jacobi`.
+
+    Attributes:
+        block: B, tokens solved together. Not given: the whole rest of the answer.
     """
 
     block: int | None = None
@@ -63,15 +65,15 @@ class Jacobi(Drafter):
 
     @classmethod
     def build(cls, options: JacobiOptions) -> Jacobi:
-        """From its options."""
+        """Build it from its options."""
         return cls(options)
 
     def start(self, seq: Sequence) -> None:
-        """No guesses yet, and a source of them that depends on the request's seed only."""
+        """Begin without guesses, and with a source of them that depends on the request's seed only."""
         self._iterates[seq.id] = _Iterate(random.Random(seq.params.seed))
 
-    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """The guesses up to the last token but one of the block, as many as fit; places seen first get random prompt tokens."""
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Return the guesses up to the last token but one of the block, as many as fit; new places get random prompt tokens."""
         trees = []
         for seq, limit in zip(seqs, max_nodes, strict=True):
             length = min(limit, self._unsolved(seq) - 1)
@@ -81,33 +83,33 @@ class Jacobi(Drafter):
             trees.append(DraftTree.chain(iterate.guesses[:length]) if length > 0 else EMPTY_TREE)
         return trees
 
-    def observe(self, outcomes: Seq[Outcome]) -> None:
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
         """Replace every guess that was evaluated, and drop those whose places are taken now."""
         for outcome in outcomes:
             iterate = self._iterates[outcome.seq.id]
-            said = _said_along(iterate.guesses, outcome)
-            iterate.guesses = [*said, *iterate.guesses[len(said) :]][len(outcome.new_token_ids) :]
+            answers = _answers_along(iterate.guesses, outcome)
+            iterate.guesses = [*answers, *iterate.guesses[len(answers) :]][len(outcome.new_token_ids) :]
 
     def stop(self, seq: Sequence) -> None:
         """Drop the guesses."""
         self._iterates.pop(seq.id, None)
 
     def _unsolved(self, seq: Sequence) -> int:
-        """Tokens left of the block that the next one belongs to."""
+        """Return how many tokens are left of the block that the next one belongs to."""
         block = self._options.block
         if block is None:
             return seq.remaining
         return min(seq.remaining, block - (len(seq) - seq.prompt_length) % block)
 
 
-def _said_along(guesses: list[int], outcome: Outcome) -> list[int]:
-    """The target's tokens after the root and after each guess, as far as the verified tree holds them as a branch."""
+def _answers_along(guesses: list[int], outcome: Outcome) -> list[int]:
+    """Return the target's tokens after the root and after each guess, as far as the verified tree holds them as a branch."""
     child = outcome.tree.edges()
-    said, node = [outcome.target_argmax[0]], -1
+    answers, node = [outcome.target_argmax[0]], -1
     for guess in guesses:
         found = child.get((node, guess))
         if found is None:
             break
         node = found
-        said.append(outcome.target_argmax[node + 1])
-    return said
+        answers.append(outcome.target_argmax[node + 1])
+    return answers

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
-from paceline.drafter import Drafter
-from paceline.sequence import Sequence
-from paceline.tree import EMPTY_TREE, DraftTree
+from paceline.engine.drafter import Drafter
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """No options."""
+    """Options of `none`: there are none."""
 
 
 class NoDrafter(Drafter):
@@ -23,9 +23,9 @@ class NoDrafter(Drafter):
 
     @classmethod
     def build(cls, options: NoOptions) -> NoDrafter:
-        """From its (empty) options."""
+        """Build it from its (empty) options."""
         return cls()
 
-    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """One empty tree per sequence."""
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Return one empty tree per sequence."""
         return [EMPTY_TREE] * len(seqs)

@@ -1,28 +1,33 @@
 """Prompt lookup: the newest n-gram has occurred before, so propose what followed it then.
 
 Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). Longest n-gram first, most recent match, the
-continuation clipped at the end of the text. Each n-gram's latest place is kept in a dictionary, so a step costs
-`max_ngram` look-ups whatever the length of the text.
+continuation clipped at the end of the text.
+
+What is different here: each n-gram's latest place is kept in a dictionary, so a step costs `max_ngram` look-ups whatever the
+length of the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
-from paceline.config import require_range
-from paceline.drafter import Drafter
-from paceline.drafters.ngram_index import NgramIndex
+from paceline.common.config import require_range
+from paceline.drafters.shared.ngram_index import NgramIndex
+from paceline.engine.drafter import Drafter
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.errors import ConfigError
-from paceline.sequence import Sequence
-from paceline.tree import EMPTY_TREE, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLookupOptions:
-    """Attributes:
-    max_ngram, min_ngram: sizes of the n-gram looked up, longest first.
-    length: most tokens proposed.
+    """Options of `prompt_lookup`.
+
+    Attributes:
+        max_ngram: tokens of the longest n-gram looked up, which is tried first.
+        min_ngram: tokens of the shortest n-gram looked up.
+        length: most tokens proposed.
     """
 
     max_ngram: int = 3
@@ -34,7 +39,8 @@ class PromptLookupOptions:
         require_range("prompt_lookup", "length", self.length, 1)
         if self.max_ngram < self.min_ngram:
             raise ConfigError(
-                f"prompt_lookup: max_ngram is {self.max_ngram} and min_ngram {self.min_ngram}; max_ngram must not be smaller."
+                f"prompt_lookup: got max_ngram={self.max_ngram} with min_ngram={self.min_ngram}; expected max_ngram not to be"
+                " smaller. Raise it."
             )
 
 
@@ -50,15 +56,15 @@ class PromptLookup(Drafter):
 
     @classmethod
     def build(cls, options: PromptLookupOptions) -> PromptLookup:
-        """From its options."""
+        """Build it from its options."""
         return cls(options)
 
     def start(self, seq: Sequence) -> None:
-        """An empty index; the prompt is indexed with the first proposal."""
+        """Open an empty index; the prompt is indexed with the first proposal."""
         self._index[seq.id] = NgramIndex(self._options.min_ngram, self._options.max_ngram)
 
-    def propose(self, seqs: Seq[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """A chain per sequence, where a match is found."""
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Return a chain per sequence, empty where no match is found."""
         trees = []
         for seq, limit in zip(seqs, max_nodes, strict=True):
             length = min(self._options.length, limit, seq.remaining - 1)

@@ -4,45 +4,50 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence as ListLike
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from paceline.acceptance import AcceptanceHead
-from paceline.acceptance_card import CurvePoint
+from paceline.drafters.specdec_pp.card import CurvePoint
+from paceline.drafters.specdec_pp.drafter import SpecDecPP, SpecDecPPOptions
+from paceline.drafters.specdec_pp.head import AcceptanceHead
+from paceline.engine.loading import draft_lm
+from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError
 from paceline.head.recording import Recording
 from paceline.llm import LLM
-from paceline.sequence import SamplingParams
 
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
 THRESHOLDS = tuple(round(0.05 * place, 2) for place in range(1, 20))
 
 
 def calibrate(
-    head: AcceptanceHead, recordings: Seq[Recording], target: PreTrainedModel, draft: PreTrainedModel, limit: int = 0,
-    thresholds: Seq[float] = THRESHOLDS, progress: bool = False,
+    head: AcceptanceHead, recordings: ListLike[Recording], target: PreTrainedModel, draft: PreTrainedModel, limit: int = 0,
+    thresholds: ListLike[float] = THRESHOLDS, progress: bool = False,
 ) -> AcceptanceHead:  # fmt: skip
-    """The head with a measured curve: every threshold decodes the development prompts, as they were recorded.
+    """Return the head with a measured curve: every threshold decodes the development prompts, as they were recorded.
 
     Args:
+        head: the head to measure.
         recordings: with the prompts that the head's calibration was fitted on, and how they are answered.
+        target: the target that decodes.
+        draft: the head's draft model.
         limit: at most so many prompts of each recording, short and long ones; 0 = all.
+        thresholds: the thresholds to measure.
+        progress: whether to show a bar.
     Raises:
         ConfigError: the recordings have none of those prompts.
     """
     asked, params = _questions(head, recordings, limit)
+    placed, draft_model = head.for_draft(draft), draft_lm(draft)
     curve = []
-    with tempfile.TemporaryDirectory() as folder, Progress(
-        console=Console(stderr=True), transient=True, disable=not progress
-    ) as bar:  # fmt: skip
-        head.save(folder)
+    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
         for threshold in bar.track(thresholds, description="decoding"):
-            llm = LLM(target, f"specdec_pp:head={folder},threshold={threshold}", draft, max_batch=recordings[0].settings["batch"])
+            drafter = SpecDecPP(SpecDecPPOptions(threshold=threshold), draft_model, placed)
+            llm = LLM(target, drafter, max_batch=recordings[0].settings["batch"])
             stats = [completion.stats for completion in llm.generate(asked, params)]
             tokens = sum(one.new_tokens for one in stats)
             forwards = sum(one.target_forwards for one in stats)
@@ -52,7 +57,8 @@ def calibrate(
     return AcceptanceHead(card, head.tensors)
 
 
-def _questions(head: AcceptanceHead, recordings: Seq[Recording], limit: int) -> tuple[list[list[int]], list[SamplingParams]]:
+def _questions(head: AcceptanceHead, recordings: ListLike[Recording], limit: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Return the development prompts of the recordings, and how each is answered."""
     wanted = head.card.dev_names
     asked: list[list[int]] = []
     params: list[SamplingParams] = []
@@ -63,12 +69,14 @@ def _questions(head: AcceptanceHead, recordings: Seq[Recording], limit: int) -> 
             asked.append(recording.prompt_ids[place])
             params.append(SamplingParams(**options, seed=recording.settings["seed"] + place))
     if not asked:
-        raise ConfigError("head calibrate: no recording has development prompts of this head; give one that it was trained on.")
+        raise ConfigError(
+            "head calibrate: got no development prompts of this head; expected a recording that it was trained on. Give that one."
+        )
     return asked, params
 
 
 def print_curve(head: AcceptanceHead, console: Console | None = None) -> None:
-    """What each threshold costs."""
+    """Print what each threshold costs."""
     table = Table(box=None, pad_edge=False)
     for heading in ("threshold", "verification rate", "discard rate"):
         table.add_column(heading, justify="right")

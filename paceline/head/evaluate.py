@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from paceline.acceptance import AcceptanceHead
-from paceline.bench.document import write_document
+from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.errors import ConfigError
 from paceline.head.metrics import Bin, calibration_error, log_loss, reliability, roc_area
 from paceline.head.recording import Recording
+from paceline.report.documents import Kind, write_document
+from paceline.report.drawing import COLOURS, INK, MARKERS, label, page, save
+from paceline.report.tables import Column, Table
 
 HEAD, FIRST = "acceptance head", "before the hidden state is known"
 _PREDICTORS: dict[str, Callable[[Recording], Tensor]] = {
@@ -29,7 +29,14 @@ _PREDICTORS: dict[str, Callable[[Recording], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of one predictor: expected calibration error over 15 bins, ROC area, log loss in nats, and the bins."""
+    """How good one predictor is.
+
+    Attributes:
+        calibration_error: expected calibration error over 15 bins.
+        roc_area: area under the ROC curve.
+        log_loss: in nats.
+        bins: predictions beside what was observed.
+    """
 
     calibration_error: float
     roc_area: float
@@ -59,7 +66,10 @@ class Judgement:
         return {"prompts": self.prompts, "positions": self.positions, "accepted": self.accepted, **rows}
 
 
-def evaluate(head: AcceptanceHead, recordings: Seq[Recording]) -> Judgement:
+_KIND = Kind("head judgement", 1, Judgement)
+
+
+def evaluate(head: AcceptanceHead, recordings: ListLike[Recording]) -> Judgement:
     """Judge `head` on those prompts of the recordings that it was neither trained nor calibrated on.
 
     Raises:
@@ -68,22 +78,24 @@ def evaluate(head: AcceptanceHead, recordings: Seq[Recording]) -> Judgement:
     for recording in recordings:
         if recording.settings["draft_fingerprint"] != head.card.draft_fingerprint:
             raise ConfigError(
-                f"head evaluate: the recording is of draft {recording.settings['draft_fingerprint'][:12]}, and the head of draft"
-                f" {head.card.draft_fingerprint[:12]}. Record the head's own draft model."
+                f"head evaluate: got a recording of draft {recording.settings['draft_fingerprint'][:12]}; expected the head's"
+                f" draft, {head.card.draft_fingerprint[:12]}. Record that one."
             )
-    unseen = [recording.of(set(recording.names) - head.card.seen_prompts) for recording in recordings]
+    unseen = [recording.of_prompts(set(recording.names) - head.card.seen_prompts) for recording in recordings]
     if not any(map(len, unseen)):
-        raise ConfigError("head evaluate: the head was trained on every prompt of the recording; record others, or train anew.")
+        raise ConfigError(
+            "head evaluate: got a head that was trained on every prompt of the recording; expected other prompts. Record some."
+        )
     return judge(head, unseen)
 
 
-def judge(head: AcceptanceHead, recordings: Seq[Recording]) -> Judgement:
+def judge(head: AcceptanceHead, recordings: ListLike[Recording]) -> Judgement:
     """Judge `head` on all positions of the recordings."""
     labels = torch.cat([recording.labels for recording in recordings])
     features = [(one.hidden, one.log_probs, one.entropies) for one in recordings]
     predictions = {
-        HEAD: torch.cat([head.chances(*one) for one in features]).clone(),
-        FIRST: torch.cat([head.first_chances(*one[1:]) for one in features]).clone(),
+        HEAD: torch.cat([head.confidences(*one) for one in features]).clone(),
+        FIRST: torch.cat([head.early_confidences(*one[1:]) for one in features]).clone(),
     }
     for name, predict in _PREDICTORS.items():
         predictions[name] = torch.cat([predict(recording) for recording in recordings])
@@ -99,30 +111,26 @@ def judge(head: AcceptanceHead, recordings: Seq[Recording]) -> Judgement:
 
 
 def print_judgement(judgement: Judgement, console: Console | None = None) -> None:
-    """The table: predictors and how good they are."""
-    counts = f"{judgement.positions} drafted tokens of {judgement.prompts} prompts not trained on"
-    table = Table(box=None, pad_edge=False, title_justify="left", title=f"{counts}, {judgement.accepted:.1%} accepted")
-    table.add_column("predictor of acceptance")
-    for heading in ("calibration error", "ROC area", "log loss"):
-        table.add_column(heading, justify="right")
-    for name, one in judgement.qualities.items():
-        table.add_row(name, f"{one.calibration_error:.4f}", f"{one.roc_area:.4f}", f"{one.log_loss:.4f}")
-    (console or Console()).print(table)
+    """Print the predictors and how good they are."""
+    title = (
+        f"{judgement.positions} drafted tokens of {judgement.prompts} prompts not trained on, {judgement.accepted:.1%} accepted"
+    )
+    columns = [Column("predictor of acceptance"), "calibration error", "ROC area", "log loss"]
+    rows = [(name, one.calibration_error, one.roc_area, one.log_loss) for name, one in judgement.qualities.items()]
+    Table.of(title, columns, rows, form=".4f").show(console or Console())
 
 
 def write_judgement(judgement: Judgement, path: str | Path) -> None:
-    """As JSON, with the bins."""
-    write_document(path, "head judgement", 1, dataclasses.asdict(judgement))
+    """Write the judgement as JSON, with the bins."""
+    write_document(path, _KIND, judgement)
 
 
 def draw_judgement(judgement: Judgement, path: str | Path) -> None:
-    """The reliability plot: predicted against observed acceptance, per predictor, into a PNG file.
+    """Draw the reliability plot: predicted against observed acceptance, per predictor, into a PNG file.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
-    from paceline.bench.drawing import COLOURS, INK, MARKERS, headline, label, page, save
-
     figure = page(6.0, 5.4)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#B0B0B0", linewidth=1)
@@ -135,5 +143,4 @@ def draw_judgement(judgement: Judgement, path: str | Path) -> None:
         axes.scatter(xs, ys, s=sizes, color=COLOURS[place], marker=MARKERS[place], label=text, edgecolors="none", alpha=0.8)
     label(axes, "Reliability; larger marks hold more tokens", "predicted acceptance", "observed acceptance", "both")
     axes.legend(fontsize=8, frameon=False, labelcolor=INK)
-    headline(figure, [f"{judgement.positions} tokens", f"{judgement.prompts} prompts not trained on"], 80, 10)
-    save(figure, path)
+    save(figure, path, [f"{judgement.positions} tokens", f"{judgement.prompts} prompts not trained on"], 80, 10)

@@ -1,4 +1,4 @@
-"""How good a predicted chance is: calibration and separation. Labels are acceptance probabilities, 0 to 1."""
+"""How good a predicted probability is: calibration and separation. Labels are acceptance probabilities, 0 to 1."""
 
 from __future__ import annotations
 
@@ -12,22 +12,30 @@ BINS = 15
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """The predictions of one fifteenth of [0, 1]: how many, their mean, and the mean of what came."""
+    """The predictions of one fifteenth of [0, 1].
+
+    Attributes:
+        count: how many there are.
+        predicted: their mean.
+        observed: the mean of their labels.
+    """
 
     count: int
     predicted: float
     observed: float
 
 
-def reliability(chances: Tensor, labels: Tensor, bins: int = BINS) -> list[Bin]:
-    """The bins that have predictions, in ascending order.
+def reliability(predictions: Tensor, labels: Tensor, bins: int = BINS) -> list[Bin]:
+    """Return the bins that have predictions, in ascending order.
 
     Args:
-        chances, labels: [n], 0 to 1.
+        predictions: [n], 0 to 1.
+        labels: [n], 0 to 1.
+        bins: how many parts [0, 1] is cut into.
     """
-    place = (chances * bins).long().clamp_(0, bins - 1)
+    place = (predictions * bins).long().clamp_(0, bins - 1)
     counts = torch.bincount(place, minlength=bins)
-    predicted = torch.bincount(place, weights=chances.double(), minlength=bins)
+    predicted = torch.bincount(place, weights=predictions.double(), minlength=bins)
     observed = torch.bincount(place, weights=labels.double(), minlength=bins)
     return [
         Bin(int(count), float(mean) / int(count), float(seen) / int(count))
@@ -36,18 +44,18 @@ def reliability(chances: Tensor, labels: Tensor, bins: int = BINS) -> list[Bin]:
     ]
 
 
-def calibration_error(chances: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """Expected calibration error (Guo et al. 2017): |predicted - observed| of the bins, by their share of all predictions."""
-    found = reliability(chances, labels, bins)
+def calibration_error(predictions: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """Return the expected calibration error (Guo et al. 2017): |predicted - observed| of the bins, each by its share."""
+    found = reliability(predictions, labels, bins)
     return sum(one.count * abs(one.predicted - one.observed) for one in found) / max(1, sum(one.count for one in found))
 
 
-def roc_area(chances: Tensor, labels: Tensor) -> float:
-    """Area under the ROC curve: how often an accepted token has the higher chance than a rejected one; a tie counts half.
+def roc_area(predictions: Tensor, labels: Tensor) -> float:
+    """Return the area under the ROC curve: how often an accepted token is predicted above a rejected one; a tie counts half.
 
     A token with label P counts as accepted with weight P and as rejected with weight 1 - P. 0.5 where there is only one kind.
     """
-    _, place = torch.unique(chances, return_inverse=True)  # ascending; equal chances share a place
+    _, place = torch.unique(predictions, return_inverse=True)  # ascending; equal ones share a place
     accepted = torch.bincount(place, weights=labels.double())
     rejected = torch.bincount(place, weights=1.0 - labels.double())
     pairs = float(accepted.sum() * rejected.sum())
@@ -55,6 +63,6 @@ def roc_area(chances: Tensor, labels: Tensor) -> float:
     return float((accepted * (below + 0.5 * rejected)).sum()) / pairs if pairs > 0 else 0.5
 
 
-def log_loss(chances: Tensor, labels: Tensor) -> float:
-    """Mean binary cross-entropy in nats."""
-    return float(torch.nn.functional.binary_cross_entropy(chances.double().clamp(1e-7, 1 - 1e-7), labels.double()))
+def log_loss(predictions: Tensor, labels: Tensor) -> float:
+    """Return the mean binary cross-entropy in nats."""
+    return float(torch.nn.functional.binary_cross_entropy(predictions.double().clamp(1e-7, 1 - 1e-7), labels.double()))

@@ -1,7 +1,8 @@
-"""Train an acceptance head on recordings: weighted binary cross-entropy, AdamW, warm-up and a cosine schedule (Section 3.3).
+"""Train an acceptance head on recordings (Huang et al. 2024, "SpecDec++", section 3.3): weighted binary cross-entropy, AdamW.
 
-The weight on rejections makes the raw head report rejections too often. So its logit is scaled and shifted afterwards (Platt
-1999), fitted without weights on development prompts; both numbers are in the card, and `AcceptanceHead.chances` applies them.
+What is different here: the weight on rejections makes the raw head report rejections too often, so its logit is scaled and
+shifted afterwards (Platt 1999), fitted without weights on development prompts; both numbers are in the card, and
+`AcceptanceHead.confidences` applies them. The last layer begins as the best reader of the scalars.
 """
 
 from __future__ import annotations
@@ -9,10 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence as ListLike
 from typing import Any
 
 import torch
@@ -21,66 +19,27 @@ from rich.progress import Progress
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.acceptance import ACCEPTED, REJECTED, AcceptanceHead, accept_logits, scalars_of
-from paceline.acceptance_card import INPUTS, MOST_BLOCKS, HeadCard
-from paceline.config import require_range
+from paceline.drafters.specdec_pp.card import INPUTS, HeadCard
+from paceline.drafters.specdec_pp.head import ACCEPTED, REJECTED, AcceptanceHead, accept_logits, scalars_of
 from paceline.errors import ConfigError
 from paceline.head.evaluate import judge
-from paceline.head.recording import Recording, read_recording
+from paceline.head.recording import Recording
+from paceline.head.settings import TrainConfig
 
 _CLIP = 1.0  # largest norm of a gradient
-_NEWTON_STEPS, _STRIDE, _RIDGE = 50, 2.0, 1e-6  # at most; largest change of a weight in one of them; keeps them solvable
+_FIT_STEPS = 200  # of L-BFGS, at most; a fit of a handful of weights takes 20
 
 
-@dataclass(frozen=True, slots=True)
-class TrainConfig:
-    """How a head is trained.
-
-    Attributes:
-        depth: D, residual blocks, 0 to 4. reject_weight: of rejections in the loss (the paper's w_rej; acceptances have 1).
-        scalars: the last layer also reads scalars of the draft's distribution; not in the paper.
-        epochs, lr, weight_decay, batch: of AdamW; batch in positions. warmup: share of the steps.
-        dev: share of the prompts that calibration is fitted on. held_out: share that is only reported on.
-        seed: of the split, the first weights and the order. note: for the card, such as the prompts' sources and licences.
-    Raises:
-        ConfigError: a value outside its range.
-    """
-
-    depth: int = 3
-    reject_weight: float = 6.0
-    scalars: bool = True
-    epochs: int = 10
-    lr: float = 1e-3
-    weight_decay: float = 0.01
-    batch: int = 1024
-    warmup: float = 0.03
-    dev: float = 0.1
-    held_out: float = 0.1
-    seed: int = 0
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        require_range("head train", "depth", self.depth, 0, MOST_BLOCKS)
-        for name, low in (("epochs", 1), ("batch", 1), ("weight_decay", 0)):
-            require_range("head train", name, getattr(self, name), low)
-        for name in ("reject_weight", "lr"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(f"head train: {name} is {getattr(self, name)}; allowed is any positive number.")
-        for name in ("warmup", "dev", "held_out"):
-            require_range("head train", name, getattr(self, name), 0, 0.5)
-
-
-def train(folders: Iterable[str | Path], config: TrainConfig | None = None, progress: bool = False) -> AcceptanceHead:
-    """A head trained on recordings of one pair, calibrated and judged; not yet saved.
+def train(recordings: ListLike[Recording], config: TrainConfig | None = None, progress: bool = False) -> AcceptanceHead:
+    """Train a head on recordings of one pair, calibrate and judge it; it is not saved yet.
 
     Raises:
-        ConfigError: recordings that cannot be read or are of different drafts, or too few prompts to split.
+        ConfigError: no recording, recordings of different drafts, or too few prompts to split.
     """
     config = config or TrainConfig()
-    recordings = [read_recording(folder) for folder in folders]
     _check_same_draft(recordings)
     parts = split_prompts(sorted({name for recording in recordings for name in recording.names}), config)
-    training, dev, held_out = ([recording.of(set(part)) for recording in recordings] for part in parts)
+    training, dev, held_out = ([recording.of_prompts(set(part)) for recording in recordings] for part in parts)
     card = _card(recordings, config, parts)
     tensors = fit(training, card, config, progress)
     scale, shift = platt(AcceptanceHead(card, tensors), dev)
@@ -89,8 +48,8 @@ def train(folders: Iterable[str | Path], config: TrainConfig | None = None, prog
     return AcceptanceHead(dataclasses.replace(head.card, metrics=metrics), tensors)
 
 
-def fit(recordings: Seq[Recording], card: HeadCard, config: TrainConfig, progress: bool = False) -> dict[str, Tensor]:
-    """The trained tensors of a head as `card` describes it."""
+def fit(recordings: ListLike[Recording], card: HeadCard, config: TrainConfig, progress: bool = False) -> dict[str, Tensor]:
+    """Return the trained tensors of a head as `card` describes it."""
     hidden = torch.cat([recording.hidden for recording in recordings])
     scalars = torch.cat([scalar_columns(recording, card) for recording in recordings])
     labels = torch.cat([recording.labels for recording in recordings])
@@ -115,18 +74,19 @@ def fit(recordings: Seq[Recording], card: HeadCard, config: TrainConfig, progres
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, reject_weight: float) -> Tensor:
-    """Soft binary cross-entropy with weight 1 on accepting and `reject_weight` on rejecting, divided by the sum of weights.
+    """Return the mean binary cross-entropy, with weight 1 on accepting and `reject_weight` on rejecting (section 3.3).
 
     Args:
-        logits, labels: [n]; labels are acceptance probabilities.
+        logits: [n].
+        labels: [n], acceptance probabilities.
     """
-    rejects = reject_weight * (1 - labels)
-    total = labels * functional.softplus(-logits) + rejects * functional.softplus(logits)
-    return total.sum() / (labels + rejects).sum()
+    accept_weight = torch.tensor(1 / reject_weight, dtype=logits.dtype)
+    total = functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum", pos_weight=accept_weight)
+    return reject_weight * total / (labels + reject_weight * (1 - labels)).sum()
 
 
 def raw_logits(tensors: dict[str, Tensor], card: HeadCard, hidden: Tensor, scalars: Tensor) -> Tensor:
-    """The uncalibrated logits [n] of hidden states [n, hidden] and scalars [n, 0 or 3]."""
+    """Return the uncalibrated logits [n] of hidden states [n, hidden] and scalars [n, 0 or 3]."""
     blocks = [(tensors[f"blocks.{place}.weight"], tensors[f"blocks.{place}.bias"]) for place in range(card.depth)]
     last = tensors["last.weight"][ACCEPTED] - tensors["last.weight"][REJECTED]
     bias = tensors["last.bias"][ACCEPTED] - tensors["last.bias"][REJECTED]
@@ -137,7 +97,7 @@ def raw_logits(tensors: dict[str, Tensor], card: HeadCard, hidden: Tensor, scala
 def first_tensors(
     card: HeadCard, scalars: Tensor, labels: Tensor, config: TrainConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Weights to begin with: blocks as `torch.nn.Linear` begins, each its own; the last layer as the scalars' best reader."""
+    """Return the weights to begin with: blocks as in `torch.nn.Linear`, each its own; the last layer fitted to the scalars."""
     hidden = card.hidden_size
     tensors = {}
     for place in range(card.depth):
@@ -151,44 +111,54 @@ def first_tensors(
 
 
 def scalar_columns(recording: Recording, card: HeadCard) -> Tensor:
-    """The scalars [n, 0 or 3] that the last layer of such a head reads."""
+    """Return the scalars [n, 0 or 3] that the last layer of such a head reads."""
     if len(card.inputs) == 1:
         return recording.labels.new_empty(len(recording), 0)
     return torch.stack(scalars_of(recording.log_probs, recording.entropies), -1)
 
 
-def platt(head: AcceptanceHead, recordings: Seq[Recording]) -> tuple[float, float]:
-    """Scale and shift of the logit that fit the labels best."""
+def platt(head: AcceptanceHead, recordings: ListLike[Recording]) -> tuple[float, float]:
+    """Return the scale and shift of the logit that fit the labels best (Platt 1999)."""
     card = head.card
     logits = torch.cat([raw_logits(head.tensors, card, one.hidden.float(), scalar_columns(one, card)) for one in recordings])
     scale, shift = logistic_fit(logits[:, None], torch.cat([one.labels for one in recordings])).tolist()
     return float(scale), float(shift)
 
 
-def prior(recordings: Seq[Recording]) -> tuple[float, ...]:
-    """Weights of the card's `prior`, fitted to all positions."""
+def prior(recordings: ListLike[Recording]) -> tuple[float, ...]:
+    """Return the weights of the card's `prior`, fitted to all positions."""
     scalars = [torch.stack(scalars_of(one.log_probs, one.entropies), -1) for one in recordings]
     return tuple(logistic_fit(torch.cat(scalars), torch.cat([one.labels for one in recordings])).tolist())
 
 
 def logistic_fit(columns: Tensor, labels: Tensor, reject_weight: float = 1.0) -> Tensor:
-    """Weights [k + 1] of `columns` [n, k] and of a constant in the logit that fits `labels` [n] best, by Newton's method."""
+    """Return the weights of the logit that fits the labels best: logistic regression by L-BFGS.
+
+    Args:
+        columns: [n, k].
+        labels: [n], acceptance probabilities.
+        reject_weight: as in `weighted_loss`.
+    Returns:
+        float64 [k + 1], the last one for a constant.
+    """
     design = torch.cat([columns, torch.ones(len(labels), 1)], -1).double()
-    accepts, rejects = labels.double(), reject_weight * (1 - labels.double())
-    solution = design.new_zeros(design.shape[1])
-    for _ in range(_NEWTON_STEPS):
-        chances = (design @ solution).sigmoid()
-        gradient = design.T @ (rejects * chances - accepts * (1 - chances))
-        curvature = (design * ((accepts + rejects) * chances * (1 - chances))[:, None]).T @ design
-        step = torch.linalg.solve(curvature + _RIDGE * torch.eye(len(solution), dtype=torch.float64), gradient)
-        solution = solution - step.clamp(-_STRIDE, _STRIDE)
-        if float(step.abs().max()) < 1e-9:
-            break
-    return solution
+    weights = torch.zeros(design.shape[1], dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS(
+        [weights], max_iter=_FIT_STEPS, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        value = weighted_loss(design @ weights, labels.double(), reject_weight)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimiser.step(loss)  # type: ignore[no-untyped-call]
+    return weights.detach()
 
 
-def split_prompts(names: Seq[str], config: TrainConfig) -> tuple[list[str], list[str], list[str]]:
-    """Names for training, development and reporting; a prompt of several recordings is on one side in all.
+def split_prompts(names: ListLike[str], config: TrainConfig) -> tuple[list[str], list[str], list[str]]:
+    """Return names for training, development and reporting; a prompt of several recordings is on one side in all.
 
     Raises:
         ConfigError: too few prompts for that.
@@ -198,13 +168,13 @@ def split_prompts(names: Seq[str], config: TrainConfig) -> tuple[list[str], list
     dev, held_out = (round(share * len(order)) for share in (config.dev, config.held_out))
     if min(dev, held_out, len(order) - dev - held_out) < 1:
         raise ConfigError(
-            f"head train: {len(order)} prompts cannot be split into training, {config.dev:.0%} development and"
-            f" {config.held_out:.0%} held out; record more prompts, or raise the shares."
+            f"head train: got {len(order)} prompts, which cannot be split; expected enough for training, {config.dev:.0%}"
+            f" development and {config.held_out:.0%} held out. Record more prompts, or raise the shares."
         )
     return order[dev + held_out :], order[:dev], order[dev : dev + held_out]
 
 
-def _card(recordings: Seq[Recording], config: TrainConfig, parts: tuple[list[str], list[str], list[str]]) -> HeadCard:
+def _card(recordings: ListLike[Recording], config: TrainConfig, parts: tuple[list[str], list[str], list[str]]) -> HeadCard:
     first = recordings[0].settings
     recipe: dict[str, Any] = {
         "train": dataclasses.asdict(config),
@@ -217,15 +187,19 @@ def _card(recordings: Seq[Recording], config: TrainConfig, parts: tuple[list[str
     )  # fmt: skip
 
 
-def _check_same_draft(recordings: Seq[Recording]) -> None:
+def _check_same_draft(recordings: ListLike[Recording]) -> None:
     if not recordings:
-        raise ConfigError("head train: no recording came; name at least one folder that `paceline head record` has filled.")
+        raise ConfigError("head train: got no recording; expected at least one. Make one with `paceline head record`.")
     for what in ("draft_fingerprint", "hidden_size", "vocab_size"):
         values = {recording.settings[what] for recording in recordings}
         if len(values) > 1:
-            raise ConfigError(f"head train: the recordings are of different draft models ({what}: {values}); use one pair's.")
+            raise ConfigError(
+                f"head train: got recordings of different draft models ({what}: {values}); expected one pair's. Leave the others"
+                " out."
+            )
 
 
 def _rate(step: int, steps: int, warmup: float) -> float:
+    """Return the learning rate as a share of the highest: a linear warm-up, then half a cosine."""
     first = warmup * steps
     return (step + 1) / first if step < first else 0.5 * (1 + math.cos(math.pi * (step - first) / max(1.0, steps - first)))

@@ -1,0 +1,1 @@
+"""Papers whose tables and figures are measured again."""

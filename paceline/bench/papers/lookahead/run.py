@@ -1,0 +1,47 @@
+"""Measures the lookahead paper: the methods of its tables, then the settings of figure 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline import demo
+from paceline.bench.papers.config import TimeLimit
+from paceline.bench.papers.lookahead.options import LookaheadConfig
+from paceline.bench.papers.lookahead.result import LookaheadResult
+from paceline.bench.papers.lookahead.tables import DRAFT, SETTINGS, TABLE_3, TABLE_6, spec_of
+from paceline.bench.papers.part import PLAIN, Part
+from paceline.bench.run import run_bench
+from paceline.common.config import build_options, parse_spec
+from paceline.drafters.lookahead.drafter import LookaheadOptions
+
+_TABLES_SHARE = 0.35  # of the time; what they leave is the figure's
+_LEAST_NODES = 256  # what an `LLM` verifies by default
+
+
+def run(config: LookaheadConfig, **loaded: Any) -> LookaheadResult:
+    """Time the tables' methods, then the figure's settings; see `paceline.bench.papers.registry.run_paper`."""
+    time = TimeLimit(config.max_seconds)
+    has_draft = config.models.draft_model is not None or config.models.model == demo.NAME or loaded.get("draft") is not None
+    methods = dict.fromkeys(line.method for line in (*TABLE_3, *TABLE_6) if line.method is not None)
+    names = [name for name in methods if has_draft or name != DRAFT]
+    tables = figure = None
+    try:
+        tables = _part("tables", config, names, loaded, max_seconds=time.left(_TABLES_SHARE))
+        if tables.complete:
+            names = [PLAIN, *(spec_of(n, w, w, published=published) for published in (True, False) for n, w in SETTINGS)]
+            figure = _part("figure", config, names, loaded, max_seconds=time.left(), cost_scale=None, draft_cost_scale=None)
+    except KeyboardInterrupt:  # while a model was being loaded
+        if tables is None:
+            raise
+    return LookaheadResult(config, tables, figure)
+
+
+def spec_nodes(spec: str) -> int:
+    """Return the nodes of the largest tree a setting of the paper proposes; 0 for other drafters."""
+    name, options = parse_spec(spec)
+    return build_options(LookaheadOptions, options, spec).most_nodes if name == "lookahead" else 0
+
+
+def _part(label: str, config: LookaheadConfig, names: list[str], loaded: dict[str, Any], **changes: Any) -> Part:
+    nodes = max(_LEAST_NODES, config.max_new_tokens, *(spec_nodes(name) for name in names))
+    return Part.of(label, run_bench(config.run_of(names, max_nodes=nodes, **changes), **loaded))

@@ -1,0 +1,15 @@
+"""What the Ouroboros paper is measured on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.bench.papers.config import PaperConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OuroborosConfig(PaperConfig):
+    """What every paper asks; this one has no options of its own."""
+
+    paper: ClassVar[str] = "ouroboros"

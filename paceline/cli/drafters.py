@@ -1,0 +1,29 @@
+"""The command `paceline drafters`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli.show import out
+from paceline.drafters import available, entry
+from paceline.errors import ConfigError
+
+
+def drafters() -> None:
+    """List the drafters with their options and defaults."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("drafter", "options and defaults", "what it does"):
+        table.add_column(heading, overflow="fold")
+    for name in available():
+        try:
+            found = entry(name)
+            options = dataclasses.fields(found.load().Options)
+        except ConfigError as error:  # another package's, and broken: the others are listed all the same
+            table.add_row(name, "", Text(str(error)))
+            continue
+        needs = " (needs --draft-model)" if found.needs_draft_model else " (needs datastore=PATH)" if found.needs_store else ""
+        table.add_row(name, " ".join(f"{o.name}={o.default}" for o in options), found.describe() + needs)
+    out.print(table)

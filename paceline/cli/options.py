@@ -1,0 +1,87 @@
+"""Groups of command-line options. Each option is declared once, in a dataclass whose docstring is the help text.
+
+`@flattened` shows the fields of such a class as options of the command that takes it: `--threads`, not `--models.threads`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from cyclopts import Group, Parameter
+from cyclopts.field_info import FieldInfo
+
+from paceline.common.config import require_range, split_spec
+from paceline.common.options import ModelOptions, PromptOptions
+from paceline.drafters import entry
+from paceline.engine.sequence import SamplingParams
+
+_SHORT = {"model": "-m", "draft_model": "-d", "max_new_tokens": "-n", "temperature": "-t"}
+
+
+def _short_name(field: FieldInfo, taken: frozenset[str]) -> str | None:
+    return _SHORT.get(field.name)
+
+
+def _shown_default(value: Any) -> str | None:
+    return None if value in ((), "", None) or value is False else str(value)  # those go without saying
+
+
+DEFAULTS = Parameter(short_alias=_short_name, negative=(), show_default=_shown_default)  # of every option
+
+
+def flattened(title: str) -> Parameter:
+    """Return what shows the fields of a class as options of their own, under a title."""
+    return Parameter(name="*", group=Group.create_ordered(title))
+
+
+def without(*names: str) -> Parameter:
+    """Return the annotation of a group of which a command does not offer the options `names`."""
+    return Parameter(parse=re.compile(rf"^(?!(?:{'|'.join(names)})$)"))
+
+
+def only(*names: str) -> Parameter:
+    """Return the annotation of a group, called `models`, of which a command offers no options but `names`."""
+    return Parameter(parse=re.compile(rf"^(?:models|{'|'.join(names)})$"))
+
+
+flattened("Models")(ModelOptions)
+flattened("Prompts")(PromptOptions)
+flattened("Sampling")(SamplingParams)
+
+
+@flattened("Parallel run")
+@dataclass(frozen=True, slots=True)
+class ParallelOptions:
+    """A run in several processes.
+
+    Attributes:
+        lookahead_parallel: share each draft tree among the processes of torchrun.
+        process_timeout: seconds after which a silent process counts as lost.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    lookahead_parallel: bool = False
+    process_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        require_range("parallel run", "process_timeout", self.process_timeout, 1)
+
+
+def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return the specs in repeated options: separated by spaces, or by commas before one of `names`, "none" or module:Class."""
+    known = "|".join(re.escape(name) for name in ("none", *names))
+    outside = r"[\w.]+:[^\W\d][\w.]*(?=[:,\s]|$)"  # module:Class
+    return [spec for value in values for spec in re.split(rf"\s+|,\s*(?=(?:{known})\b|{outside})", value) if spec]
+
+
+def with_store(spec: str, datastore: str | None) -> str:
+    """Return `spec` with the store, where the drafter takes one and none is named."""
+    name, options = split_spec(spec)
+    if datastore is None or "datastore=" in options or not hasattr(entry(name).load().Options, "datastore"):
+        return spec
+    return f"{name}:{','.join(filter(None, [options, f'datastore={datastore}']))}"

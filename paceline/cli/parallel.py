@@ -1,0 +1,60 @@
+"""How a command runs in several processes under torchrun: rank 0 prints for all of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING
+
+from paceline.errors import ConfigError, PacelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as ListLike
+
+    from paceline.cli.options import ParallelOptions
+    from paceline.engine.parallel.ranks import Ranks
+
+
+@contextmanager
+def joined_ranks(options: ParallelOptions, device: str) -> Iterator[Ranks | None]:
+    """Join the processes of a parallel run, None without one. Only rank 0 prints; an error is printed by the first to meet it."""
+    if not options.lookahead_parallel:
+        yield None
+        return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost process is reported in our words, not with C++ stacks
+    from paceline.engine.parallel.ranks import Ranks
+
+    ranks = Ranks.join(device, options.process_timeout)
+    try:
+        with ExitStack() as silence:
+            if ranks.rank:
+                nowhere = silence.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                silence.enter_context(redirect_stdout(nowhere))
+                silence.enter_context(redirect_stderr(nowhere))
+            ranks.hold_interrupts()
+            yield ranks
+    except PacelineError as error:
+        if not ranks.first_to_say(error):
+            sys.exit(2)
+        raise
+    except KeyboardInterrupt:
+        if ranks.rank:
+            sys.exit(130)
+        raise
+
+
+def prints_for_all(words: ListLike[str]) -> bool:
+    """Whether this process says what is wrong with a command line, which all processes of a parallel run have in common."""
+    return "--lookahead-parallel" not in words or os.environ.get("RANK", "0") == "0"
+
+
+def refuse_standard_input(parallel: bool, prompts: list[str]) -> None:
+    """Refuse a prompt from standard input in a parallel run: only one process could read it.
+
+    Raises:
+        ConfigError: a prompt is to come from standard input.
+    """
+    if parallel and "-" in prompts:
+        raise ConfigError("'-' reads a prompt from standard input, which only one process can; pass the prompt itself.")

@@ -1,0 +1,124 @@
+"""The command `paceline replay`: drafters on recorded answers, without a model; `--fit` writes the calibration of `sssd`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from paceline.cli.files import ResultFiles
+from paceline.cli.loading import load_tokenizer
+from paceline.cli.options import split_specs, with_store, without
+from paceline.cli.show import print_note, table_console
+from paceline.common.config import split_spec
+from paceline.drafters import available, create, entry
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.engine.drafter import Drafter
+    from paceline.replay.report import ReplayRow
+    from paceline.replay.run import Trace
+
+Traces = Annotated[
+    list[Path], Parameter(name="TRACES", help="files of `paceline record`; or JSON lines with prompt and output, text or ids.")
+]
+TraceTokenizer = Annotated[
+    str | None, Parameter(help="directory or hub id; 'demo' is the embedded pair's; 'mistral-common'; not needed for ids.")
+]
+
+
+def replay(
+    traces: Traces,
+    /,
+    *,
+    drafters: Annotated[list[str] | None, Parameter(name="--drafters")] = None,
+    datastore: str | None = None,
+    tokenizer: TraceTokenizer = None,
+    nodes: str = "8,16,32",
+    batch: str = "1",
+    limit: int | None = None,
+    fit: Path | None = None,
+    files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
+) -> None:
+    """Run recorded answers through retrieval drafters: tokens per step, drafted per step, microseconds per step.
+
+    Args:
+        drafters: specs separated by spaces or commas; default: prompt_lookup, sssd.
+        datastore: folder of a store, for --fit and drafters that name none; 'demo' is the embedded one.
+        nodes: tree sizes, separated by commas.
+        batch: batch sizes, separated by commas.
+        limit: most answers of each file.
+        fit: file for the calibration of sssd, which is fitted and written in place of a table.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"replay: limit: got {limit}; expected at least 1. Leave it out for all answers.")
+    found, loaded = read(traces, tokenizer, limit)
+    if fit is not None:
+        fit_calibration(found, datastore, loaded, fit)
+        return
+    specs = [with_store(spec, datastore) for spec in split_specs(drafters or ["prompt_lookup,sssd"], available())]
+    rows = _rows(found, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch))
+    from paceline.replay.report import draw_replays, print_replays, write_replays
+
+    print_replays(rows, table_console())
+    files.write(partial(write_replays, rows), partial(draw_replays, rows), lambda picture: "")
+
+
+def read(traces: list[Path], tokenizer: str | None, limit: int | None = None) -> tuple[dict[str, list[Trace]], Any]:
+    """Return the answers of each file, by its name, and their tokenizer, or its fingerprint; None = not known."""
+    from paceline.replay.traces import read_traces, tokenizer_of
+
+    loaded = tokenizer_of(traces) if tokenizer is None else load_tokenizer(tokenizer)
+    return {path.stem: list(read_traces(path, loaded, limit)) for path in traces}, loaded
+
+
+def fit_calibration(found: dict[str, list[Trace]], datastore: str | None, tokenizer: Any, path: Path) -> None:
+    """Fit the calibration of sssd on recorded answers and write it."""
+    from paceline.datastore import open as open_store
+    from paceline.replay.fit import calibrate
+
+    if datastore is not None:
+        open_store(datastore, tokenizer=tokenizer)  # of another tokenizer: refused before anything is recorded
+    with Console(stderr=True, highlight=False).status("record") as status:
+        fitted = calibrate(found, datastore, lambda what: status.update(what))
+    fitted.save(path)
+    print_note(f"wrote {path}: {fitted.about}")
+
+
+def _rows(found: dict[str, list[Trace]], specs: list[str], tokenizer: Any, nodes: list[int], batch: list[int]) -> list[ReplayRow]:
+    from paceline.replay.report import ReplayRow
+    from paceline.replay.run import replay as run
+
+    rows = []
+    with Console(stderr=True).status("replay") as status:
+        for spec in specs:
+            run(_drafter(spec, tokenizer), next(iter(found.values()))[:1], nodes[0])  # compiles
+            for name, some in found.items():
+                for size in nodes:
+                    for together in batch:
+                        status.update(f"{name}, {spec}, {size} nodes, batch {together}")
+                        fresh = _drafter(spec, tokenizer)  # pia, and live stores, know the answers they have been through
+                        rows.append(ReplayRow(spec, name, run(fresh, some, size, batch_size=together)))
+    return rows
+
+
+def _drafter(spec: str, tokenizer: Any) -> Drafter:
+    name, _ = split_spec(spec)
+    if entry(name).needs_draft_model:
+        raise ConfigError(f"replay has no models, and drafter {name!r} needs one; choose a retrieval drafter, such as sssd.")
+    drafter = create(spec)
+    drafter.check_tokenizer(tokenizer)
+    return drafter
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(f"replay: {name}: got {text!r}; expected whole numbers of at least 1, separated by commas.")
+    return numbers

@@ -1,0 +1,1 @@
+"""Ground floor: options, files that appear whole, compiled kernels."""

@@ -1,0 +1,180 @@
+"""Folders made once and kept: whole or not there, made by one process at a time, listed and cleared by `paceline cache`.
+
+They lie below $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline: KIND-vFORMAT/KEY, where KEY is a checksum
+of what the folder was made from. While one is made it is called KEY.part and its lock KEY.lock is held; the lock dies with its
+process, so a KEY.part whose lock is free is the leftover of a killed one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from paceline.errors import ConfigError
+
+VARIABLE = "PACELINE_CACHE"
+CARD = "paceline.json"  # what a folder is: written last, with the size of every file
+_OURS = re.compile(r"[0-9a-f]{64}(\.part)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A finished folder of the cache, and its card: source, sha256, made, files (name -> bytes), and what its maker added."""
+
+    folder: Path
+    card: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(self.card["files"].values())
+
+
+def root() -> Path:
+    """Return the folder of the cache; it need not be there."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "paceline"
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file; read again within one process only if size or time of the file changed."""
+    stat = path.stat()
+    return _checksum(path.absolute(), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _checksum(path: Path, size: int, time_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def obtain(kind: str, source: Path, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]) -> Path:
+    """Return the folder made from `source`; make it first where it is not there yet.
+
+    Args:
+        kind: what is made, with the version of its form, as "gguf-v1".
+        make: fills the empty folder it is given, and returns what its card shall say. Runs in one process at a time.
+        waiting: called once if another process is at it.
+    Raises:
+        ConfigError: the cache cannot be written; and what `make` raises. Nothing stays behind then.
+    """
+    key = checksum(source)
+    folder = root() / kind / key
+    if _read(folder) is not None:  # no lock: the folder appeared whole, and the cache may be one that can only be read
+        return folder
+    with _refused_clearly(), _locked(folder, waiting):
+        if _read(folder) is None:
+            _fill(folder, source, key, make)
+    return folder
+
+
+def entries() -> list[Entry]:
+    """Return what the cache holds, the oldest first."""
+    found = [Entry(path.parent, card) for path in root().glob(f"*/*/{CARD}") if (card := _read(path.parent)) is not None]
+    return sorted(found, key=lambda entry: str(entry.card["made"]))
+
+
+def clear() -> int:
+    """Remove everything that no process is making at the moment; return the bytes that became free.
+
+    Raises:
+        ConfigError: the cache cannot be written.
+    """
+    freed = 0
+    with _refused_clearly():
+        for folder in sorted(path for path in root().glob("*-v*/*") if _OURS.fullmatch(path.name)):
+            with suppress(Timeout), _lock(folder).acquire(blocking=False):
+                freed += _remove(folder)
+    return freed
+
+
+def _fill(folder: Path, source: Path, key: str, make: Callable[[Path], dict[str, Any]]) -> None:
+    """Make the folder beside its place and move it there."""
+    part = folder.with_suffix(".part")
+    _remove(part)  # of a killed process, as this one holds the lock
+    _remove_leftovers(folder.parent)
+    _remove(folder)  # damaged, or it would have been taken
+    try:
+        part.mkdir()
+        card = make(part)
+        files = {str(path.relative_to(part)): path.stat().st_size for path in sorted(part.rglob("*")) if path.is_file()}
+        card = {"source": str(source), "sha256": key, "made": time.strftime("%Y-%m-%d %H:%M:%S"), **card, "files": files}
+        (part / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+        for name in (*files, CARD):
+            with (part / name).open("rb+") as file:
+                os.fsync(file.fileno())
+        part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    """Return the card of a folder; None if there is none, or its files are not as the card says."""
+    try:
+        card: dict[str, Any] = json.loads((folder / CARD).read_bytes())
+        whole = all((folder / name).stat().st_size == size for name, size in card["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return card if whole and "made" in card else None
+
+
+@contextmanager
+def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a folder; wait while another process does."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = _lock(folder)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        waiting()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock(folder: Path) -> FileLock:
+    """Return the lock of KEY and KEY.part. No soft one: it would stay behind when its process is killed."""
+    return FileLock(folder.with_suffix(".lock"), mode=0o644, fallback_to_soft=False)
+
+
+def _remove_leftovers(kind: Path) -> None:
+    """Remove what killed processes left half made."""
+    for part in kind.glob("*.part"):
+        with suppress(Timeout), _lock(part).acquire(blocking=False):
+            _remove(part)
+
+
+def _remove(folder: Path) -> int:
+    if not folder.is_dir():
+        return 0
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    shutil.rmtree(folder)
+    return size
+
+
+@contextmanager
+def _refused_clearly() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cache: got {str(root())!r}, which cannot be used ({error}); expected a folder that can be written and has room."
+            f" Set {VARIABLE} to another one."
+        ) from error

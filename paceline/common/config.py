@@ -1,0 +1,97 @@
+"""Options: one frozen dataclass per drafter, filled from `name:key=value,...` strings, mappings or JSON alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from paceline.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+_TRUE = {"true", "1", "yes", "on"}
+_FALSE = {"false", "0", "no", "off"}
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """Split "name:key=value,key=value" into the name and its options, values still text; the name may be "module:Class".
+
+    Raises:
+        ConfigError: an option without `=` or given twice.
+    """
+    name, rest = split_spec(spec)
+    options: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = item.partition("=")
+        key = key.strip()
+        if not equals:
+            raise ConfigError(f"got {item!r} in {spec!r}; expected options as key=value, for example 'draft_model:length=4'.")
+        if key in options:
+            raise ConfigError(f"got option {key!r} twice in {spec!r}; expected it once. Keep one.")
+        options[key] = value.strip()
+    return name, options
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """Split "name:options" or "module:Class:options" into the name, "module:Class" included, and the options as they stand."""
+    name, _, rest = spec.partition(":")
+    second, _, options = rest.partition(":")
+    if second and all(part.isidentifier() for part in second.strip().split(".")):
+        return f"{name.strip()}:{second.strip()}", options
+    return name.strip(), rest
+
+
+def build_options(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
+    """Make the options dataclass `cls` from `values`; text is converted to the type of each field.
+
+    Raises:
+        ConfigError: an unknown key (the close match is named) or a value of the wrong type or range.
+    """
+    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            raise ConfigError(f"{owner} has no option {key!r}.{did_you_mean(key, fields)}")
+    hints = get_type_hints(cls)
+    return cls(**{key: _convert(value, hints[key], f"{owner}:{key}") for key, value in values.items()})
+
+
+def _convert(value: Any, annotation: Any, where: str) -> Any:
+    kinds = list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
+    if not isinstance(value, str):
+        if isinstance(value, bool) and bool not in kinds:
+            raise ConfigError(f"{where}: got {value!r}; expected {_names(kinds)}.")
+        if isinstance(value, int) and float in kinds and int not in kinds:
+            return float(value)
+        if not isinstance(value, tuple(kinds)):
+            raise ConfigError(f"{where}: got {value!r}; expected {_names(kinds)}.")
+        return value
+    if type(None) in kinds and value.lower() == "none":
+        return None
+    for kind in kinds:
+        if kind is bool and value.lower() in _TRUE | _FALSE:
+            return value.lower() in _TRUE
+        if kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+        if kind is str:
+            return value
+    raise ConfigError(f"{where}: got {value!r}; expected {_names(kinds)}.")
+
+
+def _names(kinds: list[Any]) -> str:
+    return " or ".join("none" if kind is type(None) else kind.__name__ for kind in kinds)
+
+
+def require_range(owner: str, name: str, value: float, low: float, high: float | None = None) -> None:
+    """Refuse `value` outside [low, high] (no upper bound when `high` is None).
+
+    Raises:
+        ConfigError: the value is outside, naming what is allowed.
+    """
+    if value < low or (high is not None and value > high):
+        expected = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{owner}: {name}: got {value}; expected {expected}.")

@@ -1,0 +1,88 @@
+"""Groups of options that configurations share, and configurations that hold such groups, seen as one flat list of options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from paceline import demo
+from paceline.common.config import require_range
+from paceline.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which models, and what they compute with.
+
+    Attributes:
+        model: directory, hub id or GGUF file of the target; "demo" is the embedded pair, "smollm2" a real model out of a wheel.
+        draft_model: likewise, of the draft model; the embedded target brings its own along.
+        dtype: "auto", "float32", "bfloat16" or "float16".
+        device: "auto", "cpu", "cuda", "cuda:1", ...
+        threads: CPU threads of torch; default: torch's own choice.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    model: str = demo.NAME
+    draft_model: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None:
+            require_range("models", "threads", self.threads, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """Which prompts.
+
+    Attributes:
+        prompts: JSONL file of prompts (id, category, turns), repeatable; default: the embedded ones.
+        limit: most prompts of each file; 0 = all.
+        every: only each n-th prompt of a file, counted before the limit.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    prompts: tuple[str, ...] = ()
+    limit: int = 0
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompts", tuple(map(str, self.prompts)))
+        require_range("prompts", "limit", self.limit, 0)
+        require_range("prompts", "every", self.every, 1)
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """Return the values of a configuration by name; those of its groups stand beside its own, as on a command line."""
+    values: dict[str, Any] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        values |= flat(value) if is_dataclass(value) else {field.name: value}
+    return values
+
+
+def changed(config: T, **values: Any) -> T:
+    """Return a configuration with other values, its own or those of its groups, each by its name alone.
+
+    Raises:
+        ConfigError: no such name (the close match is named), or a value out of range.
+    """
+    names = {field.name for field in fields(config)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in names | flat(config).keys():
+            raise ConfigError(f"{type(config).__name__} has no option {name!r}.{did_you_mean(name, flat(config))}")
+    own = {name: value for name, value in values.items() if name in names}
+    for group_name in names - own.keys():
+        group = getattr(config, group_name)
+        if is_dataclass(group) and (of_group := {name: values[name] for name in flat(group) if name in values}):
+            own[group_name] = changed(group, **of_group)
+    return replace(config, **own)  # type: ignore[type-var]

@@ -1,0 +1,140 @@
+"""Speculative decoding with a small model that drafts a chain (Leviathan et al. 2023, Chen et al. 2023), or a tree.
+
+What is different here: draws make a chain as in the papers (`shared/chains.py`); guesses, greedy ones above all, make a tree
+(`guess_tree.py`), unless a length or a length rule is given. A tree has as many nodes as the draft model's confidence is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import Tensor
+
+from paceline.drafters.draft_model.guess_tree import CHOICES, LOOKED_UP, Answer, GuessTree, Question
+from paceline.drafters.draft_model.hit_rates import HitRates
+from paceline.drafters.draft_model.options import MOST_NODES, DraftModelOptions
+from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
+from paceline.drafters.shared.length_rules import LengthRule
+from paceline.engine import sampling
+from paceline.engine.budget import NodeRule
+from paceline.engine.drafter import Outcome
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE, DraftTree
+
+__all__ = ["DraftModel", "DraftModelOptions"]
+
+_FEWEST = 3  # nodes of each sequence of a batch, at least: together they have as many as one sequence alone
+
+
+@dataclass(slots=True)
+class _Record:
+    """What has been learned about a sequence's trees.
+
+    Attributes:
+        rates: how often the draft was right here so far.
+        first_choice_probs: per node of the newest tree, the probability it had as a first choice; empty for a chain.
+    """
+
+    rates: HitRates = field(default_factory=HitRates)
+    first_choice_probs: list[float | None] = field(default_factory=list)
+
+
+class DraftModel(ChainDrafter):
+    """Drafts chains, and trees where that is allowed.
+
+    Args:
+        options: how to draft.
+        draft: the draft model.
+        rule: a length rule in place of the one the options name; drafts are chains then.
+    """
+
+    name = "draft_model"
+    needs_draft_model = True
+    Options = DraftModelOptions
+
+    def __init__(self, options: DraftModelOptions, draft: CachedLM, rule: LengthRule | None = None) -> None:
+        spare = max(options.longest, MOST_NODES) + LOOKED_UP * LOOKUP_LENGTH
+        super().__init__(draft, rule or options.length_rule(), options.verification, options.looks_up, spare)
+        self._options = options
+        self._grows = rule is None and options.branch_threshold < 1 and draft.takes_trees
+        if rule is None and options.shares:
+            self.node_rule = NodeRule(MOST_NODES, batch=MOST_NODES, least=_FEWEST)
+        self._records: dict[int, _Record] = {}
+
+    @classmethod
+    def build(cls, options: DraftModelOptions, draft: CachedLM) -> DraftModel:
+        """Build it from its options and the draft model."""
+        return cls(options, draft)
+
+    def start(self, seq: Sequence) -> None:
+        """Open the shadow; nothing is known about its trees."""
+        super().start(seq)
+        self._records[seq.id] = _Record()
+
+    def stop(self, seq: Sequence) -> None:
+        """Close the shadow and forget."""
+        super().stop(seq)
+        self._records.pop(seq.id, None)
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        """Learn how often guesses come true."""
+        super().observe(outcomes)
+        for outcome in outcomes:
+            record = self._records.get(outcome.seq.id)
+            if record is not None and len(record.first_choice_probs) == len(outcome.tree):
+                record.rates.learn(outcome.tree, record.first_choice_probs, outcome.accepted)
+
+    def _draft_trees(self, seqs: list[Sequence], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
+        """Grow trees for sequences that may have one, then draft chains for the others."""
+        branching = [self._grows and not self._draws(seq) for seq in seqs]
+        sizes = [limit if branches else 0 for limit, branches in zip(max_nodes, branching, strict=True)]
+        grown = self._grow_trees(seqs, limits, sizes)
+        chains = self._draft_chains(seqs, [0 if branches else limit for limit, branches in zip(limits, branching, strict=True)])
+        trees = []
+        for seq, branches, tree, chain in zip(seqs, branching, grown, chains, strict=True):
+            finished, self._records[seq.id].first_choice_probs = tree.finished() if branches else (chain, [])
+            trees.append(finished)
+        return trees
+
+    def _grow_trees(self, seqs: list[Sequence], longest: list[int], sizes: list[int]) -> list[GuessTree]:
+        """Grow a tree of at most so many nodes for every sequence; those that are finished, or have none, run along.
+
+        Nothing drafted stays in the draft's cache: every forward is fed the root and the tree anew.
+        """
+        options = self._options
+        trees = [
+            GuessTree(self._records[seq.id].rates, size, depth, options.branch_threshold, options.tree_stop_threshold)
+            for seq, size, depth in zip(seqs, sizes, longest, strict=True)
+        ]
+        shadows = [self._shadows[seq.id] for seq in seqs]
+        copies = [shadow.seq for shadow in shadows]
+        while any(newest := [tree.newest() for tree in trees]):
+            questions = [
+                tree.question(nodes, partial(self._continuation, shadow)) if nodes else None
+                for tree, nodes, shadow in zip(trees, newest, shadows, strict=True)
+            ]
+            fed = [question.tree if question else EMPTY_TREE for question in questions]
+            scores = sampling.target_scores(self._draft.forward(copies, fed), copies, fed)
+            drawn = sampling.draw(scores, copies, fed, sampling.TARGET)
+            for tree, question, own_scores, own_drawn in zip(trees, questions, scores, drawn, strict=True):
+                if question:
+                    tree.learn_answers(question, _answers(question, own_scores, own_drawn))
+            self._draft.commit([()] * len(copies))
+            for copy in copies:
+                self._draft.rewind(copy, len(copy) - 1)
+        return trees
+
+
+def _answers(question: Question, scores: Tensor, drawn: list[int]) -> list[Answer]:
+    """Return what the draft model says at the places asked about.
+
+    Args:
+        scores: [fed, vocab], after the root and each node fed.
+        drawn: the token drawn from each row of them.
+    """
+    top = scores[question.asked].softmax(-1).topk(min(CHOICES, scores.shape[-1]), dim=-1)
+    choices = [drawn[place] for place in question.asked]
+    return [Answer(*one) for one in zip(choices, top.indices.tolist(), top.values.tolist(), strict=True)]

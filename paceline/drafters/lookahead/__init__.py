@@ -1,0 +1,1 @@
+"""Lookahead Decoding."""

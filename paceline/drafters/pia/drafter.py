@@ -1,0 +1,155 @@
+"""PIA's "Lookahead": phrases of the request's prompt and of all outputs so far, from tries that hold one by first token.
+
+Zhao, Xie, Liang, Zhuang, Gu 2024, "Lookahead: An Inference Acceleration Framework for Large Language Model with Lossless
+Generation Accuracy" (public code: alipay/PainlessInferenceAcceleration). Not the Lookahead Decoding of `lookahead`.
+docs/retrieval-baselines.md says where paper, public code and this differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
+
+from paceline.common.config import require_range
+from paceline.drafters.pia.tries import Children, Node, PhraseTries
+from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE, DraftTree
+
+_OUTPUT_WEIGHT = 1e-4  # what an occurrence in an output counts beside one in the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class PiaOptions:
+    """Attributes:
+    nodes: most nodes of a tree ("decoding length").
+    length: most tokens of a branch ("branch length"); phrases are kept one token longer.
+    query: newest tokens that are looked up; fewer where they give less than a branch.
+    """
+
+    nodes: int = 64
+    length: int = 12
+    query: int = 2
+
+    def __post_init__(self) -> None:
+        require_range("pia", "nodes", self.nodes, 1)
+        require_range("pia", "length", self.length, 1)
+        require_range("pia", "query", self.query, 1, self.length + 1)
+
+
+class Pia(Drafter):
+    """Guesses only: lossless and seed-identical at any temperature. Outputs are shared by all requests of the engine."""
+
+    name = "pia"
+    Options = PiaOptions
+
+    def __init__(self, options: PiaOptions) -> None:
+        self._options = options
+        self._tries = PhraseTries(options.length + 1)
+        self._learned: dict[int, int] = {}  # sequence -> the first position whose phrase is not in the tries yet
+
+    @classmethod
+    def build(cls, options: PiaOptions) -> Pia:
+        """Build one from its options."""
+        return cls(options)
+
+    def start(self, seq: Sequence) -> None:
+        """Put the prompt in."""
+        self._tries.add_prompt(seq.token_ids[: seq.prompt_length], seq.id)
+        self._learned[seq.id] = seq.prompt_length
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Draft what followed the newest tokens."""
+        return [self._draft(seq, min(limit, self._options.nodes)) for seq, limit in zip(seqs, max_nodes, strict=True)]
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        """Put in the phrases of the outputs that have become complete."""
+        for outcome in outcomes:
+            self._learn(outcome.seq, self._tries.depth)
+
+    def stop(self, seq: Sequence) -> None:
+        """Put in the last, shorter phrases of the output, take the prompt out, and keep the tries small."""
+        if seq.id in self._learned:
+            self._learn(seq, 1)
+            del self._learned[seq.id]
+            self._tries.forget_prompt(seq.token_ids[: seq.prompt_length], seq.id)
+            self._tries.squeeze()
+
+    def _learn(self, seq: Sequence, shortest: int) -> None:
+        """Put in the phrases of the output that have `shortest` tokens or more behind their first one."""
+        first, end = self._learned[seq.id], len(seq) - shortest
+        self._tries.add_output(seq.token_ids, first, end)
+        self._learned[seq.id] = max(first, end)
+
+    def _draft(self, seq: Sequence, limit: int) -> DraftTree:
+        """Draft the tree of the first query, longest first, with as many nodes as a branch; else of the last that gives any."""
+        depth = min(self._options.length, seq.remaining - 1)
+        tree = EMPTY_TREE
+        if limit < 1 or depth < 1:
+            return tree
+        for size in range(min(self._options.query, len(seq)), 0, -1):
+            followers = self._tries.following(seq.token_ids[-size:], seq.id)
+            tree = Selection(seq.id, limit).tree_below(followers, depth) or tree
+            if len(tree) >= min(depth, limit):
+                break
+        return tree
+
+
+@dataclass(slots=True)
+class Selection:
+    """A draft tree in the making, of the phrases that one request knows.
+
+    Attributes:
+        limit: most nodes. Where there are more, those stay that are among the best limit / 2 by output, or score as well
+            as the best others; ties may be too many, and go in depth-first order, the best child first.
+    """
+
+    request: int
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+
+    def tree_below(self, children: Children, depth: int) -> DraftTree:
+        """Return the tree below a query, at most `depth` deep; `confidence` is a child's share of its parent's score."""
+        least_output, least_score = self._least(list(self._counted(children, depth)))
+        self._add(children, -1, depth, least_output, least_score)
+        return DraftTree(self.tokens, self.parents, confidence=self.shares) if self.tokens else EMPTY_TREE
+
+    def _score(self, node: Node) -> float:
+        return (1 - _OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + _OUTPUT_WEIGHT * node.output
+
+    def _counted(self, children: Children, depth: int) -> Iterator[tuple[float, float]]:
+        """Yield output count and score of all nodes that the request knows."""
+        for node in children.values():
+            if node.known_to(self.request):
+                yield node.output, self._score(node)
+                if depth > 1:
+                    yield from self._counted(node.children, depth - 1)
+
+    def _least(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
+        """Return the output count and the score of which either is enough to stay."""
+        if len(counted) <= self.limit:
+            return 0.0, 0.0
+        outputs = sorted((node for node in range(len(counted)) if counted[node][0]), key=lambda node: -counted[node][0])
+        kept = outputs[: self.limit // 2]
+        among = set(kept)
+        others = sorted((score for node, (_, score) in enumerate(counted) if node not in among), reverse=True)
+        room = self.limit - len(kept)
+        return counted[kept[-1]][0] if kept else math.inf, others[room - 1]
+
+    def _add(self, children: Children, parent: int, depth: int, least_output: float, least_score: float) -> None:
+        known = [(token, node, self._score(node)) for token, node in children.items() if node.known_to(self.request)]
+        total = sum(score for _, _, score in known)
+        for token, node, score in sorted(known, key=lambda one: -one[2]):
+            if len(self.tokens) == self.limit:
+                return
+            if node.output < least_output and score < least_score:
+                continue
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.shares.append(score / total)
+            if depth > 1:
+                self._add(node.children, len(self.tokens) - 1, depth - 1, least_output, least_score)

@@ -1,0 +1,183 @@
+"""What REST does with a store, compiled: the first suffixes of a range, their continuations, and the prefixes found most often.
+
+The prefixes of all continuations of one query form a trie, an array of nodes in the order in which they were first seen, so
+that a parent stands before its children. The continuations (3 4), (3 5) and (6) give:
+
+    node           0   1   2   3
+    token          3   4   5   6
+    parent        -1   0   0  -1
+    depth          1   2   2   1
+    occurrences    2   1   1   1
+
+The most frequent ones are kept: with three nodes 3, 6 and 3-4, as the shallower and then the earlier one comes first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common.compiled import Records, compiled, record_dtype
+from paceline.datastore.rows import ShardRow
+from paceline.datastore.search import find, range_of, read, suffix_at
+
+
+class TrieNode:
+    """A prefix of some continuations."""
+
+    token: int  # its last token
+    parent: int  # the node of the prefix without it; -1 = none, it is a first token
+    depth: int  # tokens of the prefix
+    occurrences: int  # continuations that begin with it
+
+
+TRIE_NODE = record_dtype(TrieNode)
+
+
+@compiled
+def draft(
+    table: Records[ShardRow],
+    ids: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    shortest: int,
+    longest: int,
+    matches: int,
+    depths: NDArray[np.int64],
+    limits: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    parents: NDArray[np.int64],
+    shares: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+) -> int:
+    """Draw a tree for each query: the prefixes most frequent behind its longest suffix that the store continues.
+
+    Args:
+        table: of a snapshot, which the caller keeps alive.
+        ids, offsets: [total], [batch + 1] query b is ids[offsets[b]:offsets[b + 1]].
+        shortest, longest: tokens of the suffixes of a query that are looked up.
+        matches: most suffixes read in each shard: the first ones of the range.
+        depths, limits: [batch] most tokens of a continuation, and most nodes of the tree.
+        tokens, parents, shares: [batch, nodes] filled; `shares` is the frequency of a prefix over that of its parent.
+        sizes: [batch] filled: nodes of each tree; 0 where nothing was found.
+    Returns:
+        -1, or the index of a damaged shard; then the rest is not filled.
+    """
+    sizes[:] = 0
+    low = np.empty((sizes.size, longest, len(table)), dtype=np.int64)
+    high, lengths = np.empty_like(low), np.empty((sizes.size, 2), dtype=np.int64)
+    damaged = find(table, ids, offsets, shortest, 1, low, high, lengths)
+    for query in range(sizes.size if damaged < 0 else 0):
+        end = offsets[query + 1]
+        for length in range(lengths[query, 0], shortest - 1, -1):
+            if min(depths[query], limits[query]) < 1:
+                break
+            damaged, rows, ends = _continuations(table, ids, end - length, end, matches, depths[query])
+            if damaged >= 0:
+                return damaged
+            if ends.sum() > 0:
+                trie = _prefixes(rows, ends)
+                sizes[query] = _keep(trie, len(rows), limits[query], tokens[query], parents[query], shares[query])
+                break
+    return damaged
+
+
+@compiled
+def _continuations(
+    table: Records[ShardRow], ids: NDArray[np.int64], begin: int, end: int, matches: int, depth: int
+) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
+    """Read what follows the first suffixes of every shard that begin with ids[begin:end].
+
+    Returns:
+        the index of a damaged shard or -1; tokens [n, depth] and how many each row has [n].
+    """
+    ranks = np.zeros((len(table), 2), dtype=np.int64)
+    for shard in range(len(table)):
+        first, last = range_of(table, shard, ids, begin, end)
+        if first < 0:
+            return shard, np.empty((0, depth), dtype=np.int64), np.empty(0, dtype=np.int64)
+        ranks[shard, 0], ranks[shard, 1] = first, min(last, first + matches)
+    total = (ranks[:, 1] - ranks[:, 0]).sum()
+    rows, ends = np.empty((total, depth), dtype=np.int64), np.zeros(total, dtype=np.int64)
+    row = 0
+    for shard in range(len(table)):
+        for rank in range(ranks[shard, 0], ranks[shard, 1]):
+            position = suffix_at(table, shard, rank)
+            if position < 0:
+                return shard, rows, ends
+            size = read(table, shard, position + end - begin, rows[row])
+            if size < 0:
+                return shard, rows, ends
+            ends[row] = size
+            row += 1
+    return -1, rows, ends
+
+
+@compiled
+def _prefixes(rows: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.void]:
+    """Return the trie of all prefixes of rows[i, :ends[i]], [prefixes] in the order of their first occurrence."""
+    trie: NDArray[np.void] = np.empty(ends.sum(), dtype=TRIE_NODE)
+    bits = 1
+    while 1 << bits < 2 * trie.size:
+        bits += 1
+    slots = np.full(1 << bits, -1, dtype=np.int64)  # open addressing: (parent, token) -> node
+    used = 0
+    for row in range(len(rows)):
+        parent = -1
+        for depth in range(ends[row]):
+            token = rows[row, depth]
+            mixed = np.uint64(parent + 1) * np.uint64(0xC2B2AE3D27D4EB4F) + np.uint64(token)
+            slot = np.int64((mixed * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits))
+            node = slots[slot]
+            while node >= 0 and (trie[node].token != token or trie[node].parent != parent):
+                slot = (slot + 1) & (slots.size - 1)
+                node = slots[slot]
+            if node < 0:
+                node = used
+                slots[slot] = node
+                new = trie[node]
+                new.token, new.parent, new.depth, new.occurrences = token, parent, depth + 1, 0
+                used += 1
+            trie[node].occurrences += 1
+            parent = node
+    return trie[:used]
+
+
+@compiled
+def _keep(
+    trie: NDArray[np.void],
+    total: int,
+    limit: int,
+    tokens: NDArray[np.int64],
+    parents: NDArray[np.int64],
+    shares: NDArray[np.float64],
+) -> int:
+    """Write the `limit` most frequent prefixes of `total` continuations; among equals the shallower, then the one seen first.
+
+    A parent is never behind its child in this order, so what is kept is a tree. Returns how many there are.
+    """
+    deepest, most = 0, 0
+    for node in range(len(trie)):
+        deepest, most = max(deepest, trie[node].depth), max(most, trie[node].occurrences)
+    places = np.empty(len(trie), dtype=np.int64)
+    having = np.zeros(most * deepest, dtype=np.int64)  # how many prefixes have each place in the order
+    for node in range(len(trie)):
+        places[node] = (most - trie[node].occurrences) * deepest + trie[node].depth - 1
+        having[places[node]] += 1
+    cut, room = 0, limit
+    while cut < having.size and having[cut] <= room:
+        room -= having[cut]
+        cut += 1
+    written = np.full(places.size, -1, dtype=np.int64)
+    size = 0
+    for node in range(places.size):
+        if places[node] > cut or (places[node] == cut and room == 0):
+            continue
+        if places[node] == cut:
+            room -= 1
+        parent = trie[node].parent
+        tokens[size] = trie[node].token
+        parents[size] = written[parent] if parent >= 0 else -1
+        shares[size] = trie[node].occurrences / (trie[parent].occurrences if parent >= 0 else total)
+        written[node] = size
+        size += 1
+    return size

@@ -1,0 +1,106 @@
+"""REST: what followed the newest tokens in a datastore, the most frequent prefixes of all continuations as one tree.
+
+He, Zhong, Cai, Lee, He 2023, "REST: Retrieval-Based Speculative Decoding" (public code: FasterDecoding/REST). The longest suffix
+of the text that the store has is looked up, its first matches in the order of the suffix array are read, and their continuations
+are counted. docs/retrieval-baselines.md says where paper, public code and this differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from paceline import datastore
+from paceline.common.config import require_range
+from paceline.datastore.suffixes import SORTED
+from paceline.drafters.rest.counting import draft
+from paceline.engine.drafter import Drafter
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RestOptions:
+    """Attributes:
+    datastore: folder of the store; required.
+    longest, shortest: tokens of the suffix looked up, longest first.
+    matches: most matches read in each shard of the store: the first ones, as in the public code.
+    length: most tokens of a continuation; it ends with its document.
+    nodes: most nodes of a tree.
+    """
+
+    datastore: str | None = None
+    longest: int = 16
+    shortest: int = 2
+    matches: int = 5000
+    length: int = 10
+    nodes: int = 64
+
+    def __post_init__(self) -> None:
+        if not self.datastore:
+            raise ConfigError(
+                "rest: got no datastore; expected one to guess from. Build it with `paceline datastore build PATH --tokenizer"
+                " ...` and say rest:datastore=PATH."
+            )
+        for name in ("shortest", "matches", "length", "nodes"):
+            require_range("rest", name, getattr(self, name), 1)
+        require_range("rest", "longest", self.longest, self.shortest)
+        if self.longest + self.length > SORTED:
+            raise ConfigError(
+                f"rest: got longest={self.longest} and length={self.length}; expected at most {SORTED} together, the tokens by"
+                " which a store is sorted. Reduce one."
+            )
+
+
+class Rest(Drafter):
+    """Guesses only: lossless and seed-identical at any temperature. Nothing is kept of a sequence."""
+
+    name = "rest"
+    needs_store = True
+    Options = RestOptions
+
+    def __init__(self, options: RestOptions, store: datastore.Datastore) -> None:
+        self._options, self._store = options, store
+        self.ids_below = store.vocab_size
+
+    @classmethod
+    def build(cls, options: RestOptions) -> Rest:
+        """Build one from its options.
+
+        Raises:
+            DatastoreError: no store, or a damaged one.
+        """
+        assert options.datastore
+        return cls(options, datastore.open(options.datastore))
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Refuse a store whose ids are not of `tokenizer`."""
+        self._store.check_tokenizer(tokenizer)
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Draft the most frequent prefixes of what follows in the store; the whole batch in one call.
+
+        Raises:
+            DatastoreError: a page of the store that was needed is damaged; the shard is named.
+        """
+        options, snapshot = self._options, self._store.snapshot
+        queries = [seq.token_ids[-options.longest :] for seq in seqs]
+        ids = np.array([token for query in queries for token in query], dtype=np.int64)
+        offsets = np.array([0, *accumulate(map(len, queries))], dtype=np.int64)
+        depths = np.array([min(options.length, seq.remaining - 1) for seq in seqs], dtype=np.int64)
+        limits = np.array([min(options.nodes, limit) for limit in max_nodes], dtype=np.int64)
+        tokens = np.empty((len(seqs), max(limits, default=0)), dtype=np.int64)
+        parents, shares, sizes = np.empty_like(tokens), np.empty(tokens.shape), np.empty(len(seqs), dtype=np.int64)
+        sources = snapshot.table, ids, offsets, options.shortest, options.longest, options.matches
+        snapshot.check(draft(*sources, depths, limits, tokens, parents, shares, sizes))
+        return [
+            DraftTree(tokens[i, :size].tolist(), parents[i, :size].tolist(), confidence=shares[i, :size].tolist())
+            if size
+            else EMPTY_TREE
+            for i, size in enumerate(sizes.tolist())
+        ]

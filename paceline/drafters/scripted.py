@@ -1,0 +1,94 @@
+"""A drafter that proposes what a script says: to test an engine, a wrapper or a measurement without a method in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+
+from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE, DraftTree
+
+Propose = Callable[[ListLike[Sequence], list[int]], list[DraftTree]]
+Script = Propose | ListLike[DraftTree | ListLike[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What `propose` was asked for one sequence: its id, its tokens at that time, and its node budget."""
+
+    sequence: int
+    token_ids: list[int]
+    max_nodes: int
+
+
+class ScriptedDrafter(Drafter):
+    """Proposes what a script says, and records what it was asked and what the target answered. Needs no torch.
+
+    Args:
+        script: the proposals of the first, second, ... step of every sequence, each a `DraftTree` or the token ids of a chain,
+            cut to the node budget; afterwards trees are empty. Or a function with the arguments and the result of
+            `Drafter.propose`, whose trees are passed on as they are.
+        name: the word in messages and tables.
+    Attributes:
+        questions: what `propose` was asked, one per sequence and step.
+        outcomes: what `observe` was given, in order.
+        open: ids of the sequences that were started and not stopped.
+
+    Example:
+        ScriptedDrafter([[5, 6], DraftTree([7, 8], [-1, -1])]) guesses 5 then 6, in the next step 7 or 8, and nothing after.
+    """
+
+    def __init__(self, script: Script, name: str = "scripted") -> None:
+        self.name = name
+        self.questions: list[Question] = []
+        self.outcomes: list[Outcome] = []
+        self.open: set[int] = set()
+        self._propose = script if callable(script) else self._next_of(script)
+        self._steps: dict[int, int] = {}
+
+    def start(self, seq: Sequence) -> None:
+        """Open the sequence at the first step of the script."""
+        self.open.add(seq.id)
+        self._steps[seq.id] = 0
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Return what the script says for these sequences."""
+        self.questions += [Question(seq.id, list(seq.token_ids), limit) for seq, limit in zip(seqs, max_nodes, strict=True)]
+        return self._propose(seqs, max_nodes)
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        """Record the outcomes."""
+        self.outcomes += outcomes
+
+    def stop(self, seq: Sequence) -> None:
+        """Close the sequence; once more does nothing."""
+        self.open.discard(seq.id)
+        self._steps.pop(seq.id, None)
+
+    def _next_of(self, script: ListLike[DraftTree | ListLike[int]]) -> Propose:
+        trees = [one if isinstance(one, DraftTree) else DraftTree.chain(list(one)) for one in script]
+
+        def propose(seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+            proposed = []
+            for seq, limit in zip(seqs, max_nodes, strict=True):
+                step = self._steps[seq.id]
+                self._steps[seq.id] = step + 1
+                proposed.append(_cut(trees[step], limit) if step < len(trees) else EMPTY_TREE)
+            return proposed
+
+        return propose
+
+
+def _cut(tree: DraftTree, nodes: int) -> DraftTree:
+    """The first `nodes` nodes of a tree: parents come first, so that they are a tree."""
+    if len(tree) <= nodes:
+        return tree
+    return DraftTree(
+        tree.token_ids[:nodes],
+        tree.parents[:nodes],
+        None if tree.probs is None else tree.probs[:nodes],
+        None if tree.confidence is None else tree.confidence[:nodes],
+        max(0, tree.probes - (len(tree) - nodes)),
+    )

@@ -1,0 +1,30 @@
+"""A sequence of the target as a draft model sees it: shared by the drafters that own a draft model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Shadow:
+    """A sequence in the draft's cache: the target's tokens, then drafted ones.
+
+    Attributes:
+        seq: the draft model's copy.
+        agreed: leading tokens known to be the target's.
+    """
+
+    seq: Sequence
+    agreed: int
+
+    def catch_up(self, draft: CachedLM, text: list[int]) -> None:
+        """Take over the target's `text`, rewinding the draft to the common prefix; the newest token stays to be fed."""
+        mine, common = self.seq.token_ids, self.agreed
+        while common < min(len(mine), len(text)) and mine[common] == text[common]:
+            common += 1
+        draft.rewind(self.seq, min(common, len(text) - 1))
+        mine[common:] = text[common:]
+        self.agreed = len(text)

@@ -1,0 +1,185 @@
+"""The card of an acceptance head: for which draft model it is, how it was made, how good it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from transformers import PreTrainedModel
+
+from paceline.common.files import digest_of
+from paceline.engine.identity import model_identity
+from paceline.errors import ConfigError
+
+KIND, VERSION = "paceline acceptance head", 1
+SCALARS = ("log_prob", "log_rest", "entropy")  # of the drafted token's distribution; log_rest: the log of all the others' share
+INPUTS = (("hidden",), ("hidden", *SCALARS))  # the published heads', and ours
+MOST_BLOCKS = 4
+_NAME = 8  # digits of a prompt's name
+
+
+class Rates(Protocol):
+    """What a rule for the length of drafts costs, per new token of the answers (Huang et al. 2024, section 2)."""
+
+    @property
+    def verification_rate(self) -> float:
+        """Target forwards."""
+
+    @property
+    def discard_rate(self) -> float:
+        """Drafted tokens that were not kept."""
+
+
+def latency(draft: float, target: float, rates: Rates) -> float:
+    """Return the time per new token (Huang et al. 2024, equation 2.3).
+
+    Args:
+        draft: time of one forward of the draft model, in any unit.
+        target: time of one forward of the target, in the same unit.
+        rates: what the rule costs.
+    """
+    return draft + draft * rates.discard_rate + (target - draft) * rates.verification_rate
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Measured rates of decoding with one threshold."""
+
+    threshold: float
+    verification_rate: float
+    discard_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCard:
+    """Everything about a head but its weights.
+
+    Attributes:
+        target: name of the target it was trained on, for people.
+        draft: name of the draft model, for people.
+        draft_fingerprint: the draft model's fingerprint (`model_identity`), for the check.
+        hidden_size: hidden size of the draft model.
+        vocab_size: vocabulary of the draft model.
+        depth: D, residual blocks.
+        inputs: what the last layer reads, one of `INPUTS`. The paper's heads read the hidden state alone.
+        scale: calibration; the acceptance probability is sigmoid(scale * logit + shift).
+        shift: see `scale`.
+        prior: weights of `SCALARS` and of a constant in the logit for a token whose hidden state is not yet known; empty = the
+            draft's own probability is taken for it.
+        recipe: how it was recorded and trained.
+        metrics: how good it is, on prompts it was not trained on.
+        curve: what thresholds cost; empty = not measured, then `threshold=auto` is refused.
+        train_prompts: names of the prompts it was trained on, eight digits each, joined.
+        dev_prompts: names of the prompts it was calibrated on, likewise.
+        weights_sha256: checksum of the weights' file, "" before it is saved.
+    """
+
+    target: str
+    draft: str
+    draft_fingerprint: str
+    hidden_size: int
+    vocab_size: int
+    depth: int
+    inputs: tuple[str, ...] = INPUTS[0]
+    scale: float = 1.0
+    shift: float = 0.0
+    prior: tuple[float, ...] = ()
+    recipe: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    curve: tuple[CurvePoint, ...] = ()
+    train_prompts: str = ""
+    dev_prompts: str = ""
+    weights_sha256: str = ""
+
+    @property
+    def dev_names(self) -> set[str]:
+        """Names of the development prompts."""
+        return _names(self.dev_prompts)
+
+    @property
+    def seen_prompts(self) -> set[str]:
+        """Names of all prompts that the head was made with."""
+        return _names(self.train_prompts) | _names(self.dev_prompts)
+
+    def encode(self) -> bytes:
+        """Return the card as a file's content: JSON with a checksum over everything in it."""
+        entries = {"kind": KIND, "version": VERSION, **dataclasses.asdict(self)}
+        return (json.dumps({**entries, "sha256": digest_of(entries)}, indent=1) + "\n").encode()
+
+    @staticmethod
+    def decode(content: bytes, where: str) -> HeadCard:
+        """Read a card from a file's content.
+
+        Args:
+            where: the head's name in errors.
+
+        Raises:
+            ConfigError: it is no card, damaged, or of another version.
+        """
+        try:
+            entries = json.loads(content)
+        except ValueError as error:
+            raise ConfigError(f"head {where!r}: got a card that cannot be read ({error}); expected JSON. {HELP}") from error
+        if not isinstance(entries, dict) or entries.get("kind") != KIND:
+            raise ConfigError(f"head {where!r}: got some other JSON; expected the card of an acceptance head. {HELP}")
+        if entries.pop("sha256", None) != digest_of(entries):
+            raise ConfigError(f"head {where!r}: got a changed card; expected content that fits its checksum. {HELP}")
+        if entries.get("version") != VERSION:
+            raise ConfigError(
+                f"head {where!r}: got version {entries.get('version')}; expected {VERSION}, which this release reads. {HELP}"
+            )
+        del entries["kind"], entries["version"]
+        try:
+            curve = tuple(CurvePoint(**point) for point in entries["curve"])
+            tuples = {name: tuple(entries[name]) for name in ("inputs", "prior")}
+            return HeadCard(**{**entries, **tuples, "curve": curve})
+        except (LookupError, TypeError) as error:
+            raise ConfigError(
+                f"head {where!r}: got a card with other entries ({error}); expected those of this release. {HELP}"
+            ) from error
+
+    def check_draft(self, draft: PreTrainedModel, where: str) -> None:
+        """Refuse another draft model than the one the head was trained for.
+
+        Raises:
+            ConfigError: hidden size, vocabulary or weights are not those of the head's draft; both are named.
+        """
+        fingerprint, hidden_size = model_identity(draft)
+        vocab_size = _text_config(draft).vocab_size
+        for what, mine, theirs in (
+            ("hidden size", self.hidden_size, hidden_size),
+            ("vocabulary", self.vocab_size, vocab_size),
+            ("weights, by their fingerprint,", self.draft_fingerprint[:12], fingerprint[:12]),
+        ):
+            if mine != theirs:
+                raise ConfigError(
+                    f"head {where!r}: got a draft model whose {what} is {theirs}; expected {mine}, as it was trained for the"
+                    f" draft model {self.draft!r}. Use the head's own draft model, or train a head for this one (paceline head)."
+                )
+
+
+HELP = "Train it anew, or copy it again from where it came."
+
+
+def new_card(target: str, draft: str, model: PreTrainedModel, depth: int, inputs: tuple[str, ...] = INPUTS[0]) -> HeadCard:
+    """Return the card of a head for a draft model, which says no more than that.
+
+    Args:
+        target: name of the target, for people.
+        draft: name of the draft model, for people.
+        model: the draft model.
+        depth: D, residual blocks.
+        inputs: what the last layer reads, one of `INPUTS`.
+    """
+    fingerprint, hidden_size = model_identity(model)
+    return HeadCard(target, draft, fingerprint, hidden_size, int(_text_config(model).vocab_size), depth, inputs)
+
+
+def _text_config(model: PreTrainedModel) -> Any:
+    return model.config.get_text_config(decoder=True)
+
+
+def _names(joined: str) -> set[str]:
+    return {joined[place : place + _NAME] for place in range(0, len(joined), _NAME)}

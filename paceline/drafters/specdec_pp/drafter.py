@@ -1,0 +1,131 @@
+"""SpecDec++ (Huang, Guo, Wang 2024): a small model drafts until a trained head expects the target to reject something.
+
+Section 3.2, algorithm 2: an acceptance head reads the draft model's last hidden state of every drafted token and estimates the
+probability that the token is accepted, given that all before it are (equation 3.1). Drafting stops once 1 - the product of these
+probabilities exceeds a threshold; theorem 3.1 says that the best policy is of this form.
+
+What is different here. As in the public code, the token before the first drafted one is not judged (algorithm 2 would), and the
+token drawn in the stopping forward is verified with the others. Beyond the paper, the newest token, which the head can judge only
+one forward after it was drawn, counts at once by the distribution it was drawn from (`AcceptanceHead.early_confidences`), if the
+head was trained to; `newest=false` leaves that out. And `threshold=auto` picks the threshold by measured times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence as ListLike
+from statistics import median
+
+from paceline import demo
+from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
+from paceline.drafters.shared.length_rules import Chain
+from paceline.drafters.specdec_pp.head import AcceptanceHead
+from paceline.drafters.specdec_pp.head_rule import HeadRule
+from paceline.drafters.specdec_pp.options import AUTO, SpecDecPPOptions
+from paceline.engine.drafter import Outcome
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import DraftTree
+from paceline.errors import ConfigError
+
+__all__ = ["SpecDecPP", "SpecDecPPOptions"]
+
+_THRESHOLD = 0.7  # the paper's recommendation, for a head whose card does not say better
+_FIRST_RATIO = 5.0  # target forward over draft forward, until it is known; the paper's pair has 4.8
+_FIRST_MEASURED = 8  # steps until the first measured times are used
+_RENEWED = 32  # steps between later ones, and how many of them count
+
+
+class CostClock:
+    """Measures what a forward of either model costs: running medians over the last steps."""
+
+    def __init__(self) -> None:
+        self._draft: deque[float] = deque(maxlen=_RENEWED)  # seconds per forward
+        self._target: deque[float] = deque(maxlen=_RENEWED)
+        self._steps = 0
+        self._proposed: float | None = None
+
+    def drafted(self, seconds: float, forwards: int) -> None:
+        """Note how long a draft took; the target's turn begins now."""
+        if forwards:
+            self._draft.append(seconds / forwards)
+            self._proposed = time.perf_counter()
+
+    def verified(self) -> tuple[float, float] | None:
+        """Note that the target is done. Now and then, return the seconds per forward of the target and of the draft model."""
+        if self._proposed is None:
+            return None
+        self._target.append(time.perf_counter() - self._proposed)
+        self._proposed = None
+        self._steps += 1
+        if self._steps < _FIRST_MEASURED or (self._steps - _FIRST_MEASURED) % _RENEWED:
+            return None
+        return median(self._target), median(self._draft)
+
+
+class SpecDecPP(ChainDrafter):
+    """Drafts chains as long as an acceptance head believes in them.
+
+    With `threshold="auto"` the lengths of drafts depend on measured times. The distribution of the text does not, and neither
+    does a greedy text or one of verification "follow"; but a sampled text under "reject" is then another draw in every run. A
+    number as threshold makes it reproducible.
+
+    Attributes:
+        threshold: the one in force.
+    Raises:
+        ConfigError: "auto" with a head whose card has no curve.
+    """
+
+    name = "specdec_pp"
+    needs_draft_model = True
+    needs_trained = True
+    Options = SpecDecPPOptions
+
+    def __init__(self, options: SpecDecPPOptions, draft: CachedLM, head: AcceptanceHead) -> None:
+        chosen = options.threshold or (AUTO if head.card.curve else _THRESHOLD)
+        self._head = head
+        self._clock = CostClock() if isinstance(chosen, str) else None
+        self.threshold = chosen if isinstance(chosen, float) else head.threshold(_FIRST_RATIO, 1.0)
+        self._head_rule = HeadRule(head, self.threshold, options.min, options.max, options.newest)
+        super().__init__(draft, self._head_rule, options.verification, options.lookup, options.max + LOOKUP_LENGTH)
+
+    @classmethod
+    def build(cls, options: SpecDecPPOptions, draft: CachedLM) -> SpecDecPP:
+        """Build it from its options and the draft model.
+
+        Raises:
+            ConfigError: no head, or one that does not fit the draft model.
+        """
+        if options.head is not None:
+            return cls(options, draft, AcceptanceHead.load(options.head, draft.model))
+        try:
+            head = AcceptanceHead.load(demo.HEAD, draft.model)
+        except ConfigError as error:
+            raise ConfigError(
+                "specdec_pp: got no head; expected one, since the head that is shipped belongs to the embedded draft model. Train"
+                f" one for this draft model (`paceline head`) and pass head=DIRECTORY. [{error}]"
+            ) from error
+        return cls(options, draft, head)
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        """Note the time of the step, and choose the threshold anew by it."""
+        super().observe(outcomes)
+        if self._clock is not None and (times := self._clock.verified()):
+            self.threshold = self._head.threshold(*times)
+            self._head_rule.stop_below = 1.0 - self.threshold
+
+    def _draft_trees(self, seqs: list[Sequence], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
+        """Draft chains, and note the time they take."""
+        counters = self._shadows[seqs[0].id].seq.counters
+        before, start = counters.target_forwards, time.perf_counter()
+        trees = super()._draft_trees(seqs, limits, max_nodes)
+        if self._clock is not None:
+            self._clock.drafted(time.perf_counter() - start, counters.target_forwards - before)
+        return trees
+
+    def _as_tree(self, chain: Chain) -> DraftTree:
+        """Return the chain with the head's confidences, and the early one for the last token, which it has not judged."""
+        count = len(chain.tokens)
+        confidence = [*chain.confidences[1:count], chain.drawn[count - 1].early_confidence]
+        return DraftTree.chain(chain.tokens, chain.probs if chain.draws else None, confidence)

@@ -1,0 +1,61 @@
+"""The length rule of SpecDec++ (Huang, Guo, Wang 2024, section 3.2, algorithm 2)."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.drafters.shared.length_rules import Chain, DrawnToken, NewTokens, ThresholdRule
+from paceline.drafters.specdec_pp.head import AcceptanceHead
+
+_NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # stands for a token that is not the draft's
+
+
+class HeadRule(ThresholdRule):
+    """Stop once the head believes that something will be rejected: section 3.2, algorithm 2.
+
+    A token is judged one forward after it was drawn, when its hidden state is known. So `confidences` is about the token
+    before each new one, and the newest token has its early confidence only.
+
+    Args:
+        threshold: the paper's h, a bound on the probability that something is rejected.
+        least: fewest tokens.
+        most: most tokens.
+        newest: whether the newest token counts, if the head was trained to judge it.
+    """
+
+    reads_hidden = True
+    multiplies = True
+
+    def __init__(self, head: AcceptanceHead, threshold: float, least: int, most: int, newest: bool) -> None:
+        super().__init__(most, 1.0 - threshold, least)
+        self._head, self._newest = head, newest and bool(head.card.prior)
+
+    def confidences(self, new: NewTokens) -> list[float]:
+        """Return the confidence in the token before each new one; 1 before the first of a chain, which is not the draft's."""
+        assert new.hidden is not None
+        drawn = self._drawn_tokens(new)
+        before: list[DrawnToken] = []
+        unjudged = []
+        first = 0
+        for chain, run in zip(new.chains, new.runs, strict=True):
+            own = drawn[first : first + len(run)]
+            if not chain.tokens:
+                unjudged.append(first)
+            before += [chain.drawn[-1] if chain.tokens else _NOT_JUDGED, *own[:-1]]
+            chain.drawn += own
+            first += len(run)
+        figures = torch.tensor([(token.log_prob, token.entropy) for token in before], device=new.hidden.device)
+        confidences: list[float] = self._head.confidences(new.hidden, figures[:, 0], figures[:, 1]).tolist()
+        for place in unjudged:
+            confidences[place] = 1.0
+        return confidences
+
+    def _drawn_tokens(self, new: NewTokens) -> list[DrawnToken]:
+        log_probs, entropies = new.token_probs().log(), new.entropies()
+        early = self._head.early_confidences(log_probs, entropies)
+        columns = torch.stack([log_probs, entropies, early]).tolist()
+        return [DrawnToken(*token) for token in zip(*columns, strict=True)]
+
+    def early_confidence(self, chain: Chain, place: int) -> float:
+        """Return the confidence in the newest token, which the head has not judged yet; 1 where it does not count."""
+        return chain.drawn[place].early_confidence if self._newest else 1.0

@@ -1,0 +1,48 @@
+"""Options of the specdec_pp drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.common.config import require_range
+from paceline.drafters.shared.chains import require_verification
+from paceline.errors import ConfigError, did_you_mean
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class SpecDecPPOptions:
+    """Options of `specdec_pp`.
+
+    Attributes:
+        head: folder of the acceptance head. Not given: the head of the embedded draft model.
+        threshold: stop drafting once a rejection is likelier than this, between 0 and 1; "auto" chooses the fastest by the head's
+            card and measured times. Not given: "auto" if the card has a curve, else 0.7.
+        min: fewest tokens drafted per step.
+        max: most tokens drafted per step.
+        newest: count the newest token too, by the distribution it was drawn from.
+        lookup: speed up the draft model itself by prompt lookup.
+        verification: "reject" (the papers' rule) or "follow" (same noise as the target). Greedy is the same under both.
+    """
+
+    head: str | None = None
+    threshold: float | str | None = None
+    min: int = 2
+    max: int = 20
+    newest: bool = True
+    lookup: bool = False
+    verification: str = "reject"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.threshold, str) and self.threshold != AUTO:
+            hint = did_you_mean(self.threshold, [AUTO])
+            raise ConfigError(f"specdec_pp: got threshold={self.threshold!r}; expected a number between 0 and 1.{hint}")
+        if isinstance(self.threshold, float) and not 0.0 < self.threshold < 1.0:
+            raise ConfigError(
+                f"specdec_pp: got threshold={self.threshold}; expected a number above 0 and below 1, or {AUTO!r}. A higher one"
+                " makes longer drafts."
+            )
+        require_range("specdec_pp", "min", self.min, 1)
+        require_range("specdec_pp", "max", self.max, self.min)
+        require_verification("specdec_pp", self.verification)

@@ -1,0 +1,78 @@
+"""Heads as the public SpecDec++ code saves them: config.json with `hidden_size` and `num_layers`, and model.safetensors.
+
+There all D blocks are one module (a list multiplied by D). A checkpoint holds its tensors under D keys, or once, the other
+keys left out as duplicates; either way every block gets its own copy here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import safetensors
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.drafters.specdec_pp.card import MOST_BLOCKS, HeadCard, new_card
+from paceline.errors import ConfigError
+
+_WEIGHTS, _PICKLE, _CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
+
+
+def is_published(folder: Path, card: str) -> bool:
+    """Whether `folder` holds such a head rather than one of ours, which has a file named `card`."""
+    return not (folder / card).exists() and (folder / _CONFIG).exists()
+
+
+def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict[str, Tensor]]:
+    """Read card and tensors for `AcceptanceHead`.
+
+    Raises:
+        ConfigError: a pickled or damaged file, one of another form, or for another hidden size.
+    """
+    where = str(folder)
+    if not (folder / _WEIGHTS).exists() and (folder / _PICKLE).exists():
+        raise ConfigError(
+            f"head {where!r}: got a pickled file ({_PICKLE}), which can run code when it is read; expected {_WEIGHTS}. Save it"
+            " as that where it is trusted."
+        )
+    try:
+        config = json.loads((folder / _CONFIG).read_bytes())
+        hidden_size, depth = int(config["hidden_size"]), int(config.get("num_layers", 0))
+        found = load_file(folder / _WEIGHTS)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+        raise ConfigError(
+            f"head {where!r}: got files that cannot be read: {error}; expected a published head. Download it again."
+        ) from error
+    card = replace(new_card("", draft.config._name_or_path, draft, depth), recipe={"source": where})
+    if hidden_size != card.hidden_size:
+        raise ConfigError(
+            f"head {where!r}: got a draft model with hidden size {card.hidden_size}; expected {hidden_size}, as it was trained"
+            " for. Use its own draft model, or train a head for this one (paceline head)."
+        )
+    return card, _untied(found, depth, where)
+
+
+def _untied(found: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
+    """One copy of the tensors per block, under our names."""
+    blocks = sorted({int(match[1]) for name in found if (match := re.fullmatch(r"model\.(\d+)\.linear\.weight", name))})
+    last = f"model.{depth}"
+    if (
+        not 0 <= depth <= MOST_BLOCKS
+        or f"{last}.weight" not in found
+        or bool(blocks) != bool(depth)
+        or any(b >= depth for b in blocks)
+    ):
+        raise ConfigError(
+            f"head {where!r}: got {', '.join(sorted(found))}; expected {depth} residual blocks 'model.I.linear' as its config"
+            f" says, 0 to {MOST_BLOCKS}, and the last layer 'model.D'. Download it again."
+        )
+    tensors = {"last.weight": found[f"{last}.weight"], "last.bias": found.get(f"{last}.bias")}
+    for place in range(depth):
+        source = place if place in blocks else blocks[0]
+        for part in ("weight", "bias"):
+            tensors[f"blocks.{place}.{part}"] = found.get(f"model.{source}.linear.{part}")
+    return {name: tensor.float().clone() for name, tensor in tensors.items() if tensor is not None}

@@ -1,0 +1,78 @@
+"""A batch of requests, drafted by any number of threads at a time: each takes the next request that none has taken yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common.compiled import Records, compiled, record_dtype, take_number
+from paceline.datastore.rows import ShardRow
+from paceline.drafters.sssd.history import note_step
+from paceline.drafters.sssd.paper import merge_sources, new_merge
+from paceline.drafters.sssd.request_index import extend, request_at
+from paceline.drafters.sssd.search import grow, new_workspace
+from paceline.drafters.sssd.tree import write_tree
+
+
+class Job:
+    """One request of a batch."""
+
+    address: int  # of its `Request`, which has room for the new tokens
+    begin: int  # its new tokens are new_tokens[begin:end]
+    end: int
+    nodes: int  # most nodes of its tree
+    levels: int  # most levels of its tree
+    size: int  # filled: nodes that were drafted
+
+
+JOB = record_dtype(Job)
+
+
+@compiled
+def draft_batch(
+    weights: NDArray[np.float32] | None,
+    known: Any,
+    jobs: Records[Job],
+    new_tokens: NDArray[np.int64],
+    table: Records[ShardRow],
+    drafted: Any,
+    taken: NDArray[np.int64],
+) -> int:
+    """Append the new tokens to each request of a batch and draft a tree for it.
+
+    Args:
+        weights: [WEIGHTS] of the calibration; None = `fusion=paper`. Each of the two is compiled for itself.
+        known: a `Known`, for the fit; None with `fusion=paper`.
+        jobs: [batch]. table: [shards] of a snapshot; empty = no datastore.
+        drafted: [batch, most] of DRAFT_NODE, filled.
+        taken: [1] requests that some thread has taken so far; 0 at first.
+    Returns:
+        -1, or the index of a damaged shard.
+    """
+    most = drafted.shape[1]
+    if weights is None:
+        merge = new_merge(most, len(table))
+    else:
+        workspace = new_workspace(most, len(table))
+    while True:
+        index = take_number(taken.ctypes.data)
+        if index >= len(jobs):
+            return -1
+        job = jobs[index]
+        request = request_at(job.address)
+        job.size = 0
+        if weights is not None:
+            note_step(request, new_tokens[job.begin : job.end])
+        text = extend(request, new_tokens[job.begin : job.end])
+        if job.nodes <= 0 or job.levels <= 0:
+            continue
+        if weights is None:
+            size = merge_sources(text, table, merge, job.nodes, job.levels)
+        else:
+            size = grow(text, table, workspace, job.nodes, job.levels, weights, request, known)
+        if size < 0:
+            return -1 - size
+        job.size = size
+        write_tree(workspace.tree if weights is not None else merge.tree, size, drafted[index])

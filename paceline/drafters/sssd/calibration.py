@@ -1,0 +1,80 @@
+"""The calibration of `sssd`: weights of the small network that turns evidence into confidence, in a checked file."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common.files import digest_of, write_atomically
+from paceline.drafters.sssd.features import FEATURES, HIDDEN, WEIGHTS
+from paceline.errors import ConfigError
+
+SHIPPED = Path(__file__).parent / "calibration.json"
+VERSION = 1
+_FORMAT = "paceline sssd calibration"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Attributes:
+    weights: [WEIGHTS] in the order in which `network` reads them; inputs are not scaled besides.
+    about: what it was fitted on and how well, as text and numbers.
+    """
+
+    weights: NDArray[np.float32]
+    about: dict[str, Any]
+
+    def save(self, path: str | Path) -> None:
+        """Write it; the file appears whole or not at all.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        content = {"format": _FORMAT, "version": VERSION, "inputs": list(FEATURES), "hidden": HIDDEN, "about": self.about}
+        content["weights"] = base64.b64encode(self.weights.astype("<f4").tobytes()).decode()
+        content["sha256"] = digest_of(content)
+        write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | Path | None = None) -> Calibration:
+        """Read one; None = the one that comes with the package.
+
+        Raises:
+            ConfigError: not there, no calibration, damaged, or of another version; the file is named.
+        """
+        path = SHIPPED if path is None else Path(path)
+        try:
+            content = json.loads(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(
+                f"calibration {str(path)!r}: got {error}; expected a file that can be read. Fit one: paceline replay --fit FILE."
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(_broken(path)) from error
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise ConfigError(_broken(path))
+        if content.get("version") != VERSION or content.get("inputs") != list(FEATURES) or content.get("hidden") != HIDDEN:
+            raise ConfigError(
+                f"calibration {str(path)!r}: got version {content.get('version')!r} and {len(content.get('inputs', ()))} inputs;"
+                f" expected version {VERSION} and the {len(FEATURES)} inputs of this release. Fit it again: paceline replay"
+                " --fit FILE."
+            )
+        if content.pop("sha256", None) != digest_of(content):
+            raise ConfigError(_broken(path))
+        weights = np.frombuffer(base64.b64decode(content["weights"]), dtype="<f4").astype(np.float32)
+        if weights.shape != (WEIGHTS,) or not np.isfinite(weights).all():
+            raise ConfigError(_broken(path))
+        return cls(weights, content["about"])
+
+
+def _broken(path: Path) -> str:
+    return (
+        f"calibration {str(path)!r}: got a file that is damaged or no calibration; expected a sound one. Fit it again: paceline"
+        " replay --fit FILE."
+    )

@@ -1,0 +1,180 @@
+"""The pointers of one node, counted: which tokens may follow it, and what prompt, own output and datastore say about each.
+
+Matches are counted by source and by band of length (1, 2, 3, 4-5, 6-8, 9-15, 16 and more tokens); hints are counted apart. A node
+with the pointers
+
+    place   shard     match   token                        source
+        3   REQUEST       2       7    place < prompt      prompt
+        9   REQUEST       2       8                        output
+       40   0             5       8                        store
+
+has two tokens:
+
+    tokens[0]   token 7   by_band[prompt, band of 2] = 1    longest (2, 0, 0)   nearest 3
+    tokens[1]   token 8   by_band[output, band of 2] = 1    longest (0, 2, 5)   nearest 9
+                          by_band[store, band of 5] = 1
+    node                  the sums of both                  longest (2, 2, 5)   tokens (1, 1, 1)   matches 3
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common.compiled import Records, compiled, kernel, record_dtype
+from paceline.drafters.sssd.evidence import Pool
+from paceline.drafters.sssd.pointers import REQUEST, SKIPPED
+from paceline.drafters.sssd.request_index import LONGEST
+
+SOURCES = ("prompt", "output", "store")
+PROMPT, OUTPUT, STORE = range(3)  # indices of the sources
+BANDS = 7
+MOST_TOKENS = 192  # different tokens that follow one node
+FAR = 1023  # the most that a place is off the copied text
+_BAND_OF = np.array([0, 0, 1, 2, 3, 3, 4, 4, 4] + [5] * 7 + [6] * (LONGEST - 15), dtype=np.int64)  # by length of match
+_SLOTS = 512  # of the hash table over tokens
+_MANY = 12  # different tokens behind one node
+
+Int32 = Annotated[int, np.int32]
+BySource = Annotated[NDArray[np.int32], np.int32, len(SOURCES)]
+BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(SOURCES), BANDS)]
+
+
+class TokenCounts:
+    """What the pointers of a node say about one token."""
+
+    token: int
+    by_band: BySourceAndBand  # pointers that match
+    longest: BySource  # length of the longest match; 0 = the source does not offer the token
+    pointers: Int32  # of all kinds
+    skips: Int32  # pointers that skip the newest token
+    votes: Int32  # of places in the same relation
+    nearest: int  # the latest place in the request behind a match, -1 = none
+    off: int  # tokens between the copied text and the place in the request that is closest to it; at most FAR
+
+
+class NodeCounts:
+    """What the pointers of a node say in all."""
+
+    by_band: BySourceAndBand  # pointers that match
+    longest: BySource  # length of the longest match
+    tokens: BySource  # different tokens
+    skips: Int32  # pointers that skip the newest token
+    matches: Int32  # pointers that match
+
+
+TOKEN_COUNTS, NODE_COUNTS = record_dtype(TokenCounts), record_dtype(NodeCounts)
+
+
+class Counts(NamedTuple):
+    """What follows one node.
+
+    Attributes:
+        tokens: [MOST_TOKENS] in the order of their first pointers. node: [1] all of them together.
+        slots: [_SLOTS] hash table of indices of `tokens`, -1 = empty.
+    """
+
+    tokens: Records[TokenCounts]
+    node: Records[NodeCounts]
+    slots: NDArray[np.int16]
+
+
+@compiled
+def new_counts() -> Counts:
+    """Return scratch for one node at a time."""
+    tokens, node = np.empty(MOST_TOKENS, dtype=TOKEN_COUNTS), np.empty(1, dtype=NODE_COUNTS)
+    return Counts(tokens, node, np.empty(_SLOTS, dtype=np.int16))
+
+
+@kernel
+def count_tokens(pool: Pool, begin: int, end: int, prompt_length: int, copy_place: int, counts: Counts) -> int:
+    """Sort the pointers [begin, end) by the token that follows; return how many different ones there are.
+
+    Args:
+        copy_place: where the text that is being copied goes on in the request.
+    """
+    node = counts.node[0]
+    counts.slots[:], node.by_band[:], node.longest[:], node.tokens[:] = -1, 0, 0, 0
+    node.skips, node.matches = 0, 0
+    different = 0
+    for index in range(begin, end):
+        pointer = pool.pointers[index]
+        if pointer.token < 0:
+            continue
+        which, different = _find(counts, pointer.token, different)
+        if which < 0:
+            continue
+        one, match = counts.tokens[which], pointer.match
+        one.pointers += 1
+        if match == SKIPPED:
+            one.skips += 1
+            node.skips += 1
+        elif match < 0:
+            one.votes -= match
+        else:
+            source = STORE if pointer.shard != REQUEST else OUTPUT if pointer.place >= prompt_length else PROMPT
+            band = _BAND_OF[match]
+            node.matches += 1
+            one.by_band[source, band] += 1
+            node.by_band[source, band] += 1
+            node.tokens[source] += one.longest[source] == 0
+            one.longest[source] = max(one.longest[source], match)
+            node.longest[source] = max(node.longest[source], match)
+            if source != STORE:
+                one.nearest = max(one.nearest, pointer.place)
+                one.off = min(one.off, abs(pointer.place - copy_place))
+    return different
+
+
+@kernel
+def _find(counts: Counts, token: int, different: int) -> tuple[int, int]:
+    """Return the index of a token, made if it is not there (-1 if there is no room), and how many there are now."""
+    slot = (token * 0x9E3779B1 >> 7) & (_SLOTS - 1)
+    while counts.slots[slot] >= 0 and counts.tokens[counts.slots[slot]].token != token:
+        slot = (slot + 1) & (_SLOTS - 1)
+    which = int(counts.slots[slot])
+    if which >= 0 or different == MOST_TOKENS:
+        return which, different
+    counts.slots[slot] = different
+    one = counts.tokens[different]
+    one.token, one.nearest, one.off, one.pointers, one.skips, one.votes = token, -1, FAR, 0, 0, 0
+    one.by_band[:], one.longest[:] = 0, 0
+    return different, different + 1
+
+
+@kernel
+def hopeless(counts: Counts, which: int, different: int) -> bool:
+    """Whether a token need not be looked at: one of many, seen once, behind a match shorter than others by two or more."""
+    one, node = counts.tokens[which], counts.node[0]
+    if different <= _MANY or one.pointers > 1 or one.votes > 0:
+        return False
+    longest = max(node.longest[PROMPT], node.longest[OUTPUT], node.longest[STORE])
+    return bool(max(one.longest[PROMPT], one.longest[OUTPUT], one.longest[STORE]) + 1 < longest)
+
+
+@kernel
+def guess_of_request(counts: Counts, different: int) -> int:
+    """Return the token with the longest match in prompt or output, the latest one on ties; -1 if there is none."""
+    best, longest = -1, 0
+    for which in range(different):
+        one = counts.tokens[which]
+        match = max(one.longest[PROMPT], one.longest[OUTPUT])
+        if match > longest or (match == longest > 0 and one.nearest > counts.tokens[best].nearest):
+            best, longest = which, match
+    return best
+
+
+@kernel
+def guess_of_store(counts: Counts, different: int) -> int:
+    """Return the token with the longest match in the datastore, the most frequent one on ties; -1 if there is none."""
+    best, longest, most = -1, 0, 0
+    for which in range(different):
+        one = counts.tokens[which]
+        match, times = one.longest[STORE], 0
+        for band in range(BANDS):
+            times += one.by_band[STORE, band]
+        if match > longest or (match == longest > 0 and times > most):
+            best, longest, most = which, match, times
+    return best

@@ -1,0 +1,200 @@
+"""SSSD: guesses from the request itself and from a large datastore, fused into one tree by how likely each is right.
+
+Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` has its sources and its hand-set weights;
+`fusion=calibrated` predicts the confidence of each child from the evidence of both sources (`features`, fitted by
+`paceline replay --fit`).
+
+    request_index   where the newest tokens occurred before        features   the 36 inputs of a small network
+    evidence        match pointers of a node, of both sources      network    these inputs -> a confidence
+    hints           weaker evidence                                search     the tree, best first; paper: that of fusion=paper
+    counting        what the pointers say, token by token          batch      all requests of a step, in one compiled call
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common.config import require_range
+from paceline.common.machine import usable_cores
+from paceline.datastore.layout import EMBEDDED
+from paceline.datastore.rows import SHARD
+from paceline.drafters.sssd.batch import JOB, draft_batch
+from paceline.drafters.sssd.calibration import Calibration
+from paceline.drafters.sssd.request_index import RequestIndex
+from paceline.drafters.sssd.search import OFFER, Known
+from paceline.drafters.sssd.tree import DRAFT_NODE
+from paceline.engine.budget import NodeRule
+from paceline.engine.drafter import Drafter
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.errors import ConfigError
+
+FUSIONS = ("calibrated", "paper")
+_SHARE = 4  # sequences of a batch that are worth a thread
+_MOST_NODES = 512
+_NODES, _BATCH_NODES, _LEAST_NODES = 32, 64, 4  # of a tree, of a batch, and of a tree in any batch
+
+
+@dataclass(frozen=True, slots=True)
+class SssdOptions:
+    """Attributes:
+    datastore: folder of a store, or "demo", that of the embedded target; none = the request alone.
+    fusion: calibrated | paper.
+    calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
+    nodes: most nodes of a tree. Not given: 32, and in a larger batch what makes 64 in all, 4 at least.
+    live: finished answers go into the datastore.
+    """
+
+    datastore: str | None = None
+    fusion: str = "calibrated"
+    calibration: str | None = None
+    nodes: int | None = None
+    live: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nodes is not None:
+            require_range("sssd", "nodes", self.nodes, 1, _MOST_NODES)
+        if self.fusion not in FUSIONS:
+            raise ConfigError(f"sssd: got fusion={self.fusion!r}; expected one of {', '.join(FUSIONS)}.")
+        if self.fusion == "paper" and self.calibration is not None:
+            raise ConfigError(
+                f"sssd: got calibration={self.calibration} with fusion=paper, whose weights are fixed; expected one of them."
+                " Leave the other out."
+            )
+        if self.live and self.datastore is None:
+            raise ConfigError("sssd: got live=true without a datastore; expected one to append to. Give datastore=PATH.")
+        if self.live and self.datastore == EMBEDDED:
+            raise ConfigError(
+                f"sssd: got live=true with datastore={EMBEDDED}, which belongs to the package and is only read; expected a"
+                " store of your own. Build one (paceline datastore build), and name its folder."
+            )
+
+
+class Sssd(Drafter):
+    """Guesses only: lossless and seed-identical at any temperature. A batch is searched in one call, by all cores."""
+
+    name = "sssd"
+    Options = SssdOptions
+
+    def __init__(self, options: SssdOptions, calibration: Calibration | None = None) -> None:
+        from paceline import datastore
+
+        self._options = options
+        if options.nodes is None:  # section 3.2 of the paper: by the size of the batch
+            self.node_rule = NodeRule(_NODES, batch=_BATCH_NODES, least=_LEAST_NODES)
+        self._calibration = calibration or Calibration.load(options.calibration)
+        self._store = None if options.datastore is None else datastore.open(options.datastore)
+        if self._store is not None:
+            self.ids_below = self._store.vocab_size
+        self._index: dict[int, RequestIndex] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._workers = usable_cores()
+
+    @classmethod
+    def build(cls, options: SssdOptions) -> Sssd:
+        """Build one from its options.
+
+        Raises:
+            DatastoreError, ConfigError: a store or a calibration that cannot be read.
+        """
+        return cls(options)
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Refuse a store whose ids are not of `tokenizer`."""
+        if self._store is not None:
+            self._store.check_tokenizer(tokenizer)
+
+    def start(self, seq: Sequence) -> None:
+        """Make an empty index; the prompt is indexed with the first proposal."""
+        self._index[seq.id] = RequestIndex(seq.prompt_length)
+        if self._store is not None:
+            self._store.refresh()
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Draft one tree per sequence.
+
+        Raises:
+            DatastoreError: a shard of the datastore is damaged; it is named.
+        """
+        return self._drafted(seqs, max_nodes, _NOTHING_KNOWN) if seqs else []
+
+    def record(
+        self, seq: Sequence, truth: ListLike[int], nodes: int, room: int = 4096
+    ) -> tuple[DraftTree, NDArray[np.float32], NDArray[np.float32]]:
+        """Propose for one sequence, and return what was offered behind the tokens that are known to follow.
+
+        Args:
+            truth: the tokens that follow. nodes: of the tree.
+        Returns:
+            the tree; for each token offered the inputs of the network [offered, inputs], and whether it was right [offered].
+        """
+        offers = np.empty(room, OFFER)
+        known = Known(np.array(truth, dtype=np.int64), offers, np.zeros(1, np.int64))
+        (tree,) = self._drafted([seq], [nodes], known)
+        used = int(known.used[0])
+        return tree, offers["inputs"][:used], offers["label"][:used]
+
+    def stop(self, seq: Sequence) -> None:
+        """Drop the index; with `live`, keep the answer, joined to the end of the prompt."""
+        known = self._index.pop(seq.id, None)
+        if known is not None and self._options.live and self._store is not None and seq.output_ids:
+            self._store.append(seq.token_ids[max(0, seq.prompt_length - 3) :])
+
+    def _drafted(self, seqs: ListLike[Sequence], max_nodes: list[int], known: Known) -> list[DraftTree]:
+        most = self._options.nodes or _NODES
+        batch = _Batch(seqs, [self._index[seq.id] for seq in seqs], [min(limit, most) for limit in max_nodes])
+        snapshot = None if self._store is None else self._store.snapshot
+        calibrated = (None, None) if self._options.fusion == "paper" else (self._calibration.weights, known)
+        results = self._searched(len(seqs), *calibrated, *batch.arguments(_NO_TABLE if snapshot is None else snapshot.table))
+        if snapshot is not None:  # it is kept alive until here
+            for result in results:
+                snapshot.check(result)
+        return batch.trees()
+
+    def _searched(self, count: int, *arguments: Any) -> list[int]:
+        """Let as many threads as are worth it search a batch of `count` sequences, this one among them."""
+        helpers = min(self._workers, count // _SHARE) - 1
+        if helpers > 0 and self._threads is None:
+            self._threads = ThreadPoolExecutor(self._workers - 1, "paceline sssd")
+        others = [self._threads.submit(draft_batch, *arguments) for _ in range(helpers)] if self._threads is not None else []
+        return [draft_batch(*arguments), *(other.result() for other in others)]
+
+
+_NO_TABLE: NDArray[np.void] = np.empty(0, dtype=SHARD)
+_NOTHING_KNOWN = Known(np.empty(0, dtype=np.int64), np.empty(0, dtype=OFFER), np.zeros(1, dtype=np.int64))
+
+
+class _Batch:
+    """The arrays of one call: what is new, what may be drafted, what was."""
+
+    def __init__(self, seqs: ListLike[Sequence], indices: list[RequestIndex], nodes: list[int]) -> None:
+        new_tokens: list[int] = []
+        jobs: list[tuple[int, ...]] = []
+        for seq, index, limit in zip(seqs, indices, nodes, strict=True):
+            index.reserve(len(seq))
+            begin = len(new_tokens)
+            new_tokens += seq.token_ids[len(index) :]
+            jobs.append((index.address, begin, len(new_tokens), limit, seq.remaining - 1, 0))
+        self._new_tokens = np.array(new_tokens, dtype=np.int64)
+        self._jobs: NDArray[np.void] = np.array(jobs, dtype=JOB)
+        self._drafted: NDArray[np.void] = np.empty((len(indices), max(1, *nodes)), dtype=DRAFT_NODE)
+
+    def arguments(self, table: NDArray[np.void]) -> tuple[Any, ...]:
+        """Return what `draft_batch` takes besides the calibration."""
+        return self._jobs, self._new_tokens, table, self._drafted, np.zeros(1, dtype=np.int64)
+
+    def trees(self) -> list[DraftTree]:
+        """Return what was drafted."""
+        tokens, parents, confidence = (self._drafted[name] for name in ("token", "parent", "confidence"))
+        return [
+            DraftTree(tokens[row, :size].tolist(), parents[row, :size].tolist(), None, confidence[row, :size].tolist())
+            if size
+            else EMPTY_TREE
+            for row, size in enumerate(self._jobs["size"].tolist())
+        ]

@@ -1,0 +1,101 @@
+"""The small network of `fusion=calibrated`: the inputs of a token (`features`) -> the confidence that it follows.
+
+    inputs of the token [19] --\
+                                first layer -> 16 rectified units -> second layer -> logistic -> confidence
+    inputs of the node  [17] --/
+
+The node's part of the first layer is the same for all its tokens and is computed once for each node.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common.compiled import Records, compiled, kernel
+from paceline.drafters.sssd.counting import STORE, Counts
+from paceline.drafters.sssd.features import FEATURES, HIDDEN, INPUTS, TOKEN_INPUTS, Inputs, describe_token
+from paceline.drafters.sssd.request_index import LONGEST
+
+
+class Network(NamedTuple):
+    """The values in the network for one token.
+
+    Attributes:
+        inputs: [1] by name. columns: [len(FEATURES)] the same memory as numbers.
+        node_units, units: [HIDDEN] the first layer with the inputs of the node only, and with all.
+        alike: [LONGEST + 1] confidence of tokens that the datastore has once, by length of match (0: behind a skipped one); -1:
+            not computed yet.
+    """
+
+    inputs: Records[Inputs]
+    columns: NDArray[np.float32]
+    node_units: NDArray[np.float32]
+    units: NDArray[np.float32]
+    alike: NDArray[np.float64]
+
+
+@compiled
+def new_network() -> Network:
+    """Return scratch for one node at a time."""
+    columns = np.empty(len(FEATURES), dtype=np.float32)
+    units = np.empty(HIDDEN, dtype=np.float32)
+    return Network(columns.view(INPUTS), columns, np.empty(HIDDEN, dtype=np.float32), units, np.empty(LONGEST + 1))
+
+
+@kernel
+def begin_node(network: Network, weights: NDArray[np.float32]) -> None:
+    """Compute what the tokens of a node share; `describe_node` was called before.
+
+    Args:
+        weights: [WEIGHTS], the first layer input by input.
+    """
+    columns, node_units = network.columns, network.node_units
+    network.alike[:] = -1.0
+    for unit in range(HIDDEN):
+        node_units[unit] = weights[columns.size * HIDDEN + unit]
+    for index in range(TOKEN_INPUTS, columns.size):
+        value = columns[index]
+        for unit in range(HIDDEN):
+            node_units[unit] += value * weights[index * HIDDEN + unit]
+
+
+@kernel
+def confidence_of(
+    network: Network, counts: Counts, which: int, best: int, end: int, seen: int, weights: NDArray[np.float32], anew: bool
+) -> float:
+    """Return the confidence of one token; `begin_node` was called before, other arguments are those of `describe_token`.
+
+    Tokens that are not in the request and that the datastore has once, behind matches of the same length or behind a skipped
+    token, have the same inputs: unless `anew`, one look will do for all of these.
+    """
+    one = counts.tokens[which]
+    match = one.longest[STORE]
+    single = one.pointers == 1 and seen < 0 and one.nearest < 0 and one.votes == 0 and not anew
+    if single and network.alike[match] >= 0:
+        return float(network.alike[match])
+    describe_token(network.inputs[0], counts, which, best, end, seen)
+    confidence = _run(network, weights)
+    if single:
+        network.alike[match] = confidence
+    return confidence
+
+
+@kernel
+def _run(network: Network, weights: NDArray[np.float32]) -> float:
+    """Run the network: a layer of rectified units, then a logistic one."""
+    columns, units = network.columns, network.units
+    for unit in range(HIDDEN):
+        units[unit] = network.node_units[unit]
+    for index in range(TOKEN_INPUTS):
+        value = columns[index]
+        for unit in range(HIDDEN):
+            units[unit] += value * weights[index * HIDDEN + unit]
+    second = (columns.size + 1) * HIDDEN
+    total = weights[second + HIDDEN]
+    for unit in range(HIDDEN):
+        total += max(units[unit], np.float32(0.0)) * weights[second + unit]
+    return 1.0 / (1.0 + math.exp(-total))

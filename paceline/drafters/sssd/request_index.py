@@ -1,0 +1,267 @@
+"""Where the newest tokens of one request occurred before: chains of earlier n-grams over prompt and output, compiled.
+
+For n of `NGRAM_SIZES` each place is linked to the one before it whose n-gram falls into the same bucket, as in a chained hash
+table. For n = 2 and the request 5 1 2 7 1 2 8 1 2:
+
+    place      0  1  2  3  4  5  6  7  8
+    token      5  1  2  7  1  2  8  1  2
+    previous   -  -  -  -  -  2  -  -  5        heads[bucket of "1 2"] = 8, the newest place
+
+From the head the links lead to all places of "1 2": 8, 5, 2. A token costs the same whatever the text, can be found as soon as
+it is there, and memory is linear: 56 bytes a token of room. Buckets are shared, so a chain may hold strangers; how long a match
+really is (up to `LONGEST` tokens) is read from the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from typing import Any, NamedTuple
+
+import numba
+import numba.extending
+import numpy as np
+from numba.core import types
+from numpy.typing import NDArray
+
+from paceline.common.compiled import Records, compiled, kernel, record_dtype
+from paceline.drafters.sssd.pointers import POINTER, Pointer
+
+NGRAM_SIZES = (1, 2, 4, 8)  # n-grams that are linked
+LONGEST = 32  # the most tokens of a match that are distinguished
+_LEAST = 512
+_BUCKETS = 2  # per token of room; a power of two, as the room is
+
+
+class Request:
+    """One request: where its arrays are, and how drafting for it went (`history`)."""
+
+    ids: int  # address of the tokens [room]
+    previous: int  # address of the links [len(NGRAM_SIZES), room]
+    heads: int  # address of the newest place of each bucket [len(NGRAM_SIZES), _BUCKETS * room]
+    room: int  # tokens that fit
+    length: int  # tokens there are
+    prompt_length: int  # of these, the prompt
+    started: int  # 1: a first tree was drafted
+    accepted: float  # draft tokens accepted in a step, a running mean
+    request_hits: float  # how often the guess of the request alone came true, a running mean
+    store_hits: float  # how often the guess of the datastore alone did
+    request_guess: int  # the guess of the request for the next token, or -1
+    store_guess: int  # the guess of the datastore, or -1
+    copy_place: int  # where the text that is being copied goes on in the request; below 0 = nothing is copied
+
+
+REQUEST_ROW = record_dtype(Request)
+
+
+class Text(NamedTuple):
+    """One request as compiled code sees it.
+
+    Attributes:
+        ids: [room] tokens, of which `length` count; the first `prompt_length` are the prompt.
+        previous: [4, room] the place before with the same bucket, -1 = none. heads: [4, buckets] the newest one.
+    """
+
+    ids: NDArray[np.int64]
+    previous: NDArray[np.int32]
+    heads: NDArray[np.int32]
+    length: int
+    prompt_length: int
+
+
+def _pointer_of(typing_context: Any, address: Any) -> Any:
+    """Type and emit a function: address (int64) -> pointer."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), emit
+
+
+_pointer = numba.extending.intrinsic(_pointer_of)
+
+
+@compiled
+def request_at(address: int) -> Request:
+    """Return the request at an address, to be read and written in place."""
+    requests: Any = numba.carray(_pointer(address), (1,), REQUEST_ROW)
+    request: Request = requests[0]
+    return request
+
+
+@compiled
+def text_of(request: Request) -> Text:
+    """Return the arrays behind a request."""
+    room = request.room
+    ids = numba.carray(_pointer(request.ids), (room,), np.int64)
+    previous = numba.carray(_pointer(request.previous), (len(NGRAM_SIZES), room), np.int32)
+    heads = numba.carray(_pointer(request.heads), (len(NGRAM_SIZES), _BUCKETS * room), np.int32)
+    return Text(ids, previous, heads, request.length, request.prompt_length)
+
+
+@kernel
+def _mixed(mixed: np.uint64, token: int) -> np.uint64:
+    mixed = (mixed ^ np.uint64(token)) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+@kernel
+def _bucket_of(mixed: np.uint64, buckets: int) -> int:
+    return int((mixed >> np.uint64(7)) & np.uint64(buckets - 1))
+
+
+@kernel
+def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
+    """Return the bucket of the n-gram ids[end - size:end]; `buckets` is a power of two."""
+    mixed = np.uint64(size)
+    for index in range(end - size, end):
+        mixed = _mixed(mixed, ids[index])
+    return _bucket_of(mixed, buckets)
+
+
+@kernel
+def last_place(text: Text, token: int) -> int:
+    """Return the latest place of a token; -1 if it is not there, or a later one has its bucket."""
+    place = int(text.heads[0, _bucket_of(_mixed(np.uint64(NGRAM_SIZES[0]), token), text.heads.shape[1])])
+    return place if place >= 0 and text.ids[place] == token else -1
+
+
+@kernel
+def link(text: Text, begin: int, end: int) -> None:
+    """Put the tokens of places [begin, end) into the chains."""
+    buckets = text.heads.shape[1]
+    for place in range(begin, end):
+        for size_index in range(len(NGRAM_SIZES)):
+            if place + 1 < NGRAM_SIZES[size_index]:
+                text.previous[size_index, place] = -1
+                continue
+            at = bucket(text.ids, place + 1, NGRAM_SIZES[size_index], buckets)
+            text.previous[size_index, place] = text.heads[size_index, at]
+            text.heads[size_index, at] = place
+
+
+@compiled
+def extend(request: Request, new_tokens: NDArray[np.int64]) -> Text:
+    """Append tokens for which there is room, and return the text with them."""
+    text = text_of(request)
+    begin = text.length
+    text.ids[begin : begin + new_tokens.size] = new_tokens
+    link(text, begin, begin + new_tokens.size)
+    request.length = begin + new_tokens.size
+    return text_of(request)
+
+
+@compiled
+def _extend_at(address: int, new_tokens: NDArray[np.int64]) -> None:
+    """Append tokens to the request at an address."""
+    extend(request_at(address), new_tokens)
+
+
+@kernel
+def matched(text: Text, place: int, tail: NDArray[np.int64], begin: int, end: int) -> int:
+    """Count the tokens up to and with `place` that equal the last ones of tail[begin:end], up to LONGEST."""
+    most = min(end - begin, place + 1, LONGEST)
+    length = 0
+    while length < most and text.ids[place - length] == tail[end - 1 - length]:
+        length += 1
+    return length
+
+
+@kernel
+def occurrences(
+    text: Text,
+    size_index: int,
+    tail: NDArray[np.int64],
+    begin: int,
+    end: int,
+    below: int,
+    found: Records[Pointer],
+    count: int,
+    most: int,
+) -> int:
+    """Find earlier places of the last NGRAM_SIZES[size_index] tokens of tail[begin:end], the latest first.
+
+    Args:
+        below: matches of at least this many tokens are left out; something follows each place.
+        found: [room] filled from `count` on: the place behind the match, and its length in tokens.
+        most: links that are followed.
+    Returns:
+        how many of `found` are filled now.
+    """
+    size = NGRAM_SIZES[size_index]
+    if end - begin < size:
+        return count
+    place = int(text.heads[size_index, bucket(tail, end, size, text.heads.shape[1])])
+    for _ in range(most):
+        if place < 0 or count >= len(found):
+            break
+        if place < text.length - 1:
+            length = matched(text, place, tail, begin, end)
+            if size <= length < below:
+                found[count].place, found[count].match = place + 1, length
+                count += 1
+        place = int(text.previous[size_index, place])
+    return count
+
+
+class RequestIndex:
+    """Prompt and output of one request, in arrays that compiled code reads through a `Request`.
+
+    Args:
+        prompt_length: how many of its tokens will be the prompt.
+    Attributes:
+        request: [1] of REQUEST_ROW; valid while this object lives and until `reserve` is called again. address: where that is.
+    """
+
+    def __init__(self, prompt_length: int = 0) -> None:
+        self.request: NDArray[np.void] = np.zeros(1, dtype=REQUEST_ROW)
+        self.request["prompt_length"] = prompt_length
+        self.address = int(self.request.ctypes.data)
+        self._length = self.request["length"]
+        self._allocate(_LEAST)
+
+    def __len__(self) -> int:
+        return int(self._length[0])
+
+    def reserve(self, length: int) -> None:
+        """Make room for `length` tokens in all."""
+        if length <= self._ids.size:
+            return
+        old, count = self._ids, len(self)
+        self._allocate(1 << (length - 1).bit_length())
+        self._length[0] = 0
+        _extend_at(self.address, old[:count])
+
+    def append(self, token_ids: ListLike[int]) -> None:
+        """Append tokens, from Python."""
+        self.reserve(len(self) + len(token_ids))
+        _extend_at(self.address, np.array(token_ids, dtype=np.int64))
+
+    def find(self, *, most: int = 64) -> list[tuple[int, int]]:
+        """Return (place behind the match, its length) of earlier occurrences of the newest tokens, each once.
+
+        Args:
+            most: links followed for each n-gram size.
+        """
+        found: NDArray[np.void] = np.empty(most * len(NGRAM_SIZES), dtype=POINTER)
+        count = _find_at(self.address, found, most)
+        return list(zip(found["place"][:count].tolist(), found["match"][:count].tolist(), strict=True))
+
+    def _allocate(self, room: int) -> None:
+        self._ids = np.empty(room, dtype=np.int64)
+        self._previous = np.empty((len(NGRAM_SIZES), room), dtype=np.int32)
+        self._heads = np.full((len(NGRAM_SIZES), _BUCKETS * room), -1, dtype=np.int32)
+        self.request["room"] = room
+        for name, array in (("ids", self._ids), ("previous", self._previous), ("heads", self._heads)):
+            self.request[name] = array.ctypes.data
+
+
+@compiled
+def _find_at(address: int, found: Records[Pointer], most: int) -> int:
+    """Fill `found` with the earlier occurrences of the newest tokens of the request at an address; how many there are."""
+    text = text_of(request_at(address))
+    tail = text.ids[max(0, text.length - LONGEST) : text.length]
+    count, below = 0, LONGEST + 1
+    for size_index in range(len(NGRAM_SIZES) - 1, -1, -1):
+        count = occurrences(text, size_index, tail, 0, tail.size, below, found, count, most)
+        below = NGRAM_SIZES[size_index]
+    return count

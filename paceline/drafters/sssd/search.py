@@ -1,0 +1,221 @@
+"""One tree of `fusion=calibrated`, best first: what is most likely on the whole path goes in, then what may follow it.
+
+tree = [root]                                     frontier = []
+gather the pointers of the root, offer            frontier = [7: 0.6, 8: 0.3, 5: 0.02]
+take 7 into the tree, gather its pointers, offer  frontier = [7-4: 0.54, 8: 0.3, 7-1: 0.03, 5: 0.02]
+take 7-4, ...                                     until the tree has all its nodes or nothing waits
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common.compiled import Records, compiled, kernel, record_dtype
+from paceline.datastore.rows import ShardRow
+from paceline.drafters.sssd.counting import Counts, count_tokens, guess_of_request, guess_of_store, hopeless, new_counts
+from paceline.drafters.sssd.evidence import Pool, advance, copy_newest, new_pool, point_into_request, point_into_store
+from paceline.drafters.sssd.features import FEATURES, describe_node
+from paceline.drafters.sssd.hints import add_hints, follow_copy
+from paceline.drafters.sssd.network import Network, begin_node, confidence_of, new_network
+from paceline.drafters.sssd.request_index import LONGEST, Request, Text, last_place
+from paceline.drafters.sssd.tree import TREE_NODE, TreeNode, highest
+
+_ROOM_EACH, _ROOM = 80, 512  # pointers: for each node, and besides
+_ADVANCED = 64  # most pointers that a node has of its parent
+_ENOUGH, _SAMPLED = 50, 64  # datastore pointers at the root: enough of them, and most of one suffix
+_THIN_REQUEST, _THIN_STORE, _NODE_SAMPLED = 1, 1, 12  # a node with fewer pointers looks for shorter matches
+_LOOK_UPS = 1  # nodes of a tree that may search the datastore again
+_LEAST_CONFIDENCE = 0.002  # of a whole path; less is forgotten
+_WAITING_EACH, _WAITING = 64, 256  # children on the frontier: for each node, and besides
+
+
+class Child:
+    """A token that waits to be taken into the tree."""
+
+    parent: int  # node of the tree, 0 = root
+    token: int
+    confidence: float  # given the parent
+    path_confidence: float  # of the whole path
+
+
+class Offer:
+    """What the fit reads: a token offered behind a path that is known to be right."""
+
+    inputs: Annotated[NDArray[np.float32], np.float32, len(FEATURES)]
+    label: Annotated[float, np.float32]  # 1 = it was right, 0 = it was not
+
+
+CHILD, OFFER = record_dtype(Child), record_dtype(Offer)
+
+
+class Workspace(NamedTuple):
+    """What drafting one tree after the other needs.
+
+    Attributes:
+        tree: [1 + most nodes]. frontier: [room].
+    """
+
+    pool: Pool
+    counts: Counts
+    network: Network
+    tree: Records[TreeNode]
+    frontier: Records[Child]
+
+
+class Known(NamedTuple):
+    """What may be known of the text to come, for the fit.
+
+    Attributes:
+        truth: [n] the tokens that follow; empty = nothing is recorded. offers: [room] filled. used: [1] how many of these are.
+    """
+
+    truth: NDArray[np.int64]
+    offers: Records[Offer]
+    used: NDArray[np.int64]
+
+
+@compiled
+def new_workspace(most: int, shards: int) -> Workspace:
+    """Return scratch for trees of up to `most` nodes, one at a time."""
+    pool = new_pool(_ROOM + _ROOM_EACH * most, _SAMPLED, most + 1, shards)
+    tree, frontier = np.empty(1 + most, dtype=TREE_NODE), np.empty(_WAITING + _WAITING_EACH * most, dtype=CHILD)
+    return Workspace(pool, new_counts(), new_network(), tree, frontier)
+
+
+@kernel
+def grow(
+    text: Text,
+    table: Records[ShardRow],
+    workspace: Workspace,
+    nodes: int,
+    levels: int,
+    weights: NDArray[np.float32],
+    request: Request,
+    known: Known,
+) -> int:
+    """Grow one tree of up to `nodes` nodes and `levels` levels; return its size, or -1 - the index of a damaged shard."""
+    tree, frontier = workspace.tree, workspace.frontier
+    context = copy_newest(text, workspace.pool)
+    root = tree[0]
+    root.token = root.parent = root.depth = root.begin = root.end = root.request_size = root.store_size = 0
+    root.confidence = root.path_confidence = 1.0
+    root.correct = known.truth.size > 0
+    size, used, waiting, look_ups, node = 0, 0, 0, 0, 0
+    while True:
+        if tree[node].depth < levels:
+            used, look_ups = _gather(text, table, workspace.pool, tree, node, context, used, look_ups, request)
+            if used < 0:
+                return used
+            waiting = _offer(text, workspace, node, waiting, weights, request, known)
+        if size == nodes or waiting == 0:
+            return size
+        size += 1
+        node = size
+        waiting = _take(tree, frontier, node, waiting, known.truth)
+        if size == nodes:
+            return size
+
+
+@kernel
+def _take(tree: Records[TreeNode], frontier: Records[Child], node: int, waiting: int, truth: NDArray[np.int64]) -> int:
+    """Make the best child on the frontier a node of the tree; return how many wait now."""
+    best = highest(frontier, waiting)
+    child, new = frontier[best], tree[node]
+    parent = tree[child.parent]
+    depth = parent.depth
+    new.parent, new.token, new.depth = child.parent, child.token, depth + 1
+    new.confidence, new.path_confidence = child.confidence, child.path_confidence
+    known = parent.correct > 0 and depth < truth.size
+    new.correct = known and truth[min(depth, truth.size - 1)] == child.token
+    frontier[best] = frontier[waiting - 1]
+    return waiting - 1
+
+
+@kernel
+def _gather(
+    text: Text,
+    table: Records[ShardRow],
+    pool: Pool,
+    tree: Records[TreeNode],
+    node: int,
+    context: int,
+    used: int,
+    look_ups: int,
+    request: Request,
+) -> tuple[int, int]:
+    """Find the pointers of a node; return pointers in use and searches made, or (-1 - index of a damaged shard, 0)."""
+    this = tree[node]
+    depth, parent = this.depth, tree[this.parent]
+    this.begin = used
+    above = node
+    for level in range(depth - 1, -1, -1):
+        pool.tail[LONGEST + level] = tree[above].token
+        above = tree[above].parent
+    if node == 0:
+        used, this.request_size = point_into_request(text, pool, used, context, 0, LONGEST + 1)
+        used, last = point_into_store(table, pool, used, context, 0, LONGEST + 1, _ENOUGH, _SAMPLED)
+        this.store_size = last
+    else:
+        used, last = advance(table, text, pool, parent.begin, parent.end, this.token, used, _ADVANCED, depth)
+        this.request_size, this.store_size = parent.request_size + 1, parent.store_size + 1
+        stored = used - this.begin - last
+        if used >= 0 and last < _THIN_REQUEST:
+            used, this.request_size = point_into_request(text, pool, used, context, depth, this.request_size)
+        if used >= 0 and stored < _THIN_STORE and look_ups < _LOOK_UPS and len(table) > 0:
+            look_ups += 1
+            used, last = point_into_store(table, pool, used, context, depth, this.store_size, _THIN_STORE, _NODE_SAMPLED)
+            this.store_size = last
+    if used >= 0:
+        if node == 0:
+            request.copy_place = follow_copy(pool, this.begin, used, request.copy_place)
+        used, last = add_hints(table, text, pool, this.begin, used, context, depth)
+    if used < 0:
+        return -1 - last, 0
+    this.end = used
+    return used, look_ups
+
+
+@kernel
+def _offer(
+    text: Text,
+    workspace: Workspace,
+    node: int,
+    waiting: int,
+    weights: NDArray[np.float32],
+    request: Request,
+    known: Known,
+) -> int:
+    """Put what may follow a node on the frontier, each token with its confidence; return how many wait now."""
+    pool, counts, network, frontier = workspace.pool, workspace.counts, workspace.network, workspace.frontier
+    this = workspace.tree[node]
+    depth = this.depth
+    different = count_tokens(pool, this.begin, this.end, text.prompt_length, request.copy_place + depth, counts)
+    describe_node(network.inputs[0], counts, depth, this.confidence, request)
+    begin_node(network, weights)
+    best = guess_of_request(counts, different)
+    if node == 0:
+        store = guess_of_store(counts, different)
+        request.request_guess = counts.tokens[best].token if best >= 0 else -1
+        request.store_guess = counts.tokens[store].token if store >= 0 else -1
+    recorded = this.correct > 0 and depth < known.truth.size
+    for which in range(different):
+        if hopeless(counts, which, different):
+            continue
+        token = counts.tokens[which].token
+        seen = last_place(text, token)
+        confidence = confidence_of(network, counts, which, best, text.length + depth, seen, weights, recorded)
+        if recorded and known.used[0] < len(known.offers):
+            offer = known.offers[known.used[0]]
+            for index in range(len(FEATURES)):
+                offer.inputs[index] = network.columns[index]
+            offer.label = known.truth[depth] == token
+            known.used[0] += 1
+        path = confidence * this.path_confidence
+        if path > _LEAST_CONFIDENCE and waiting < len(frontier):
+            child = frontier[waiting]
+            child.parent, child.token, child.confidence, child.path_confidence = node, token, confidence, path
+            waiting += 1
+    return waiting

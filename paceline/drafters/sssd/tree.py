@@ -1,0 +1,61 @@
+"""A draft tree as it grows, for both fusions: an array of nodes, the root first, a parent before its children.
+
+After the newest tokens "1 2", with 7 and 8 as candidates and 4 behind 7:
+
+    node                0 (root)    1     2     3
+    token               -           7     4     8
+    parent              -           0     1     0
+    depth               0           1     2     1
+    confidence          1           0.6   0.9   0.3      given the parent
+    path_confidence     1           0.6   0.54  0.3      of the whole path; the tree grows in this order
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.common.compiled import Records, kernel, record_dtype
+
+
+class TreeNode:
+    """A node of a tree; the fields from `begin` on are of `fusion=calibrated` only."""
+
+    token: int
+    parent: int  # 0 = the root
+    depth: int
+    confidence: float  # given the parent
+    path_confidence: float  # of the whole path
+    begin: int  # its pointers in the pool are [begin, end)
+    end: int
+    request_size: int  # matches in the request were looked for down to this length
+    store_size: int  # matches in the datastore were
+    correct: int  # 1 = the whole path is known to be right (`Offer`)
+
+
+class DraftNode:
+    """A node as the caller gets it, numbered without the root."""
+
+    token: int
+    parent: int  # -1 = the root
+    confidence: float
+
+
+TREE_NODE, DRAFT_NODE = record_dtype(TreeNode), record_dtype(DraftNode)
+
+
+@kernel
+def highest(waiting: Any, count: int) -> int:
+    """Return which of the first `count` records has the highest `path_confidence`, the first one on ties."""
+    best = 0
+    for index in range(1, count):
+        if waiting[index].path_confidence > waiting[best].path_confidence:
+            best = index
+    return best
+
+
+@kernel
+def write_tree(tree: Records[TreeNode], size: int, drafted: Records[DraftNode]) -> None:
+    """Write the `size` nodes below the root as the caller gets them."""
+    for index in range(size):
+        node, out = tree[index + 1], drafted[index]
+        out.token, out.parent, out.confidence = node.token, node.parent - 1, node.confidence

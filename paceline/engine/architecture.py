@@ -1,0 +1,137 @@
+"""What a transformers model can do: which masks it takes, how long its context is, whether it can be verified at all."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from paceline.engine.attention import takes_tree_attention
+from paceline.engine.layout import Layout
+from paceline.errors import ConfigError, UnsupportedModelError
+
+_MASKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
+_UNBOUNDED = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Facts about one loaded model.
+
+    Attributes:
+        layers: decoder layers; vocab_size: rows of the LM head; context_length: most positions.
+        layer_kinds: the attention kinds that occur.
+        mask_per_kind: the model takes a dict of masks by kind, else one tensor.
+        window, chunk: reach of sliding and of chunked attention, in positions.
+        takes_masks: a 4-D mask and position ids decide what is seen; false where cache slots do (ALiBi, no position ids).
+        float_masks: masks are added to the scores (eager) instead of selecting (sdpa).
+        tree_attention: masked forwards may use `paceline.engine.attention`.
+    """
+
+    name: str
+    layers: int
+    vocab_size: int
+    context_length: int
+    layer_kinds: tuple[str, ...]
+    mask_per_kind: bool
+    window: int | None
+    chunk: int | None
+    takes_masks: bool
+    takes_position_ids: bool
+    takes_logits_to_keep: bool
+    float_masks: bool
+    tree_attention: bool
+    dtype: torch.dtype
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether branching trees can be verified in one forward."""
+        return self.takes_masks
+
+    @staticmethod
+    def of(model: PreTrainedModel) -> Architecture:
+        """Read the facts off a model.
+
+        Raises:
+            UnsupportedModelError: encoder-decoder, recurrent or index-sparse models.
+            ConfigError: an attention implementation that takes no 4-D mask.
+        """
+        config = model.config.get_text_config(decoder=True)
+        name = type(model).__name__
+        _refuse_unsupported(model, config, name)
+        kinds = getattr(config, "layer_types", None)
+        window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+        single = "sliding_attention" if window else "chunked_attention" if chunk else "full_attention"
+        alibi = _uses_alibi(config)
+        implementation = model.config._attn_implementation or "eager"
+        if implementation not in ("sdpa", "eager") and not alibi:
+            raise ConfigError(
+                f"{name}: got attention implementation {implementation!r}, which takes no tree mask; expected 'sdpa' or 'eager'."
+                " Call model.set_attn_implementation('sdpa') first."
+            )
+        accepted = inspect.signature(model.forward).parameters
+        context = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"))
+        return Architecture(
+            name=name,
+            layers=config.num_hidden_layers,
+            vocab_size=config.vocab_size,
+            context_length=next((length for length in context if length), _UNBOUNDED),
+            layer_kinds=tuple(sorted(set(kinds))) if kinds else (single,),
+            mask_per_kind=kinds is not None,
+            window=window,
+            chunk=chunk,
+            takes_masks=not alibi and "position_ids" in accepted,
+            takes_position_ids="position_ids" in accepted,
+            takes_logits_to_keep="logits_to_keep" in accepted,
+            float_masks=implementation == "eager",
+            tree_attention=takes_tree_attention(model) and not alibi,
+            dtype=model.dtype,
+        )
+
+    def attention_mask(self, layout: Layout, visible: int, device: torch.device) -> Tensor | dict[str, Tensor] | None:
+        """The model's `attention_mask` for one forward; None where plain causal attention over the cache is meant."""
+        if not self.takes_masks or (layout.trivial and self.layer_kinds == ("full_attention",)):
+            return None
+        masks = {
+            kind: self._one_mask(
+                layout,
+                visible,
+                device,
+                self.window if kind == "sliding_attention" else None,
+                self.chunk if kind == "chunked_attention" else None,
+            )
+            for kind in self.layer_kinds
+        }
+        return masks if self.mask_per_kind else next(iter(masks.values()))
+
+    def _one_mask(self, layout: Layout, visible: int, device: torch.device, window: int | None, chunk: int | None) -> Tensor:
+        mask = torch.from_numpy(layout.visible_mask(visible, window, chunk))[:, None].to(device, non_blocking=True)
+        if self.float_masks:
+            mask = torch.zeros(mask.shape, dtype=self.dtype, device=device).masked_fill_(~mask, torch.finfo(self.dtype).min)
+        return mask
+
+
+def _uses_alibi(config: PretrainedConfig) -> bool:
+    attention = getattr(config, "attn_config", None)
+    return config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False) or getattr(attention, "alibi", False))
+
+
+def _refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"got {name}, an encoder-decoder; expected a decoder-only language model.")
+    if not model.can_generate():
+        raise UnsupportedModelError(f"{name} has no language-model head; load it with AutoModelForCausalLM.")
+    if getattr(config, "index_topk", None) is not None:
+        raise UnsupportedModelError(
+            f"{name} selects keys with an indexer (index_topk), whose cache cannot be rolled back; use model.generate."
+        )
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if getattr(model, "_is_stateful", False) or kinds - _MASKABLE:
+        what = ", ".join(sorted(kinds - _MASKABLE)) or "recurrent"
+        raise UnsupportedModelError(
+            f"{name} keeps recurrent state ({what} layers) that cannot be rolled back after a rejected guess; expected"
+            " models whose layers are all attention. Use model.generate for this one."
+        )

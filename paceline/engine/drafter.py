@@ -1,0 +1,223 @@
+"""The contract between a drafter and the step. A new method is one subclass with one required method, `propose`.
+
+Rules of `propose` (each checked, or held by a must-fail test):
+
+1. one tree per sequence, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree;
+2. `parents[i] < i`, and siblings carry different tokens (probes, the last nodes of a tree, may repeat a sibling);
+3. `probs[i]` is the distribution node i was really drawn from, given its ancestors and its earlier siblings
+   (drawn without replacement: renormalised); drawn siblings come before guesses;
+4. a drafter may choose how many tokens to draw, but never un-draws one it has drawn.
+
+A wrong guess may only cost time. Nothing here mentions caches, masks or batches of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from itertools import islice
+from operator import lt
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.engine.budget import NodeRule
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import DraftTree, IntArray
+from paceline.errors import ConfigError, DrafterError
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """The target's k most likely tokens after the root (row 0) and after every node i (row 1 + i), the likeliest first.
+
+    Attributes:
+        token_ids: [1 + n, k].
+        probs: float32 [1 + n, k], by the softmax of the model's own logits: at temperature 1, without penalties.
+    """
+
+    token_ids: IntArray
+    probs: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the target said about one tree.
+
+    Attributes:
+        accepted: nodes on the accepted path, in order.
+        new_token_ids: accepted tokens, then one chosen by the target (the bonus), cut at the end of the sequence;
+            exactly what was appended.
+        target_argmax: 1 + n tokens: the target's most likely one after the root and after EVERY node.
+        target_top: its most likely tokens there, where the drafter's `top_k` asks for them.
+    """
+
+    seq: Sequence
+    tree: DraftTree
+    accepted: list[int]
+    new_token_ids: list[int]
+    target_argmax: list[int]
+    target_top: TopTokens | None = None
+
+
+class Drafter:
+    """Guesses continuations. State belongs to sequences and is freed by `stop`.
+
+    Attributes:
+        name: the word used in messages and tables.
+        vocab_size: size of the vocabulary the guesses come from, if the drafter has one of its own. The engine refuses
+            a target with another vocabulary when it is built.
+        ids_below: all guesses are ids below it, where that is known; a target with fewer tokens is refused likewise.
+        columns: branches of its trees that can be computed apart, by as many copies of the target (`paceline.engine.parallel`).
+        node_rule: how many nodes are worth their forward; the engine asks for no more (`paceline.engine.budget`).
+        top_k: how many of the target's most likely tokens after every node outcomes are to carry; 0 = none, which is free.
+        needs_draft_model: of a class: `build` takes a draft model beside the options.
+        needs_trained: of a class: it reads a file trained or built for the models at hand.
+        needs_store: of a class: its option `datastore` must name a token store.
+    """
+
+    name: str = "drafter"
+    vocab_size: int | None = None
+    ids_below: int = 0
+    columns: int = 1
+    node_rule: NodeRule = NodeRule()
+    top_k: int = 0
+    needs_draft_model: ClassVar[bool] = False
+    needs_trained: ClassVar[bool] = False
+    needs_store: ClassVar[bool] = False
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """An engine is being built for prompts of `tokenizer` (of transformers): guesses must be ids of the same one.
+
+        Raises:
+            DatastoreError: they are not, as far as the drafter knows; both fingerprints are named.
+        """
+
+    def start(self, seq: Sequence) -> None:
+        """The prompt of `seq` is known: allocate its state."""
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Guess how each sequence goes on.
+
+        Args:
+            seqs: sequences whose newest token is about to be fed to the target.
+            max_nodes: per sequence the largest tree that will be verified.
+        Returns:
+            one tree per sequence, possibly empty.
+        """
+        raise NotImplementedError
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        """The target has spoken and its tokens are appended: learn, roll back."""
+
+    def stop(self, seq: Sequence) -> None:
+        """`seq` has finished or was aborted: free everything that belongs to it."""
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds spent so far in forward passes of the drafter's own model."""
+        return 0.0
+
+
+class DelegatingDrafter(Drafter):
+    """Passes everything on to another drafter. For those that watch, change or combine what a drafter does."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        for name in ("name", "vocab_size", "ids_below", "columns", "node_rule", "top_k"):
+            setattr(self, name, getattr(inner, name))
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Pass on."""
+        self.inner.check_tokenizer(tokenizer)
+
+    def start(self, seq: Sequence) -> None:
+        """Pass on."""
+        self.inner.start(seq)
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Pass on."""
+        return self.inner.propose(seqs, max_nodes)
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        """Pass on."""
+        self.inner.observe(outcomes)
+
+    def stop(self, seq: Sequence) -> None:
+        """Pass on."""
+        self.inner.stop(seq)
+
+    @property
+    def forward_seconds(self) -> float:
+        """Those of the inner drafter."""
+        return self.inner.forward_seconds
+
+
+def check_vocabulary(drafter: Drafter, vocab: int) -> None:
+    """Hold the drafter's vocabulary, if it has one, against the target's of `vocab` tokens; once, when an engine is built.
+
+    Raises:
+        ConfigError: they differ, or the drafter's guesses may be beyond the target's; both sizes are named.
+    """
+    if drafter.ids_below > vocab:
+        raise ConfigError(
+            f"drafter {drafter.name!r}: got guesses from a vocabulary of {drafter.ids_below} tokens; expected at most {vocab},"
+            " the target's. Use a datastore built with the target's tokenizer."
+        )
+    if drafter.vocab_size not in (None, vocab):
+        raise ConfigError(
+            f"drafter {drafter.name!r}: got a vocabulary of {drafter.vocab_size} tokens; expected {vocab}, the target's."
+            " Choose a draft model of the target's family."
+        )
+
+
+def check_trees(drafter: Drafter, seqs: ListLike[Sequence], max_nodes: list[int], trees: list[DraftTree], vocab: int) -> None:
+    """Hold `trees` against rules 1 and 2 and the vocabulary.
+
+    Raises:
+        DrafterError: naming the drafter, the sequence and the rule.
+    """
+    if len(trees) != len(seqs):
+        raise DrafterError(f"drafter {drafter.name!r} proposed {len(trees)} trees for {len(seqs)} sequences; one each.")
+    for seq, tree, limit in zip(seqs, trees, max_nodes, strict=True):
+        broken = _broken_rule(tree, limit, vocab) if tree.token_ids or tree.parents else None
+        if broken:
+            raise DrafterError(f"drafter {drafter.name!r} {broken.format(seq=f'sequence {seq.id}')}")
+
+
+def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
+    tokens, parents = tree.token_ids, tree.parents
+    count = len(tokens)
+    if len(parents) != count:
+        return f"gave {{seq}} {count} token_ids and {len(parents)} parents; both have one entry per node."
+    if count > max_nodes:
+        return f"proposed {count} nodes for {{seq}}; max_nodes was {max_nodes}. Propose fewer, or reduce its options."
+    if not all(map(lt, parents, range(count))) or min(parents) < -1:
+        return f"gave {{seq}} parents {parents}; each must be -1 (the root) or an earlier node."
+    if min(tokens) < 0 or max(tokens) >= vocab:
+        return f"guessed a token outside 0..{vocab - 1} for {{seq}}: {min(tokens)}..{max(tokens)}."
+    if not 0 <= tree.probes <= count:
+        return f"gave {{seq}} {count} nodes of which {tree.probes} are probes; expected 0 to {count}."
+    edges = zip(parents, tokens, strict=True)
+    if len(set(islice(edges, tree.candidates))) != tree.candidates:
+        return "gave {seq} two siblings with the same token; siblings must differ."
+    for name, values in (("probs", tree.probs), ("confidence", tree.confidence)):
+        if values is not None and len(values) != count:
+            return f"gave {{seq}} {len(values)} {name} for {count} nodes; one per node, or None."
+    if tree.probs is not None:
+        return _broken_draw_rule(tree, tree.probs, vocab)
+    return None
+
+
+def _broken_draw_rule(tree: DraftTree, probs: ListLike[object], vocab: int) -> str | None:
+    guessed: set[int] = set()
+    for node, parent in enumerate(tree.parents):
+        dist = probs[node]
+        if dist is None:
+            guessed.add(parent)
+        elif parent in guessed:
+            return "gave {seq} a drawn node after a guessed sibling; drawn siblings come first."
+        elif tuple(dist.shape) != (vocab,):  # type: ignore[attr-defined]
+            return f"gave {{seq}} probs of shape {tuple(dist.shape)}; each is [{vocab}]."  # type: ignore[attr-defined]
+    return None

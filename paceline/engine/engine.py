@@ -1,0 +1,298 @@
+"""The engine: one running batch for all callers. Requests join and leave at any step; a place that falls free is taken at once.
+
+It has no thread of its own. Whoever waits for an answer makes the steps, for everybody: `advance` takes turns at the lock.
+So a program with one thread stays as simple as a loop, and calls from several threads share their forwards.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as ListLike
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from paceline.engine.budget import node_limit
+from paceline.engine.drafter import Drafter, Outcome, check_vocabulary
+from paceline.engine.interrupts import interrupts_held
+from paceline.engine.metrics import Timing
+from paceline.engine.model import CachedLM
+from paceline.engine.parallel.model import ParallelLM, check_columns
+from paceline.engine.parallel.ranks import Ranks
+from paceline.engine.selfcheck import check_if_unknown
+from paceline.engine.sequence import Sequence
+from paceline.engine.step import Verifier, decode_step
+from paceline.engine.ticket import Ticket, raise_errors
+from paceline.engine.verify import verify as verify_batch
+from paceline.errors import ConfigError, PacelineError
+
+_ROOM = 512  # cache positions allocated before they are needed; doubled each time
+_SPARE_NODES = 32  # cache positions set aside for draft nodes; larger trees make the cache grow once
+
+
+class Engine:
+    """Steps up to `max_batch` requests of any number of callers together.
+
+    Prompts go first: while any sequence has no token yet, a step prefills (with the drafts riding on the last chunk), so
+    that prompts are not padded to the width of decoding rows.
+
+    Args:
+        model: a decoder-only transformers model, in eval mode, on its device.
+        drafter: guesses for all requests.
+        tokenizer: of the prompts, for drafters whose guesses are ids of a certain one.
+        max_batch: most sequences per forward; None = no limit.
+        max_nodes: most draft nodes verified per sequence and step.
+        ranks: share the work on every draft tree with these processes, which make the same calls (`engine/parallel`).
+        verify: the rule by which tokens are chosen.
+    Raises:
+        ConfigError, DatastoreError: a drafter that does not fit the model; UnsupportedModelError: a model that cannot be
+            verified losslessly.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        drafter: Drafter,
+        *,
+        tokenizer: Any = None,
+        max_batch: int | None = 8,
+        max_nodes: int = 256,
+        ranks: Ranks | None = None,
+        verify: Verifier = verify_batch,
+    ) -> None:
+        self.model = CachedLM(model)
+        check_if_unknown(self.model, model.config.model_type)
+        self._tokenizer = tokenizer
+        self._max_batch, self._max_nodes = max_batch, max_nodes
+        self._drafter = self._checked(drafter)
+        self._verify = verify
+        self._parallel: ParallelLM | None = None
+        if ranks is not None:
+            self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes)
+            self._verify = self._parallel.verify
+        self._waiting: deque[Ticket] = deque()
+        self._active: list[Ticket] = []  # in the order of their slots
+        self._turn = threading.RLock()
+        self._stepping = False
+        self._leaving: deque[Ticket] = deque()  # withdrawn during a step
+        self._steps = 0
+        self._step_seconds = 0.0
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter in use."""
+        return self._drafter
+
+    def change_drafter(self, drafter: Drafter) -> None:
+        """Use another drafter from now on, between requests.
+
+        Raises:
+            ConfigError: requests are open, or the drafter does not fit the model.
+        """
+        with self._turn:
+            if self.unfinished:
+                raise ConfigError(
+                    f"change_drafter: got {drafter.name!r} while {len(self._active) + len(self._waiting)} requests are open;"
+                    " expected none. Let them end, or withdraw them."
+                )
+            if self._parallel is not None:
+                check_columns(drafter, self._parallel.ranks.size)
+            self._drafter = self._checked(drafter)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a step is left to do."""
+        return bool(self._waiting or self._active)
+
+    @property
+    def timing(self) -> Timing:
+        """Where the time of all steps went."""
+        return Timing(self._step_seconds, self.model.forward_seconds, self._drafter.forward_seconds)
+
+    def submit(self, seqs: ListLike[Sequence], *, keep_outcomes: bool = False, keep_slots: bool = False) -> list[Ticket]:
+        """Queue sequences; they are admitted in order as places fall free. Never waits for a step.
+
+        Args:
+            keep_outcomes: collect every step of theirs in `Ticket.outcomes`.
+            keep_slots: leave what they have in the cache there when they end, until `withdraw`.
+        """
+        if self._parallel is not None:
+            self._parallel.check_requests(seqs, self._max_batch)
+        tickets = [Ticket(seq, deque() if keep_outcomes else None, keep_slots) for seq in seqs]
+        self._waiting.extend(tickets)
+        return tickets
+
+    def advance(self, tickets: ListLike[Ticket]) -> None:
+        """Make one step for everybody, or find that another thread has made the one that was needed.
+
+        Args:
+            tickets: those the caller waits for.
+        Raises:
+            whatever ended one of `tickets`; KeyboardInterrupt between two steps, where others share them.
+        """
+        before = self._steps
+        with self._turn:
+            if before == self._steps and not all(ticket.done for ticket in tickets):
+                mine = set(tickets)
+                with nullcontext() if mine.issuperset(self._active) or self._parallel is not None else interrupts_held():
+                    self.step()
+        raise_errors(tickets)
+
+    def finish(self, tickets: ListLike[Ticket]) -> None:
+        """Make steps, in turn with other threads, until all of `tickets` are done.
+
+        Raises:
+            as `advance`.
+        """
+        while going := [ticket for ticket in tickets if not ticket.done]:
+            self.advance(going)
+        raise_errors(tickets)  # another thread's step may have ended one
+
+    def collect(self, ticket: Ticket) -> tuple[list[Outcome], bool]:
+        """Take out the steps of a ticket that keeps them, after making one if there is none yet.
+
+        Returns:
+            the outcomes, and whether they are the last ones; what ended the request early is raised by the next call.
+        Raises:
+            as `advance`.
+        """
+        assert ticket.outcomes is not None, "submit with keep_outcomes=True"
+        with self._turn:  # so that a step of another thread is seen whole
+            if not ticket.outcomes:
+                self.advance([ticket])
+            taken = list(ticket.outcomes)
+            ticket.outcomes.clear()
+            return taken, ticket.done and ticket.error is None
+
+    def step(self) -> list[Outcome]:
+        """Make one decode step of one group; sequences that end give their place back.
+
+        An error ends the requests that took part in the step, and is theirs to raise; all others go on.
+
+        Raises:
+            ConfigError: it was called from inside a step, by a drafter that asks its own engine.
+        """
+        with self._turn:
+            if self._stepping:
+                raise ConfigError("got a call from inside a step of the same engine; expected none there. Use another LLM.")
+            start, self._stepping = time.perf_counter(), True
+            group: list[Ticket] = []
+            try:
+                self.admit()
+                group = self._group()
+                return self._decode(group) if group else []
+            except BaseException as error:
+                self._fail(group, error)
+                if not isinstance(error, Exception):
+                    raise
+                return []
+            finally:
+                self._stepping = False
+                self._steps += 1
+                self._step_seconds += time.perf_counter() - start
+                if self._leaving:
+                    self.withdraw([self._leaving.popleft() for _ in range(len(self._leaving))])
+
+    def admit(self) -> None:
+        """Give waiting requests their place in the cache and to the drafter, as far as there is room."""
+        if not self._waiting:
+            return
+        with self._turn:
+            free = len(self._waiting) if self._max_batch is None else self._max_batch - len(self._active)
+            fresh = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+            wanted = len(fresh) + self.model.open_sequences
+            for ticket in fresh:
+                ticket.admitted = time.perf_counter()
+                self._active.append(ticket)
+                try:
+                    self.model.reserve_slots(wanted, self._max_batch)  # a no-op after the first
+                    self.model.open(ticket.seq)
+                    self._drafter.start(ticket.seq)
+                except BaseException as error:
+                    self._fail([ticket], error)
+                    if not isinstance(error, Exception):
+                        raise
+            self._active.sort(key=lambda ticket: ticket.seq.slot)
+            self._make_room()
+
+    def withdraw(self, tickets: Iterable[Ticket]) -> None:
+        """Drop requests, waiting or active, and free everything they still hold; those that have ended are no matter."""
+        with self._turn:
+            if self._stepping:  # a stream that nobody holds any more may be closed in the middle of its own thread's step
+                self._leaving.extend(tickets)
+                return
+            for ticket in tickets:
+                if ticket in self._waiting:
+                    self._waiting.remove(ticket)
+                if ticket in self._active:
+                    self._retire(ticket)
+                self.model.close(ticket.seq)
+
+    def _decode(self, group: list[Ticket]) -> list[Outcome]:
+        self._make_room()
+        seqs = [ticket.seq for ticket in group]
+        drafting = len(seqs) if self._drafter.node_rule.batch is None else sum(map(self.model.reaches_end, seqs))
+        limit = node_limit(self._drafter.node_rule, drafting, self._max_nodes)
+        outcomes = decode_step(self.model, self._drafter, seqs, [limit] * len(seqs), self._verify)
+        holders = {id(ticket.seq): ticket for ticket in group}
+        for outcome in outcomes:
+            ticket = holders[id(outcome.seq)]
+            if ticket.outcomes is not None:
+                ticket.outcomes.append(outcome)
+            if outcome.seq.finish_reason is not None:
+                try:
+                    self._retire(ticket)
+                except Exception as error:  # it is this request's alone
+                    ticket.error = error
+        return outcomes
+
+    def _group(self) -> list[Ticket]:
+        """All decoding sequences, or, while there are prompts, the first of them that fit one forward with little padding."""
+        prompts = [ticket for ticket in self._active if len(ticket.seq.token_ids) == ticket.seq.prompt_length]
+        if not prompts:
+            return list(self._active)
+        group = prompts[:1]
+        for ticket in prompts[1:]:
+            widths = [min(one.seq.pending, self.model.prefill_chunk) for one in [*group, ticket]]
+            adjacent = ticket.seq.slot == group[-1].seq.slot + 1
+            if not adjacent or max(widths) * len(widths) > 1.25 * sum(widths):
+                break
+            group.append(ticket)
+        return group
+
+    def _make_room(self) -> None:
+        """Allocate what the answers so far need and some more, so that growing is rare and early ends cost little memory."""
+        longest = max((len(ticket.seq.token_ids) for ticket in self._active), default=0) + _SPARE_NODES
+        if longest > self.model.capacity:
+            needed = max((ticket.seq.max_length for ticket in self._active), default=0) + _SPARE_NODES
+            self.model.reserve(0, min(max(longest + _ROOM, 2 * self.model.capacity), needed))
+
+    def _retire(self, ticket: Ticket) -> None:
+        ticket.ended = time.perf_counter()
+        self._active.remove(ticket)
+        try:
+            self._drafter.stop(ticket.seq)
+        finally:
+            if not ticket.keep_slot:
+                self.model.close(ticket.seq)
+            ticket.done = True
+
+    def _fail(self, group: list[Ticket], error: BaseException) -> None:
+        reason = error if isinstance(error, Exception) else PacelineError(
+            f"the step this request took part in was ended by {type(error).__name__} in another call. Send the request again."
+        )  # fmt: skip
+        for ticket in group:
+            if ticket in self._active:
+                ticket.error = reason
+                with suppress(Exception):  # the first error is the one to tell
+                    self._retire(ticket)
+
+    def _checked(self, drafter: Drafter) -> Drafter:
+        check_vocabulary(drafter, self.model.vocab_size)
+        if self._tokenizer is not None:
+            drafter.check_tokenizer(self._tokenizer)
+        return drafter

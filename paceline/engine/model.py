@@ -1,0 +1,266 @@
+"""CachedLM: any transformers decoder as "one forward over the pending tokens and draft trees of a batch".
+
+The target and a draft model are both one of these. Query columns of a row are: padding, pending tokens (the newest is the
+root), tree nodes, padding; pending tokens end at the same column in all rows, so the LM head runs on one slice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as ListLike
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.engine.architecture import Architecture
+from paceline.engine.attention import tree_attention
+from paceline.engine.kv_cache import SlotCache
+from paceline.engine.layout import Layout, lay_out
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.errors import CapacityError, UnsupportedModelError
+
+
+class CachedLM:
+    """A model with a slot cache.
+
+    Args:
+        model: a decoder-only transformers model, in eval mode, on its device.
+        prefill_chunk: most pending tokens one forward takes per sequence.
+    Attributes:
+        forward_seconds: wall-clock spent in the model so far (the device is not synchronised for it).
+    Raises:
+        UnsupportedModelError: an architecture that cannot be rolled back or masked.
+    """
+
+    def __init__(self, model: PreTrainedModel, prefill_chunk: int = 512) -> None:
+        self.architecture = Architecture.of(model)
+        self.prefill_chunk = prefill_chunk
+        self.forward_seconds = 0.0
+        self._model = model
+        self._cache = SlotCache(self.architecture.layers)
+        self._layout: Layout | None = None
+        self._seqs: list[Sequence] = []
+        self._owner: dict[int, Sequence] = {}  # slot -> sequence
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model."""
+        return self._model
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the LM head."""
+        return self.architecture.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens a sequence may have."""
+        return self.architecture.context_length
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether branching trees can be verified in one forward; else chains only."""
+        return self.architecture.takes_trees
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in and logits come out."""
+        device: torch.device = self._model.device
+        return device
+
+    def reserve(self, slots: int, positions: int) -> None:
+        """Allocate for that many sequences of that many positions (tokens and tree nodes) beforehand."""
+        self._cache.reserve(slots, positions)
+
+    def reserve_slots(self, slots: int, most: int | None) -> None:
+        """Allocate for `slots` sequences, twice as many as before where that is not beyond `most`: growing copies the cache."""
+        if slots > self._cache.slots:
+            double = max(slots, 2 * self._cache.slots)
+            self._cache.reserve(double if most is None else max(slots, min(double, most)), 0)
+
+    @property
+    def capacity(self) -> int:
+        """Positions allocated per sequence."""
+        return self._cache.capacity
+
+    def open(self, seq: Sequence) -> None:
+        """Give `seq` a slot."""
+        if len(seq) > self.context_length:
+            raise CapacityError(
+                f"sequence {seq.id} has {len(seq)} tokens; the model's context is {self.context_length}. Shorten the prompt."
+            )
+        seq.slot, seq.cached = self._cache.take(), 0
+        self._owner[seq.slot] = seq
+
+    def close(self, seq: Sequence) -> None:
+        """Free the slot of `seq`."""
+        if seq.slot >= 0:
+            del self._owner[seq.slot]
+            self._cache.give_back(seq.slot)
+            seq.slot = -1
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that own a slot."""
+        return self._cache.taken
+
+    def reaches_end(self, seq: Sequence) -> bool:
+        """Whether the next forward feeds the newest token of `seq` (else it is a prefill chunk)."""
+        return seq.pending <= self.prefill_chunk
+
+    @torch.inference_mode()
+    def forward(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Tensor:
+        """One pass over the pending tokens (a chunk of them, while prefilling) and the tree of every sequence.
+
+        Args:
+            seqs: open sequences with at least one pending token each.
+            trees: one per sequence; empty where `reaches_end` is false.
+        Returns:
+            logits [batch, 1 + width, vocab]: after the last fed token, then after each node; rows beyond a tree are padding.
+        """
+        self._seqs = list(seqs)
+        if not self.architecture.takes_masks:
+            return self._forward_rows(trees)
+        self._line_up()
+        layout = lay_out(seqs, trees, self.prefill_chunk)
+        logits = self._run(layout)
+        self._count(layout)
+        return logits
+
+    def forward_with_hidden(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> tuple[Tensor, Tensor]:
+        """Run `forward`, and return what the LM head was fed as well.
+
+        Returns:
+            logits [batch, 1 + width, vocab], and the hidden states they are made of (after the final norm), [batch, 1 + width,
+            hidden].
+        Raises:
+            UnsupportedModelError: the model has no module that makes logits of hidden states.
+        """
+        fed: list[Tensor] = []
+        head = self._model.get_output_embeddings() or torch.nn.Identity()
+        # Held for this forward only: other CachedLMs may share the model.
+        hook = head.register_forward_pre_hook(lambda module, inputs: fed.append(inputs[0]))
+        try:
+            logits = self.forward(seqs, trees)
+        finally:
+            hook.remove()
+        if not fed:
+            raise UnsupportedModelError(
+                f"{self.architecture.name} makes its logits without an LM head of its own, so that its hidden states cannot be"
+                " read; choose a drafter without an acceptance head."
+            )
+        if len(fed) == 1:
+            return logits, fed[0][:, -logits.shape[1] :]
+        rows = [hidden[0, -1 - len(tree) :] for hidden, tree in zip(fed, trees, strict=True)]
+        return logits, torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    def _forward_rows(self, trees: ListLike[DraftTree]) -> Tensor:
+        # Positions are slots in these models (ALiBi): rows of different length cannot share a forward.
+        layouts, rows = [], []
+        for seq, tree in zip(self._seqs, trees, strict=True):
+            layouts.append(lay_out([seq], [tree], self.prefill_chunk))
+            rows.append(self._run(layouts[-1])[0])
+        self._count(Layout.stack(layouts))
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    def _run(self, layout: Layout) -> Tensor:
+        arch, device = self.architecture, self.device
+        self._cache.begin(layout.first_slot, layout.places, layout.in_order)
+        inputs: dict[str, Any] = {
+            "input_ids": torch.from_numpy(layout.token_ids).to(device, non_blocking=True),
+            "attention_mask": arch.attention_mask(layout, self._cache.window.visible, device),
+            "past_key_values": self._cache,
+            "use_cache": True,
+        }
+        if arch.takes_position_ids:
+            positions = np.minimum(layout.positions, self.context_length - 1)  # deeper nodes can never be accepted
+            inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
+        if arch.takes_logits_to_keep:
+            inputs["logits_to_keep"] = layout.width + 1
+        start = time.perf_counter()
+        with self._attention(layout) if inputs["attention_mask"] is not None and arch.tree_attention else nullcontext():
+            logits: Tensor = self._model(**inputs).logits
+        self.forward_seconds += time.perf_counter() - start
+        return logits[:, -(layout.width + 1) :]
+
+    def _attention(self, layout: Layout) -> AbstractContextManager[None]:
+        causal = layout.causal if self.architecture.layer_kinds == ("full_attention",) else 0
+        return tree_attention(self._model.config.get_text_config(decoder=True), causal)
+
+    def _count(self, layout: Layout) -> None:
+        self._layout = layout
+        for row, seq in enumerate(self._seqs):
+            counters = seq.counters
+            counters.target_forwards += 1
+            counters.prefill_forwards += len(seq) == seq.prompt_length
+            counters.fed.append(int(layout.pending[row] + layout.nodes[row]))
+
+    def commit(self, accepted: ListLike[ListLike[int]]) -> None:
+        """Keep the fed pending tokens and the accepted nodes of the last forward, in its order; drop the other nodes."""
+        layout = self._layout
+        assert layout is not None, "commit without forward"
+        moves = [row for row, path in enumerate(accepted) if list(path) != list(range(len(path)))]
+        if moves:
+            longest = max(len(accepted[row]) for row in moves)
+            base = np.array([seq.cached for seq in self._seqs])[:, None] + layout.pending[:, None]
+            target = base + np.arange(longest)
+            source = target.copy()
+            for row in moves:
+                path = accepted[row]
+                source[row, : len(path)] = base[row] + np.asarray(path)
+            self._cache.move(source, target)
+        for row, (seq, path) in enumerate(zip(self._seqs, accepted, strict=True)):
+            seq.cached += int(layout.pending[row]) + len(path)
+
+    def rewind(self, seq: Sequence, length: int) -> None:
+        """Forget everything of `seq` from position `length` on."""
+        seq.cached = min(seq.cached, length)
+
+    def load(self, seq: Sequence, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
+        """Store states of `seq` that were computed elsewhere; the caller sets `seq.cached` once every layer has its own.
+
+        Args:
+            first: their first position.
+            keys, values: [heads, n, dim].
+        """
+        self._cache.write(seq.slot, layer, first, keys, values)
+
+    def stored(self, seq: Sequence) -> list[tuple[Tensor, Tensor] | None]:
+        """Keys and values of `seq` per layer, views [heads, seq.cached, dim]; None where a layer keeps none of its own."""
+        return self._cache.read(seq.slot, seq.cached)
+
+    def feed(self, seqs: ListLike[Sequence]) -> Tensor:
+        """Forward and commit without trees; logits [batch, 1, vocab] after the last fed token."""
+        logits = self.forward(seqs, [EMPTY_TREE] * len(seqs))
+        self.commit([()] * len(seqs))
+        return logits
+
+    @torch.inference_mode()
+    def plain_logits(self, token_ids: list[int]) -> Tensor:
+        """Logits [vocab] after `token_ids` by the model's own forward, without cache, mask or positions: the reference."""
+        logits: Tensor = self._model(input_ids=torch.tensor([token_ids], device=self.device), use_cache=False).logits
+        return logits[0, -1]
+
+    def _line_up(self) -> None:
+        """Bring the batch into consecutive slots, in order. A no-op but after a sequence has ended."""
+        slots = [seq.slot for seq in self._seqs]
+        first = slots[0]
+        if slots == list(range(first, first + len(slots))):
+            return
+        for slot, seq in enumerate(self._seqs):
+            if seq.slot == slot:
+                continue
+            other = self._owner.get(slot)
+            self._cache.swap(seq.slot, slot, max(seq.cached, other.cached if other else 0))
+            self._owner[slot], old = seq, seq.slot
+            if other is not None:
+                self._owner[old], other.slot = other, old
+            else:
+                del self._owner[old]
+                self._cache.exchange_free(taken=slot, freed=old)
+            seq.slot = slot

@@ -1,0 +1,176 @@
+"""Lookahead parallelism: several processes, each with a whole copy of the model, compute one step's draft tree together.
+
+After Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", section 3.4. Every rank runs
+the same loop and proposes the same trees, feeds only its share of the nodes, and one exchange of integers tells all ranks the
+target's token and arg-max after every node. Draws are keyed by seed and position, so they do not depend on who makes them.
+A rank that has not fed an accepted node feeds its token in front of the next step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from collections.abc import Sequence as ListLike
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.model import CachedLM
+from paceline.engine.parallel.ranks import Ranks
+from paceline.engine.parallel.split import Share, share
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import DraftTree, IntArray
+from paceline.engine.verify import answers, follow
+from paceline.errors import ConfigError, DrafterError
+
+_PIECE = 1 << 18  # integers summed at once, to bound the memory it takes
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
+
+
+class ParallelLM(CachedLM):
+    """A model whose draft trees are computed by all ranks together; `verify` belongs to its `forward`.
+
+    Logits of `forward` are those of this rank's share only, `seq.cached` is this rank's own, and so is `stats.fed`.
+
+    Args:
+        model: this rank's copy, on its own device.
+        drafter: whose trees are going to be verified; max_nodes: most nodes of one.
+    Raises:
+        ConfigError: trees that cannot be split so far, or ranks with different options or weights.
+    """
+
+    def __init__(self, model: PreTrainedModel, ranks: Ranks, drafter: Drafter, max_nodes: int, prefill_chunk: int = 512) -> None:
+        check_columns(drafter, ranks.size)
+        # Tokens fed again must fit one forward on every rank, or the ranks would part ways.
+        super().__init__(model, max(prefill_chunk, 1 + max_nodes))
+        self.ranks = ranks
+        self._max_nodes = max_nodes
+        self._parts: dict[int, tuple[Share, DraftTree]] = {}  # of the last forward, by sequence
+        ranks.agree("drafters", (drafter.name, drafter.columns, max_nodes), "Start every process with the same options.")
+        ranks.agree("model weights", weight_sums(model), "Start every process with the same --model and --dtype.")
+
+    def forward(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Tensor:
+        """Run `CachedLM.forward` over this rank's share of every tree.
+
+        Returns:
+            logits [batch, 1 + width, vocab], `width` being the size of this rank's largest share.
+        Raises:
+            DrafterError: a tree with drawn nodes, whose verification needs distributions and not tokens alone.
+        """
+        if any(tree.probs is not None for tree in trees):
+            raise DrafterError(
+                "a draft tree carries the distributions its nodes were drawn from; lookahead parallelism verifies guesses"
+                " only. Choose a drafter of guesses, or run it in one process."
+            )
+        size, rank = self.ranks.size, self.ranks.rank
+        # Shares take turns, so that the largest is not always the same rank's.
+        turns = [(rank + seq.counters.target_forwards) % size for seq in seqs]
+        shares = [share(tuple(tree.parents), size, turn) for tree, turn in zip(trees, turns, strict=True)]
+        parts = [mine.part(tree) for mine, tree in zip(shares, trees, strict=True)]
+        self._parts = {seq.id: both for seq, both in zip(seqs, zip(shares, parts, strict=True), strict=True)}
+        return super().forward(seqs, parts)
+
+    def commit(self, accepted: ListLike[ListLike[int]]) -> None:
+        """Run `CachedLM.commit` with nodes of the whole trees: keep what this rank has of each path."""
+        super().commit([mine.kept(path) for (mine, _), path in zip(self._parts.values(), accepted, strict=True)])
+
+    def verify(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor) -> list[Outcome]:
+        """What is emitted for each sequence, alike on all ranks; the `Verifier` of `decode_step`.
+
+        Args:
+            logits: of the last `forward`, the rows of `seqs`.
+        Raises:
+            DrafterError: the ranks' trees are not the same. ParallelError: a process was lost.
+        """
+        if not seqs:
+            return []
+        parts = [self._parts[seq.id][1] for seq in seqs]
+        _, drawn, argmax = answers(seqs, parts, logits)
+        merged = self.ranks.merge(torch.from_numpy(self._table(seqs, trees, drawn, argmax))).tolist()
+        outcomes = []
+        for seq, tree, (token_row, argmax_row) in zip(seqs, trees, merged, strict=True):
+            if token_row[0] != -argmax_row[0]:
+                raise DrafterError(
+                    f"the processes of this parallel run drafted different trees for sequence {seq.id}; a drafter must guess"
+                    " alike in all of them. Run this drafter in one process."
+                )
+            tokens = token_row[1 : 2 + len(tree)]
+            accepted, run = follow(tree, lambda node, tokens=tokens: tokens[node + 1], seq.end_reason)  # type: ignore[misc]
+            outcomes.append(Outcome(seq, tree, accepted, run, argmax_row[1 : 2 + len(tree)]))
+        return outcomes
+
+    def _table(
+        self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], drawn: list[list[int]], argmax: list[list[int]]
+    ) -> IntArray:
+        """What this rank knows, [batch, 2, 2 + max_nodes], -1 elsewhere: a check of the tree, then the root's and the nodes'
+        tokens (row 0) and arg-maxes (row 1). Its shape does not depend on the trees, so that unequal ones can be reported."""
+        table = np.full((len(seqs), 2, 2 + self._max_nodes), -1, dtype=np.int64)
+        for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
+            check = hash((len(seq), seq.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1  # its negative fits, too
+            table[row, :, 0] = check, -check  # the largest of both cancel out only if all are equal
+            mine = self._parts[seq.id][0]
+            known = np.array([drawn[row], argmax[row]])
+            table[row][:, 2 + mine.nodes[mine.owned]] = known[:, 1 + mine.owned]
+            if self.ranks.rank == 0:
+                table[row, :, 1] = known[:, 0]
+        return table
+
+    def check_requests(self, seqs: Iterable[Sequence], max_batch: int | None) -> None:
+        """Hold the requests of all ranks against each other, once per call of the engine.
+
+        Raises:
+            ConfigError: they differ.
+        """
+        asked = [(seq.token_ids, seq.params, seq.max_length, sorted(seq.eos_token_ids)) for seq in seqs]
+        self.ranks.agree("prompts or sampling parameters", (asked, max_batch), "Make the same call in every process.")
+
+
+def check_columns(drafter: Drafter, size: int) -> None:
+    """Hold the number of ranks against the branches of the drafter's trees; once, when an engine is built.
+
+    Raises:
+        ConfigError: a drafter whose trees cannot be split, or more ranks than branches.
+    """
+    if drafter.columns < 2:
+        raise ConfigError(
+            f"lookahead parallelism: got drafter {drafter.name!r}, which drafts nothing that processes could compute apart;"
+            " expected one with a window of columns, such as 'lookahead:window=15'. Choose one, or run in one process."
+        )
+    if drafter.top_k:
+        raise ConfigError(
+            f"lookahead parallelism: got drafter {drafter.name!r}, which asks for the target's {drafter.top_k} most likely tokens"
+            " after every node; expected one that needs the chosen token alone. Run it in one process."
+        )
+    if size > drafter.columns:
+        raise ConfigError(
+            f"lookahead parallelism: got {size} ranks for drafter {drafter.name!r}, whose window has {drafter.columns} columns;"
+            f" expected 1 to {drafter.columns} ranks. Reduce --nproc-per-node, or raise window."
+        )
+
+
+@torch.no_grad()
+def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...], int]]:
+    """Name, dtype, shape and sum of every parameter and buffer: equal for equal models, wherever they are.
+
+    Sums are of the bit patterns as integers, each weighted with an odd number that depends on its place, modulo 2**64: the
+    order of summation does not matter, and neither one changed element nor an exchange of two passes unnoticed.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return [(name, str(one.dtype), tuple(one.shape), _weighted_sum(one)) for name, one in tensors]
+
+
+def _weighted_sum(tensor: Tensor) -> int:
+    flat = tensor.detach().reshape(-1)
+    width = math.gcd(flat.nbytes, 8) or 8  # read as the widest integers that fit, for speed
+    if flat.storage_offset() * flat.element_size() % width:
+        flat = flat.clone()
+    bits = flat.view(_INTEGERS[width])
+    odd = torch.arange(1, 2 * min(_PIECE, bits.numel()), 2, device=bits.device)
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for start in range(0, bits.numel(), _PIECE):
+        piece = bits[start : start + _PIECE]
+        total += ((odd[: piece.numel()] + 2 * start) * piece).sum()
+    return int(total)

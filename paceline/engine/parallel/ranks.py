@@ -1,0 +1,177 @@
+"""The processes of a parallel run: how they find each other, the small integer tensors they exchange, how they end together."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import signal
+from collections.abc import Iterable
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.errors import ConfigError, ParallelError
+
+_LEAST = torch.iinfo(torch.int64).min  # loses against every value
+_ADDRESS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Ranks:
+    """The processes of a run over the default process group. All of them make the same calls in the same order.
+
+    Args:
+        timeout: seconds after which a silent process counts as lost; None where the group was made elsewhere, with its own.
+        store: where the processes met, if they met here.
+    Attributes:
+        rank, size: the place of this process, and how many there are.
+    """
+
+    def __init__(self, timeout: float | None = None, store: Any = None) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._limit = "in time" if timeout is None else f"within {timeout:g} s"
+        self._store = store
+        self._on_gpu = dist.get_backend() == "nccl"
+        self._interrupted = False
+
+    @staticmethod
+    def join(device: str = "auto", timeout: float = 60.0) -> Ranks:
+        """The process group that exists, or the one torchrun has prepared: NCCL where the models are on GPUs, else gloo.
+
+        Raises:
+            ConfigError: this process was started alone, or there is no GPU for it.
+            ParallelError: the others did not come within `timeout` seconds.
+        """
+        if not dist.is_available():
+            raise ConfigError("lookahead parallelism needs torch.distributed, which this build of torch lacks; install another.")
+        if dist.is_initialized():
+            return Ranks()
+        missing = [name for name in _ADDRESS if name not in os.environ]
+        if missing:
+            raise ConfigError(
+                f"lookahead parallelism needs one process per copy of the model, and this one was started alone ({missing[0]} is"
+                " not set). Start all of them with: torchrun --nproc-per-node K -m paceline ..., or initialise"
+                " torch.distributed first."
+            )
+        from torch.distributed.rendezvous import rendezvous  # not there in every build
+
+        options: dict[str, Any] = {"backend": "gloo", "timeout": timedelta(seconds=timeout)}
+        place = torch.device(local_device(device))
+        if place.type == "cuda":
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a lost process becomes an error here, not an abort
+            torch.cuda.set_device(place)
+            options |= {"backend": "nccl", "device_id": place}
+        try:
+            store, rank, size = next(rendezvous("env://", timeout=options["timeout"]))
+            dist.init_process_group(store=store, rank=rank, world_size=size, **options)
+        except (RuntimeError, ValueError) as error:
+            raise ParallelError(
+                f"the processes of this parallel run did not find each other within {timeout:g} s: {str(error).splitlines()[0]}"
+                " Start all of them at once, with torchrun."
+            ) from error
+        atexit.register(_leave)
+        ranks = Ranks(timeout, store)
+        ranks.first(0)  # without torchrun the meeting place ends with rank 0: all are to have arrived before anything can go wrong
+        return ranks
+
+    def merge(self, table: Tensor) -> Tensor:
+        """The largest entry any rank has in each place; `table` is int64 of the same shape everywhere.
+
+        Raises:
+            ParallelError: a process was lost. KeyboardInterrupt: one was interrupted; raised in all of them.
+        """
+        flag = torch.tensor([int(self._interrupted)])
+        buffer = torch.cat([flag, table.flatten()])
+        buffer = buffer.cuda() if self._on_gpu else buffer
+        try:
+            dist.all_reduce(buffer, op=dist.ReduceOp.MAX)
+            merged = buffer.cpu()
+        except RuntimeError as error:
+            raise ParallelError(
+                f"a process of this parallel run ended or did not answer {self._limit}; all {self.size} of them must stay to"
+                " the end. See its own message, and start the run again."
+            ) from error
+        if merged[0]:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the same Ctrl-C reaches some processes later than others
+            self._interrupted = False
+            raise KeyboardInterrupt
+        return merged[1:].view(table.shape)
+
+    def gather(self, values: list[int]) -> list[list[int]]:
+        """The `values` of every rank, equally many on each."""
+        table = torch.full((self.size, len(values)), _LEAST, dtype=torch.int64)
+        table[self.rank] = torch.tensor(values, dtype=torch.int64)
+        rows: list[list[int]] = self.merge(table).tolist()
+        return rows
+
+    def first(self, value: int) -> int:
+        """The `value` of rank 0, once every rank has come here."""
+        return self.gather([value])[0][0]
+
+    def agree(self, what: str, value: object, advice: str) -> None:
+        """Go on only if `value` is the same, as written by `repr`, on every rank.
+
+        Raises:
+            ConfigError: on all ranks, naming those that differ from rank 0.
+        """
+        digests = [row[0] for row in self.gather([_digest(repr(value))])]
+        others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if others:
+            raise ConfigError(
+                f"{what} of {_named(others)} differ from those of rank 0; all {self.size} ranks must have the same. {advice}"
+            )
+
+    def hold_interrupts(self) -> None:
+        """From now on Ctrl-C ends all ranks at the next exchange, together; a second one ends this process at once."""
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+
+        signal.signal(signal.SIGINT, interrupt)
+
+    def first_to_say(self, error: Exception) -> bool:
+        """Whether no other rank has reported the same error before."""
+        if self._store is None:
+            return True
+        try:
+            return int(self._store.add(f"paceline/said/{_digest(str(error))}", 1)) == 1
+        except RuntimeError:  # without torchrun rank 0 kept the record: what is common it has told, its own end it has not
+            return isinstance(error, ParallelError)
+
+
+def local_device(device: str) -> str:
+    """The device of this process: with several GPUs in a machine, the one that has its local rank.
+
+    Raises:
+        ConfigError: more processes than GPUs.
+    """
+    if device not in ("auto", "cuda") or (device == "auto" and not torch.cuda.is_available()):
+        return "cpu" if device == "auto" else device
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count:
+        raise ConfigError(
+            f"got local rank {local}; expected less than {count}, the GPUs of this machine, as each process needs one of its own."
+            " Reduce --nproc-per-node, or use --device cpu."
+        )
+    return f"cuda:{local}"
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
+def _named(ranks: Iterable[int]) -> str:
+    *front, last = map(str, ranks)
+    return f"ranks {', '.join(front)} and {last}" if front else f"rank {last}"
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

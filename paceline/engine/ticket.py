@@ -1,0 +1,44 @@
+"""What a caller holds of a request that an engine works on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline.engine.drafter import Outcome
+from paceline.engine.metrics import Stats
+from paceline.engine.sequence import Sequence
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """What a caller holds of one request.
+
+    Attributes:
+        outcomes: steps not yet taken out by the caller; None where it did not ask for them.
+        keep_slot: what it has in the cache stays there when it ends, until it is withdrawn.
+        done: nothing more will come.
+        error: what ended the request before its time.
+        admitted, ended: when it got its place in the batch and when it left, by `time.perf_counter`; 0 = not yet.
+    """
+
+    seq: Sequence
+    outcomes: deque[Outcome] | None = None
+    keep_slot: bool = False
+    done: bool = False
+    error: Exception | None = None
+    admitted: float = 0.0
+    ended: float = 0.0
+
+    def stats(self) -> Stats:
+        """Return the counts so far; seconds from admission to the end, or to now."""
+        return Stats.of(self.seq, (self.ended or time.perf_counter()) - self.admitted)
+
+
+def raise_errors(tickets: Iterable[Ticket]) -> None:
+    """Raise what ended one of `tickets` before its time, if anything did."""
+    for ticket in tickets:
+        if ticket.error is not None:
+            raise ticket.error

@@ -1,0 +1,130 @@
+"""One call of `generate`, decoded by the steps all decoding is made of, returned as transformers returns it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from paceline.engine.drafter import Outcome
+from paceline.engine.engine import Engine
+from paceline.engine.metrics import Stats
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import DraftTree
+from paceline.engine.verify import follow
+from paceline.integrations.transformers.cache import fill_cache, load_cache
+from paceline.integrations.transformers.request import Request
+from paceline.integrations.transformers.rows import Row, SharedNoise
+
+
+def verify_rows(rows: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor) -> list[Outcome]:
+    """Follow the tokens transformers would choose; the engine's rule of verification for rows of a transformers batch.
+
+    Args:
+        rows: `Row`s. logits: [rows, 1 + nodes, vocab].
+    """
+    argmax: list[list[int]] = logits.argmax(-1).tolist()
+    outcomes = []
+    for place, (row, tree) in enumerate(zip(cast(ListLike[Row], rows), trees, strict=True)):
+
+        def choose(node: int, place: int = place, row: Row = row) -> int:
+            return row.choose(logits[place, node + 1], argmax[place][node + 1])
+
+        accepted, run = follow(tree, choose, row.end_reason)
+        outcomes.append(Outcome(row, tree, accepted, run, argmax[place][: 1 + len(tree)]))
+    return outcomes
+
+
+class Decoding:
+    """One call: its rows from the first forward to the result."""
+
+    def __init__(self, engine: Engine, request: Request, streamer: Any) -> None:
+        self.stats: list[Stats] = []
+        self._engine = engine
+        self._model = engine.model
+        self._request = request
+        self._streamer = streamer
+        self._streamed = request.width  # columns the streamer has seen
+        self._noise = SharedNoise(request.batch, request.input_ids.device)
+        self._rows = [Row(request, place, self._noise) for place in range(request.batch)]
+
+    def run(self) -> Any:
+        """Decode; whatever happens, slots and drafter state are free afterwards."""
+        request = self._request
+        tickets = self._engine.submit(self._rows, keep_slots=True)
+        try:
+            self._engine.admit()
+            if request.past:
+                load_cache(self._model, self._rows, request.cache, request.past)
+            going = list(zip(tickets, self._rows, strict=True))
+            while going:
+                self._engine.advance(tickets)
+                for ticket, row in going:
+                    if ticket.done:
+                        self._noise.leave(row.place)
+                going = [(ticket, row) for ticket, row in going if not ticket.done]
+                self._stream()
+            self.stats = [ticket.stats() for ticket in tickets]
+            total = max(row.width for row in self._rows)
+            if request.keep_scores or request.keep_logits or request.cache is not None:
+                self._run_on(total)
+            return self._result(total)
+        finally:
+            self._engine.withdraw(tickets)
+
+    def _stream(self) -> None:
+        """Give the streamer the columns that are complete: [batch] token ids each, as transformers does."""
+        if self._streamer is None:
+            return
+        going = [row.width for row in self._rows if row.finish_reason is None]
+        complete = min(going) if going else max(row.width for row in self._rows)
+        while self._streamed < complete:
+            tokens = [self._token(row, self._streamed) for row in self._rows]
+            self._streamed += 1
+            self._streamer.put(torch.tensor(tokens))
+
+    def _token(self, row: Row, column: int) -> int:
+        return row.token_ids[column - row.padding] if column < row.width else self._pad
+
+    @property
+    def _pad(self) -> int:
+        pad = self._request.pad_token_id
+        assert pad is not None, "rows of different length without a padding token"  # Request refuses them
+        return pad
+
+    def _run_on(self, total: int) -> None:
+        """Feed the padding behind rows that ended early: transformers does, and returns its scores and states too."""
+        short = [row for row in self._rows if row.width < total]
+        if not short:
+            return
+        for row in short:
+            self._model.rewind(row, len(row) - 1)
+        short.sort(key=lambda row: row.slot)
+        trees = [DraftTree.chain([self._pad] * (total - row.width - 1)) for row in short]
+        logits = self._model.forward(short, trees)
+        for row, tree, mine in zip(short, trees, logits, strict=True):
+            for node in range(len(tree) + 1):
+                row.process(mine[node])
+                row.fill(self._pad)
+        self._model.commit([range(len(tree)) for tree in trees])
+
+    def _result(self, total: int) -> Any:
+        request = self._request
+        columns = range(request.width, total)
+        new = torch.tensor([[self._token(row, column) for column in columns] for row in self._rows])
+        ids = torch.cat([request.input_ids, new.to(request.input_ids.device)], dim=-1)
+        if request.cache is not None:
+            fill_cache(self._model, self._rows, request.cache, request.past, total - 1)
+        if not request.as_dict:
+            return ids
+        scores, logits = (tuple(torch.cat(rows) for rows in zip(*each, strict=True)) for each in
+                          ([row.scores for row in self._rows], [row.logits for row in self._rows]))  # fmt: skip
+        return GenerateDecoderOnlyOutput(
+            sequences=ids,
+            scores=scores if request.keep_scores else None,
+            logits=logits if request.keep_logits else None,
+            past_key_values=request.cache,
+        )

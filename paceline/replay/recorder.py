@@ -1,0 +1,121 @@
+"""Recording a model's own answers: prompts in, a file of `paceline.common.answers` out, which an interrupted run continues.
+
+Guesses never change an answer, so any drafter may make it; the settings name the drafter all the same, as in bfloat16 near ties
+may fall otherwise behind another one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as ListLike
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.common.answers import RecordedAnswer, writing
+from paceline.common.config import require_range
+from paceline.common.files import digest_of
+from paceline.datastore.fingerprint import fingerprint_of
+from paceline.engine.identity import model_identity
+from paceline.engine.sequence import SamplingParams
+from paceline.errors import CapacityError, ConfigError
+from paceline.llm import LLM, Completion
+from paceline.report.prompts import Prompt, encode
+
+_LEAST_ROOM = 8  # context tokens for a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt as token ids, under the id and category of its file."""
+
+    id: str
+    category: str
+    prompt_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a run of `record_answers` did.
+
+    Attributes:
+        count: answers in the file, which is finished. new: those of this run. tokens: of the new ones.
+        seconds: that the new ones took.
+    """
+
+    count: int
+    new: int
+    tokens: int
+    seconds: float
+
+
+def record_answers(
+    path: str | Path, llm: LLM, questions: ListLike[Question], params: SamplingParams, *, batch: int = 8, model: str = "",
+    drafter: str | None = None, progress: bool = False,
+) -> Recorded:  # fmt: skip
+    """Answer all questions into a file; one that an interruption left unfinished is continued.
+
+    Args:
+        path: the file. A batch at a time is appended; an interruption of any kind loses at most the batch under way.
+        params: of all answers; question number n has seed + n.
+        batch: questions answered together, and written together.
+        model: name to note beside the model's fingerprint.
+        drafter: spec to note; default the drafter's name.
+        progress: whether to show a bar on standard error.
+    Raises:
+        ConfigError: no question, or a file that is of other settings, damaged, being written, or another one.
+    """
+    require_range("record", "batch", batch, 1)
+    if not questions:
+        raise ConfigError("record: got no prompt; expected at least one. Name a file that has some.")
+    target = llm.model.model
+    settings = {
+        "model": model, "model_fingerprint": model_identity(target)[0], "tokenizer": fingerprint_of(llm.tokenizer),
+        "vocab_size": llm.model.vocab_size, "dtype": str(target.dtype).removeprefix("torch."),
+        "drafter": llm.drafter.name if drafter is None else drafter, "sampling": asdict(params),
+        "prompts": digest_of({"questions": [asdict(question) for question in questions]}),
+    }  # fmt: skip
+    columns = (TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TextColumn("answers"), TimeRemainingColumn())
+    tokens = 0
+    with writing(path, settings, len(questions), batch) as file:
+        begin, first = time.perf_counter(), file.done
+        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
+            task = bar.add_task("", total=len(questions), completed=first)
+            for start in range(first, len(questions), batch):
+                group = questions[start : start + batch]
+                completions = answer(llm, [question.prompt_ids for question in group], params, start)
+                file.write([_recorded(*pair) for pair in zip(group, completions, strict=True)])
+                tokens += sum(len(completion.token_ids) for completion in completions)
+                bar.update(task, completed=file.done)
+        return Recorded(len(questions), len(questions) - first, tokens, time.perf_counter() - begin)
+
+
+def answer(llm: LLM, prompts: ListLike[list[int]], params: SamplingParams, first: int) -> list[Completion]:
+    """Answer prompts number `first`, `first` + 1, ... of a recording; number n has seed + n."""
+    return llm.generate(prompts, [replace(params, seed=params.seed + number) for number in range(first, first + len(prompts))])
+
+
+def encode_prompts(prompts: ListLike[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None) -> list[Question]:
+    """Return prompts as token ids; one too long to leave room for its answer keeps its beginning and its end.
+
+    Args:
+        context: tokens of prompt and answer; default those of the model.
+    Raises:
+        CapacityError: hardly any room is left for prompts. ConfigError: no tokenizer, or a prompt without tokens.
+    """
+    if llm.tokenizer is None:
+        raise ConfigError("record: got a model without a tokenizer; expected one for prompts of text. Pass tokenizer=... to LLM.")
+    context = llm.max_length if context is None else context
+    room = context - max_new_tokens
+    if room < _LEAST_ROOM:
+        raise CapacityError(
+            f"max_new_tokens: got {max_new_tokens} with a context of {context} tokens, which leaves {room} for prompts;"
+            f" expected at least {_LEAST_ROOM}. Reduce max_new_tokens."
+        )
+    return [Question(prompt.id, prompt.category, encode(prompt, llm.tokenizer, room)) for prompt in prompts]
+
+
+def _recorded(question: Question, completion: Completion) -> RecordedAnswer:
+    return RecordedAnswer(question.id, question.category, question.prompt_ids, completion.token_ids, completion.finish_reason)

@@ -1,0 +1,88 @@
+"""Replays as a table, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.replay.run import ReplayResult
+from paceline.report.documents import Kind, write_document
+from paceline.report.drawing import COLOURS, MARKERS, label, line, page, reference_line, save
+from paceline.report.tables import Column, Table
+
+_FIGURES = {  # column -> property of `ReplayResult`
+    Column("tokens/step", ".3f"): "tokens_per_step",
+    Column("accepted/step", ".3f"): "accepted_per_step",
+    Column("drafted/step", ".3f"): "drafted_per_step",
+    Column("us/step", ".1f"): "microseconds_per_step",
+}
+_WIDTH, _HEIGHT, _TITLE_COLUMNS = 5.0, 4.2, 110  # of a panel in inches; characters of a title line
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRow:
+    """One replay and what it was of."""
+
+    drafter: str
+    traces: str
+    result: ReplayResult
+
+
+KIND = Kind("paceline replay", 1, dict)
+
+
+def print_replays(rows: ListLike[ReplayRow], console: Console | None = None) -> None:
+    """Show the table; default console: standard output."""
+    columns = [Column("traces"), Column("drafter", left=True), Column("nodes"), Column("batch"), *_FIGURES]
+    cells = [
+        (row.traces, row.drafter, row.result.max_nodes, row.result.batch_size, *_figures(row.result).values()) for row in rows
+    ]
+    Table.of("", columns, cells).show(console or Console(highlight=False))
+
+
+def write_replays(rows: ListLike[ReplayRow], path: Path) -> None:
+    """Write all counts and figures as JSON.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    found = [
+        {"drafter": row.drafter, "traces": row.traces, **dataclasses.asdict(row.result), **_figures(row.result)} for row in rows
+    ]
+    write_document(path, KIND, {"rows": found})
+
+
+def draw_replays(rows: ListLike[ReplayRow], path: Path) -> None:
+    """Draw tokens per step against the tree size, a panel for each file of traces, a line for each drafter.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file cannot be written.
+    """
+    names = list(dict.fromkeys(row.traces for row in rows))
+    specs = list(dict.fromkeys(row.drafter for row in rows))
+    batch = min(row.result.batch_size for row in rows)
+    figure = page(_WIDTH * len(names), _HEIGHT)
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        for place, spec in enumerate(specs):
+            found = [row.result for row in rows if (row.traces, row.drafter, row.result.batch_size) == (name, spec, batch)]
+            rates = [one.tokens_per_step for one in found]
+            colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+            line(axes, [one.max_nodes for one in found], rates, _short(spec), colour, marker)
+        reference_line(axes)
+        axes.set_ylim(bottom=0)
+        label(axes, name, "nodes of the tree", "tokens per step", "both", 2)
+    save(figure, path, ["recorded answers replayed", "plain decoding is 1"], _TITLE_COLUMNS)
+
+
+def _figures(result: ReplayResult) -> dict[str, float]:
+    return {name: getattr(result, name) for name in _FIGURES.values()}
+
+
+def _short(spec: str) -> str:
+    """A spec without the folders of its paths."""
+    return ",".join(part if "/" not in part else part[: part.find("=") + 1] + part.rsplit("/", 1)[-1] for part in spec.split(","))

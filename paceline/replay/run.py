@@ -1,0 +1,146 @@
+"""Recorded answers run through a drafter without a model: a scripted target that says what was recorded.
+
+Each step is one of `decode_step`: the drafter proposes, the longest path of its tree that the record confirms is accepted,
+the next recorded token is the bonus, the drafter observes. The first step guesses from the prompt alone; prefill has no step
+of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+
+from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.engine.tree import DraftTree
+from paceline.errors import ConfigError
+
+Trace = tuple[ListLike[int], ListLike[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """Counts of one replay; a step is one forward of the target for one sequence.
+
+    Attributes:
+        tokens: recorded tokens that were said. drafted, accepted: draft tokens. steps: of all sequences.
+        seconds: spent in the drafter.
+    """
+
+    max_nodes: int
+    batch_size: int
+    tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+    seconds: float
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Return the tokens said per step, the bonus included; plain decoding has exactly 1."""
+        return self.tokens / max(1, self.steps)
+
+    @property
+    def accepted_per_step(self) -> float:
+        """Return the draft tokens accepted per step."""
+        return self.accepted / max(1, self.steps)
+
+    @property
+    def drafted_per_step(self) -> float:
+        """Return the draft tokens verified per step."""
+        return self.drafted / max(1, self.steps)
+
+    @property
+    def microseconds_per_step(self) -> float:
+        """Return the time of the drafter per sequence and step: start, propose, observe and stop."""
+        return 1e6 * self.seconds / max(1, self.steps)
+
+
+def replay(drafter: Drafter, traces: Iterable[Trace], max_nodes: int = 16, *, batch_size: int = 1) -> ReplayResult:
+    """Run recorded answers through a drafter.
+
+    Args:
+        drafter: one that needs no model of its own.
+        traces: (prompt ids, output ids) of each answer; those without output are skipped.
+        max_nodes: most nodes of a draft tree.
+        batch_size: answers that go on at a time; one that ends makes room for the next.
+    Raises:
+        ConfigError: max_nodes or batch_size out of range, or an empty prompt.
+    """
+    if max_nodes < 0 or batch_size < 1:
+        raise ConfigError(f"replay: got max_nodes={max_nodes}, batch_size={batch_size}; expected at least 0 and 1.")
+    run = _Run(drafter, max_nodes)
+    waiting = iter([trace for trace in traces if len(trace[1])])
+    going: list[tuple[Sequence, ListLike[int]]] = []
+    try:
+        while True:
+            while len(going) < batch_size and (trace := next(waiting, None)) is not None:
+                going.append(run.start(*trace))
+            if not going:
+                return ReplayResult(max_nodes, batch_size, run.tokens, run.steps, run.drafted, run.accepted, run.seconds)
+            run.step(going)
+            for seq, _ in going:
+                if not seq.remaining:
+                    run.stop(seq)
+            going = [(seq, output) for seq, output in going if seq.remaining]
+    finally:
+        for seq, _ in going:
+            drafter.stop(seq)
+
+
+class _Run:
+    """A drafter at work, and what has been counted so far."""
+
+    def __init__(self, drafter: Drafter, max_nodes: int) -> None:
+        self._drafter, self._max_nodes = drafter, max_nodes
+        self.tokens = self.steps = self.drafted = self.accepted = 0
+        self.seconds = 0.0
+
+    def start(self, prompt: ListLike[int], output: ListLike[int]) -> tuple[Sequence, ListLike[int]]:
+        """Start a sequence; return it and what it is going to say."""
+        if not len(prompt):
+            raise ConfigError("replay: got an empty prompt; expected at least one token. Put the first one of the answer there.")
+        seq = Sequence(list(prompt), SamplingParams(max_new_tokens=len(output), ignore_eos=True))
+        begin = time.perf_counter()
+        self._drafter.start(seq)
+        self.seconds += time.perf_counter() - begin
+        return seq, list(output)
+
+    def stop(self, seq: Sequence) -> None:
+        """Stop a sequence that has said everything."""
+        begin = time.perf_counter()
+        self._drafter.stop(seq)
+        self.seconds += time.perf_counter() - begin
+
+    def step(self, going: list[tuple[Sequence, ListLike[int]]]) -> None:
+        """Run one step of all sequences."""
+        seqs = [seq for seq, _ in going]
+        begin = time.perf_counter()
+        trees = self._drafter.propose(seqs, [self._max_nodes] * len(seqs))
+        self.seconds += time.perf_counter() - begin
+        outcomes = [said(seq, tree, output) for (seq, output), tree in zip(going, trees, strict=True)]
+        for outcome in outcomes:
+            outcome.seq.append(outcome.new_token_ids)
+            self.tokens += len(outcome.new_token_ids)
+            self.accepted += len(outcome.accepted)
+            self.drafted += len(outcome.tree)
+        self.steps += len(outcomes)
+        begin = time.perf_counter()
+        self._drafter.observe(outcomes)
+        self.seconds += time.perf_counter() - begin
+
+
+def said(seq: Sequence, tree: DraftTree, output: ListLike[int]) -> Outcome:
+    """Return what the scripted target says about a tree; after a wrong guess, the recorded token of that place."""
+    rest = output[len(seq) - seq.prompt_length :]
+    edges, node = tree.edges(), -1
+    path: list[int] = []
+    while len(path) < len(rest) and (node := edges.get((node, rest[len(path)]), -2)) >= 0:
+        path.append(node)
+    depths = [0] * (len(tree) + 1)
+    for index, parent in enumerate(tree.parents):
+        depths[index + 1] = depths[parent + 1] + 1
+    argmax = [rest[min(depth, len(rest) - 1)] for depth in depths]
+    return Outcome(seq, tree, path, list(rest[: len(path) + 1]), argmax)

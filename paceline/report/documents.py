@@ -1,0 +1,95 @@
+"""Results on disk: JSON documents of a kind and a schema, written whole or not at all, and read back as the objects they were."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import cattrs
+from cattrs.v import format_exception
+
+from paceline.common.files import write_atomically
+from paceline.errors import ConfigError, PacelineError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """What a document is: the name and the schema number it begins with, and the dataclass whose fields it holds."""
+
+    name: str
+    schema: int
+    content: type[T]
+
+
+def write_document(path: str | Path, kind: Kind[T], content: T, **derived: Any) -> None:
+    """Write the fields of `content`, preceded by what is `derived` from them for programs that only read figures.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    values = {"schema": kind.schema, "kind": kind.name, **derived, **_CONVERTER.unstructure(content)}
+    text = json.dumps(_CONVERTER.unstructure(values), indent=1, allow_nan=False)
+    write_atomically(path, f"{text}\n".encode())
+
+
+def read_document(path: str | Path, *kinds: Kind[T]) -> T:
+    """Read the content of a document that is of one of the `kinds`.
+
+    Raises:
+        ConfigError: no such file, a document of another kind or schema, or a field that is missing or of another type.
+    """
+    document = _load(path)
+    found = document.get("kind"), document.get("schema")
+    kind = next((kind for kind in kinds if (kind.name, kind.schema) == found), None)
+    if kind is None:
+        expected = " or ".join(f"kind {kind.name!r}, schema {kind.schema}" for kind in kinds)
+        raise ConfigError(f"{str(path)!r}: got kind {found[0]!r}, schema {found[1]!r}; expected {expected}. Measure it again.")
+    try:
+        return _CONVERTER.structure(document, kind.content)
+    except Exception as error:  # cattrs wraps whatever a field raises
+        wrong = "; ".join(cattrs.transform_error(error, path="", format_exception=_describe)[:3])
+        raise ConfigError(f"{str(path)!r} is damaged: {wrong}. Measure it again.") from error
+
+
+def kind_of(path: str | Path) -> str:
+    """Return the name of the kind of a document.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    return str(_load(path).get("kind"))
+
+
+def _load(path: str | Path) -> dict[str, Any]:
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read a result from {str(path)!r}: {error}") from error
+    return document if isinstance(document, dict) else {}
+
+
+class _WrongTypeError(TypeError):
+    """A value of another type than its field's."""
+
+
+def _exactly(value: Any, expected: type) -> Any:
+    """A plain value as it is: a text that looks like a number is a damaged file, not a number."""
+    allowed = (int, float) if expected is float else expected
+    if not isinstance(value, allowed) or (isinstance(value, bool) and expected is not bool):
+        raise _WrongTypeError(f"got {value!r}; expected {expected.__name__}")
+    return value
+
+
+def _describe(error: BaseException, expected: type | None) -> str:
+    if isinstance(error, _WrongTypeError | PacelineError):
+        return str(error)
+    return "got nothing; expected this field" if isinstance(error, KeyError) else format_exception(error, expected)
+
+
+_CONVERTER = cattrs.Converter()
+for _plain in (bool, int, float, str):
+    _CONVERTER.register_structure_hook(_plain, _exactly)

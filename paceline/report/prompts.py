@@ -1,0 +1,90 @@
+"""Prompts of a bench run: JSON lines with `id`, `category` and `turns`, of which the first turn is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline import demo
+from paceline.common.config import require_range
+from paceline.errors import ConfigError
+
+_HEAD = 4  # tokens kept from the front of a prompt that is too long: the chat template's opening
+_FIELDS = ("id", "category", "turns")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question. `category` groups the figures of a report."""
+
+    id: str
+    category: str
+    text: str
+
+
+def load_prompts(paths: ListLike[str | Path] = (), limit: int = 0, every: int = 1) -> list[Prompt]:
+    """Read prompts.
+
+    Args:
+        paths: JSONL files; none = the embedded prompts.
+        limit: at most this many of each file; 0 = all.
+        every: only each n-th line of each file (counted before `limit`).
+    Raises:
+        ConfigError: a missing file, a line that is no prompt (file and line are named), or no prompt at all.
+    """
+    require_range("bench", "limit", limit, 0)
+    require_range("bench", "every", every, 1)
+    prompts: list[Prompt] = []
+    for path in [Path(path) for path in paths] or [demo.PROMPTS]:
+        found = _read(path)[::every]
+        prompts.extend(found[:limit] if limit else found)
+    if not prompts:
+        raise ConfigError(f"bench: got no prompts in {', '.join(map(str, paths))}; expected at least one line.")
+    return prompts
+
+
+def encode(prompt: Prompt, tokenizer: Any, limit: int) -> list[int]:
+    """Return the token ids of a prompt, through the chat template where the tokenizer has one.
+
+    Args:
+        limit: most tokens; a longer prompt keeps its first 4 and its last `limit - 4`.
+    Raises:
+        ConfigError: a prompt without any token.
+    """
+    if getattr(tokenizer, "chat_template", None):
+        message = [{"role": "user", "content": prompt.text}]
+        ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+    else:
+        ids = tokenizer(prompt.text)["input_ids"]
+    ids = [int(token) for token in ids]
+    if not ids:
+        raise ConfigError(f"prompt {prompt.id!r}: got no tokens; expected at least one. Give it some text.")
+    return ids if len(ids) <= limit else ids[:_HEAD] + ids[len(ids) - (limit - _HEAD) :]
+
+
+def _read(path: Path) -> list[Prompt]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would cut texts at U+2028 and the like
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read prompts from {str(path)!r}: {error}") from error
+    return [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _parse(line: str, where: str) -> Prompt:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]") from error
+    missing = [name for name in _FIELDS if not isinstance(entry, dict) or name not in entry]
+    if missing:
+        expected = f"expected an object with {', '.join(_FIELDS)}"
+        raise ConfigError(f"{where}: got {line[:60]!r}; {expected}. Add {', '.join(missing)}.")
+    turns = entry["turns"]
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0].strip():
+        raise ConfigError(f"{where}: turns: got {str(turns)[:60]!r}; expected a list of texts, the first one not empty.")
+    if not isinstance(entry["id"], str | int) or not isinstance(entry["category"], str):
+        raise ConfigError(f"{where}: id and category: got {entry['id']!r} and {entry['category']!r}; expected texts.")
+    return Prompt(str(entry["id"]), entry["category"], turns[0])

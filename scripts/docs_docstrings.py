@@ -1,0 +1,19 @@
+"""What the API reference needs of our docstrings: sections are set apart by an empty line, which we do not write."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+_SECTION = re.compile(r"(?<=\S)\n(?=(?:Args|Attributes|Returns|Raises|Example):\n)")
+
+
+class Sections(griffe.Extension):
+    """Put an empty line before each section of a docstring."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Change the docstring of one module, class or function."""
+        if obj.docstring is not None:
+            obj.docstring.value = _SECTION.sub("\n\n", obj.docstring.value)

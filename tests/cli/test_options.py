@@ -1,0 +1,79 @@
+"""Options: declared once, each name unique in a command, and shown without importing torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from paceline.bench.settings import BenchConfig
+from paceline.cli.generate import ChatSampling
+from paceline.cli.main import app
+from paceline.common.options import ModelOptions, changed, flat
+from paceline.engine.sequence import SamplingParams
+from paceline.errors import ConfigError
+from paceline.head.settings import RecordConfig
+
+COMMANDS = [
+    *(["generate"], ["chat"], ["bench"], ["record"], ["replay"], ["drafters"], ["demo"]),
+    *(["paper", name] for name in ("lookahead", "ouroboros", "specdec_pp", "sssd")),
+    *(["datastore", name] for name in ("build", "add", "info", "verify", "calibrate")),
+    *(["head", name] for name in ("record", "train", "evaluate", "calibrate")),
+]
+
+
+def test_help_and_wrong_options_need_no_torch() -> None:
+    code = f"""
+import sys
+from paceline.cli.main import run
+for words in {[[], *COMMANDS]!r}:
+    run([*words, "--help"])
+    try:
+        run([*words, "--no-such-option"])
+    except SystemExit as end:
+        assert end.code == 2
+assert not {{"torch", "transformers", "numba"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"COLUMNS": "80"})
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stderr.count("error: Unknown") == len(COMMANDS) + 1
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_option_has_one_name_and_a_help_text(words: list[str]) -> None:
+    command = app
+    for word in words:
+        command = command[word]
+    found = command.assemble_argument_collection(parse_docstring=True)
+    shown = [argument for argument in found if argument.show and not argument.children]
+    names = [name for argument in shown for name in argument.names]
+    assert len(set(names)) == len(names)
+    assert all(argument.parameter.help for argument in shown), [one.name for one in shown if not one.parameter.help]
+
+
+@pytest.mark.parametrize("config", [BenchConfig(), RecordConfig()])
+def test_a_configuration_is_a_flat_list_of_options(config: Any) -> None:
+    values = flat(config)
+    assert changed(config, **values) == config
+    other = changed(config, model="some/model", limit=3, max_new_tokens=7, batch=2)
+    assert (other.models.model, other.selection.limit, other.sampling.max_new_tokens, other.batch) == ("some/model", 3, 7, 2)
+    assert flat(other) == {**values, "model": "some/model", "limit": 3, "max_new_tokens": 7, "batch": 2}
+    with pytest.raises(ConfigError, match=r"no option 'modl'.*'model'"):
+        changed(config, modl="x")
+
+
+def test_a_command_with_another_default_states_that_one_only() -> None:
+    assert flat(ChatSampling()) == {**flat(SamplingParams()), "max_new_tokens": 256}
+    _, bound, _ = app.parse_args(["chat", "-t", "0.5"])
+    assert bound.kwargs["sampling"] == ChatSampling(temperature=0.5)
+    _, bound, _ = app.parse_args(["generate", "x", "-m", "a", "-d", "b"])
+    assert bound.kwargs["models"] == ModelOptions("a", "b")
+
+
+def test_a_closed_pipe_is_silent() -> None:
+    code = f"{sys.executable} -m paceline --help | true"
+    done = subprocess.run(code, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

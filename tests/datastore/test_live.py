@@ -1,0 +1,124 @@
+"""Finished outputs that are appended to an open store: searchable soon, kept, bounded, shared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline import datastore
+from paceline.datastore.live import Datastore, LiveOptions
+from paceline.datastore.lock import writing
+from paceline.errors import ConfigError, DatastoreError
+from tests.support.stores import looked_up, store
+
+OUTPUT = [5, 4, 3, 2, 1]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in 20 s"
+        time.sleep(0.005)
+
+
+def found(opened: Datastore, query: list[int]) -> bool:
+    """Whether the whole of `query` occurs."""
+    return len(looked_up(opened.snapshot, query, 1)) == len(query)
+
+
+def test_an_output_is_found_shortly_after_and_kept(tmp_path: Path) -> None:
+    path = store(tmp_path / "s", [[0, 1]])
+    with datastore.open(path) as opened:
+        before = opened.snapshot
+        opened.append(OUTPUT)
+        wait_for(lambda: found(opened, OUTPUT))
+        assert len(datastore.info(path).shards) == 1  # in memory only
+        assert len(before.shards) == 1
+        opened.append([])
+        opened.append([4, 4, 4, 4])
+    assert found(opened, [4, 4, 4, 4])
+    again = datastore.open(path)
+    assert found(again, OUTPUT)
+    assert found(again, [0, 1])
+    assert [shard.live for shard in datastore.info(path).shards] == [False, True]
+    with pytest.raises(DatastoreError, match="is closed"):
+        opened.append(OUTPUT)
+
+
+def test_a_full_or_old_tail_goes_to_disk(tmp_path: Path) -> None:
+    for options in (LiveOptions(tail=8), LiveOptions(seconds=0.05)):
+        path = store(tmp_path / str(options.tail), [[0, 1]])
+        with datastore.open(path, live=options) as opened:
+            opened.append(OUTPUT)
+            opened.append(OUTPUT)
+            wait_for(lambda path=path: datastore.info(path).tokens == 12)  # type: ignore[misc]
+            wait_for(lambda opened=opened: found(opened, OUTPUT))  # type: ignore[misc]
+
+
+def test_processes_see_what_others_appended(tmp_path: Path) -> None:
+    path = store(tmp_path / "s", [[0, 1]])
+    with datastore.open(path) as one, datastore.open(path) as other:
+        one.append(OUTPUT)
+        one.flush()
+        other.append([2, 2, 2])
+        other.flush()
+        assert found(other, OUTPUT)
+        assert not found(one, [2, 2, 2])
+        one.refresh()
+        assert found(one, [2, 2, 2])
+
+
+def test_the_oldest_outputs_are_dropped(tmp_path: Path) -> None:
+    path = store(tmp_path / "s", [[0, 1]], 100)
+    with datastore.open(path, live=LiveOptions(bound=4096)) as opened:
+        for token in range(60):
+            opened.append([token] * 100)
+            opened.flush()
+        info = datastore.info(path)
+        assert 2000 < info.tokens <= 4098
+        assert len(info.shards) < 12
+        assert not found(opened, [0, 0])
+        assert found(opened, [59, 59])
+        assert found(opened, [0, 1])  # what was built stays
+
+
+def test_another_writer_is_waited_for(tmp_path: Path) -> None:
+    path = store(tmp_path / "s", [[0, 1]])
+    opened = datastore.open(path, live=LiveOptions(tail=1, patience=0.0))
+    with writing(path, "build"):
+        opened.append(OUTPUT)
+        wait_for(lambda: found(opened, OUTPUT))  # from memory
+        with pytest.raises(DatastoreError, match=r"\(build\)"):
+            opened.flush()
+    wait_for(lambda: datastore.info(path).tokens == 7)
+    opened.close()
+
+
+def test_what_the_end_of_the_process_cannot_keep_is_told(tmp_path: Path) -> None:
+    path = store(tmp_path / "s", [[0, 1]])
+    opened = datastore.open(path, live=LiveOptions(patience=0.0))
+    opened.append(OUTPUT)
+    with writing(path, "build"), pytest.warns(UserWarning, match=r"are lost: store.*\(build\)"):
+        opened._close_at_exit()
+
+
+def test_a_store_that_was_replaced_is_not_mixed_up(tmp_path: Path) -> None:
+    path = store(tmp_path / "s", [[0, 1]])
+    opened = datastore.open(path)
+    opened.append(OUTPUT)
+    datastore.build(path, [[7]], 10)
+    for use in (opened.flush, opened.refresh, opened.close):
+        with pytest.raises(DatastoreError, match="was replaced"):
+            use()
+    assert datastore.info(path).tokens == 1
+
+
+def test_bad_outputs_and_options(tmp_path: Path) -> None:
+    opened = datastore.open(store(tmp_path / "s"))
+    with pytest.raises(DatastoreError, match="token id 6; expected 0 to 5"):
+        opened.append([6])
+    with pytest.raises(ConfigError, match="bound >= 4096"):
+        LiveOptions(bound=1)

@@ -1,0 +1,57 @@
+"""A store of another tokenizer is refused wherever the tokenizer of the prompts is known; both fingerprints are shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import LLM, datastore
+from paceline.drafters import REGISTRY, create
+from paceline.errors import DatastoreError
+from tests.support.cli import call
+from tests.support.shared import Pair
+from tests.support.stores import store
+
+OTHER = f"sha256:{'0' * 64}"
+WITH_STORE = [name for name, entry in REGISTRY.items() if hasattr(entry.load().Options, "datastore")]
+
+
+def built(path: Path, tokenizer: Any) -> str:
+    datastore.build(path, [[1, 2, 3, 4]], 256, tokenizer=tokenizer, workers=1)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", WITH_STORE)
+def test_an_engine_refuses_it(pair: Pair, tokenizer: Any, tmp_path: Path, name: str) -> None:
+    path = built(tmp_path / "s", OTHER)
+    wanted = datastore.fingerprint_of(tokenizer)
+    for drafter in (f"{name}:datastore={path}", create(name, datastore=path)):
+        with pytest.raises(DatastoreError, match=rf"{path}.*{OTHER}.*{wanted}.*datastore build") as error:
+            LLM(pair.target, drafter=drafter, tokenizer=tokenizer)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", WITH_STORE)
+def test_what_is_not_known_is_not_refused(pair: Pair, tokenizer: Any, tmp_path: Path, name: str) -> None:
+    LLM(pair.target, drafter=f"{name}:datastore={built(tmp_path / 'same', tokenizer)}", tokenizer=tokenizer)
+    LLM(pair.target, drafter=f"{name}:datastore={store(tmp_path / 'ids')}", tokenizer=tokenizer)
+    LLM(pair.target, drafter=f"{name}:datastore={built(tmp_path / 'other', OTHER)}")  # the prompts are ids of nobody knows what
+
+
+def test_the_replay_refuses_it(tmp_path: Path) -> None:
+    path = built(tmp_path / "s", OTHER)
+    traces = tmp_path / "traces.jsonl"
+    traces.write_text(json.dumps({"prompt": "Hello, ", "output": "Hello, Hello"}) + "\n")
+    fitted = tmp_path / "calibration.json"
+    replayed = ["replay", str(traces), "--datastore", path]
+    for words in (
+        replayed,
+        [*replayed, "--fit", str(fitted)],
+        ["datastore", "calibrate", path, str(traces), "--output", str(fitted)],
+    ):
+        with pytest.raises(DatastoreError, match=OTHER):
+            call(*words, "--tokenizer", "demo")
+    assert not fitted.exists()

@@ -1,0 +1,114 @@
+"""The drafter contract: every registered drafter keeps it, and every breach is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, DraftTree, Outcome, SamplingParams, ScriptedDrafter
+from paceline.drafters.contract import CheckedDrafter, leftovers
+from paceline.engine.sequence import Sequence
+from paceline.errors import DrafterError
+from tests.support.shared import COUNT, RAGGED, SPECS, Pair, check_aborts
+
+
+class Watched(CheckedDrafter):
+    """Holds the engine's side of the contract, too."""
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        for outcome in outcomes:
+            count = len(outcome.new_token_ids)
+            assert outcome.seq.token_ids[-count:] == outcome.new_token_ids
+            assert [outcome.tree.token_ids[node] for node in outcome.accepted] == outcome.new_token_ids[: len(outcome.accepted)]
+            assert count - len(outcome.accepted) in (0, 1)
+            assert len(outcome.target_argmax) == 1 + len(outcome.tree)
+        super().observe(outcomes)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", SPECS)
+def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: float) -> None:
+    """Budgets of 0, 1, 2, ... nodes that differ by sequence and by step."""
+    drafter = Watched(pair.engine(name).drafter, 256)
+    llm = LLM(pair.target, drafter=drafter, max_batch=5)
+    before = Sequence([1], SamplingParams()).id
+    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))
+    if temperature == 0.0:
+        assert [out.token_ids for out in outs] == pair.answers
+    assert drafter.empty_on_zero > 10
+    assert (drafter.nodes > 0) == (name != "none")
+    assert leftovers(drafter, range(before, before + 20)) == []
+
+
+@pytest.mark.parametrize("budgets", [[20], RAGGED], ids=str)
+@pytest.mark.parametrize("name", SPECS)
+def test_an_abort_leaves_no_state(pair: Pair, name: str, budgets: list[int]) -> None:
+    check_aborts(pair, pair.engine(name).drafter, budgets)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_no_budget_is_plain_decoding(pair: Pair, name: str) -> None:
+    llm = pair.engine(name, max_nodes=0)
+    (out,) = llm.generate([pair.prompts[1]], SamplingParams(max_new_tokens=12))
+    assert out.token_ids == pair.answers[1][:12]
+    assert out.stats.drafted_tokens == 0
+    assert out.stats.target_forwards == 12
+    assert out.stats.tokens_per_forward == 1.0
+
+
+def one_each(*args: Any) -> Callable[[int], list[DraftTree]]:
+    return lambda count: [DraftTree(*args)] * count
+
+
+def constant(trees: Callable[[int], list[DraftTree]]) -> ScriptedDrafter:
+    """Answers every sequence with the same trees."""
+    return ScriptedDrafter(lambda seqs, max_nodes: trees(len(seqs)), name="constant")
+
+
+EVEN = torch.full((256,), 1 / 256)
+BREACHES: dict[str, tuple[Callable[[int], list[DraftTree]], str]] = {
+    "too many nodes": (one_each([3] * 9, list(range(-1, 8))), r"proposed 9 nodes .* max_nodes was 8"),
+    "a later parent": (one_each([3, 4], [-1, 1]), r"parents \[-1, 1\]"),
+    "a parent below the root": (one_each([3, 4], [-1, -2]), r"parents \[-1, -2\]"),
+    "fewer parents than nodes": (one_each([3, 4], [-1]), "2 token_ids and 1 parents"),
+    "no nodes but parents": (one_each([], [-1]), "0 token_ids and 1 parents"),
+    "twins": (one_each([3, 3], [-1, -1]), "two siblings with the same token"),
+    "a token too large": (one_each([256], [-1]), r"outside 0\.\.255"),
+    "a negative token": (one_each([-1], [-1]), r"outside 0\.\.255"),
+    "a tree too few": (lambda count: [DraftTree([], [])] * (count - 1), "proposed 1 trees for 2 sequences"),
+    "a tree too many": (lambda count: [DraftTree([], [])] * (count + 1), "proposed 3 trees for 2 sequences"),
+    "a guess before a draw": (one_each([3, 4], [-1, -1], [None, EVEN]), "drawn siblings come first"),
+    "probs of another vocabulary": (one_each([3], [-1], [torch.ones(5)]), r"probs of shape \(5,\)"),
+    "probs for some nodes only": (one_each([3, 4], [-1, 0], [EVEN]), "1 probs for 2 nodes"),
+    "confidence for some nodes only": (one_each([3, 4], [-1, 0], None, [0.5]), "1 confidence for 2 nodes"),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+def test_a_breach_is_named_and_leaves_nothing(pair: Pair, breach: str) -> None:
+    trees, rule = BREACHES[breach]
+    llm = LLM(pair.target, drafter=constant(trees), max_nodes=8)
+    before = Sequence([1], SamplingParams()).id
+    with pytest.raises(DrafterError, match=rule) as caught:
+        llm.generate([pair.prompts[1]] * 2, SamplingParams(max_new_tokens=9))
+    text = str(caught.value)
+    assert "drafter 'constant'" in text
+    assert f"sequence {before + 1}" in text or "sequences" in text
+    assert llm.model.open_sequences == 0
+
+
+def test_what_is_allowed_passes(pair: Pair) -> None:
+    """The same trees, kept within the rules."""
+    fine = [
+        one_each([3, 4, 5, 3, 3], [-1, -1, 0, 1, 2]),
+        one_each([3, 4], [-1, -1], [EVEN, None]),
+        one_each([3, 4, 5], [-1, -1, 0], [None, None, EVEN], [0.5, 0.2, 0.1]),
+        one_each([3], [-1], [None]),
+    ]
+    for trees in fine:
+        outs = LLM(pair.target, drafter=constant(trees), max_nodes=8).generate(pair.prompts, SamplingParams(max_new_tokens=6))
+        assert [out.token_ids for out in outs] == [answer[:6] for answer in pair.answers]

@@ -1,0 +1,127 @@
+"""The draft model's tree: what it is fed, what it keeps, what it learns; and that its guesses are the draft model's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+
+import pytest
+import torch
+
+from paceline import LLM, DraftTree, SamplingParams
+from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
+from paceline.drafters.draft_model.guess_tree import Answer, GuessTree
+from paceline.drafters.draft_model.hit_rates import HitRates
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import Sequence
+from tests.support.shared import COUNT, Pair
+
+
+def nothing(path: list[int], length: int) -> list[int]:
+    return []
+
+
+def ask(tree: GuessTree, answers: dict[tuple[int, ...], tuple[list[int], list[float]]], text: ListLike[int] = ()) -> DraftTree:
+    """One draft forward of a model that says `answers[path]`, the likeliest first; `text` is looked up behind the root."""
+    question = tree.question(tree.newest(), lambda path, length: list(text[len(path) :][:length]))
+
+    def path(node: int) -> tuple[int, ...]:
+        return () if node < 0 else (*path(question.tree.parents[node]), question.tree.token_ids[node])
+
+    said = [answers.get(path(place - 1), ([0, 1], [0.001, 0.001])) for place in question.asked]
+    tree.learn_answers(question, [Answer(tokens[0], tokens, probs) for tokens, probs in said])
+    return question.tree
+
+
+def grown(limit: int = 10, longest: int = 5, branch_above: float = 0.1, stop_below: float = 0.5) -> GuessTree:
+    return GuessTree(HitRates(), limit, longest, branch_above, stop_below)
+
+
+def test_likely_siblings_are_kept_and_asked_about_in_one_forward() -> None:
+    tree = grown()
+    assert tree.newest() == [-1]
+    assert len(ask(tree, {(): ([7, 8, 9], [0.5, 0.3, 0.05])})) == 0
+    assert tree.finished()[0].token_ids == [7, 8]
+    fed = ask(tree, {(7,): ([1, 2], [0.9, 0.05]), (8,): ([3, 4], [0.9, 0.1])})
+    assert (fed.token_ids, fed.parents) == ([7, 8], [-1, -1])
+    result, first_choice_probs = tree.finished()
+    assert (result.token_ids, result.parents) == ([7, 8, 1, 3], [-1, -1, 0, 1])
+    assert first_choice_probs == [0.5, None, 0.9, 0.9]
+
+
+def test_looked_up_text_counts_as_far_as_the_draft_model_says_it_too() -> None:
+    tree = grown()
+    said = {
+        (): ([7, 8], [0.9, 0.01]),
+        (7,): ([5, 6], [0.9, 0.01]),
+        (7, 5): ([2, 3], [0.9, 0.01]),
+        (7, 5, 9): ([4, 3], [0.9, 0.01]),
+    }
+    assert ask(tree, said, [7, 5, 9, 4]).token_ids == [7, 5, 9, 4]
+    assert tree.finished()[0].token_ids == [7, 5, 2]
+
+
+def test_the_first_choice_is_guessed_however_unlikely_and_limits_hold() -> None:
+    tree = grown(stop_below=0.5)
+    ask(tree, {(): ([7, 8], [0.01, 0.01])})
+    assert tree.newest() == []
+    assert tree.finished()[0].token_ids == [7]
+    for limit, longest in ((0, 5), (5, 0)):
+        assert grown(limit, longest).newest() == []
+    tree = grown(limit=3, longest=2, stop_below=0.0)
+    while tree.newest():
+        ask(tree, {(): ([7, 8, 9], [0.4, 0.3, 0.3]), (7,): ([1, 2, 3], [0.4, 0.3, 0.3])}, [7, 1, 4, 4])
+    assert tree.finished()[0].token_ids == [7, 8, 1]  # first choices all the way, then the likeliest
+
+
+def test_hit_rates_move_from_the_prior_to_what_happened() -> None:
+    rates = HitRates()
+    before = rates.confidence(0.35)
+    assert 0.35 < before < 1
+    tree = DraftTree([1, 2, 3], [-1, 0, 1])
+    for _ in range(200):
+        rates.learn(tree, [0.95, 0.35, 0.35], [0])  # the third was never reached
+    assert rates.confidence(0.35) < 0.05 < before < 0.9 < rates.confidence(0.95) <= 1
+    assert rates.confidence(0.65) == HitRates().confidence(0.65)
+
+
+class Overheard(DraftModel):
+    """Notes what it proposes after which tokens."""
+
+    notes: list[tuple[list[int], DraftTree]]
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        trees = super().propose(seqs, max_nodes)
+        self.notes += [(list(seq.token_ids), tree) for seq, tree in zip(seqs, trees, strict=True)]
+        return trees
+
+
+@pytest.mark.parametrize("lookup", [True, False])
+def test_every_first_child_is_the_draft_models_own_word(pair: Pair, lookup: bool) -> None:
+    """Whatever was fed together with it, and after rejections."""
+    drafter = Overheard(DraftModelOptions(stop_below=0.05, branch_above=0.01, lookup=lookup), CachedLM(pair.draft))
+    drafter.notes = []
+    outs = LLM(pair.target, drafter=drafter, max_batch=4).generate(pair.prompts, SamplingParams(max_new_tokens=12))
+    assert [out.token_ids for out in outs] == [answer[:12] for answer in pair.answers]
+    assert any(not tree.is_chain() for _, tree in drafter.notes)
+    for tokens, tree in drafter.notes[::5]:
+        for node, siblings in enumerate(tree.children(), start=-1):
+            if siblings:
+                path = tokens + words(tree, node)
+                logits = pair.draft(torch.tensor([path])).logits[0, -1]
+                assert int(logits.argmax()) == tree.token_ids[siblings[0]]
+
+
+def words(tree: DraftTree, node: int) -> list[int]:
+    return [] if node < 0 else [*words(tree, tree.parents[node]), tree.token_ids[node]]
+
+
+@pytest.mark.parametrize("verification", ["reject", "follow"])
+def test_greedy_and_sampled_sequences_share_a_batch(pair: Pair, verification: str) -> None:
+    """Trees and chains are drafted one after the other over the same rows."""
+    params = [SamplingParams(COUNT, temperature=float(row % 2), seed=row) for row in range(len(pair.prompts))]
+    plain = LLM(pair.target).generate(pair.prompts, params)
+    outs = pair.engine(f"draft_model:verification={verification}", max_batch=4).generate(pair.prompts, params)
+    for row, (out, want) in enumerate(zip(outs, plain, strict=True)):
+        if row % 2 == 0 or verification == "follow":
+            assert out.token_ids == want.token_ids
+    assert all(out.stats.drafted_tokens for out in outs)

@@ -1,0 +1,237 @@
+"""How long drafts get, rule by rule: hand tables, the draft model's own figures, batches, and the law."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline import LLM, DraftTree, SamplingParams
+from paceline.drafters import create
+from paceline.drafters.shared.length_rules import (
+    Chain,
+    ConfidenceRule,
+    EntropyRule,
+    HeuristicRule,
+    LengthRule,
+    NewTokens,
+    ProductRule,
+    ThresholdRule,
+)
+from paceline.drafters.specdec_pp.head_rule import HeadRule
+from paceline.engine.sequence import Sequence
+from paceline.errors import ConfigError
+from tests.support.enumeration import PLAIN, Growing, Oracle, emitted
+from tests.support.shared import COUNT, Pair, Watch, room
+
+
+@pytest.fixture(scope="module")
+def sharp(pair: Pair) -> Pair:
+    """The pair with logits eight times as large: the same greedy answers, by models that are surer of them."""
+    models = [copy.deepcopy(model) for model in (pair.target, pair.draft)]
+    for model in models:
+        model.lm_head.weight.data *= 8
+    return Pair(models[0], models[1], pair.prompts, pair.answers)
+
+
+def watched(pair: Pair, spec: str, params: SamplingParams, batch: int = 1, eos: ListLike[int] = ()) -> Watch:
+    """What the drafter `spec` proposes for all prompts."""
+    watch = Watch(pair.engine(spec).drafter)
+    llm = LLM(pair.target, drafter=watch, max_batch=batch)
+    llm.eos_token_ids = list(eos)
+    llm.generate(pair.prompts, params)
+    return watch
+
+
+def test_a_constant_length_is_kept(pair: Pair) -> None:
+    """Exactly K tokens, whatever they are, also past an end-of-sequence token."""
+    for temperature in (0.0, 1.0):
+        watch = watched(pair, "draft_model:length=4", SamplingParams(COUNT, temperature), eos=[pair.answers[1][6]])
+        assert watch.notes
+        for seq, tokens, tree in watch.notes:
+            assert len(tree) == min(4, room(seq, tokens))
+
+
+@pytest.mark.parametrize(
+    ("start", "accepted", "lengths"),
+    [
+        (5, [5, 7, 4, 0, 7, 9], [7, 9, 8, 7, 9, 11]),
+        (2, [0, 0, 0, 1, 3, 1], [1, 1, 1, 3, 5, 4]),
+    ],
+)
+def test_the_heuristic_by_hand(start: int, accepted: list[int], lengths: list[int]) -> None:
+    rule, length, seen = HeuristicRule(start), start, []
+    for count in accepted:
+        length = rule.next_length(length, length, count)
+        seen.append(length)
+    assert seen == lengths
+
+
+@pytest.mark.parametrize("spec", ["draft_model:rule=heuristic", "draft_model:rule=heuristic,length=1"])
+def test_the_heuristic_in_use(pair: Pair, spec: str) -> None:
+    """Each sequence begins anew; limits of the answer shorten drafts."""
+    watch = watched(pair, spec, SamplingParams(COUNT))
+    lengths: dict[int, int] = {}
+    for (seq, tokens, tree), accepted in zip(watch.notes, watch.accepted, strict=True):
+        length = lengths.setdefault(seq.id, 1 if "length=1" in spec else 5)
+        assert len(tree) == min(length, room(seq, tokens))
+        if len(tree):
+            lengths[seq.id] = length + 2 if accepted == len(tree) else max(1, length - 1)
+    assert len(set(lengths.values())) > 1
+
+
+CERTAIN, UNSURE, EVEN = [0.9, 0.1, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0], [0.25] * 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "table", "stop"),
+    [
+        (LengthRule(9), [EVEN] * 3, None),
+        (HeuristicRule(9), [EVEN] * 3, None),
+        (ProductRule(9, 0.5), [CERTAIN, CERTAIN, UNSURE, CERTAIN], 3),  # 0.9, 0.81, 0.486
+        (ProductRule(9, 0.4), [CERTAIN, CERTAIN, UNSURE], None),
+        (ConfidenceRule(9, 0.4), [CERTAIN, UNSURE, EVEN, CERTAIN], 3),
+        (ConfidenceRule(9, 0.65), [CERTAIN, UNSURE, EVEN], 2),
+        (ConfidenceRule(9, 0.65, least=3), [CERTAIN, UNSURE, CERTAIN, UNSURE], 4),
+        (EntropyRule(9, 0.5), [CERTAIN, UNSURE, EVEN], 3),  # 0.745, 0.576, 0.473
+        (EntropyRule(9, 0.6), [CERTAIN, UNSURE, EVEN], 2),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_where_rules_stop(rule: LengthRule, table: list[list[float]], stop: int | None, at_once: bool) -> None:
+    """Token 0 is drawn every time, in one forward or in several; a second chain of the batch goes its own way."""
+    chains = [Chain(Sequence([1], SamplingParams()), 9, True, True) for _ in range(2)]
+    stops: list[int | None] = []
+    for step in [table] if at_once else [[row] for row in table]:
+        rows = [*step, *([CERTAIN] * len(step))]
+        found = rule.stop_after(NewTokens(chains, [[0] * len(step)] * 2, torch.tensor(rows), None))
+        assert found[1] is None or (isinstance(rule, EntropyRule | ProductRule) and found[1] > 4)
+        stops.append(found[0])
+        chains[0].tokens += [0] * len(step)
+        if found[0] is not None:
+            break
+    assert stops[:-1] == [None] * (len(stops) - 1)
+    assert stops[-1] == (stop if at_once or stop is None else 1)
+    assert stop is None or at_once or len(stops) == stop
+
+
+@pytest.mark.parametrize("lookup", ["true", "false"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_confidence_rule_goes_by_the_draft_models_figures(sharp: Pair, temperature: float, lookup: str) -> None:
+    """Every token but the last was likely enough, and the last was not, or was the end or the last there was room for."""
+    spec = f"draft_model:rule=confidence,stop_below=0.3,length=7,lookup={lookup}"
+    end = sharp.answers[1][6]
+    watch = watched(sharp, spec, SamplingParams(COUNT, temperature), batch=4, eos=[end])
+    lengths = set()
+    for seq, tokens, tree in watch.notes[::3]:
+        path = torch.tensor([tokens + tree.token_ids])
+        probs = sharp.draft(path).logits[0, len(tokens) - 1 : -1].detach().softmax(-1)
+        own = [float(row[token]) for row, token in zip(probs, tree.token_ids, strict=True)]
+        over = [chance < 0.3 or token == end for chance, token in zip(own, tree.token_ids, strict=True)]
+        assert not any(over[:-1])
+        assert not over or over[-1] or len(tree) == min(7, room(seq, tokens))
+        lengths.add(len(tree))
+    assert len(lengths) > 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "draft_model:rule=confidence",
+        "draft_model:rule=entropy",
+        "draft_model:rule=heuristic",
+        "draft_model:length=8,stop_below=0.3",
+        "specdec_pp",
+        "specdec_pp:lookup=true,min=1",
+    ],
+)
+def test_a_batch_drafts_as_single_sequences_do(sharp: Pair, spec: str, temperature: float) -> None:
+    """Lengths belong to sequences: those that have stopped run along and change nothing."""
+    params = [SamplingParams(COUNT, temperature, seed=row) for row in range(len(sharp.prompts))]
+    alone, together = (sharp.engine(spec, max_batch=batch).generate(sharp.prompts, params) for batch in (1, 5))
+    for one, other in zip(alone, together, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.stats.drafted_tokens == other.stats.drafted_tokens
+        assert one.stats.accepted_tokens == other.stats.accepted_tokens
+    assert sum(one.stats.draft_forwards < other.stats.draft_forwards for one, other in zip(alone, together, strict=True)) > 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("rule=confidance", "Did you mean 'confidence'"),
+        ("rule=heuristic,stop_below=0.2", "got stop_below with rule='heuristic'; expected rule product, confidence, entropy"),
+        ("rule=entropy,branch_above=0.2", "got branch_above with rule='entropy'; expected rule product"),
+        ("rule=confidence,stop_below=1.5", "stop_below: got 1.5; expected from 0 to 1"),
+        ("rule=heuristic,length=0", "length: got 0"),
+    ],
+)
+def test_options(pair: Pair, options: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        create(f"draft_model:{options}", draft_model=pair.draft)
+
+
+# The law, exactly: every rule that reads what was drawn, over the four tokens of `enumeration`.
+
+
+class ByToken:
+    """A head that knows its chance by the token alone; hidden states are one-hot here. At first it knows the probability."""
+
+    card = SimpleNamespace(prior=(1.0,))
+
+    def confidences(self, hidden: Tensor, log_probs: Tensor, entropies: Tensor) -> Tensor:
+        return hidden @ torch.tensor([0.9, 0.3, 0.6, 0.8])
+
+    def early_confidences(self, log_probs: Tensor, entropies: Tensor) -> Tensor:
+        return log_probs.exp()
+
+
+RULES: dict[str, Callable[[], ThresholdRule]] = {
+    "product": lambda: ProductRule(3, 0.35),
+    "confidence": lambda: ConfidenceRule(3, 0.3),
+    "entropy": lambda: EntropyRule(3, 0.55, least=2),
+    "head": lambda: HeadRule(ByToken(), 0.5, 1, 3, newest=False),  # type: ignore[arg-type]
+    "head, newest token": lambda: HeadRule(ByToken(), 0.65, 1, 3, newest=True),  # type: ignore[arg-type]
+}
+
+
+def chain(oracle: Oracle, rule: ThresholdRule, undraws: bool = False) -> DraftTree:
+    """Draft as the rule says; `undraws` takes the token of the stopping step back where it is unlikely."""
+    tree, node = Growing(oracle), -1
+    state = Chain(Sequence([1], SamplingParams()), 3, open=True, draws=True)
+    while len(state.tokens) < 3:
+        hidden = torch.zeros(1, 4)
+        hidden[0, tree.tokens[node] if node >= 0 else 0] = 1.0
+        node = tree.draw(node)
+        probs: Any = torch.tensor([[float(chance) for chance in tree.probs[node]]])
+        (stop,) = rule.stop_after(NewTokens([state], [[tree.tokens[node]]], probs, hidden))
+        state.tokens.append(tree.tokens[node])
+        if stop is not None:
+            break
+    shown = len(state.tokens) - (undraws and float(tree.probs[node][tree.tokens[node]]) < 0.3)
+    return DraftTree(tree.tokens[:shown], tree.parents[:shown], tree.probs[:shown])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_keep_the_law(rule: str) -> None:
+    lengths = set()
+
+    def propose(oracle: Oracle) -> DraftTree:
+        tree = chain(oracle, RULES[rule]())
+        lengths.add(len(tree))
+        return tree
+
+    assert emitted(propose) == PLAIN
+    assert len(lengths) > 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_undrawing_at_the_stop_breaks_it(rule: str) -> None:
+    assert emitted(lambda oracle: chain(oracle, RULES[rule](), undraws=True)) != PLAIN

@@ -1,0 +1,112 @@
+"""The first figure of the Ouroboros paper, run as it is drawn, and held to the page that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline import DraftTree, SamplingParams
+from paceline.drafters.ouroboros.drafter import Ouroboros, OuroborosOptions
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import Sequence
+from paceline.engine.step import decode_step
+
+PAGE = Path(__file__).parents[2] / "docs" / "ouroboros.md"
+
+
+class Alphabet:
+    """Stands in for a `CachedLM`: which letter follows a text is given by a function."""
+
+    vocab_size, context_length, takes_trees, forward_seconds = 26, 1000, True, 0.0
+
+    def __init__(self, after: Callable[[str], str]) -> None:
+        self._after = after
+        self._seqs: list[Sequence] = []
+
+    def reserve(self, slots: int, positions: int) -> None: ...
+
+    def open(self, seq: Sequence) -> None: ...
+
+    def close(self, seq: Sequence) -> None: ...
+
+    def reaches_end(self, seq: Sequence) -> bool:
+        return True
+
+    def forward(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Tensor:
+        self._seqs = list(seqs)
+        logits = torch.zeros(len(seqs), 1 + max(map(len, trees)), 26)
+        for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
+            seq.counters.target_forwards += 1
+            texts = [spelled(seq.token_ids)]
+            for token, parent in zip(tree.token_ids, tree.parents, strict=True):
+                texts.append(texts[parent + 1] + spelled([token]))
+            for node, text in enumerate(texts):
+                logits[row, node, ord(self._after(text)) - 65] = 20.0
+        return logits
+
+    def commit(self, accepted: ListLike[ListLike[int]]) -> None:
+        for seq in self._seqs:
+            seq.cached = len(seq)
+
+    def rewind(self, seq: Sequence, length: int) -> None:
+        seq.cached = min(seq.cached, length)
+
+
+def spelled(tokens: ListLike[int]) -> str:
+    return "".join(chr(65 + token) for token in tokens)
+
+
+def letters(text: str) -> tuple[int, ...]:
+    return tuple(ord(letter) - 65 for letter in text)
+
+
+def next_letter(text: str) -> str:
+    return chr(65 + (ord(text[-1]) - 64) % 26)
+
+
+def with_a_slip(text: str) -> str:
+    """The draft model of the figure: ... G H I W K L M N."""
+    return {"I": "W", "W": "K"}.get(text[-1], next_letter(text))
+
+
+def drawn(rule: str) -> str:
+    """Two steps of the paper's tree, as the page shows them."""
+    options = OuroborosOptions(gamma=10, window=1, ngram=4, branches=0, inspiration=rule)
+    drafter = Ouroboros(options, cast(CachedLM, Alphabet(with_a_slip)))
+    target = cast(CachedLM, Alphabet(next_letter))
+    seq = Sequence(list(letters("ABCD")), SamplingParams(max_new_tokens=60))
+    drafter.start(seq)
+    lines = []
+    for step in range(2):
+        text = spelled(seq.token_ids)
+        (outcome,) = decode_step(target, drafter, [seq], [60])
+        lines += [f"text so far   {text}", f"draft         {spaced(outcome.tree.token_ids[:10])}"]
+        lines += [f"target says   {spaced(outcome.target_argmax[:11])}"] if step == 0 else []
+        lines += [f"emitted       {spaced(outcome.new_token_ids)}"]
+        if step == 0:
+            pool = drafter._shadows[seq.id].pool
+            found = [(key, next(pool.newest_first(letters(key)), ())) for key in ("WK", "KL")]
+            lines += ["learned       " + ",  ".join(f"{' '.join(key)} -> {spaced(phrase)}" for key, phrase in found), ""]
+    drafter.stop(seq)
+    return "\n".join(lines)
+
+
+def spaced(tokens: ListLike[int]) -> str:
+    return " ".join(spelled(tokens))
+
+
+@pytest.mark.parametrize("rule", ["every", "code"])
+def test_the_page_shows_what_happens(rule: str) -> None:
+    assert f"```text\n{drawn(rule)}\n```" in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("rule", "learned"), [("paper", "W K -> W K L,  K L -> M N O"), ("off", "W K -> W K L,  K L -> K L M")])
+def test_the_other_rules_learn_less(rule: str, learned: str) -> None:
+    """By the paper's own rule the key too must have been right; what is left is from the draft model's window."""
+    assert f"learned       {learned}\n" in drawn(rule)

@@ -1,0 +1,176 @@
+"""The phrase pool's file: kept over processes, refused by name when it is not right, never half written."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import save_file
+
+from paceline import LLM, Completion, SamplingParams
+from paceline.drafters import create
+from paceline.drafters.ouroboros.drafter import Ouroboros
+from paceline.drafters.ouroboros.pool_file import KeptPool, pool_bytes, read_pool
+from paceline.drafters.shared.ngram_pool import NgramPool
+from paceline.errors import ConfigError
+from tests.support.shared import COUNT, Pair
+
+PARAMS = SamplingParams(max_new_tokens=COUNT)
+
+
+def some_pool(seed: int = 0, keys: int = 40) -> NgramPool:
+    pool, rng = NgramPool(3, keys=keys), random.Random(seed)
+    for _ in range(200):
+        pool.add(tuple(rng.choices(range(50), k=2)), tuple(rng.choices(range(50), k=rng.randint(1, 5))))
+    return pool
+
+
+def forwards(outs: list[Completion]) -> int:
+    return sum(out.stats.target_forwards for out in outs)
+
+
+def drafter(pair: Pair, path: Path, **options: Any) -> Ouroboros:
+    made = create("ouroboros", draft_model=pair.draft, pool=str(path), **options)
+    assert isinstance(made, Ouroboros)
+    return made
+
+
+def run(pair: Pair, made: Ouroboros, batch: int = 4) -> list[Completion]:
+    outs = LLM(pair.target, made, max_batch=batch).generate(pair.prompts, PARAMS)
+    assert [out.token_ids for out in outs] == pair.answers
+    return outs
+
+
+@pytest.mark.parametrize("keys", [0, 1, 40])
+def test_a_pool_comes_back_in_its_order(tmp_path: Path, keys: int) -> None:
+    pool = some_pool(keys=keys) if keys else NgramPool(3)
+    path = tmp_path / "phrases.pool"
+    path.write_bytes(pool_bytes(pool, 50))
+    assert read_pool(path, 50) == list(pool.items())
+    again = NgramPool(3, keys=40)
+    KeptPool(str(path), again, 5, 50, cold=False)
+    assert list(again.items()) == list(pool.items())
+
+
+def test_longer_phrases_are_cut(tmp_path: Path) -> None:
+    path = tmp_path / "phrases.pool"
+    path.write_bytes(pool_bytes(some_pool(), 50))
+    pool = NgramPool(3, keys=40)
+    KeptPool(str(path), pool, 2, 50, cold=False)
+    assert {len(phrase) for _, phrases in pool.items() for phrase in phrases} == {1, 2}
+
+
+def test_a_second_run_begins_where_the_first_ended(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "phrases.pool"
+    first = drafter(pair, path)
+    cold = forwards(run(pair, first))
+    assert path.exists()  # saved as soon as nobody waited
+    first.save_pool()
+    content = path.read_bytes()
+    warm = forwards(run(pair, drafter(pair, path)))
+    assert warm < cold
+    assert path.read_bytes() != content
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_what_came_after_the_last_save_is_saved_at_the_end(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "phrases.pool"
+    made = drafter(pair, path)
+    run(pair, made, batch=1)
+    before = path.read_bytes()  # after the first answer; the others came too soon for a second save
+    del made
+    gc.collect()
+    assert len(path.read_bytes()) > len(before)
+
+
+def test_a_process_saves_when_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "phrases.pool"
+    code = (
+        "from paceline import LLM, SamplingParams, demo\n"
+        f"llm = LLM(demo.TARGET, drafter='ouroboros:pool={path}', draft_model=demo.DRAFT)\n"
+        "prompt = llm.chat_prompt([{'role': 'user', 'content': 'Count to ten.'}])\n"
+        "stream = llm.stream(prompt, SamplingParams(max_new_tokens=30))\n"
+        "next(stream)\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], env=environment)
+    assert path.stat().st_size > 100
+
+
+def spoil(content: bytes, rng: random.Random) -> bytes:
+    place = rng.randrange(len(content))
+    if rng.random() < 0.5:
+        return content[:place]
+    return content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :]
+
+
+def test_every_damage_is_refused_by_name(tmp_path: Path) -> None:
+    content, rng = pool_bytes(some_pool(), 50), random.Random(1)
+    path = tmp_path / "phrases.pool"
+    for _ in range(2000):
+        path.write_bytes(spoil(content, rng))
+        with pytest.raises(ConfigError, match=r"phrases\.pool.*bad_pool=cold"):
+            read_pool(path, 50)
+
+
+def test_a_file_of_another_kind_version_or_vocabulary(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "phrases.pool"
+    path.write_bytes(pool_bytes(some_pool(), 50))
+    with pytest.raises(ConfigError, match=f"got a vocabulary of 50 tokens; expected {pair.draft.config.vocab_size}"):
+        drafter(pair, path)
+    path.write_bytes(path.read_bytes().replace(b'"version":"1"', b'"version":"9"'))
+    with pytest.raises(ConfigError, match="got version '9'; expected '1'"):
+        drafter(pair, path)
+    save_file({}, path)
+    with pytest.raises(ConfigError, match="expected 'paceline phrase pool'"):
+        drafter(pair, path)
+    path.write_bytes(b"")
+    with pytest.raises(ConfigError, match="got a file that cannot be read"):
+        drafter(pair, path)
+    with pytest.raises(ConfigError, match="got a file that cannot be read"):
+        drafter(pair, tmp_path)
+    with pytest.raises(ConfigError, match="got no folder"):
+        drafter(pair, tmp_path / "nowhere" / "phrases.pool")
+    with pytest.raises(ConfigError, match="Choose one with pool=PATH"):
+        create("ouroboros", draft_model=pair.draft).save_pool()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"got bad_pool='cool'; expected a known value\. Did you mean 'cold'"):
+        drafter(pair, path, bad_pool="cool")
+
+
+def test_cold_only_if_asked_and_the_refused_file_is_kept(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "phrases.pool"
+    theirs = pool_bytes(some_pool(), 50)
+    path.write_bytes(theirs)
+    with pytest.warns(UserWarning, match="The pool begins empty"):
+        made = drafter(pair, path, bad_pool="cold")
+    assert path.read_bytes() == theirs
+    run(pair, made)
+    assert (tmp_path / "phrases.pool.refused").read_bytes() == theirs
+    run(pair, drafter(pair, path))
+
+
+def test_a_save_that_fails_leaves_the_file_and_the_requests(pair: Pair, tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "phrases.pool"
+    made = drafter(pair, path)
+    run(pair, made)
+    made.save_pool()
+    before = path.read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    again = drafter(pair, path)
+    with pytest.warns(UserWarning, match="not saved.*No space left"):
+        run(pair, again)
+    with pytest.raises(ConfigError, match="No space left"):
+        again.save_pool()
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob("*.tmp"))

@@ -1,0 +1,206 @@
+"""Drafters from outside: entry points of other packages, and `module:Class` wherever a name is accepted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.bench import BenchConfig, run_bench
+from paceline.cli.options import split_specs
+from paceline.common.config import split_spec
+from paceline.common.options import PromptOptions
+from paceline.drafters import available, create, entry
+from paceline.errors import ConfigError
+from paceline.integrations.transformers import Strategy
+from paceline.replay import replay
+from tests.support.shared import Pair
+
+MODULE = '''
+"""A module with one drafter, and with classes that are none."""
+
+from dataclasses import dataclass
+
+from paceline import Drafter, DraftTree
+
+
+@dataclass(frozen=True)
+class RepeatOptions:
+    """How often."""
+
+    times: int = 2
+
+
+class Repeat(Drafter):
+    """Guesses that the newest token comes again."""
+
+    name = "repeat"
+    Options = RepeatOptions
+
+    def __init__(self, times):
+        self.times = times
+
+    @classmethod
+    def build(cls, options):
+        return cls(options.times)
+
+    def propose(self, seqs, max_nodes):
+        return [DraftTree.chain([seq.token_ids[-1]] * min(self.times, limit)) for seq, limit in zip(seqs, max_nodes)]
+
+
+class Needy(Repeat):
+    """Wants a draft model."""
+
+    needs_draft_model = True
+
+    @classmethod
+    def build(cls, options, draft_model):
+        return cls(draft_model.vocab_size)
+
+
+class NoDrafter:
+    """Not even a Drafter."""
+
+
+class Silent(Drafter):
+    """Proposes nothing."""
+
+
+class Unoptioned(Drafter):
+    """Has no Options."""
+
+    def propose(self, seqs, max_nodes):
+        return []
+
+
+class Unbuilt(Unoptioned):
+    """Has no build."""
+
+    Options = RepeatOptions
+
+
+class Elsewhere(Repeat):
+    """Builds something else."""
+
+    @classmethod
+    def build(cls, options):
+        return options
+
+
+number = 3
+'''
+
+
+def install(folder: Path, package: str, **points: str) -> None:
+    """Lay out what an installed package with these entry points leaves in site-packages."""
+    info = folder / f"{package}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = [f"{name} = {target}" for name, target in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[paceline.drafters]", *lines]) + "\n")
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path with the module `outside_drafters` above; two packages declare drafters."""
+    (tmp_path / "outside_drafters.py").write_text(MODULE)
+    (tmp_path / "broken_drafters.py").write_text("raise RuntimeError('out of order')\n")
+    install(tmp_path, "one", repeat="outside_drafters:Repeat", broken="broken_drafters:Any", none="outside_drafters:Repeat")
+    install(tmp_path, "two", twice="outside_drafters:Repeat", crooked="no colon at all", missing="outside_drafters:Gone")
+    install(tmp_path, "three", twice="outside_drafters:Needy")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "outside_drafters", raising=False)
+    return tmp_path
+
+
+SPECS = ["repeat", "repeat:times=3", "outside_drafters:Repeat", "outside_drafters:Repeat:times=3"]
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_drafter_from_outside_runs_everywhere(pair: Pair, spec: str) -> None:
+    params = SamplingParams(max_new_tokens=24)
+    assert LLM(pair.target, spec).generate([pair.prompts[1]], params)[0].token_ids == pair.answers[1][:24]
+    ids = torch.tensor([pair.prompts[1]])
+    out = pair.target.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, custom_generate=Strategy(spec)
+    )
+    assert out[0, ids.shape[1] :].tolist() == pair.answers[1][:24]
+    assert replay(create(spec), [([1, 2], [2, 2, 2, 2, 5, 6])]).accepted == 3
+    sampling, prompts = SamplingParams(max_new_tokens=8), PromptOptions(limit=1)
+    config = BenchConfig(drafters=("none", spec), selection=prompts, sampling=sampling, warmup=0)
+    figures = {one.method: one for one in run_bench(config, progress=False).figures()}
+    assert figures[spec].equal == figures[spec].compared == 1
+
+
+@pytest.mark.usefixtures("outside")
+def test_names_are_listed_and_nothing_is_imported() -> None:
+    names = available()
+    assert names[-5:] == ["broken", "crooked", "missing", "repeat", "twice"]
+    assert len(names) == len(set(names))
+    assert entry("none").target == "paceline.drafters.none:NoDrafter"  # no package takes a name of ours
+    assert "outside_drafters" not in sys.modules
+    assert entry("repeat").describe() == "Guesses that the newest token comes again."
+    assert not entry("repeat").needs_draft_model
+    assert entry("outside_drafters:Needy").needs_draft_model
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("broken", r"drafter 'broken': got 'broken_drafters:Any' of package one, .*RuntimeError: out of order"),
+        ("crooked", r"drafter 'crooked': got 'no colon at all' of package two, which cannot be imported"),
+        ("missing", r"drafter 'missing': got 'outside_drafters:Gone' of package two, .*no attribute 'Gone'"),
+        ("twice", "'twice': got 'outside_drafters:.*' of package .* and 'outside_drafters:.*' of package .*; expected one"),
+        ("repaet", "there is no drafter 'repaet'; .*Did you mean 'repeat'"),
+        ("repeat:time=3", "no option 'time'. Did you mean 'times'"),
+        ("repeat:times", "got 'times' for its options; .*Write key=value"),
+        ("no_such_module:Repeat", r"which cannot be imported \(ModuleNotFoundError.*choose another of: none,"),
+        (":Repeat", "got ':Repeat', which cannot be imported"),
+        ("outside_drafters:NoDrafter", "which is no subclass of paceline.Drafter; expected"),
+        ("outside_drafters:number", "which is no subclass of paceline.Drafter; expected"),
+        ("outside_drafters:Silent", "which does not define propose; expected"),
+        ("outside_drafters:Unoptioned", "which has no dataclass named Options; expected"),
+        ("outside_drafters:Unbuilt", "which has no class method build; expected"),
+        ("outside_drafters:Needy", "needs a draft model: got none; expected"),
+        ("outside_drafters:Elsewhere", r"got a RepeatOptions from Elsewhere.build; expected a Drafter"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(pair: Pair, spec: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        create(spec)
+    with pytest.raises(ConfigError, match=words):
+        LLM(pair.target, spec)
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_draft_model_is_passed_on(pair: Pair) -> None:
+    spec = "outside_drafters:Needy"
+    (out,) = LLM(pair.target, spec, draft_model=pair.draft).generate([pair.prompts[1]], SamplingParams(max_new_tokens=8))
+    assert out.token_ids == pair.answers[1][:8]
+
+
+def test_the_command_lists_the_good_and_names_the_broken(outside: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "drafters"], capture_output=True, text=True, timeout=120, cwd=outside,
+        env={"PYTHONPATH": f"{Path(__file__).parents[2]}", "COLUMNS": "200", "PATH": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Guesses that the newest token comes again." in done.stdout
+    assert "times=2" in done.stdout
+    assert "out of order" in done.stdout
+
+
+def test_specs_split_into_name_and_options() -> None:
+    assert split_spec("rest:datastore=/a:b/c,length=3") == ("rest", "datastore=/a:b/c,length=3")
+    assert split_spec("my.module:Inner.Class:store=a:b") == ("my.module:Inner.Class", "store=a:b")
+    assert split_spec(" none ") == ("none", "")
+    specs = ["none,my.module:Class:length=2,width=3,other:Class,sssd:datastore=demo,nodes=4", "none"]
+    assert split_specs(specs, available()) == [
+        "none", "my.module:Class:length=2,width=3", "other:Class", "sssd:datastore=demo,nodes=4", "none",
+    ]  # fmt: skip

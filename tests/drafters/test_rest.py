@@ -1,0 +1,200 @@
+"""REST: trees of hand-made stores, the same by slow counting, bad input, and why its public verification is not lossless."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline import LLM, DraftTree, SamplingParams, datastore
+from paceline.drafters import create
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE
+from paceline.errors import ConfigError, DatastoreError
+from tests.support.enumeration import EOS, PLAIN, Oracle, complete, dist, followed, path_to, target
+from tests.support.shared import Pair, tiny_store
+from tests.support.stores import Documents, continuations, some_documents, store
+
+HAND_MADE = ((1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 6), (7, 2, 8))
+
+
+def drafted(documents: tuple[tuple[int, ...], ...], text: list[int], limit: int = 99, new: int = 99, **options: Any) -> DraftTree:
+    """What is proposed after `text` with `new` tokens left."""
+    drafter = create("rest", datastore=tiny_store(documents, 10), **options)
+    (tree,) = drafter.propose([Sequence(text, SamplingParams(max_new_tokens=new))], [limit])
+    return tree
+
+
+def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    """Every node as its path, with its confidence."""
+    assert tree.confidence is not None or not len(tree)
+    return {path_to(tree, node): share for node, share in enumerate(tree.confidence or [])}
+
+
+def test_prefixes_are_counted() -> None:
+    """Behind "1 2": 3 4, 3 5 and 6. The longest suffix counts only, so 8 is not guessed."""
+    tree = drafted(HAND_MADE, [9, 1, 2])
+    assert (tree.token_ids, tree.parents) == ([3, 4, 5, 6], [-1, 0, 0, -1])
+    assert tree.confidence == [2 / 3, 1 / 2, 1 / 2, 1 / 3]
+    assert set(paths(drafted(HAND_MADE, [9, 2], shortest=1))) == {(3,), (3, 4), (3, 5), (6,), (8,)}
+
+
+def test_the_most_frequent_stay_and_shallow_ones_before_deep_ones() -> None:
+    kept = [drafted(HAND_MADE, [1, 2], nodes=count).token_ids for count in range(1, 5)]
+    assert kept == [[3], [3, 6], [3, 4, 6], [3, 4, 5, 6]]
+    assert [drafted(HAND_MADE, [1, 2], limit=count).token_ids for count in range(5)] == [[], *kept]
+
+
+def test_only_the_first_matches_are_read() -> None:
+    """In the order of the suffix array: a biased sample."""
+    documents = ((1, 2, 3), (1, 2, 5, 6), (1, 2, 4), (1, 2, 5))
+    assert [sorted(drafted(documents, [1, 2], matches=count).token_ids) for count in (1, 2, 4)] == [[3], [3, 4], [3, 4, 5, 6]]
+
+
+def test_suffixes_shorter_than_the_shortest_are_not_looked_up() -> None:
+    assert drafted(HAND_MADE, [4, 2]) is EMPTY_TREE
+    assert drafted(HAND_MADE, [9, 9], shortest=1) is EMPTY_TREE
+    assert drafted(HAND_MADE, [2]) is EMPTY_TREE
+    assert drafted(HAND_MADE, [1, 2, 3], longest=2, shortest=1).token_ids == [4, 5]
+
+
+def test_a_continuation_ends_with_its_document() -> None:
+    """And where all matches end theirs, a shorter suffix is looked up."""
+    documents = ((1, 2), (3, 4), (5, 2, 6))
+    assert drafted(documents, [1, 2]) is EMPTY_TREE
+    assert drafted(documents, [1, 2], shortest=1).token_ids == [6]
+    assert drafted(documents, [1, 2], shortest=1).confidence == [1 / 2]
+
+
+def test_no_deeper_than_length_and_what_is_left() -> None:
+    documents = ((1, 2, 3, 4, 5, 6),)
+    assert drafted(documents, [1, 2], length=3).token_ids == [3, 4, 5]
+    assert [len(drafted(documents, [1, 2], new=new)) for new in range(1, 7)] == [0, 1, 2, 3, 4, 4]
+
+
+def expected(documents: Documents, text: list[int], longest: int, shortest: int, length: int) -> Counter[tuple[int, ...]]:
+    """Every prefix of what follows, counted; the empty one counts all matches."""
+    for size in range(min(longest, len(text)), shortest - 1, -1):
+        found = continuations(documents, text[-size:], length)
+        if any(found):
+            return Counter(tuple(row[:depth]) for row in found for depth in range(len(row) + 1))
+    return Counter()
+
+
+@given(
+    text=st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    spans=st.tuples(st.integers(1, 3), st.integers(0, 9)),
+    length=st.integers(1, 8),
+    nodes=st.integers(1, 40),
+    seed=st.integers(0, 3),
+)
+def test_trees_are_those_of_slow_counting(text: list[int], spans: tuple[int, int], length: int, nodes: int, seed: int) -> None:
+    documents = some_documents(30, seed=seed)
+    shortest, longest = spans[0], sum(spans)
+    folder = tiny_store(tuple(map(tuple, documents)), 6)
+    options = {"shortest": shortest, "longest": longest, "length": length, "nodes": nodes}
+    drafter = create("rest", datastore=folder, **options)
+    (tree,) = drafter.propose([Sequence(text, SamplingParams())], [99])
+    counts = expected(documents, text, longest, shortest, length)
+    kept = paths(tree)
+    assert all(kept[path] == counts[path] / counts[path[:-1]] for path in kept)
+    ranks = sorted((-count, len(path)) for path, count in counts.items() if path)
+    assert sorted((-counts[path], len(path)) for path in kept) == ranks[:nodes]
+
+
+def test_several_shards_and_a_batch(tmp_path: Path) -> None:
+    """The batch is searched in one call: the trees are those of each sequence alone, and of one shard."""
+    documents = some_documents(300)
+    many = tmp_path / "many"
+    datastore.build(many, documents, 6, shard_tokens=1024, workers=1)
+    one = store(tmp_path / "one", documents)
+    assert len(datastore.info(many).shards) > 2
+    rng = random.Random(1)
+    seqs = [Sequence([rng.randrange(6) for _ in range(20)], SamplingParams()) for _ in range(8)]
+    limits = [0, 1, 3, 9, 64, 64, 64, 64]
+    split, whole = (create("rest", datastore=str(path), nodes=10**6) for path in (many, one))
+    trees = split.propose(seqs, limits)
+    assert trees == [split.propose([seq], [limit])[0] for seq, limit in zip(seqs, limits, strict=True)]
+    assert [len(tree) for tree in trees[:3]] == limits[:3]
+    every = [10**6] * 8
+    assert [paths(tree) for tree in split.propose(seqs, every)] == [paths(tree) for tree in whole.propose(seqs, every)]
+    assert split.propose([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", "got no datastore.*paceline datastore build PATH.*rest:datastore=PATH"),
+        ("datastore=x,shortest=0", "shortest: got 0; expected at least 1"),
+        ("datastore=x,longest=3,shortest=4", "longest: got 3; expected at least 4"),
+        ("datastore=x,longest=60,length=5", "got longest=60 and length=5; expected at most 64 together"),
+        ("datastore=x,matches=0", "matches: got 0"),
+        ("datastore=x,nodes=0", "nodes: got 0"),
+    ],
+)
+def test_bad_options(options: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        create(f"rest:{options}")
+
+
+def test_no_store(tmp_path: Path) -> None:
+    with pytest.raises(DatastoreError, match="nowhere"):
+        create("rest", datastore=str(tmp_path / "nowhere"))
+
+
+def test_a_store_of_more_tokens_than_the_target_has(pair: Pair, tmp_path: Path) -> None:
+    """Fewer are fine: models often have more rows than their tokenizer has tokens."""
+    datastore.build(tmp_path, [[1, 2, 300]], 301, workers=1)
+    with pytest.raises(ConfigError, match=r"vocabulary of 301 tokens; expected at most 256, .*target's tokenizer"):
+        LLM(pair.target, drafter=f"rest:datastore={tmp_path}")
+    LLM(pair.target, drafter=f"rest:datastore={tiny_store(HAND_MADE, 10)}")
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
+    path = store(tmp_path / "store")
+    (shard,) = datastore.info(path).shards
+    content = bytearray((path / shard.name).read_bytes())
+    content[5000] ^= 1
+    (path / shard.name).write_bytes(content)
+    drafter = create("rest", datastore=str(path))
+    with pytest.raises(DatastoreError, match=shard.name):
+        drafter.propose([Sequence([1, 2], SamplingParams())], [9])
+
+
+def public_rule(tree: DraftTree, oracle: Oracle) -> tuple[int, ...]:
+    """Acceptance as in REST's public code: each branch is checked with draws of its own, and the one that agrees longest is kept.
+
+    The token after it is drawn afresh, from all of the target's distribution.
+    """
+    parents = set(tree.parents)
+    best: tuple[int, ...] = ()
+    for branch in (path_to(tree, leaf) for leaf in range(len(tree)) if leaf not in parents):
+        agreed = 0
+        while agreed < len(branch) and oracle.draw(target(branch[:agreed])) == branch[agreed]:
+            agreed += 1
+        best = max(best, branch[:agreed], key=len)
+    return complete(oracle, list(best[: best.index(EOS) + 1] if EOS in best else best))
+
+
+@pytest.mark.parametrize("tree", [DraftTree([1], [-1]), DraftTree([0, 2, 1], [-1, -1, 0]), DraftTree([0, 1, 2], [-1, 0, 0])])
+def test_the_public_verification_is_not_lossless(tree: DraftTree) -> None:
+    """Ours follows the target's own draws, and is."""
+    assert Oracle().enumerate(lambda oracle: public_rule(tree, oracle)) != PLAIN
+    assert followed(lambda oracle: tree) == PLAIN
+
+
+def test_the_public_verification_doubles_a_guess() -> None:
+    """Target (0.4, 0.3, 0.2, 0.1), token 1 guessed: it is emitted with p + (1 - p) p = 0.51 instead of 0.3."""
+
+    def experiment(oracle: Oracle) -> tuple[int, ...]:
+        agreed = oracle.draw(dist(4, 3, 2, 1)) == 1
+        return (1 if agreed else oracle.draw(dist(4, 3, 2, 1)),)
+
+    law = Oracle().enumerate(experiment)
+    assert law == {(0,): Fraction(28, 100), (1,): Fraction(51, 100), (2,): Fraction(14, 100), (3,): Fraction(7, 100)}

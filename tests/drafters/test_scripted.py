@@ -1,0 +1,107 @@
+"""The scripted drafter says what its script says; the public contract check finds what breaks the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, Drafter, DraftTree, SamplingParams, ScriptedDrafter
+from paceline.drafters import create
+from paceline.drafters.contract import check_drafter
+from paceline.engine.sequence import Sequence
+from paceline.errors import ConfigError, DrafterError
+from tests.support.shared import Pair
+
+
+def test_a_script_goes_step_by_step_for_each_sequence(pair: Pair) -> None:
+    drafter = ScriptedDrafter([[3, 4, 5], DraftTree([6, 7], [-1, -1])])
+    llm = LLM(pair.target, drafter, max_nodes=2)
+    outs = llm.generate(pair.prompts[1:3], SamplingParams(max_new_tokens=6))
+    assert [out.token_ids for out in outs] == [answer[:6] for answer in pair.answers[1:3]]
+    for seq in {question.sequence for question in drafter.questions}:
+        trees = [outcome.tree for outcome in drafter.outcomes if outcome.seq.id == seq]
+        assert trees[0] == DraftTree([3, 4], [-1, 0])  # cut to the budget
+        assert trees[1] == DraftTree([6, 7], [-1, -1])
+        assert not any(tree.token_ids for tree in trees[2:])
+    assert drafter.questions[0].token_ids == pair.prompts[1]
+    assert drafter.questions[0].max_nodes == 2
+    assert not drafter.open
+
+
+def test_a_function_is_taken_at_its_word(pair: Pair) -> None:
+    def script(seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        return [
+            DraftTree.chain(pair.answers[1][len(seq.output_ids) :][:limit]) for seq, limit in zip(seqs, max_nodes, strict=True)
+        ]
+
+    (out,) = LLM(pair.target, ScriptedDrafter(script), max_nodes=3).generate([pair.prompts[1]], SamplingParams(max_new_tokens=12))
+    assert out.token_ids == pair.answers[1][:12]
+    assert out.stats.tokens_per_forward > 3
+    with pytest.raises(DrafterError, match="drafter 'wordy' proposed 3 nodes"):
+        LLM(pair.target, ScriptedDrafter(lambda *_: [DraftTree.chain([1, 2, 3])], "wordy"), max_nodes=2).generate(
+            [pair.prompts[1]]
+        )
+
+
+def test_the_contract_check_reports_what_a_drafter_did(pair: Pair) -> None:
+    report = check_drafter(create("prompt_lookup"), pair.target, pair.prompts)
+    assert report.drafted > report.accepted > 0
+    assert report.steps > 40
+    assert not report.draws
+    assert check_drafter(create("draft_model", draft_model=pair.draft), pair.target, pair.prompts).draws
+    report = check_drafter(create("pia"))  # on the embedded model
+    assert report.accepted > 0
+
+
+class Changing(ScriptedDrafter):
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        seqs[0].token_ids[-1] = 5
+        return super().propose(seqs, max_nodes)
+
+
+class Keeping(ScriptedDrafter):
+    def stop(self, seq: Sequence) -> None:
+        self.open.add(seq.id)
+
+
+class Late(Drafter):
+    """Changes a tree after it has been checked."""
+
+    name = "late"
+
+    def __init__(self) -> None:
+        self.last: list[DraftTree] = []
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        self.last = [DraftTree.chain([3][:limit]) for limit in max_nodes]
+        return self.last
+
+    def observe(self, outcomes: Any) -> None:
+        for outcome in outcomes:
+            outcome.seq.token_ids[-1] = 7
+
+
+BROKEN: dict[str, tuple[Drafter, str]] = {
+    "beyond the budget": (ScriptedDrafter(lambda seqs, _: [DraftTree.chain([1, 2, 3])] * len(seqs)), "proposed 3 nodes"),
+    "another's tokens": (Changing([]), "drafter 'scripted': got changed token_ids after propose; expected"),
+    "state kept": (Keeping([]), "drafter 'scripted': got open, _steps still holding stopped sequences; expected"),
+    "an answer rewritten": (Late(), "drafter 'late': got another token 0 in answer 0 than plain decoding; expected"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_the_contract_check_finds_what_is_broken(pair: Pair, fault: str) -> None:
+    drafter, words = BROKEN[fault]
+    with pytest.raises(DrafterError, match=words):
+        check_drafter(drafter, pair.target, pair.prompts)
+
+
+def test_what_the_contract_check_refuses(pair: Pair) -> None:
+    with pytest.raises(ConfigError, match="got 2 prompts; expected at least 4"):
+        check_drafter(create("none"), pair.target, pair.prompts[:2])
+    half: Any = type(pair.target)(pair.target.config).to(torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"got a target in torch\.bfloat16; expected float32"):
+        check_drafter(create("none"), half, pair.prompts)

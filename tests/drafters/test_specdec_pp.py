@@ -1,0 +1,229 @@
+"""SpecDec++: when it stops, what the head reads, what it says of a draft, and how the threshold follows the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as ListLike
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline import LLM, DraftTree, SamplingParams
+from paceline.drafters import create
+from paceline.drafters.specdec_pp.drafter import CostClock, SpecDecPP, SpecDecPPOptions
+from paceline.drafters.specdec_pp.head import AcceptanceHead
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE
+from paceline.errors import ConfigError, UnsupportedModelError
+from tests.support.models import make
+from tests.support.shared import COUNT, Pair, Watch, random_head, room, with_head
+
+
+class Constant:
+    """A head that always says the same, also at first if `first`; `best` answers for the threshold."""
+
+    def __init__(self, chance: float, curve: ListLike[object] = (), best: ListLike[float] = (), first: bool = False) -> None:
+        self.card = SimpleNamespace(curve=curve, prior=(1.0,) if first else ())
+        self.asked: list[tuple[float, float]] = []
+        self._chance, self._best = chance, list(best)
+
+    def confidences(self, hidden: Tensor, log_probs: Tensor, entropies: Tensor) -> Tensor:
+        assert hidden.shape[0] == log_probs.shape[0] == entropies.shape[0]
+        return torch.full((hidden.shape[0],), self._chance)
+
+    def early_confidences(self, log_probs: Tensor, entropies: Tensor) -> Tensor:
+        return torch.full_like(log_probs, self._chance)
+
+    def threshold(self, target_seconds: float, draft_seconds: float) -> float:
+        self.asked.append((target_seconds, draft_seconds))
+        return self._best[len(self.asked) - 1]
+
+
+def drafting(pair: Pair, head: Any, **options: Any) -> Watch:
+    return Watch(SpecDecPP(SpecDecPPOptions(**options), CachedLM(pair.draft), head))
+
+
+@pytest.mark.parametrize(
+    ("chance", "options", "length"),
+    [
+        (0.9, {}, 13),  # measured in the public code: 0.9 ** 12 < 0.3 <= 0.9 ** 11
+        (0.9, {"threshold": 0.7}, 13),
+        (0.9, {"threshold": 0.5}, 8),
+        (0.9, {"max": 10}, 10),
+        (0.1, {}, 2),
+        (0.1, {"min": 1}, 2),  # nothing is judged before the second
+        (0.1, {"min": 5}, 5),
+        (1.0, {}, 20),
+        (0.5, {"threshold": 0.5}, 3),  # "exceeds"
+        (0.9, {"lookup": True}, 13),
+        (0.9, {"verification": "follow"}, 13),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_constant_head_by_hand(pair: Pair, chance: float, options: dict[str, Any], length: int, temperature: float) -> None:
+    drafter = drafting(pair, Constant(chance), **options)
+    LLM(pair.target, drafter=drafter, max_batch=3).generate(pair.prompts[:5], SamplingParams(COUNT, temperature, ignore_eos=True))
+    for seq, tokens, tree in drafter.notes:
+        assert len(tree) == min(length, room(seq, tokens))
+        assert (tree.probs is None) == (temperature == 0.0 or "verification" in options or not len(tree))
+        if len(tree):
+            assert tree.confidence is not None
+            assert tree.confidence[:-1] == pytest.approx([chance] * (len(tree) - 1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_end_of_sequence_token_ends_the_draft(pair: Pair, temperature: float) -> None:
+    """It is verified like any other; nothing is drafted after it."""
+    ends = [pair.answers[1][6], *range(0, 256, 9)]
+    drafter = drafting(pair, Constant(1.0))
+    llm = LLM(pair.target, drafter=drafter, max_batch=3)
+    llm.eos_token_ids = ends
+    llm.generate(pair.prompts, SamplingParams(COUNT, temperature))
+    ended = 0
+    for seq, tokens, tree in drafter.notes:
+        assert not set(tree.token_ids[:-1]) & set(ends)
+        ended += len(tree) > 0 and tree.token_ids[-1] in ends
+        assert not len(tree) or tree.token_ids[-1] in ends or len(tree) == min(20, room(seq, tokens))
+    assert ended > 3
+
+
+@pytest.mark.parametrize(("newest", "length"), [(True, 12), (False, 13)])
+def test_the_newest_token_counts_too(pair: Pair, newest: bool, length: int) -> None:
+    """One token sooner, since 13 factors of 0.9 are needed, the last one for the newest."""
+    drafter = drafting(pair, Constant(0.9, first=True), newest=newest)
+    LLM(pair.target, drafter=drafter, max_batch=3).generate(pair.prompts, SamplingParams(COUNT, ignore_eos=True))
+    full = [len(tree) for seq, tokens, tree in drafter.notes if room(seq, tokens) >= length and len(tree)]
+    assert full
+    assert set(full) == {length}
+
+
+@torch.no_grad()
+def judged(pair: Pair, head: AcceptanceHead, tokens: list[int], tree: DraftTree, temperature: float, top_k: int) -> list[float]:
+    """What the head should say of each node, from one plain forward of the draft model."""
+    made = pair.draft(torch.tensor([tokens + tree.token_ids]), output_hidden_states=True)
+    scores = made.logits[0, len(tokens) - 1 : -1]
+    if temperature:
+        scores = scores / temperature
+        scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], -torch.inf)
+    probs = scores.softmax(-1)
+    own = probs[range(len(tree)), tree.token_ids].log()
+    hidden = made.hidden_states[-1][0, len(tokens) :]
+    confidences = head.confidences(hidden, own, torch.special.entr(probs).sum(-1)).tolist()
+    return [*confidences[:-1], float(own[-1].exp())]
+
+
+@pytest.mark.parametrize("lookup", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+def test_the_head_judges_every_token_by_its_own_state(pair: Pair, temperature: float, lookup: bool) -> None:
+    """Also in ragged batches, after rejections and behind looked-up text; and the draft stops where the product says so."""
+    head = AcceptanceHead.load(random_head(pair.draft), pair.draft)
+    drafter = drafting(pair, head, threshold=0.9, min=1, max=7, lookup=lookup)
+    params = SamplingParams(COUNT, temperature, top_k=30)
+    LLM(pair.target, drafter=drafter, max_batch=4).generate(pair.prompts, params)
+    lengths = set()
+    for seq, tokens, tree in drafter.notes[::3]:
+        if tree.confidence is not None:
+            assert tree.confidence == pytest.approx(judged(pair, head, tokens, tree, temperature, 30), rel=1e-3, abs=1e-5)
+            product = torch.tensor(tree.confidence[:-1], dtype=torch.float64).cumprod(0)
+            assert (1 - product[:-1] <= 0.9).all()
+            assert len(tree) == min(7, room(seq, tokens)) or 1 - product[-1] > 0.9
+            lengths.add(len(tree))
+    assert len(lengths) > 3
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gemma3", "qwen2_mixed", "bloom", "falcon_alibi"])
+def test_hidden_states_are_those_the_head_was_fed(name: str) -> None:
+    """In one forward of a ragged batch, or row by row where slots are positions; other users of the model pay nothing."""
+    model = make(name)
+    lm, other = CachedLM(model), CachedLM(model)
+    seqs = [Sequence(list(range(3, 3 + length)), SamplingParams()) for length in (4, 9, 6)]
+    for seq in seqs:
+        lm.open(seq)
+    trees = [DraftTree.chain([5, 6, 7]), EMPTY_TREE, DraftTree.chain([9])]
+    logits, hidden = lm.forward_with_hidden(seqs, trees)
+    assert hidden.shape == (3, 4, model.config.hidden_size)
+    with torch.inference_mode():
+        again = model.get_output_embeddings()(hidden)
+    for row, tree in enumerate(trees):
+        torch.testing.assert_close(again[row, : 1 + len(tree)], logits[row, : 1 + len(tree)])
+    assert not model.get_output_embeddings()._forward_pre_hooks
+    other.open(seqs[0])
+    other.forward(seqs[:1], trees[:1])
+
+
+def test_a_model_without_an_lm_head_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama")
+    monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
+    lm, seq = CachedLM(model), Sequence([3, 4], SamplingParams())
+    lm.open(seq)
+    with pytest.raises(UnsupportedModelError, match="without an LM head"):
+        lm.forward_with_hidden([seq], [EMPTY_TREE])
+
+
+def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Medians after 8 steps, then every 32; outliers do not matter, steps without a draft do not count."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = CostClock()
+    said = {}
+    for step in range(1, 80):
+        clock.drafted(0.0, 0)
+        assert clock.verified() is None
+        clock.drafted(4 * (0.9 if step == 3 else 0.1 if step < 20 else 0.2), 4)
+        now[0] += 7.0 if step == 5 else 0.5
+        times = clock.verified()
+        if times:
+            said[step] = times
+    assert list(said) == [8, 40, 72]
+    assert said[8] == pytest.approx((0.5, 0.1))
+    assert said[72] == pytest.approx((0.5, 0.2))
+
+
+def test_auto_follows_the_head(pair: Pair) -> None:
+    """It begins at the ratio of the paper's pair, then asks with the measured times; the answers stay the target's."""
+    head = Constant(0.8, curve=["a point"], best=[0.5, 0.1, 0.95, 0.95, 0.95])
+    drafter = drafting(pair, head)
+    inner = drafter.inner
+    assert isinstance(inner, SpecDecPP)
+    assert (head.asked, inner.threshold) == ([(5.0, 1.0)], 0.5)
+    outs = LLM(pair.target, drafter=drafter, max_batch=2).generate(pair.prompts, SamplingParams(COUNT))
+    assert [out.token_ids for out in outs] == pair.answers
+    assert len(head.asked) > 2
+    assert all(0 < seconds < 60 for times in head.asked[1:] for seconds in times)
+    assert inner.threshold == 0.95
+    lengths = [len(tree) for seq, tokens, tree in drafter.notes if room(seq, tokens) > 16]
+    assert (lengths[0], min(lengths), max(lengths)) == (5, 2, 15)
+    assert drafting(pair, Constant(0.8, curve=["a point"]), threshold=0.4).inner.threshold == 0.4  # type: ignore[attr-defined]
+    assert drafting(pair, Constant(0.8)).inner.threshold == 0.7  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("threshold=1.5", "got threshold=1.5; expected a number above 0 and below 1, or 'auto'"),
+        ("threshold=0", "got threshold=0.0; expected"),
+        ("threshold=1", "got threshold=1.0; expected"),
+        ("threshold=atuo", "got threshold='atuo'; expected a number between 0 and 1. Did you mean 'auto'"),
+        ("threshold=auto", "got a head whose card has no curve; expected"),
+        ("min=0", "min: got 0; expected at least 1"),
+        ("min=5,max=4", "max: got 4; expected at least 5"),
+        ("verification=folow", "specdec_pp: got verification='folow'; expected a known value. Did you mean 'follow'"),
+        ("head=no/such/folder", "'no/such/folder'"),
+    ],
+)
+def test_options(pair: Pair, options: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        create(with_head(f"specdec_pp:{options}", pair.draft), draft_model=pair.draft)
+
+
+def test_a_draft_model_without_a_head(pair: Pair, tmp_path: Path) -> None:
+    """The shipped head belongs to another draft model, and so does this one."""
+    with pytest.raises(ConfigError, match=r"got no head; expected.*Train one for this draft model.*pass head=DIRECTORY"):
+        create("specdec_pp", draft_model=pair.draft)
+    with pytest.raises(ConfigError, match=r"expected .*trained for the draft model 'a tiny model'"):
+        create(f"specdec_pp:head={random_head(pair.draft)}", draft_model=pair.target)

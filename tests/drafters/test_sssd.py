@@ -1,0 +1,295 @@
+"""The `sssd` drafter: its index, its trees, its sources, its calibration."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Sequence as ListLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import DraftTree, SamplingParams, datastore
+from paceline.datastore.search import suffix_at
+from paceline.drafters import create
+from paceline.drafters.sssd.calibration import SHIPPED, Calibration
+from paceline.drafters.sssd.drafter import Sssd, SssdOptions
+from paceline.drafters.sssd.evidence import look_up, new_pool, sample
+from paceline.drafters.sssd.features import FEATURES, HIDDEN
+from paceline.drafters.sssd.paper import branch_length
+from paceline.drafters.sssd.request_index import LONGEST, RequestIndex
+from paceline.engine.budget import node_limit
+from paceline.engine.drafter import check_trees, check_vocabulary
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import node_depths
+from paceline.errors import ConfigError, DatastoreError
+from paceline.replay import replay
+from tests.support.stores import continuations, some_documents, store
+
+VOCAB = 6
+ALL_LINKS = 10**4
+FUSIONS = ("calibrated", "paper")
+PIECES = st.lists(st.lists(st.integers(0, 2), max_size=25), min_size=1, max_size=8)
+
+
+def matches(text: ListLike[int]) -> dict[int, int]:
+    """Place behind every earlier occurrence of the newest tokens -> its length."""
+    found = {}
+    for end in range(1, len(text)):
+        size = 0
+        while size < min(end, LONGEST) and text[end - 1 - size] == text[-1 - size]:
+            size += 1
+        if size:
+            found[end] = size
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(PIECES)
+def test_the_index_finds_every_earlier_occurrence(pieces: list[list[int]]) -> None:
+    """Also of the newest tokens, at once, and with the length it really has."""
+    index, text = RequestIndex(), list[int]()
+    for piece in pieces:
+        index.append(piece)
+        text += piece
+        assert len(index) == len(text)
+        if text:
+            assert dict(index.find(most=ALL_LINKS)) == matches(text)
+
+
+def test_the_index_grows() -> None:
+    index, rng = RequestIndex(), random.Random(1)
+    text = [rng.randrange(2**32) for _ in range(3000)] + [7, 8, 9, 10]
+    for begin in range(0, len(text), 700):
+        index.append(text[begin : begin + 700])
+    index.append(text[1000:1010])
+    assert max(index.find(), key=lambda one: one[1]) == (1010, 10)
+
+
+def test_the_latest_links_are_followed_only() -> None:
+    index = RequestIndex()
+    index.append([1, 2] * 50)
+    assert {place for place, _ in index.find(most=3)} == {98, 96}  # the first link leads to the newest token itself
+
+
+def drafted(drafter: Sssd, text: ListLike[int], nodes: int, room: int = 40) -> DraftTree:
+    """The tree after `text`."""
+    seq = Sequence(list(text), SamplingParams(max_new_tokens=room))
+    drafter.start(seq)
+    (tree,) = drafter.propose([seq], [nodes])
+    check_trees(drafter, [seq], [nodes], [tree], 2**32)
+    drafter.stop(seq)
+    return tree
+
+
+def paths(tree: DraftTree) -> list[list[int]]:
+    """The tokens from the root to every node."""
+    found: list[list[int]] = []
+    for token, parent in zip(tree.token_ids, tree.parents, strict=True):
+        found.append([*(found[parent] if parent >= 0 else []), token])
+    return found
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_trees_hold_what_both_sources_say(tmp_path: Path, fusion: str) -> None:
+    """Every path continues some suffix of the text, in the text or in a document; confidences are in (0, 1]."""
+    documents = some_documents()
+    drafter = Sssd(SssdOptions(str(store(tmp_path / "store", documents)), fusion, nodes=40))
+    rng = random.Random(4)
+    nodes = 0
+    for _ in range(60):
+        text = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 40))]
+        budget, room = rng.choice([0, 1, 2, 7, 40]), rng.randint(1, 12)
+        tree = drafted(drafter, text, budget, room)
+        nodes += len(tree)
+        assert len(tree) <= budget
+        assert not len(tree) or node_depths(tree.parents).max() <= room - 1
+        assert all(0 < one <= 1 for one in tree.confidence or ())
+        for path in paths(tree):
+            query = [text[-1], *path]  # the shortest match that could have led here
+            repeated = any([*text, *path][i : i + len(query)] == query for i in range(len(text) - 1))
+            again = any(query[-2:] == ([*text, *path])[i : i + 2] for i in range(len(text) - 1))
+            assert repeated or again or continuations(documents, query, 1) or continuations(documents, query[-2:], 1)
+    assert nodes > 200
+
+
+def test_a_batch_shares_nodes_unless_the_options_say_how_many() -> None:
+    free, fixed = Sssd(SssdOptions()), Sssd(SssdOptions(nodes=24))
+    assert [node_limit(free.node_rule, batch, 256) for batch in (1, 2, 3, 8, 16, 64)] == [32, 32, 21, 8, 4, 4]
+    assert [node_limit(fixed.node_rule, batch, 256) for batch in (1, 64)] == [256, 256]
+    seqs = [Sequence(list(range(9)) * 9, SamplingParams()) for _ in range(4)]
+    for drafter, most in ((free, 32), (fixed, 24)):
+        for seq in seqs:
+            drafter.start(seq)
+        assert [len(tree) for tree in drafter.propose(seqs, [256, 16, 8, 0])] == [most, 16, 8, 0]
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_a_batch_is_as_one_by_one(tmp_path: Path, fusion: str) -> None:
+    """Whatever the thread that searches."""
+    path = str(store(tmp_path / "store"))
+    rng = random.Random(5)
+    texts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 60))] for _ in range(33)]
+    drafter = Sssd(SssdOptions(path, fusion))
+    seqs = [Sequence(text, SamplingParams(max_new_tokens=9)) for text in texts]
+    for seq in seqs:
+        drafter.start(seq)
+    together = drafter.propose(seqs, [12] * len(seqs))
+    assert together == [drafted(drafter, text, 12, 9) for text in texts]
+    assert drafter.propose([], []) == []
+
+
+def test_pointers_are_sampled_at_regular_intervals(tmp_path: Path) -> None:
+    """Over the shards together."""
+    documents = some_documents(200)
+    datastore.build(tmp_path / "store", documents, VOCAB, shard_tokens=1024, workers=1)
+    snapshot = datastore.open(tmp_path / "store").snapshot
+    assert len(snapshot.shards) > 1
+    pool = new_pool(200, 64, 1, len(snapshot.shards))
+    pointers: Any = pool.pointers
+    for token in range(VOCAB):
+        pool.tail[LONGEST - 1], ranges = token, pool.ranges[0]
+        total, _ = look_up(snapshot.table, pool.tail, LONGEST - 1, LONGEST, ranges)
+        every = [(suffix_at(snapshot.table, s, rank) + 1, s) for s in range(len(ranges)) for rank in range(*ranges[s].item())]
+        assert total == len(every) == sum(document.count(token) for document in documents)
+        for most in (1, 7, 50):
+            count, _ = sample(snapshot.table, pool, ranges, 0, 1, 0, 1, LONGEST + 1, total, most)
+            assert pointers[["place", "shard"]][:count].tolist() == [every[i * total // most] for i in range(most)]
+
+
+def test_confidences_are_those_of_the_network(tmp_path: Path) -> None:
+    """Of what is recorded, all looked at; a tree that looks at tokens alike only once has the same."""
+    rng = random.Random(6)
+    documents = [[rng.randrange(60) for _ in range(40)] for _ in range(80)]
+    options = SssdOptions(str(store(tmp_path / "store", documents, 60)))
+    weights, inputs = Calibration.load().weights, len(FEATURES)
+    first, bias = weights[: inputs * HIDDEN].reshape(inputs, HIDDEN), weights[inputs * HIDDEN : (inputs + 1) * HIDDEN]
+    second, last = weights[(inputs + 1) * HIDDEN : -1], weights[-1]
+    for _ in range(30):
+        seq = Sequence([rng.randrange(60) for _ in range(8)], SamplingParams(max_new_tokens=30))
+        drafter, recorder = Sssd(options), Sssd(options)
+        drafter.start(seq)
+        recorder.start(seq)
+        (tree,) = drafter.propose([seq], [24])
+        recorded, offered, _ = recorder.record(seq, [7], 24)
+        assert recorded == tree
+        predicted = 1 / (1 + np.exp(-(np.maximum(offered @ first + bias, 0) @ second + last)))
+        of_root = [one for one, parent in zip(tree.confidence or [], tree.parents, strict=True) if parent < 0]
+        assert of_root
+        assert all(np.abs(predicted - one).min() < 1e-5 for one in of_root)
+
+
+def test_a_period_is_continued_beyond_the_text() -> None:
+    """A match that runs into the newest token goes on with what was drafted."""
+    tree = drafted(create("sssd"), [1, 2, 3, 4] * 8, 32)  # type: ignore[arg-type]
+    assert max(paths(tree), key=len)[:20] == [1, 2, 3, 4] * 5
+
+
+def test_the_paper_by_hand() -> None:
+    """After 1 2 the text had 3 twice and 4 once: 0.6 times the share, by the longer and by the shorter match alike."""
+    text = [1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 5, 1, 2]
+    tree = drafted(create("sssd:fusion=paper"), text, 4)  # type: ignore[arg-type]
+    assert tree.confidence is not None
+    assert tree.token_ids[0] == 3
+    assert tree.confidence[0] == pytest.approx(0.6 * 2 / 3, abs=1e-6)
+    first_below = tree.parents.index(0)
+    assert tree.confidence[first_below] == pytest.approx(0.5 * (0.6 + 0.1 * 2), abs=1e-6)
+    assert [branch_length(nodes) for nodes in (1, 4, 5, 8, 9, 32, 33, 48, 49)] == [1, 3, 4, 5, 6, 6, 8, 8, 10]
+
+
+def test_finished_answers_become_searchable(tmp_path: Path) -> None:
+    path = store(tmp_path / "store", [[0, 1]], vocab_size=100)
+    drafter = Sssd(SssdOptions(str(path), live=True))
+    seq = Sequence([5, 6, 7, 8], SamplingParams(max_new_tokens=5))
+    drafter.start(seq)
+    drafter.propose([seq], [4])
+    seq.append([50, 51, 52, 53, 54])
+    drafter.stop(seq)
+    assert drafter._store is not None
+    drafter._store.flush()
+    assert paths(drafted(drafter, [20, 50, 51], 3))[-1] == [52, 53, 54]
+    with datastore.open(path) as opened:
+        assert opened.snapshot.find([[7, 8, 50]]).lengths[0, 0] == 3
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    path = store(tmp_path / "store", some_documents(400))
+    for fusion in FUSIONS:
+        drafter = Sssd(SssdOptions(str(path), fusion))
+        (shard,) = [one for one in path.iterdir() if one.suffix not in (".json", ".lock")]
+        content = bytearray(shard.read_bytes())
+        content[4096 : len(content) - 4096] = bytes(byte ^ 1 for byte in content[4096 : len(content) - 4096])
+        whole = shard.read_bytes()
+        with shard.open("r+b") as file:
+            file.write(content)
+        with pytest.raises(DatastoreError, match=shard.name):
+            drafted(drafter, [1, 2, 3], 8)
+        with shard.open("r+b") as file:
+            file.write(whole)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("sssd:fusion=sum", "calibrated, paper"),
+        ("sssd:nodes=0", "nodes: got 0"),
+        ("sssd:live=true", "without a datastore"),
+        ("sssd:datastore=demo,live=true", "only read"),
+        ("sssd:fusion=paper,calibration=x.json", "weights are fixed"),
+        ("sssd:calibration=nowhere.json", "nowhere.json"),
+    ],
+)
+def test_wrong_options_are_named(spec: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create(spec)
+
+
+def test_a_store_that_is_not_there() -> None:
+    with pytest.raises(DatastoreError, match="no store"):
+        create("sssd:datastore=nowhere")
+
+
+def test_the_calibration_is_written_and_read(tmp_path: Path) -> None:
+    shipped = Calibration.load()
+    shipped.save(tmp_path / "c.json")
+    again = Calibration.load(tmp_path / "c.json")
+    assert np.array_equal(again.weights, shipped.weights)
+    assert again.about == shipped.about
+
+
+def test_a_damaged_calibration_is_refused(tmp_path: Path) -> None:
+    whole = json.loads(SHIPPED.read_text())
+    nothing = base64.b64encode(np.zeros(3, np.float32).tobytes()).decode()
+    changes: list[tuple[dict[str, object], str]] = [
+        ({"weights": nothing}, "damaged"), ({"version": 99}, "version 99"), ({"inputs": ["x"]}, "1 inputs"),
+        ({"format": "?"}, "no calibration"), ({"sha256": "0"}, "damaged"),
+    ]  # fmt: skip
+    for change, message in changes:
+        (tmp_path / "c.json").write_text(json.dumps({**whole, **change}))
+        with pytest.raises(ConfigError, match=message):
+            Calibration.load(tmp_path / "c.json")
+    (tmp_path / "c.json").write_text(SHIPPED.read_text()[:500])
+    with pytest.raises(ConfigError, match=r"c\.json"):
+        Calibration.load(tmp_path / "c.json")
+
+
+def test_a_store_helps(tmp_path: Path) -> None:
+    """An answer that stands in the store is guessed from it."""
+    rng = random.Random(9)
+    documents = [[rng.randrange(500) for _ in range(80)] for _ in range(30)]
+    traces = [(document[:4], document[4:]) for document in documents]
+    path = str(store(tmp_path / "store", documents, vocab_size=500))
+    for fusion in FUSIONS:
+        alone = replay(create("sssd", fusion=fusion), traces)
+        assert replay(create("sssd", datastore=path, fusion=fusion), traces).tokens_per_step > 3 * alone.tokens_per_step
+
+
+def test_a_store_of_more_tokens_than_the_target_is_refused(tmp_path: Path) -> None:
+    path = store(tmp_path / "store", vocab_size=100)
+    with pytest.raises(ConfigError, match="vocabulary of 100 tokens; expected at most 50, the target's"):
+        check_vocabulary(create("sssd", datastore=str(path)), 50)

@@ -1,0 +1,298 @@
+"""One engine for all callers: threads and streams share its batch, and nobody's trouble is anybody else's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
+from paceline.drafters import create
+from paceline.engine.budget import NodeRule, node_limit
+from paceline.engine.drafter import DelegatingDrafter
+from paceline.engine.engine import Engine
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE
+from paceline.errors import ConfigError, DrafterError
+from tests.support.shared import COUNT, Pair
+
+LONG = SamplingParams(max_new_tokens=COUNT)
+
+
+class Watched(DelegatingDrafter):
+    """Notes how many sequences every proposal was for."""
+
+    def __init__(self, inner: Drafter, before: Callable[[], None] = lambda: None) -> None:
+        super().__init__(inner)
+        self.sizes: list[int] = []
+        self._before = before
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        self.sizes.append(len(seqs))
+        self._before()
+        return super().propose(seqs, max_nodes)
+
+
+@pytest.mark.parametrize("spec", ["none", "prompt_lookup", "lookahead", "draft_model"])
+def test_threads_and_an_open_stream_share_the_batch(pair: Pair, spec: str) -> None:
+    llm = LLM(pair.target, Watched(pair.engine(spec).drafter), max_batch=4)
+    stream = llm.stream(pair.prompts[0], LONG)
+    chunks = [next(stream)]
+    with ThreadPoolExecutor(2) as threads:
+        jobs = [threads.submit(llm.generate, pair.prompts[first::2], LONG) for first in (0, 1)]
+        chunks += stream
+        answers = [job.result() for job in jobs]
+    assert [token for chunk in chunks for token in chunk.token_ids] == pair.answers[0]
+    assert chunks[-1].completion is not None
+    assert chunks[-1].completion.token_ids == pair.answers[0]
+    for first, outs in enumerate(answers):
+        assert [out.token_ids for out in outs] == pair.answers[first::2]
+    assert isinstance(llm.drafter, Watched)
+    assert 1 < max(llm.drafter.sizes) <= 4
+    assert llm.model.open_sequences == 0
+
+
+def test_a_stream_goes_on_while_its_own_thread_generates(pair: Pair) -> None:
+    llm = pair.engine("prompt_lookup", max_batch=2)
+    stream = llm.stream(pair.prompts[0], LONG)
+    first = next(stream)
+    assert [out.token_ids for out in llm.generate(pair.prompts[1:4], LONG)] == pair.answers[1:4]
+    assert [*first.token_ids, *(token for chunk in stream for token in chunk.token_ids)] == pair.answers[0]
+    assert llm.model.open_sequences == 0
+
+
+def test_an_idle_stream_holds_nobody_up_and_its_end_frees_its_place(pair: Pair) -> None:
+    llm = pair.engine("none", max_batch=1)
+    stream = llm.stream(pair.prompts[0], SamplingParams(max_new_tokens=4 * COUNT))
+    next(stream)
+    # There is one place: the others wait until the stream's answer, which their steps drive, is at its end.
+    assert llm.generate([pair.prompts[1]], LONG)[0].token_ids == pair.answers[1]
+    stream.close()
+    other = llm.stream(pair.prompts[2], SamplingParams(max_new_tokens=4 * COUNT))
+    next(other)
+    other.close()
+    assert llm.model.open_sequences == 0
+    assert llm.generate([pair.prompts[1]], LONG)[0].token_ids == pair.answers[1]
+
+
+class Breaks(Drafter):
+    """Fails at the n-th proposal."""
+
+    name = "breaks"
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        self._left -= 1
+        if self._left == 0:
+            raise DrafterError("broken")
+        return [EMPTY_TREE] * len(seqs)
+
+
+def test_an_error_ends_the_requests_of_its_step_and_no_others(pair: Pair) -> None:
+    llm = LLM(pair.target, Breaks(5), max_batch=1)
+    stream = llm.stream(pair.prompts[0], LONG)
+    next(stream)
+    assert llm.generate([pair.prompts[1]], LONG)[0].token_ids == pair.answers[1]  # it waited while the stream's step failed
+    with pytest.raises(DrafterError, match="broken"):
+        list(stream)
+    assert llm.model.open_sequences == 0
+
+
+def test_an_error_in_a_step_that_another_thread_made_is_raised_where_it_belongs(pair: Pair) -> None:
+    engine = Engine(pair.target, Breaks(4), max_batch=1)
+    first, second = engine.submit([Sequence(prompt, LONG) for prompt in pair.prompts[:2]])
+    while not first.done:
+        engine.step()  # as another caller would
+    with pytest.raises(DrafterError, match="broken"):
+        engine.finish([first, second])
+    engine.finish([second])
+    assert second.seq.output_ids == pair.answers[1]
+
+
+def test_a_cache_that_cannot_grow_ends_the_requests_that_wait_for_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(slots: int, most: int | None) -> None:
+        raise MemoryError("no room")
+
+    llm = pair.engine("none")
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.model, "reserve_slots", full)
+        with pytest.raises(MemoryError, match="no room"):
+            llm.generate(pair.prompts[:2], LONG)
+    assert llm.generate([pair.prompts[0]], LONG)[0].token_ids == pair.answers[0]
+    assert llm.model.open_sequences == 0
+
+
+class StopFails(Drafter):
+    """Cannot let go of one sequence."""
+
+    name = "stop fails"
+
+    def __init__(self) -> None:
+        self.bad: list[int] = []
+
+    def start(self, seq: Sequence) -> None:
+        self.bad = self.bad or [seq.id]
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        return [EMPTY_TREE] * len(seqs)
+
+    def stop(self, seq: Sequence) -> None:
+        if seq.id in self.bad:
+            raise OSError("disk full")
+
+
+def test_what_goes_wrong_at_the_end_of_a_request_is_its_own(pair: Pair) -> None:
+    engine = Engine(pair.target, StopFails())
+    seqs = [Sequence(prompt, LONG) for prompt in pair.prompts[:3]]
+    tickets = engine.submit(seqs)
+    while engine.unfinished:
+        engine.step()
+    assert [type(ticket.error) for ticket in tickets] == [OSError, type(None), type(None)]
+    assert all(ticket.done for ticket in tickets)
+    assert [seq.output_ids for seq in seqs] == pair.answers[:3]
+    assert engine.model.open_sequences == 0
+
+
+def test_ctrl_c_ends_the_call_it_hits_and_waits_for_the_step_that_others_share(pair: Pair) -> None:
+    steps = 0
+
+    def interrupt() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 12:
+            assert threading.current_thread() is threading.main_thread()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    llm = LLM(pair.target, Watched(create("none"), interrupt), max_batch=4)
+    other = llm.stream(pair.prompts[1], LONG)
+    chunks = [next(other)]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([pair.prompts[0]], LONG)
+    assert llm.model.open_sequences == 1
+    chunks += other
+    assert [token for chunk in chunks for token in chunk.token_ids] == pair.answers[1]
+    assert llm.model.open_sequences == 0
+    assert llm.generate([pair.prompts[0]], LONG)[0].token_ids == pair.answers[0]
+
+
+def test_a_stream_collected_in_the_middle_of_a_step_leaves_after_it(pair: Pair) -> None:
+    held: list[Any] = []
+    llm = LLM(pair.target, Watched(create("prompt_lookup"), lambda: held.clear()), max_batch=4)
+    stream = llm.stream(pair.prompts[1], LONG)
+    next(stream)
+    held.append(stream)
+    del stream  # the next proposal drops the last reference
+    assert llm.generate([pair.prompts[0]], LONG)[0].token_ids == pair.answers[0]
+    assert llm.model.open_sequences == 0
+
+
+def test_a_drafter_that_asks_its_own_engine_is_refused(pair: Pair) -> None:
+    def ask() -> None:
+        llm.generate([[1, 2]])
+
+    llm = LLM(pair.target, Watched(create("none"), ask))
+    with pytest.raises(ConfigError, match="from inside a step of the same engine"):
+        llm.generate([pair.prompts[0]], LONG)
+    assert llm.model.open_sequences == 0
+
+
+def test_places_are_held_over_all_callers(pair: Pair) -> None:
+    llm = LLM(pair.target, Watched(create("none")), max_batch=3)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda prompt: llm.generate([prompt, prompt], LONG), pair.prompts[:4]))
+    for outs, answer in zip(found, pair.answers, strict=False):
+        assert [out.token_ids for out in outs] == [answer, answer]
+    assert isinstance(llm.drafter, Watched)
+    assert max(llm.drafter.sizes) <= 3
+
+
+def test_another_drafter_between_requests_only(pair: Pair) -> None:
+    llm = pair.engine("none")
+    stream = llm.stream(pair.prompts[0], LONG)
+    next(stream)
+    with pytest.raises(ConfigError, match="got 'prompt_lookup' while 1 requests are open; expected none"):
+        llm.change_drafter(create("prompt_lookup"))
+    stream.close()
+    llm.change_drafter(create("prompt_lookup"))
+    assert llm.drafter.name == "prompt_lookup"
+    assert llm.generate([pair.prompts[0]], LONG)[0].token_ids == pair.answers[0]
+
+
+def test_node_rules() -> None:
+    assert [node_limit(NodeRule(), count, 40) for count in (1, 8)] == [40, 40]
+    assert [node_limit(NodeRule(24, batch=24, least=3), count, 256) for count in (1, 2, 3, 8, 64)] == [24, 12, 8, 3, 3]
+    assert [node_limit(NodeRule(batch=64, least=12), count, 256) for count in (1, 2, 4, 8)] == [256, 32, 16, 12]
+    assert [node_limit(NodeRule(24, batch=24, least=3), count, 2) for count in (1, 8)] == [2, 2]
+
+
+class Curious(Drafter):
+    """Asks for the target's most likely tokens after every node."""
+
+    name, top_k = "curious", 3
+
+    def __init__(self) -> None:
+        self.seen: list[Outcome] = []
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        return [DraftTree([1, 2, 3], [-1, 0, -1]) for _ in seqs]
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        self.seen += outcomes
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_targets_likeliest_tokens_after_every_node(pair: Pair, temperature: float) -> None:
+    drafter = Curious()
+    LLM(pair.target, drafter, max_batch=2).generate(
+        pair.prompts[:3], SamplingParams(max_new_tokens=6, temperature=temperature, repetition_penalty=1.2)
+    )
+    firsts: dict[int, Outcome] = {}  # of each sequence: what was known then is its prompt
+    for outcome in drafter.seen:
+        firsts.setdefault(outcome.seq.id, outcome)
+    plain = LLM(pair.target).model
+    for outcome, prompt in zip(firsts.values(), pair.prompts[:3], strict=True):
+        assert outcome.target_top is not None
+        assert outcome.target_top.token_ids.shape == outcome.target_top.probs.shape == (4, 3)
+        for row, path in enumerate([[], [1], [1, 2], [3]]):
+            best = plain.plain_logits(prompt + path).float().softmax(-1).topk(3)
+            assert outcome.target_top.token_ids[row].tolist() == best.indices.tolist()
+            assert outcome.target_top.probs[row] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_nobody_asks_nothing_is_computed(pair: Pair) -> None:
+    seen: list[Outcome] = []
+
+    class Quiet(Curious):
+        name, top_k = "quiet", 0
+
+        def observe(self, outcomes: ListLike[Outcome]) -> None:
+            seen.extend(outcomes)
+
+    LLM(pair.target, Quiet()).generate(pair.prompts[:1], SamplingParams(max_new_tokens=4))
+    assert seen
+    assert all(outcome.target_top is None for outcome in seen)
+
+
+def test_sharing_is_faster_than_taking_turns(pair: Pair) -> None:
+    """By count, not by the clock: two callers together need fewer forwards than one after the other."""
+    llm = LLM(pair.target, Watched(create("none")), max_batch=8)
+    barrier = threading.Barrier(2)
+
+    def ask(prompt: list[int]) -> None:
+        barrier.wait()
+        time.sleep(0.001)
+        llm.generate([prompt], LONG)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(ask, pair.prompts[:2]))
+    assert isinstance(llm.drafter, Watched)
+    assert len(llm.drafter.sizes) < 2 * COUNT

@@ -1,0 +1,138 @@
+"""Equal ids, greedy and sampled, and the draw they share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.integrations.transformers import Strategy, decoding
+from paceline.integrations.transformers.rows import SharedNoise
+from tests.integrations.common import (
+    DRAFTERS,
+    ENDS,
+    GREEDY,
+    PENALISED,
+    SAMPLED,
+    VOCAB,
+    accepted,
+    both,
+    made,
+    padded,
+)
+from tests.support.shared import ScriptedTree
+
+
+@pytest.mark.parametrize("options", [GREEDY, PENALISED], ids=["plain", "penalised"])
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_greedy_ids_are_those_of_generate(
+    target: Any, strategies: dict[str, Strategy], one: Any, three: Any, spec: str, options: dict[str, Any]
+) -> None:
+    strategy = strategies[spec]
+    drafts_accepted = 0
+    for inputs in (one, three):
+        expected, found = both(target, strategy, inputs, **options)
+        assert torch.equal(found, expected)
+        assert found.dtype == torch.long
+        drafts_accepted += accepted(strategy)
+    assert (drafts_accepted > 0) == (spec.startswith("draft_model") or (spec != "none" and options is GREEDY))
+
+
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_sampled_ids_and_random_state_are_those_of_generate(
+    target: Any, strategies: dict[str, Strategy], one: Any, three: Any, spec: str
+) -> None:
+    strategy = strategies[spec]
+    drafts_accepted = 0
+    lengths: set[int] = set()
+    for inputs in (one, three):
+        for seed in range(4):
+            expected, found = both(target, strategy, inputs, seed, eos_token_id=ENDS if seed % 2 else None, **SAMPLED)
+            assert torch.equal(found, expected)
+            drafts_accepted += accepted(strategy)
+            lengths.update(row.new_tokens for row in strategy.stats)
+    assert (drafts_accepted > 0) == (spec != "none")
+    assert len(lengths) > 4  # rows ended at different steps
+
+
+@pytest.mark.parametrize("options", [GREEDY, PENALISED, SAMPLED], ids=["plain", "penalised", "sampled"])
+def test_trees_with_side_branches(target: Any, three: Any, options: dict[str, Any]) -> None:
+    side_branches = 0
+    for seed in range(3):
+        torch.manual_seed(seed)
+        ids = target.generate(**three, pad_token_id=0, eos_token_id=None, max_new_tokens=24, **options)
+        width = three["input_ids"].shape[1]
+        rows = zip(three["input_ids"], three["attention_mask"], ids, strict=True)
+        answers = {tuple(row[mask.bool()].tolist()): full[width:].tolist() for row, mask, full in rows}
+        drafter = ScriptedTree(answers, VOCAB, seed)
+        strategy = Strategy(drafter)
+        expected, found = both(target, strategy, three, seed, **options)
+        assert torch.equal(found, expected)
+        assert all(row.tokens_per_forward > 1 for row in strategy.stats)
+        side_branches += drafter.side_branches
+    assert side_branches > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation"), [("mistral", "sdpa"), ("gemma2", "eager"), ("gpt_oss", "eager"), ("falcon", "eager")]
+)
+def test_other_attention(name: str, implementation: str) -> None:
+    model = made(name, implementation)
+    inputs = padded([[5, 9, 33, 7] * 4, [11, 3, 4] * 4, [8, 21, 7, 30, 12] * 3])
+    strategy = Strategy("prompt_lookup:length=5")
+    for options in (GREEDY, SAMPLED):
+        expected, found = both(model, strategy, inputs, **options)
+        assert torch.equal(found, expected)
+        expected, found = both(model, strategy, {"input_ids": inputs["input_ids"][:1]}, **options)
+        assert torch.equal(found, expected)
+
+
+def test_prompts_longer_than_a_prefill_chunk(target: Any, three: Any) -> None:
+    strategy = Strategy("prompt_lookup")
+    both(target, strategy, three)
+    (_, _, engine) = strategy._engines[target]
+    engine.model.prefill_chunk = 32  # of 39, 36 and 30 tokens
+    expected, found = both(target, strategy, three, **SAMPLED)
+    assert torch.equal(found, expected)
+    assert [row.prefill_forwards for row in strategy.stats] == [1, 2, 2]
+
+
+def test_several_answers_per_prompt(target: Any, strategies: dict[str, Strategy], three: Any) -> None:
+    options = {**SAMPLED, "encoder_repetition_penalty": 1.2, "num_return_sequences": 2}
+    single = {name: value[:1] for name, value in three.items()}
+    expected, found = both(target, strategies[DRAFTERS[2]], single, **options)
+    assert found.shape[0] == 2
+    assert torch.equal(found, expected)
+
+
+def test_shared_noise_is_that_of_multinomial() -> None:
+    probs = torch.rand(8, 3, 97, generator=torch.Generator().manual_seed(1)).softmax(-1)  # [step, row, vocab]
+    torch.manual_seed(3)
+    expected = [torch.multinomial(step, 1)[:, 0].tolist() for step in probs]
+    after = torch.rand(2)
+    torch.manual_seed(3)
+    noise = SharedNoise(3, torch.device("cpu"))
+    order = [(2, step) for step in range(8)] + [(0, step) for step in range(4)] + [(1, step) for step in range(8)]
+    for row, step in order:
+        assert int((probs[step, row] / noise.take(row, step, 97)).argmax()) == expected[step][row]
+    assert torch.equal(torch.rand(2), after)
+    assert noise.kept == 4  # row 0 has steps 4 to 7 before it
+    noise.leave(0)
+    assert noise.kept == 0
+
+
+def test_noise_drawn_as_rows_come_would_be_noticed(target: Any, draft: Any, three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class AsTheyCome(SharedNoise):
+        def take(self, row: int, step: int, vocab: int) -> Tensor:
+            return torch.empty(vocab).exponential_(1)
+
+    monkeypatch.setattr(decoding, "SharedNoise", AsTheyCome)
+    torch.manual_seed(0)
+    expected = target.generate(**three, **SAMPLED, pad_token_id=0, max_new_tokens=24)
+    torch.manual_seed(0)
+    strategy = Strategy("draft_model:length=4", draft)
+    found = target.generate(**three, **SAMPLED, pad_token_id=0, max_new_tokens=24, custom_generate=strategy)
+    assert accepted(strategy) > 0
+    assert not torch.equal(found, expected)

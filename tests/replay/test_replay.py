@@ -1,0 +1,170 @@
+"""Replay: a scripted target, its figures, the command, and the fit."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence as ListLike
+from pathlib import Path
+
+import pytest
+
+from paceline import DraftTree, Outcome, ScriptedDrafter
+from paceline.datastore.mistral import MISTRAL, MistralTokenizer
+from paceline.drafters import create
+from paceline.drafters.sssd.calibration import Calibration
+from paceline.drafters.sssd.drafter import Sssd
+from paceline.errors import ConfigError
+from paceline.replay import Trace, replay
+from paceline.replay.fit import FitOptions, fit, record
+from paceline.replay.traces import read_traces
+from tests.support.cli import call
+from tests.support.stores import store
+
+
+def some_traces(count: int = 6, seed: int = 0, vocab_size: int = 40) -> list[Trace]:
+    """Answers that quote their prompts, with slips."""
+    rng = random.Random(seed)
+    traces: list[Trace] = []
+    for _ in range(count):
+        prompt = [rng.randrange(vocab_size) for _ in range(30)]
+        begins = [rng.randrange(20) for _ in range(6)]
+        traces.append((prompt, [token for begin in begins for token in [*prompt[begin : begin + 8], rng.randrange(vocab_size)]]))
+    return traces
+
+
+def test_by_hand() -> None:
+    trees = [
+        DraftTree([5, 1, 2, 9], [-1, -1, 1, 2]),  # 1 2 accepted, bonus 3
+        DraftTree([7], [-1]),  # nothing accepted, bonus 4
+        DraftTree([5, 6, 7], [-1, 0, 1]),  # 5 6 accepted: the answer ends
+    ]
+    drafter = ScriptedDrafter(trees)
+    result = replay(drafter, [([0], [1, 2, 3, 4, 5, 6])])
+    assert (result.tokens, result.steps, result.drafted, result.accepted) == (6, 3, 8, 4)
+    assert result.tokens_per_step == 2.0
+    assert result.drafted_per_step == 8 / 3
+    assert [outcome.accepted for outcome in drafter.outcomes] == [[1, 2], [], [0, 1]]
+    assert [outcome.new_token_ids for outcome in drafter.outcomes] == [[1, 2, 3], [4], [5, 6]]
+    assert drafter.outcomes[0].target_argmax == [1, 2, 2, 3, 4]
+    assert not drafter.open
+
+
+def test_plain_decoding_is_one() -> None:
+    result = replay(create("none"), some_traces())
+    assert result.tokens_per_step == 1.0
+    assert result.drafted == 0
+
+
+@pytest.mark.parametrize("spec", ["prompt_lookup", "sssd", "sssd:fusion=paper"])
+def test_the_batch_changes_nothing(spec: str) -> None:
+    one, many = replay(create(spec), some_traces(), 8), replay(create(spec), some_traces(), 8, batch_size=5)
+    assert (one.tokens, one.steps, one.drafted, one.accepted) == (many.tokens, many.steps, many.drafted, many.accepted)
+    assert one.tokens == sum(len(output) for _, output in some_traces())
+    assert one.tokens_per_step > 1.5
+    assert one.drafted_per_step <= 8
+    assert one.microseconds_per_step > 0
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        replay(create("none"), some_traces(), batch_size=0)
+    with pytest.raises(ConfigError, match="empty prompt"):
+        replay(create("none"), [([], [1])])
+    assert replay(create("none"), [([1], [])]).steps == 0
+
+
+def test_an_error_leaves_no_state() -> None:
+    class Failing(ScriptedDrafter):
+        def observe(self, outcomes: ListLike[Outcome]) -> None:
+            raise RuntimeError("broken")
+
+    drafter = Failing([])
+    with pytest.raises(RuntimeError, match="broken"):
+        replay(drafter, some_traces(), batch_size=3)
+    assert not drafter.open
+
+
+def write(path: Path, traces: ListLike[Trace]) -> Path:
+    path.write_text("".join(json.dumps({"prompt": list(prompt), "output": list(output)}) + "\n" for prompt, output in traces))
+    return path
+
+
+def test_traces_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", some_traces())
+    assert read_traces(path) == some_traces()
+    assert read_traces(path, limit=2) == some_traces()[:2]
+    for line, message in [("{", "line 1: it is not JSON"), ('{"prompt": "a"}', "prompt and output"),
+                          ('{"prompt": "a", "output": [1]}', "without a tokenizer"), ('{"prompt": 3, "output": [1]}', "got int"),
+                          ("", "no record")]:  # fmt: skip
+        path.write_text(line)
+        with pytest.raises(ConfigError, match=message):
+            read_traces(path)
+    with pytest.raises(ConfigError, match="nowhere"):
+        read_traces("nowhere.jsonl")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", some_traces())
+    folder = store(tmp_path / "store", [list(output) for _, output in some_traces(seed=1)], vocab_size=40)
+    status, _ = call(
+        "replay", path, "--datastore", folder, "--nodes", "4,8", "--batch", "1,2",
+        "--json", tmp_path / "r.json", "--png", tmp_path / "r.png",
+    )  # fmt: skip
+    assert status == 0
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert [(row["drafter"].partition(":")[0], row["max_nodes"], row["batch_size"]) for row in rows] == [
+        (name, nodes, batch) for name in ("prompt_lookup", "sssd") for nodes in (4, 8) for batch in (1, 2)
+    ]
+    assert all(row["tokens_per_step"] > 1 for row in rows)
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    for words, message in [(["--nodes", "x"], "whole numbers"), (["--drafters", "draft_model"], "needs one")]:
+        with pytest.raises(ConfigError, match=message):
+            call("replay", path, *words)
+
+
+def test_no_measurement_has_seen_the_answers_of_another(tmp_path: Path) -> None:
+    """`pia` keeps the answers it has been through; each line of the table starts without them."""
+    path = write(tmp_path / "t.jsonl", some_traces())
+    words = ["replay", str(path), "--drafters", "pia", "--nodes", "8,8", "--json", str(tmp_path / "r.json")]
+    assert call(*words)[0] == 0
+    first, second = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert first["tokens_per_step"] == second["tokens_per_step"]
+
+
+def test_a_fit_learns_what_comes_true(tmp_path: Path) -> None:
+    """From text whose copies hold, weights that trust copies; written by the command and read by the drafter."""
+    drafter = create("sssd")
+    assert isinstance(drafter, Sssd)
+    samples = record(drafter, some_traces(20))
+    assert set(samples[1].tolist()) == {0.0, 1.0}
+    losses: list[float] = []
+    options = FitOptions(epochs=5, batch=256)
+    one, two = fit(samples, options, lambda epoch, loss: losses.append(loss)), fit(samples, options)
+    assert losses[-1] < losses[0]
+    assert one.weights.tolist() == two.weights.tolist()
+    path = write(tmp_path / "t.jsonl", some_traces(20))
+    assert call("replay", path, "--fit", tmp_path / "c.json")[0] == 0
+    assert Calibration.load(tmp_path / "c.json").about["traces"] == {"t": 20}
+    folder = store(tmp_path / "store", [[1, 2, 3]], vocab_size=40)
+    assert call("datastore", "calibrate", folder, path, "--output", tmp_path / "d.json")[0] == 0
+    assert Calibration.load(tmp_path / "d.json").about["traces"] == {"t": 20}
+    fitted = replay(create("sssd", calibration=str(tmp_path / "c.json")), some_traces(20, seed=2), 8)
+    assert fitted.tokens_per_step > 2
+
+
+def test_a_fit_without_repetition_is_refused() -> None:
+    drafter = create("sssd")
+    assert isinstance(drafter, Sssd)
+    with pytest.raises(ConfigError, match="no samples"):
+        record(drafter, [([1, 2], [3, 4])])
+
+
+def test_the_tokenizer_of_mistral_common() -> None:
+    pytest.importorskip("mistral_common")
+    pytest.importorskip("sentencepiece")
+    tokenizer = MistralTokenizer()
+    assert len(tokenizer.get_vocab()) == 32_000
+    (ids,) = tokenizer(["def add(a, b):"])["input_ids"]
+    assert tokenizer("def add(a, b):")["input_ids"] == ids
+    assert MISTRAL == "mistral-common"

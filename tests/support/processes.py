@@ -1,0 +1,68 @@
+"""Several processes on this machine, as torchrun would start them, forked from one that has imported everything already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# What `paceline` sets before it imports torch; here torch is there first.
+os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["paceline.llm", "paceline.bench"])
+
+
+class Group:
+    """`size` processes that run `work(*args)`; what rank r prints goes to the files r.out and r.err in `folder`."""
+
+    def __init__(self, size: int, folder: Path, work: Callable[..., Any], *args: Any) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.processes = [
+            _context.Process(target=_run, args=(rank, size, port, folder, work, args), daemon=True) for rank in range(size)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def wait(self, seconds: float = 60.0) -> list[int | None]:
+        """The exit codes, in rank order; what still runs after `seconds` is killed and has none."""
+        for process in self.processes:
+            process.join(seconds)
+        codes = [process.exitcode for process in self.processes]
+        for process in self.processes:
+            process.kill()
+        return codes
+
+    def printed(self, rank: int) -> str:
+        """Standard output so far."""
+        return (self.folder / f"{rank}.out").read_text()
+
+    def errors(self) -> list[str]:
+        """Non-empty lines on any rank's standard error."""
+        texts = [(self.folder / f"{rank}.err").read_text() for rank in range(len(self.processes))]
+        return [line for text in texts for line in text.splitlines() if line.strip()]
+
+
+def command(*words: str) -> None:
+    """`paceline WORDS`."""
+    from paceline.cli.main import main
+
+    sys.argv = ["paceline", *words]
+    main()
+
+
+def _run(rank: int, size: int, port: int, folder: Path, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "COLUMNS": "500"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "HF_HUB_OFFLINE": "1"}
+    for number, suffix in ((1, "out"), (2, "err")):
+        os.dup2(os.open(folder / f"{rank}.{suffix}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    torch.set_num_threads(1)
+    work(*args)

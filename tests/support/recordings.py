@@ -1,0 +1,43 @@
+"""Recordings for the tests of acceptance heads: of the embedded pair, and made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.common.options import changed
+from paceline.engine.identity import model_identity
+from paceline.head.record import record
+from paceline.head.recording import Recording, RecordingFolder, read_recording
+from paceline.head.settings import RecordConfig
+from tests.support.shared import Pair
+
+QUICK = changed(RecordConfig(), max_new_tokens=12, limit=6, batch=2, dtype="float32")
+
+
+def quick(out: Path, **options: Any) -> Recording:
+    """A recording of the embedded pair."""
+    return record(changed(QUICK, out=out, **options))
+
+
+def made_up(folder: Path, pair: Pair, count: int, each: int) -> Recording:
+    """A recording whose labels are known: sigmoid(2 * first hidden value + log-probability + 1), drawn or as they are."""
+    fingerprint, hidden_size = model_identity(pair.draft)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(count * each, hidden_size, generator=generator).bfloat16()
+    log_probs = -torch.rand(count * each, generator=generator)
+    accepted = torch.sigmoid(2 * hidden[:, 0].float() + log_probs + 1)
+    prompts = torch.arange(count, dtype=torch.int32).repeat_interleave(each)
+    settings = {
+        "target": "t", "draft": "d", "draft_fingerprint": fingerprint, "hidden_size": hidden_size, "vocab_size": 256,
+        "batches": 1, "batch": 4, "max_new_tokens": 16, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
+    }  # fmt: skip
+    ids = [[3, place % 250 + 3, place // 250 + 3] for place in range(count)]
+    places = {
+        "hidden": hidden, "log_probs": log_probs, "entropies": torch.rand(count * each, generator=generator),
+        "labels": torch.bernoulli(accepted, generator=generator), "top_probs": log_probs.exp(), "prompts": prompts,
+    }  # fmt: skip
+    RecordingFolder(folder, settings, ids).write(0, places)
+    return read_recording(folder)

@@ -1,0 +1,214 @@
+"""What the tests share: the engine under test, outside references, aborts, a drafter that knows all, a chi-square test."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import random
+import shutil
+import tempfile
+from collections.abc import Mapping
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, Drafter, DraftTree, Outcome, ScriptedDrafter, datastore
+from paceline.drafters import REGISTRY, available, contract
+from paceline.drafters.specdec_pp.card import INPUTS, new_card
+from paceline.drafters.specdec_pp.head import AcceptanceHead
+from paceline.engine.drafter import DelegatingDrafter
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import TreeBuilder
+
+COUNT = 40
+RAGGED = list(contract.BUDGETS)
+SPECS = [
+    *available(),
+    "draft_model:length=3,branch_above=0.02,lookup=true",
+    "draft_model:rule=confidence,stop_below=0.3",
+    "draft_model:rule=heuristic,length=2",
+    "specdec_pp:threshold=0.9,min=1,max=6,lookup=true",
+    "ouroboros:gamma=4,window=1,ngram=4,branches=0,inspiration=code",
+    "ouroboros:gamma=12,warm=true",
+    "jacobi:block=4",
+    "lookahead:window=5,ngram=4,guesses=5,prompt_pool=false",
+    "lookahead:window=3,ngram=2,guesses=0,prompt_pool=false",
+    "lookahead:window=4,ngram=3,guesses=2,pool=5,compat=true",
+    "sssd:datastore=tiny,nodes=12",
+    "sssd:datastore=tiny,fusion=paper",
+    "rest:shortest=1,matches=1,length=4,nodes=5",
+    "pia:nodes=6,length=3,query=4",
+]  # every drafter, and options that change what it proposes
+SAME_SEED = [spec for spec in SPECS if not spec.startswith(("draft_model", "specdec_pp"))]  # drafters of guesses only
+SAME_SEED += ["draft_model:verification=follow", "draft_model:verification=follow,length=3,branch_above=0.02,lookup=true"]
+SAME_SEED += ["draft_model:verification=follow,rule=heuristic", "specdec_pp:verification=follow"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, a draft model, prompts, and the target's own greedy answers of `COUNT` tokens."""
+
+    target: Any
+    draft: Any
+    prompts: list[list[int]]
+    answers: list[list[int]]
+
+    def engine(self, spec: str = "none", **options: Any) -> LLM:
+        """The target behind the drafter `spec`, with the draft model where one is needed."""
+        needed = REGISTRY[spec.partition(":")[0]].needs_draft_model
+        chosen = with_store(with_head(spec, self.draft), self.near_copies(), 256)
+        return LLM(self.target, drafter=chosen, draft_model=self.draft if needed else None, **options)
+
+    def near_copies(self) -> tuple[tuple[int, ...], ...]:
+        """Prompts and answers, twice, in which about every tenth token is another one."""
+        chance = random.Random(4)
+        texts = [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)] * 2
+        return tuple(tuple(chance.randrange(256) if chance.random() < 0.1 else token for token in text) for text in texts)
+
+
+def with_head(spec: str, draft: Any) -> str:
+    """`spec` with a head for `draft`, where the drafter reads one and none is named."""
+    name, _, options = spec.partition(":")
+    if name != "specdec_pp" or "head=" in options:
+        return spec
+    return f"{name}:{','.join(filter(None, [options, f'head={random_head(draft)}']))}"
+
+
+def with_store(spec: str, documents: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
+    """`spec` with a store of `documents`, where it says datastore=tiny, or the drafter needs one and none is named."""
+    name, _, options = spec.partition(":")
+    if REGISTRY[name].needs_store and "datastore=" not in options:
+        options = ",".join(filter(None, [options, "datastore=tiny"]))
+    if "datastore=tiny" not in options:
+        return spec
+    return f"{name}:{options.replace('datastore=tiny', f'datastore={tiny_store(documents, vocab_size)}')}"
+
+
+@functools.cache
+def tiny_store(documents: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
+    """The folder of a store of `documents`."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    datastore.build(folder, documents, vocab_size, workers=1)
+    return folder
+
+
+@functools.cache
+def random_head(draft: Any) -> str:
+    """The folder of a head for `draft` that knows nothing and doubts much; without a curve, so that no clock decides."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    card = new_card("nobody", "a tiny model", draft, depth=1, inputs=INPUTS[1])
+    size, noise = card.hidden_size, torch.Generator().manual_seed(5)
+    shapes = {"blocks.0.weight": (size, size), "blocks.0.bias": (size,), "last.weight": (2, size + 3), "last.bias": (2,)}
+    tensors = {name: torch.randn(shape, generator=noise) / size**0.5 for name, shape in shapes.items()}
+    tensors["last.bias"] = torch.tensor([0.0, 2.0])
+    AcceptanceHead(card, tensors).save(folder)
+    return folder
+
+
+def reference(model: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
+    """What `model.generate` answers, greedily unless `options` say otherwise."""
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=count, **{"do_sample": False, **options})
+    answer: list[int] = out[0, len(prompt) :].tolist()
+    return answer
+
+
+def check_aborts(pair: Pair, drafter: Drafter, budgets: ListLike[int]) -> None:
+    """Sequences stopped before their first proposal, in the middle, and twice leave nothing and disturb no other."""
+    contract.check_aborts(CachedLM(pair.target), drafter, pair.prompts, pair.answers, budgets)
+
+
+def critical_value(freedom: int, deviations: float = 3.7) -> float:
+    """The chi-square value passed once in 10,000 fair tests (3.7 deviations), after Wilson and Hilferty (1931)."""
+    spread = 2 / (9 * freedom)
+    return float(freedom * (1 - spread + deviations * spread**0.5) ** 3)
+
+
+def fits(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> bool:
+    """Whether observed counts are a fair sample of a distribution, by Pearson's chi-square test.
+
+    Cells expected fewer than five times are pooled, as the test asks; what has no chance at all must not occur.
+    """
+    if any(chances.get(cell, 0.0) <= 0.0 for cell, count in counts.items() if count):
+        return False
+    total = sum(counts.values())
+    large = [cell for cell, chance in chances.items() if total * chance >= 5]
+    observed = [counts.get(cell, 0) for cell in large]
+    expected = [total * chances[cell] for cell in large]
+    if total - sum(expected) >= 5:
+        observed.append(total - sum(observed))
+        expected.append(total - sum(expected))
+    statistic = sum((seen - due) ** 2 / due for seen, due in zip(observed, expected, strict=True))
+    return statistic < critical_value(max(1, len(expected) - 1))
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """From now on the engines' `call`-th answer is interrupted, as by Ctrl-C."""
+    honest, calls = LLM.generate, itertools.count(1)
+
+    def interrupted(self: LLM, *arguments: Any) -> Any:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return honest(self, *arguments)
+
+    monkeypatch.setattr(LLM, "generate", interrupted)
+
+
+class Watch(DelegatingDrafter):
+    """Notes what was proposed after which tokens, and what became of it."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.notes: list[tuple[Sequence, list[int], DraftTree]] = []
+        self.accepted: list[int] = []
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        trees = super().propose(seqs, max_nodes)
+        self.notes += [(seq, list(seq.token_ids), tree) for seq, tree in zip(seqs, trees, strict=True)]
+        return trees
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        self.accepted += [len(outcome.accepted) for outcome in outcomes]
+        super().observe(outcomes)
+
+
+def room(seq: Sequence, tokens: list[int]) -> int:
+    """Tokens that may be drafted after `tokens`: the last one is always the target's."""
+    return seq.max_length - len(tokens) - 1
+
+
+class ScriptedTree(ScriptedDrafter):
+    """Knows every answer and hides it among wrong siblings, right down to a depth that varies from step to step."""
+
+    def __init__(self, answers: Mapping[tuple[int, ...], ListLike[int]], vocab: int, seed: int = 0) -> None:
+        super().__init__(lambda seqs, max_nodes: [self._tree(seq, limit) for seq, limit in zip(seqs, max_nodes, strict=True)])
+        self._answers = answers
+        self._vocab = vocab
+        self._random = random.Random(seed)
+
+    @property
+    def side_branches(self) -> int:
+        """Outcomes whose accepted path was not the first nodes of the tree."""
+        return sum(outcome.accepted != list(range(len(outcome.accepted))) for outcome in self.outcomes)
+
+    def _tree(self, seq: Sequence, limit: int) -> DraftTree:
+        rest = self._answers[tuple(seq.token_ids[: seq.prompt_length])][len(seq.output_ids) :]
+        builder = TreeBuilder(limit)
+        parent, right = -1, self._random.randrange(5)
+        for level in range(4):
+            true = rest[level] if level < len(rest) else 0
+            wrong = {token for token in self._random.sample(range(self._vocab), 2) if token != true}
+            for token in list(wrong)[: self._random.randrange(3)]:
+                builder.add_path([token, *self._random.sample(range(self._vocab), 2)], parent)
+            if level >= right:
+                break
+            parent = builder.add_path([true], parent)
+        return builder.build()

@@ -1,0 +1,66 @@
+"""docs/add-a-drafter.md, followed to the letter in an empty folder: its files, its commands, under our own lint and types."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "add-a-drafter.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines() if line]
+
+
+def run(words: list[str], folder: Path, *path: Path) -> str:
+    """Run a command of the page in its folder; `path` is where installed packages are."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT])), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the page."""
+    place = tmp_path_factory.mktemp("bigram")
+    for name, text in FILES.items():
+        (place / name).write_text(text, encoding="utf-8")
+    return place
+
+
+def test_the_page_lists_its_files() -> None:
+    assert {"pyproject.toml", "bigram_drafter.py", "test_bigram.py", "record.py", "use.py"} == set(FILES)
+    assert all(f"  {name} " in PAGE for name in FILES if name != "use.py")
+
+
+def test_its_files_pass_our_lint_and_types(folder: Path) -> None:
+    config = str(ROOT / "pyproject.toml")
+    sources = [str(folder / name) for name in FILES if name.endswith(".py")]
+    for words in (["ruff", "check", "--config", config], ["ruff", "format", "--check", "--config", config]):
+        run([sys.executable, "-m", *words, *sources], folder)
+    run([sys.executable, "-m", "mypy", "--config-file", config, "--strict", *sources], ROOT)
+
+
+def test_its_commands_run(folder: Path, tmp_path: Path) -> None:
+    """In order; `pip install` goes to a folder of its own, and nothing is downloaded."""
+    for command in COMMANDS:
+        words = shlex.split(command)
+        if words[:2] == ["pip", "install"]:
+            flags = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(tmp_path)]
+            output = run([sys.executable, "-m", "pip", "install", *flags, "."], folder)
+            continue
+        start = [sys.executable, "-m", "paceline"] if words[0] == "paceline" else [sys.executable]
+        output = run([*start, *words[1:]], folder, tmp_path)
+        if words[:2] == ["paceline", "drafters"]:
+            assert re.search(r"^bigram +width=2 +Guesses only", output, re.MULTILINE)
+        if words[:2] == ["paceline", "replay"]:
+            assert "bigram_drafter:Bigram:width=3" in output
+        if words[:2] == ["paceline", "bench"]:
+            assert "bigram_drafter:Bigram:width=3" in output
+            assert "3/3" in output

@@ -1,0 +1,59 @@
+"""What goes into the wheel, held against the tree; `make package` builds it, installs it and uses it outside the checkout."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import paceline
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def data_files() -> set[Path]:
+    """Files below paceline/ that are no Python source, as git knows them; all of them where there is no git."""
+    listed = subprocess.run(["git", "ls-files", "paceline"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    files = [ROOT / name for name in listed] or [path for path in (ROOT / "paceline").rglob("*") if path.is_file()]
+    return {path for path in files if path.suffix not in (".py", ".pyc")}
+
+
+def test_every_data_file_is_in_the_wheel() -> None:
+    globs = PROJECT["tool"]["setuptools"]["package-data"]["paceline"]
+    packed = {path for pattern in globs for path in (ROOT / "paceline").glob(pattern)}
+    assert data_files() <= packed
+    assert {"calibration.json", "py.typed", "prompts.jsonl", "manifest.json"} <= {path.name for path in packed}
+
+
+def test_licences_of_the_embedded_data_go_with_it() -> None:
+    patterns = PROJECT["project"]["license-files"]
+    shipped = {path.name for pattern in patterns for path in ROOT.glob(pattern)}
+    assert {"LICENSE", "GPTeacher.txt", "grade-school-math.txt", "Python.txt"} <= shipped
+    demo = ROOT / "paceline" / "demo"
+    sources = (
+        json.loads((demo / "training.json").read_text())["sources"] + json.loads((demo / "store.json").read_text())["sources"]
+    )
+    licence_of = {"gpteacher": "GPTeacher.txt", "gsm8k": "grade-school-math.txt", "Python": "Python.txt"}
+    for source in sources:
+        assert any(source["name"].startswith(start) for start in licence_of), f"no licence for {source['name']}"
+
+
+def test_the_version_is_written_once() -> None:
+    assert "version" in PROJECT["project"]["dynamic"]
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "paceline.__version__"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", paceline.__version__)
+    assert importlib.metadata.version("paceline") == paceline.__version__
+
+
+def test_extras_and_constraints() -> None:
+    """Every extra there is named; each constraint is one of a package that is asked for or comes along."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {"bench", "gguf", "datasets", "serve", "vllm", "docs", "replay", "dev"} == set(extras)
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    for requirement in [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["docs"], *extras["bench"], *extras["gguf"]]:
+        name = re.split(r"[\[><=]", requirement)[0]
+        assert name == "paceline" or name in pins, f"{name} is not pinned in constraints.txt"
