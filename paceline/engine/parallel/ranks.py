@@ -76,7 +76,7 @@ class Ranks:
             ) from error
         atexit.register(_leave)
         ranks = Ranks(timeout, store)
-        ranks.first(0)  # without torchrun the meeting place ends with rank 0: all are to have arrived before anything can go wrong
+        ranks.first(0)  # without torchrun the meeting place ends with rank 0: nothing may go wrong before all have arrived
         return ranks
 
     def merge(self, table: Tensor) -> Tensor:
