@@ -30,7 +30,7 @@ datastore = App(
 
 Store = Annotated[str, Parameter(name="PATH", help="folder of the store; to read, 'demo' is the embedded one.")]
 Inputs = Annotated[
-    list[str],
+    str,
     Parameter(
         name="INPUT",
         required=True,
@@ -66,9 +66,8 @@ class WriteOptions:
 @datastore.command
 def build(
     path: Store,
-    inputs: Inputs,
     /,
-    *,
+    *inputs: Inputs,
     tokenizer: Tokenizer,
     vocab_size: int = 0,
     answers_only: bool = False,
@@ -85,7 +84,7 @@ def build(
 
     require_range("datastore", "vocab_size", vocab_size, 0)
     loaded = load_tokenizer(tokenizer)
-    found = documents(inputs, loaded, answers_only=answers_only)
+    found = documents(list(inputs), loaded, answers_only=answers_only)
     size = vocab_size or vocabulary_of(loaded)
     with shown_progress() as progress:
         build_store(path, found, size, tokenizer=loaded, progress=progress, **_means(writing))
@@ -95,9 +94,8 @@ def build(
 @datastore.command
 def add(
     path: Store,
-    inputs: Inputs,
     /,
-    *,
+    *inputs: Inputs,
     tokenizer: Tokenizer,
     answers_only: bool = False,
     writing: WriteOptions = WriteOptions(),
@@ -111,7 +109,7 @@ def add(
     from paceline.datastore.inputs import documents
 
     loaded = load_tokenizer(tokenizer)
-    found = documents(inputs, loaded, answers_only=answers_only)
+    found = documents(list(inputs), loaded, answers_only=answers_only)
     with shown_progress() as progress:
         add_documents(path, found, tokenizer=loaded, progress=progress, **_means(writing))
     print_summary(path)
@@ -149,7 +147,7 @@ def verify(path: Store, /) -> int:
 
 
 @datastore.command
-def calibrate(path: Store, traces: Traces, /, *, output: Path, tokenizer: TraceTokenizer = None) -> None:
+def calibrate(path: Store, /, *traces: Traces, output: Path, tokenizer: TraceTokenizer = None) -> None:
     """Fit the calibration of sssd for a store on recorded answers; the same as `paceline replay --fit`.
 
     Args:

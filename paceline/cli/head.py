@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,9 +29,7 @@ head = App(
     help="Acceptance heads for the drafter specdec_pp: record a pair of models, train a head, judge it, measure thresholds.",
 )
 
-Recordings = Annotated[
-    list[Path], Parameter(name="RECORDINGS", required=True, help="folders that `paceline head record` has filled.")
-]
+Recordings = Annotated[Path, Parameter(name="RECORDINGS", required=True, help="folders that `paceline head record` has filled.")]
 HeadFolder = Annotated[Path, Parameter(name="HEAD", help="folder of the head.")]
 flattened("Recording")(RecordConfig)
 flattened("Training")(TrainConfig)
@@ -59,9 +58,7 @@ def record(*, config: Annotated[RecordConfig, without("repetition_penalty", "sto
 
 @head.command
 def train(
-    recordings: Recordings,
-    /,
-    *,
+    *recordings: Recordings,
     out: Path,
     config: Annotated[TrainOptions | None, without("warmup")] = None,
     models: Annotated[ModelOptions, only("threads")] = ModelOptions(),
@@ -87,9 +84,8 @@ def train(
 @head.command
 def evaluate(
     head_folder: HeadFolder,
-    recordings: Recordings,
     /,
-    *,
+    *recordings: Recordings,
     models: Annotated[ModelOptions, only("draft_model", "threads")] = ModelOptions(),
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
@@ -106,9 +102,7 @@ def evaluate(
 
 
 @head.command
-def calibrate(
-    head_folder: HeadFolder, recordings: Recordings, /, *, limit: int = 0, models: ModelOptions = ModelOptions()
-) -> None:
+def calibrate(head_folder: HeadFolder, /, *recordings: Recordings, limit: int = 0, models: ModelOptions = ModelOptions()) -> None:
     """Measure by decoding what each threshold costs, so that threshold=auto can choose; the head's card keeps it.
 
     Args:
@@ -131,7 +125,7 @@ def calibrate(
     print_note(f"wrote {head_folder}")
 
 
-def _recordings(folders: list[Path], draft_model: str | None) -> tuple[list[Recording], PreTrainedModel]:
+def _recordings(folders: ListLike[Path], draft_model: str | None) -> tuple[list[Recording], PreTrainedModel]:
     """Return the recordings, and their draft model: the one named, else the one they name."""
     from paceline.engine.loading import load_model
     from paceline.head.recording import read_recording

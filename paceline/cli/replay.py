@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as ListLike
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from paceline.replay.run import Trace
 
 Traces = Annotated[
-    list[Path], Parameter(name="TRACES", help="files of `paceline record`; or JSON lines with prompt and output, text or ids.")
+    Path,
+    Parameter(
+        name="TRACES", required=True, help="files of `paceline record`; or JSON lines with prompt and output, text or ids."
+    ),
 ]
 TraceTokenizer = Annotated[
     str | None, Parameter(help="directory or hub id; 'demo' is the embedded pair's; 'mistral-common'; not needed for ids.")
@@ -31,9 +35,7 @@ TraceTokenizer = Annotated[
 
 
 def replay(
-    traces: Traces,
-    /,
-    *,
+    *traces: Traces,
     drafters: Annotated[list[str] | None, Parameter(name="--drafters")] = None,
     datastore: str | None = None,
     tokenizer: TraceTokenizer = None,
@@ -67,7 +69,7 @@ def replay(
     files.write(partial(write_replays, rows), partial(draw_replays, rows), lambda picture: "")
 
 
-def read(traces: list[Path], tokenizer: str | None, limit: int | None = None) -> tuple[dict[str, list[Trace]], Any]:
+def read(traces: ListLike[Path], tokenizer: str | None, limit: int | None = None) -> tuple[dict[str, list[Trace]], Any]:
     """Return the answers of each file, by its name, and their tokenizer, or its fingerprint; None = not known."""
     from paceline.replay.traces import read_traces, tokenizer_of
 

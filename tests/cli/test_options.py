@@ -54,6 +54,25 @@ def test_every_option_has_one_name_and_a_help_text(words: list[str]) -> None:
     assert all(argument.parameter.help for argument in shown), [one.name for one in shown if not one.parameter.help]
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "option"),
+    [
+        (["generate"], ["one", "two"], ["-n", "3"]),
+        (["replay"], ["one.jsonl", "two.jsonl"], ["--nodes", "4"]),
+        (["datastore", "build"], ["store", "one.jsonl", "two.jsonl"], ["--tokenizer", "demo"]),
+        (["datastore", "add"], ["store", "one.jsonl", "two.jsonl"], ["--tokenizer", "demo"]),
+        (["datastore", "calibrate"], ["store", "one.jsonl", "two.jsonl"], ["--output", "calibration.json"]),
+        (["head", "train"], ["one", "two"], ["--out", "head"]),
+        (["head", "evaluate"], ["head", "one", "two"], ["--threads", "1"]),
+        (["head", "calibrate"], ["head", "one", "two"], ["--limit", "1"]),
+    ],
+)
+def test_an_option_may_stand_anywhere_among_the_arguments(command: list[str], arguments: list[str], option: list[str]) -> None:
+    for place in range(len(arguments) + 1):
+        _, bound, _ = app.parse_args([*command, *arguments[:place], *option, *arguments[place:]])
+        assert [str(argument) for argument in bound.args] == arguments
+
+
 @pytest.mark.parametrize("config", [BenchConfig(), RecordConfig()])
 def test_a_configuration_is_a_flat_list_of_options(config: Any) -> None:
     values = flat(config)
