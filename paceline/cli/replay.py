@@ -80,12 +80,12 @@ def read(traces: ListLike[Path], tokenizer: str | None, limit: int | None = None
 def fit_calibration(found: dict[str, list[Trace]], datastore: str | None, tokenizer: Any, path: Path) -> None:
     """Fit the calibration of sssd on recorded answers and write it."""
     from paceline.datastore import open as open_store
-    from paceline.replay.fit import calibrate
+    from paceline.replay.fit import Answers, calibrate
 
     if datastore is not None:
         open_store(datastore, tokenizer=tokenizer)  # of another tokenizer: refused before anything is recorded
     with Console(stderr=True, highlight=False).status("record") as status:
-        fitted = calibrate(found, datastore, lambda what: status.update(what))
+        fitted = calibrate({name: Answers(some, datastore) for name, some in found.items()}, lambda what: status.update(what))
     fitted.save(path)
     print_note(f"wrote {path}: {fitted.about}")
 

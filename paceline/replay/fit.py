@@ -42,35 +42,43 @@ class FitOptions:
             raise ConfigError(f"fit: got epochs={self.epochs}, batch={self.batch}; expected at least 1 of each. Raise it.")
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Recorded answers of one kind, which counts as much as any other.
+
+    Attributes:
+        traces: the answers. datastore: folder of the store that is searched for them; None = the request alone.
+    """
+
+    traces: ListLike[Trace]
+    datastore: str | Path | None = None
+
+
 def calibrate(
-    traces: Mapping[str, ListLike[Trace]],
-    datastore: str | Path | None,
-    progress: Callable[[str], None] = lambda what: None,
-    options: FitOptions | None = None,
+    kinds: Mapping[str, Answers], progress: Callable[[str], None] = lambda what: None, options: FitOptions | None = None
 ) -> Calibration:
     """Fit on recorded answers, twice: the second time on the trees that the first calibration draws.
 
     Args:
-        traces: answers by the name of their kind; each kind counts alike.
-        datastore: folder of the store that will be searched; None = the request alone.
+        kinds: answers by the name of their kind.
         progress: called with what is being done.
     Raises:
         ConfigError: no samples. DatastoreError: no store.
     """
-    store = None if datastore is None else str(datastore)
     fitted: Calibration | None = None
     for turn in range(_TURNS):
-        drafter = Sssd(SssdOptions(store, nodes=_NODES), fitted)
         parts = []
-        for name, some in traces.items():
+        for name, answers in kinds.items():
             progress(f"turn {turn + 1}: {name}")
-            inputs, labels, weights = record(drafter, some)
+            store = None if answers.datastore is None else str(answers.datastore)
+            inputs, labels, weights = record(Sssd(SssdOptions(store, nodes=_NODES), fitted), answers.traces)
             parts.append((inputs, labels, weights / weights.sum() * len(weights)))
         samples = tuple(np.concatenate(column) for column in zip(*parts, strict=True))
         progress(f"turn {turn + 1}: {len(samples[1]):,} samples")
         fitted = fit((samples[0], samples[1], samples[2]), options)
     assert fitted is not None
-    fitted.about["traces"] = {name: len(some) for name, some in traces.items()}
+    fitted.about["traces"] = {name: len(answers.traces) for name, answers in kinds.items()}
+    fitted.about["datastore"] = [name for name, answers in kinds.items() if answers.datastore is not None]
     return fitted
 
 
@@ -138,7 +146,8 @@ def fit(
         if progress is not None:
             progress(epoch + 1, loss)
     values = [part.detach().numpy() for part in network]
-    unscaled = values[0] / spread[:, None]  # the drafter's inputs are not scaled: the weights are
+    told = samples[0].std(axis=0) > 0  # an input that never changed has taught nothing: it must not count when it does
+    unscaled = values[0] / spread[:, None] * told[:, None]  # the drafter's inputs are not scaled: the weights are
     flat = np.concatenate([unscaled.ravel(), values[1] - centre @ unscaled, values[2], values[3]]).astype(np.float32)
     return Calibration(flat, {"samples": len(labels), "log_loss": round(loss, 5), "epochs": options.epochs, "seed": options.seed})
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence as ListLike
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paceline import DraftTree, Outcome, ScriptedDrafter
@@ -14,6 +15,7 @@ from paceline.datastore.mistral import MISTRAL, MistralTokenizer
 from paceline.drafters import create
 from paceline.drafters.sssd.calibration import Calibration
 from paceline.drafters.sssd.drafter import Sssd
+from paceline.drafters.sssd.features import FEATURES, HIDDEN
 from paceline.errors import ConfigError
 from paceline.replay import Trace, replay
 from paceline.replay.fit import FitOptions, fit, record
@@ -130,6 +132,18 @@ def test_no_measurement_has_seen_the_answers_of_another(tmp_path: Path) -> None:
     assert call(*words)[0] == 0
     first, second = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert first["tokens_per_step"] == second["tokens_per_step"]
+
+
+def test_an_input_that_never_changed_does_not_count_when_it_does() -> None:
+    """As those of the datastore, in a fit without one."""
+    rng = np.random.default_rng(0)
+    inputs = rng.random((400, len(FEATURES)), dtype=np.float32)
+    inputs[:, 3] = 0.25
+    labels = (inputs[:, 0] > 0.5).astype(np.float32)
+    fitted = fit((inputs, labels, np.ones(400, np.float32)), FitOptions(epochs=2))
+    into_units = fitted.weights[: len(FEATURES) * HIDDEN].reshape(len(FEATURES), HIDDEN)
+    assert not into_units[3].any()
+    assert into_units[[0, 1, 2]].all()
 
 
 def test_a_fit_learns_what_comes_true(tmp_path: Path) -> None:
