@@ -32,7 +32,7 @@ class PromptLookupOptions:
 
     max_ngram: int = 3
     min_ngram: int = 1
-    length: int = 10
+    length: int = 7
 
     def __post_init__(self) -> None:
         require_range("prompt_lookup", "min_ngram", self.min_ngram, 1)

@@ -21,9 +21,9 @@ class LookaheadOptions:
         compat: take exactly the public code's steps, for comparison.
     """
 
-    window: int = 3
+    window: int = 1
     ngram: int = 5
-    guesses: int = 3
+    guesses: int = 1
     pool: int | None = None
     prompt_pool: bool = True
     compat: bool = False

@@ -38,7 +38,7 @@ from paceline.errors import ConfigError
 FUSIONS = ("calibrated", "paper")
 _SHARE = 4  # sequences of a batch that are worth a thread
 _MOST_NODES = 512
-_NODES, _BATCH_NODES, _LEAST_NODES = 32, 64, 4  # of a tree, of a batch, and of a tree in any batch
+_NODES, _BATCH_NODES = 7, 24  # of a tree (with the root 8 tokens, a number that products like), and of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class SssdOptions:
     datastore: folder of a store, or "demo", that of the embedded target; none = the request alone.
     fusion: calibrated | paper.
     calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
-    nodes: most nodes of a tree. Not given: 32, and in a larger batch what makes 64 in all, 4 at least.
+    nodes: most nodes of a tree. Not given: 7, and in a larger batch what makes 24 in all, 1 at least.
     live: finished answers go into the datastore.
     """
 
@@ -87,7 +87,7 @@ class Sssd(Drafter):
 
         self._options = options
         if options.nodes is None:  # section 3.2 of the paper: by the size of the batch
-            self.node_rule = NodeRule(_NODES, batch=_BATCH_NODES, least=_LEAST_NODES)
+            self.node_rule = NodeRule(_NODES, batch=_BATCH_NODES)
         self._calibration = calibration or Calibration.load(options.calibration)
         self._store = None if options.datastore is None else datastore.open(options.datastore)
         if self._store is not None:
@@ -147,7 +147,7 @@ class Sssd(Drafter):
             self._store.append(seq.token_ids[max(0, seq.prompt_length - 3) :])
 
     def _drafted(self, seqs: ListLike[Sequence], max_nodes: list[int], known: Known) -> list[DraftTree]:
-        most = self._options.nodes or _NODES
+        most = self._options.nodes or _MOST_NODES
         batch = _Batch(seqs, [self._index[seq.id] for seq in seqs], [min(limit, most) for limit in max_nodes])
         snapshot = None if self._store is None else self._store.snapshot
         calibrated = (None, None) if self._options.fusion == "paper" else (self._calibration.weights, known)
