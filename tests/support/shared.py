@@ -66,9 +66,13 @@ class Pair:
 
     def near_copies(self) -> tuple[tuple[int, ...], ...]:
         """Prompts and answers, twice, in which about every tenth token is another one."""
-        chance = random.Random(4)
-        texts = [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)] * 2
-        return tuple(tuple(chance.randrange(256) if chance.random() < 0.1 else token for token in text) for text in texts)
+        return near_copies([[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)] * 2, 256)
+
+
+def near_copies(texts: ListLike[ListLike[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """The texts, about every tenth token replaced by another one."""
+    chance = random.Random(4)
+    return tuple(tuple(chance.randrange(vocab_size) if chance.random() < 0.1 else token for token in text) for text in texts)
 
 
 def with_head(spec: str, draft: Any) -> str:

@@ -1,0 +1,13 @@
+"""The real model, loaded once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.real import Real, load_real
+
+
+@pytest.fixture(scope="session")
+def real() -> Real:
+    """SmolLM2 in float32."""
+    return load_real()

