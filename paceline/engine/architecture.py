@@ -51,6 +51,13 @@ class Architecture:
         """Whether branching trees can be verified in one forward."""
         return self.takes_masks
 
+    @property
+    def attention_obstacle(self) -> str:
+        """Why its attention cannot be batch-invariant; "" where it can."""
+        if self.tree_attention:
+            return ""
+        return f"{self.name} does not ask transformers' table for its attention, or not for 'sdpa'; expected a model that does"
+
     @staticmethod
     def of(model: PreTrainedModel) -> Architecture:
         """Read the facts off a model.

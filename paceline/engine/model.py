@@ -24,6 +24,8 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.errors import CapacityError, UnsupportedModelError
 
+PREFILL_CHUNK = 512  # pending tokens
+
 
 class CachedLM:
     """A model with a slot cache.
@@ -31,15 +33,17 @@ class CachedLM:
     Args:
         model: a decoder-only transformers model, in eval mode, on its device.
         prefill_chunk: most pending tokens one forward takes per sequence.
+        least_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up for the rest.
     Attributes:
         forward_seconds: wall-clock spent in the model so far (the device is not synchronised for it).
     Raises:
         UnsupportedModelError: an architecture that cannot be rolled back or masked.
     """
 
-    def __init__(self, model: PreTrainedModel, prefill_chunk: int = 512) -> None:
+    def __init__(self, model: PreTrainedModel, prefill_chunk: int = PREFILL_CHUNK, least_rows: int = 1) -> None:
         self.architecture = Architecture.of(model)
         self.prefill_chunk = prefill_chunk
+        self._least_rows = least_rows
         self.forward_seconds = 0.0
         self._model = model
         self._cache = SlotCache(self.architecture.layers)
@@ -127,10 +131,10 @@ class CachedLM:
         if not self.architecture.takes_masks:
             return self._forward_rows(trees)
         self._line_up()
-        layout = lay_out(seqs, trees, self.prefill_chunk)
+        layout = lay_out(seqs, trees, self.prefill_chunk, self._least_rows)
         logits = self._run(layout)
         self._count(layout)
-        return logits
+        return logits[:, : 1 + int(layout.nodes.max())]
 
     def forward_with_hidden(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> tuple[Tensor, Tensor]:
         """Run `forward`, and return what the LM head was fed as well.
@@ -155,7 +159,8 @@ class CachedLM:
                 " read; choose a drafter without an acceptance head."
             )
         if len(fed) == 1:
-            return logits, fed[0][:, -logits.shape[1] :]
+            assert self._layout is not None
+            return logits, fed[0][:, -(self._layout.width + 1) :][:, : logits.shape[1]]
         rows = [hidden[0, -1 - len(tree) :] for hidden, tree in zip(fed, trees, strict=True)]
         return logits, torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
@@ -181,7 +186,9 @@ class CachedLM:
             positions = np.minimum(layout.positions, self.context_length - 1)  # deeper nodes can never be accepted
             inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
         if arch.takes_logits_to_keep:
-            inputs["logits_to_keep"] = layout.width + 1
+            columns = layout.token_ids.shape[1]
+            # As indices, and not as their number: the head then gets all rows in one product, and not a slice of every sequence.
+            inputs["logits_to_keep"] = torch.arange(columns - layout.width - 1, columns, device=device)
         start = time.perf_counter()
         with self._attention(layout) if inputs["attention_mask"] is not None and arch.tree_attention else nullcontext():
             logits: Tensor = self._model(**inputs).logits
