@@ -122,7 +122,7 @@ def lay_out(seqs: ListLike[Sequence], trees: ListLike[DraftTree], chunk: int) ->
 
 def _single_tokens(seqs: ListLike[Sequence], cached: IntArray, pending: IntArray, nodes: IntArray) -> Layout:
     """The same for one pending token per row and no trees, the case of plain decoding and of drafting."""
-    token_ids = np.array([[seq.token_ids[-1]] for seq in seqs], dtype=np.int64)
+    token_ids = np.array([[seq.token_ids[seq.cached]] for seq in seqs], dtype=np.int64)
     places = cached[:, None]
     block = np.ones((len(seqs), 1, 1), dtype=np.bool_)
     padding = np.zeros((len(seqs), 1), dtype=np.bool_)
