@@ -107,7 +107,11 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
     """What a model is and how it is used."""
     facts, loaded = llm.model.architecture, llm.model.model
     drafts = "trees and chains" if facts.takes_trees else "chains only: its positions are places in the cache"
-    attention = "paceline's, over transformers' table" if facts.tree_attention else f"the model's own; {facts.attention_obstacle}"
+    attention = (
+        "by position, batch-invariant" if facts.by_position
+        else "SDPA, with the cache read once for a tree" if facts.tree_attention
+        else f"the model's own ({loaded.config._attn_implementation})"
+    )  # fmt: skip
     return {
         "model": f"{model}: {facts.name}, {loaded.num_parameters() / 1e6:.1f} M parameters, {facts.layers} layers",
         "computes in": f"{str(facts.dtype).removeprefix('torch.')} on {llm.model.device}",

@@ -17,7 +17,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
-from paceline.engine.architecture import Architecture
 from paceline.engine.budget import node_limit
 from paceline.engine.drafter import Drafter, Outcome, check_vocabulary
 from paceline.engine.grouping import fed_by, next_group
@@ -72,10 +71,10 @@ class Engine:
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
         verify: Verifier = verify_batch,
     ) -> None:
-        self.invariance = settle(model, batch_invariant, Architecture.of(model).attention_obstacle, max_batch or 1)
-        least_rows, self._most_rows = self.invariance.least_rows, self.invariance.most_rows
-        chunk = PREFILL_CHUNK if self._most_rows is None else min(PREFILL_CHUNK, self._most_rows)
-        self.model = CachedLM(model, chunk, least_rows)
+        self.invariance = settle(model, batch_invariant, max_batch or 1)
+        self._most_rows = self.invariance.most_rows
+        options = self.invariance.of_model(PREFILL_CHUNK)
+        self.model = CachedLM(model, **options)
         check_if_unknown(self.model, model.config.model_type)
         self._tokenizer = tokenizer
         self._max_batch, self._max_nodes = max_batch, max_nodes
@@ -83,7 +82,7 @@ class Engine:
         self._verify = verify
         self._parallel: ParallelLM | None = None
         if ranks is not None:
-            self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes, chunk, least_rows)
+            self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes, **options)
             self._verify = self._parallel.verify
         self._waiting: deque[Ticket] = deque()
         self._active: list[Ticket] = []  # in the order of their slots

@@ -21,6 +21,8 @@ from transformers import PreTrainedModel
 from paceline.common import cache
 from paceline.common.machine import instruction_flags, processor
 from paceline.common.options import BatchInvariant
+from paceline.engine.architecture import Architecture
+from paceline.engine.attention import why_not_by_position
 from paceline.engine.row_classes import agreeing_runs, fold, heavy_tailed, widest_class
 from paceline.engine.row_modules import RowModule, survey
 from paceline.errors import ConfigError, PacelineError
@@ -102,6 +104,11 @@ class Invariance:
                 " Set them before, or pass batch_invariant=False."
             )
 
+    def of_model(self, prefill_chunk: int) -> dict[str, Any]:
+        """Return the options of `CachedLM` that follow; `prefill_chunk` where nothing speaks against it."""
+        chunk = prefill_chunk if self.most_rows is None else min(prefill_chunk, self.most_rows)
+        return {"prefill_chunk": chunk, "batch_invariant": self.on, "least_rows": self.least_rows}
+
     @property
     def least_rows(self) -> int:
         """Rows a forward must have at least."""
@@ -113,26 +120,25 @@ class Invariance:
         return self.proof.most - self.proof.least + 1 if self.on and self.proof else None
 
 
-def settle(
-    model: PreTrainedModel, asked: BatchInvariant, obstacle: str = "", sequences: int = 1, attention_cost: float = 1.0
-) -> Invariance:
+def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1, attention_cost: float = 1.0) -> Invariance:
     """Decide whether a model is used batch-invariantly.
 
     Args:
         asked: True, False, or "auto": where the proof says that it costs under 5 %.
-        obstacle: why its attention cannot be, as "NAME: got X; expected Y"; "" where it can.
         sequences: most of them in one forward.
         attention_cost: time of batch-invariant attention relative to the usual one.
     Raises:
+        UnsupportedModelError: a model that cannot be verified losslessly.
         ConfigError: True was asked for, and it cannot be; or `asked` is none of the three.
     """
     if asked not in (True, False, "auto"):
         raise ConfigError(f"batch_invariant: got {asked!r}; expected True, False or 'auto'.")
+    Architecture.of(model)  # refuses what cannot be decoded here at all
     threads = torch.get_num_threads()
     if asked is False:
         return Invariance(False, "it was not asked for", None, threads)
     proof = None
-    obstacle = obstacle or experts_of(model)
+    obstacle = experts_of(model) or why_not_by_position(model)
     if not obstacle:
         proof = prove(model)
         obstacle = proof.reason
@@ -150,8 +156,8 @@ def settle(
     return Invariance(True, said, proof, threads)
 
 
-def experts_of(model: PreTrainedModel) -> str:
-    """Return why a mixture of experts cannot be batch-invariant; "" for any other model."""
+def experts_of(model: PreTrainedModel) -> str | None:
+    """Return why a mixture of experts cannot be batch-invariant; None for any other model."""
     config = model.config.get_text_config(decoder=True)
     for name in _EXPERTS:
         count = getattr(config, name, None)
@@ -160,7 +166,7 @@ def experts_of(model: PreTrainedModel) -> str:
                 f"{type(model).__name__} is a mixture of {count} experts ({name}), each of which sees as many rows as are sent to"
                 " it, so that padding a forward does not fix their number; expected a model without experts"
             )
-    return ""
+    return None
 
 
 def prove(model: PreTrainedModel) -> Proof:

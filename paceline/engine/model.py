@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.engine.architecture import Architecture
-from paceline.engine.attention import tree_attention
+from paceline.engine.attention import KeyOrder, tree_attention
 from paceline.engine.kv_cache import SlotCache
 from paceline.engine.layout import Layout, lay_out
 from paceline.engine.sequence import Sequence
@@ -33,15 +33,22 @@ class CachedLM:
     Args:
         model: a decoder-only transformers model, in eval mode, on its device.
         prefill_chunk: most pending tokens one forward takes per sequence.
+        batch_invariant: a token's attention depends on its own text alone, to the last bit.
         least_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up for the rest.
     Attributes:
         forward_seconds: wall-clock spent in the model so far (the device is not synchronised for it).
     Raises:
-        UnsupportedModelError: an architecture that cannot be rolled back or masked.
+        UnsupportedModelError: an architecture that cannot be rolled back or masked, or that cannot be batch-invariant when asked.
     """
 
-    def __init__(self, model: PreTrainedModel, prefill_chunk: int = PREFILL_CHUNK, least_rows: int = 1) -> None:
-        self.architecture = Architecture.of(model)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prefill_chunk: int = PREFILL_CHUNK,
+        batch_invariant: bool = False,
+        least_rows: int = 1,
+    ) -> None:
+        self.architecture = Architecture.of(model, batch_invariant)
         self.prefill_chunk = prefill_chunk
         self._least_rows = least_rows
         self.forward_seconds = 0.0
@@ -190,14 +197,19 @@ class CachedLM:
             # As indices, and not as their number: the head then gets all rows in one product, and not a slice of every sequence.
             inputs["logits_to_keep"] = torch.arange(columns - layout.width - 1, columns, device=device)
         start = time.perf_counter()
-        with self._attention(layout) if inputs["attention_mask"] is not None and arch.tree_attention else nullcontext():
+        with self._attention(layout, inputs["attention_mask"] is not None):
             logits: Tensor = self._model(**inputs).logits
         self.forward_seconds += time.perf_counter() - start
         return logits[:, -(layout.width + 1) :]
 
-    def _attention(self, layout: Layout) -> AbstractContextManager[None]:
-        causal = layout.causal if self.architecture.layer_kinds == ("full_attention",) else 0
-        return tree_attention(self._model.config.get_text_config(decoder=True), causal)
+    def _attention(self, layout: Layout, masked: bool) -> AbstractContextManager[None]:
+        arch, config = self.architecture, self._model.config.get_text_config(decoder=True)
+        if arch.by_position:
+            order = KeyOrder.of(layout.cached, layout.places, layout.positions, layout.padding)
+            return tree_attention(config, order=order)
+        if not masked or not arch.tree_attention:
+            return nullcontext()
+        return tree_attention(config, layout.causal if arch.layer_kinds == ("full_attention",) else 0)
 
     def _count(self, layout: Layout) -> None:
         self._layout = layout
