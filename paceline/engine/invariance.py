@@ -163,8 +163,8 @@ def experts_of(model: PreTrainedModel) -> str | None:
         count = getattr(config, name, None)
         if isinstance(count, int) and count > 1:
             return (
-                f"{type(model).__name__} is a mixture of {count} experts ({name}), each of which sees as many rows as are sent to"
-                " it, so that padding a forward does not fix their number; expected a model without experts"
+                f"{model.__class__.__name__} is a mixture of {count} experts ({name}), each of which sees as many rows as are sent"
+                " to it, so that padding a forward does not fix their number; expected a model without experts"
             )
     return None
 
@@ -172,7 +172,7 @@ def experts_of(model: PreTrainedModel) -> str | None:
 def prove(model: PreTrainedModel) -> Proof:
     """Find the classes of row counts of a model, or read what was found before on this machine in the same circumstances."""
     facts = _circumstances(model)
-    name = f"row counts of {type(model).__name__}"
+    name = f"row counts of {model.__class__.__name__}"
 
     def make(folder: Any) -> dict[str, Any]:
         proof = search(model)
@@ -190,9 +190,15 @@ def search(model: PreTrainedModel) -> Proof:
     """Find the classes of row counts of a model."""
     begin = time.perf_counter()
     modules, unknown = survey(model)
+    findings: list[Finding] = []
+    for one in modules:
+        try:
+            findings.append(_find(one))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:  # quantised weights, or a layer of another kind
+            unknown = f"{one.name}, a {type(one.module).__name__}, cannot be tried alone: {' '.join(str(error).split())}"
+            break
     if unknown:
         return Proof(0, 0, 1.0, unknown, (), time.perf_counter() - begin)
-    findings = tuple(_find(one) for one in modules)
     best = widest_class((found.runs for found in findings), _WIDE)
     reason = ""
     if best.most < max(_ENOUGH, 2 * best.least):
@@ -202,7 +208,7 @@ def search(model: PreTrainedModel) -> Proof:
             f" enough for a batch. A new class begins at: {shown}"
         )
     cost = 1.0 if reason or best.least == 1 else _cost(modules, best.least)
-    return Proof(best.least, best.most, cost, reason, findings, time.perf_counter() - begin)
+    return Proof(best.least, best.most, cost, reason, tuple(findings), time.perf_counter() - begin)
 
 
 def _find(module: RowModule) -> Finding:
@@ -234,6 +240,7 @@ def _circumstances(model: PreTrainedModel) -> str:
     """Return all that the classes may depend on, as text."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "transformers_version")}
     shapes = [(name, list(one.shape), str(one.dtype), one.requires_grad) for name, one in model.named_parameters()]
+    kinds = [(name, type(one).__module__, type(one).__qualname__) for name, one in model.named_modules()]
     device = model.device
     facts = {
         "processor": [processor(), *instruction_flags()],
@@ -244,7 +251,7 @@ def _circumstances(model: PreTrainedModel) -> str:
         "precision": [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()],
         "mkldnn": torch.backends.mkldnn.enabled,
         "threads": torch.get_num_threads(),
-        "model": [type(model).__name__, config, shapes],
+        "model": [model.__class__.__name__, config, shapes, kinds],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 

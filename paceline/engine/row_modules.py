@@ -128,7 +128,7 @@ def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:
         with torch.inference_mode():
             model(input_ids=torch.arange(_TOKENS, device=model.device)[None] % 2, use_cache=False)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        return [], f"{type(model).__name__} cannot be watched in a forward: {error}"
+        return [], f"{model.__class__.__name__} cannot be watched in a forward: {error}"
     finally:
         for hook in hooks:
             hook.remove()

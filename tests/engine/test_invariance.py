@@ -126,6 +126,17 @@ def test_weights_that_cannot_be_tried_are_refused_by_name() -> None:
         settle(model, True)
 
 
+def test_layers_that_cannot_be_tried_are_refused_by_name() -> None:
+    class Fixed(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            if input.shape[1] != 13:
+                raise RuntimeError("packed for 13 rows")
+            return super().forward(input)
+
+    with pytest.raises(ConfigError, match=r"mlp\.down_proj, a Fixed, cannot be tried alone: packed for 13 rows"):
+        settle(with_products(Fixed), True)
+
+
 def test_asked_for_and_impossible() -> None:
     with pytest.raises(ConfigError, match="got True; it has attention code of its own"):
         settle(make("bloom"), True)
