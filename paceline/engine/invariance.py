@@ -23,8 +23,10 @@ from paceline.common.machine import instruction_flags, processor
 from paceline.common.options import BatchInvariant
 from paceline.engine.architecture import Architecture
 from paceline.engine.attention import why_not_by_position
-from paceline.engine.row_classes import agreeing_runs, fold, heavy_tailed, widest_class
+from paceline.engine.model import PREFILL_CHUNK, CachedLM
+from paceline.engine.row_classes import RowClass, agreeing_runs, fold, heavy_tailed, widest_class
 from paceline.engine.row_modules import RowModule, survey
+from paceline.engine.selfcheck import rows_that_differ
 from paceline.errors import ConfigError, PacelineError
 
 COST_ALLOWED = 1.05  # of a forward, by "auto"
@@ -163,8 +165,8 @@ def experts_of(model: PreTrainedModel) -> str | None:
         count = getattr(config, name, None)
         if isinstance(count, int) and count > 1:
             return (
-                f"{model.__class__.__name__} is a mixture of {count} experts ({name}), each of which sees as many rows as are sent"
-                " to it, so that padding a forward does not fix their number; expected a model without experts"
+                f"{model.__class__.__name__} is a mixture of {count} experts ({name}), each of which sees as many rows as"
+                " are sent to it, so that padding a forward does not fix their number; expected a model without experts"
             )
     return None
 
@@ -207,6 +209,8 @@ def search(model: PreTrainedModel) -> Proof:
             f"the widest class of row counts that agree bit for bit is {best.least} to {best.most}; expected one that is wide"
             f" enough for a batch. A new class begins at: {shown}"
         )
+    if not reason:
+        reason = _differs_as_a_whole(model, best)
     cost = 1.0 if reason or best.least == 1 else _cost(modules, best.least)
     return Proof(best.least, best.most, cost, reason, tuple(findings), time.perf_counter() - begin)
 
@@ -227,6 +231,19 @@ def _find(module: RowModule) -> Finding:
         rows = heavy_tailed(tried[-1], module.row_shape, module.like, noise)
         runs.update(agreeing_runs(module.function(), rows, tried))
     return Finding(module.name, module.shape, module.times, counts[-1], tuple(sorted(runs)))
+
+
+def _differs_as_a_whole(model: PreTrainedModel, rows: RowClass) -> str:
+    """Return what is wrong if forwards within the class still differ; "" if they do not."""
+    chunks = (min(PREFILL_CHUNK, rows.most), 16)
+    alone, beside = (CachedLM(model, chunk, batch_invariant=True, least_rows=rows.least) for chunk in chunks)
+    differing, count = rows_that_differ(alone, beside)
+    if not differing:
+        return ""
+    return (
+        f"{differing} of {count} rows of logits differ in their bits between a text alone and in a batch, though no module does"
+        " by itself; it has attention code of its own, or something in it sums over rows"
+    )
 
 
 def _cost(modules: list[RowModule], least: int) -> float:
@@ -251,6 +268,7 @@ def _circumstances(model: PreTrainedModel) -> str:
         "precision": [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()],
         "mkldnn": torch.backends.mkldnn.enabled,
         "threads": torch.get_num_threads(),
+        "attention": model.config._attn_implementation,
         "model": [model.__class__.__name__, config, shapes, kinds],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
