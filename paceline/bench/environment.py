@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import paceline
-from paceline.common.machine import usable_cores
+from paceline.common.machine import processor, usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def look_around(device: torch.device) -> Environment:
         commit=commit,
         modified=modified,
         platform=platform.platform(),
-        processor=_processor(),
+        processor=processor(),
         cores=usable_cores(),
         accelerator=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         threads=torch.get_num_threads(),
@@ -93,18 +93,6 @@ def _installed(*names: str) -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "unknown"
     return found
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == "model name" and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _commit() -> tuple[str | None, bool]:

@@ -177,6 +177,7 @@ def _methods(
         llm = LLM(
             models.target, make(), tokenizer=models.tokenizer, max_batch=config.batch,
             max_nodes=config.max_nodes, lookahead_parallel=lockstep.ranks(spec) or False,
+            batch_invariant=config.models.invariance,
         )  # fmt: skip
         llm.model.reserve(config.batch, positions)
         ours.append(Paceline(spec, llm, make, params))

@@ -15,6 +15,7 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.options import ParallelOptions, flattened, split_specs, with_store, without
 from paceline.cli.parallel import joined_ranks
 from paceline.cli.show import table_console
+from paceline.common.options import ModelOptions
 from paceline.drafters import REGISTRY, available
 from paceline.errors import ConfigError
 
@@ -43,10 +44,9 @@ def bench(
         memory: measure peak memory, each method in its own process, instead of time.
     """
     with joined_ranks(parallel, config.models.device) as ranks:
-        embedded = config.models.model == demo.NAME and config.models.draft_model in (None, demo.NAME)
-        has_draft = config.models.draft_model is not None or embedded
+        has_draft = config.models.draft_model is not None or _embedded(config.models)
         config = replace(
-            config, drafters=_drafters(drafters, has_draft, embedded), baselines=_baselines(baselines, has_draft),
+            config, drafters=chosen_drafters(drafters, config.models), baselines=_baselines(baselines, has_draft),
             lookahead_parallel=ranks.size if ranks else 0,
         )  # fmt: skip
         if memory:
@@ -67,14 +67,21 @@ def run_and_report(config: BenchConfig, files: ResultFiles, ranks: Ranks | None 
     return result
 
 
-def _drafters(asked: list[str] | None, has_draft: bool, embedded: bool) -> tuple[str, ...]:
+def chosen_drafters(asked: list[str] | None, models: ModelOptions) -> tuple[str, ...]:
     """Return those asked for; else all that run with what there is."""
     if asked:
         return tuple(split_specs(asked, available()))
+    embedded = _embedded(models)
+    has_draft = models.draft_model is not None or embedded
     fit = [name for name, found in REGISTRY.items() if has_draft or not found.needs_draft_model]
     if embedded:
         return tuple(with_store(name, demo.NAME) for name in fit)
     return tuple(name for name in fit if not (REGISTRY[name].needs_trained or REGISTRY[name].needs_store))
+
+
+def _embedded(models: ModelOptions) -> bool:
+    """Whether it is the embedded pair."""
+    return models.model == demo.NAME and models.draft_model in (None, demo.NAME)
 
 
 def _baselines(asked: list[str] | None, has_draft: bool) -> tuple[str, ...]:

@@ -10,7 +10,9 @@ from rich.table import Table
 from paceline.cli.show import out, print_note, table_console
 from paceline.common import cache as store
 
-cache = App(name="cache", help="Converted models that are kept between runs, below PACELINE_CACHE (~/.cache/paceline).")
+cache = App(
+    name="cache", help="Converted models and proofs that are kept between runs, below PACELINE_CACHE (~/.cache/paceline)."
+)
 
 
 @cache.command(name="list")
@@ -18,13 +20,13 @@ def list_entries() -> None:
     """List what is kept, the oldest first."""
     found = store.entries()
     table = Table(box=None, pad_edge=False)
-    for heading in ("model", "MB", "converted", "folder"):
+    for heading in ("what", "MB", "made", "folder"):
         table.add_column(heading, overflow="fold")
     for entry in found:
         table.add_row(Path(entry.card["source"]).name, f"{entry.size / 1e6:.1f}", str(entry.card["made"]), str(entry.folder))
     if found:
         (table_console() or out).print(table)
-    print_note(f"{len(found)} converted models, {sum(entry.size for entry in found) / 1e6:.1f} MB, in {store.root()}")
+    print_note(f"{len(found)} folders, {sum(entry.size for entry in found) / 1e6:.1f} MB, in {store.root()}")
 
 
 @cache.command(name="clear")

@@ -32,8 +32,7 @@ class ResultFiles:
 
     def __post_init__(self) -> None:
         for path in self._paths():
-            if not path.parent.is_dir():
-                raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}. Make it first.")
+            refuse_missing_folder(path)
 
     def write(self, json: Callable[[Path], None], png: Callable[[Path], None], section: Callable[[str | None], str]) -> None:
         """Write those that are wanted and name them on standard error.
@@ -56,6 +55,16 @@ class ResultFiles:
 
     def _paths(self) -> list[Path]:
         return [path for path in (self.json, self.png, self.markdown) if path is not None]
+
+
+def refuse_missing_folder(path: Path | None) -> None:
+    """Refuse a file to be written in a folder that is not there.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}. Make it first.")
 
 
 def _append(path: Path, text: str) -> None:

@@ -31,7 +31,10 @@ def build_llm(models: ModelOptions, drafter: str, ranks: Ranks | None = None, **
     needs_draft = entry(split_spec(drafter)[0]).needs_draft_model
     draft = demo.draft_of(name) if needs_draft and name is not None else None
     target = demo.target_of(models.model)
-    return LLM(target, drafter, draft, dtype=models.dtype, device=models.device, lookahead_parallel=ranks or False, **options)
+    return LLM(
+        target, drafter, draft, dtype=models.dtype, device=models.device, lookahead_parallel=ranks or False,
+        batch_invariant=models.invariance, **options,
+    )  # fmt: skip
 
 
 def load_tokenizer(name: str) -> Any:

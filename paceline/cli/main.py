@@ -1,4 +1,4 @@
-"""The `paceline` command: generate, chat, bench, paper, record, replay, datastore, head, drafters, cache, demo."""
+"""The `paceline` command, put together."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from paceline.cli.bench import bench
 from paceline.cli.cache import cache
 from paceline.cli.datastore import datastore
 from paceline.cli.demo import run_demo
+from paceline.cli.doctor import doctor
 from paceline.cli.drafters import drafters
 from paceline.cli.generate import chat, generate
 from paceline.cli.head import head
@@ -24,6 +25,7 @@ from paceline.cli.parallel import prints_for_all
 from paceline.cli.record import record
 from paceline.cli.replay import replay
 from paceline.cli.show import print_error
+from paceline.cli.verify import verify
 from paceline.errors import PacelineError
 
 
@@ -40,7 +42,7 @@ app = App(
     name="paceline", help="Lossless speculative decoding: the same answers from the same weights, sooner.", version=__version__,
     default_parameter=DEFAULTS, config=_refuse_fractions, help_format="plaintext", exit_on_error=False, print_error=False,
 )  # fmt: skip
-for command in (generate, chat, bench, paper, record, replay, datastore, head, drafters, cache):
+for command in (generate, chat, bench, paper, record, replay, datastore, head, drafters, cache, verify, doctor):
     app.command(command)
 app.command(run_demo, name="demo")
 

@@ -1,8 +1,9 @@
 """Folders made once and kept: whole or not there, made by one process at a time, listed and cleared by `paceline cache`.
 
 They lie below $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline: KIND-vFORMAT/KEY, where KEY is a checksum
-of what the folder was made from. While one is made it is called KEY.part and its lock KEY.lock is held; the lock dies with its
-process, so a KEY.part whose lock is free is the leftover of a killed one.
+of what the folder was made from: a file, or the circumstances under which something was found out. While one is made it is called
+KEY.part and its lock KEY.lock is held; the lock dies with its process, so a KEY.part whose lock is free is the leftover of a
+killed one.
 """
 
 from __future__ import annotations
@@ -72,13 +73,28 @@ def obtain(kind: str, source: Path, make: Callable[[Path], dict[str, Any]], wait
     Raises:
         ConfigError: the cache cannot be written; and what `make` raises. Nothing stays behind then.
     """
-    key = checksum(source)
-    folder = root() / kind / key
+    return _obtain(root() / kind / checksum(source), str(source), make, waiting)
+
+
+def remember(kind: str, facts: str, name: str, make: Callable[[Path], dict[str, Any]]) -> Path:
+    """Return the folder of what was found out under certain circumstances; find it out first where it is not there yet.
+
+    Args:
+        facts: the circumstances, all of them: others have a folder of their own.
+        name: what it is called in the list.
+        kind, make: as for `obtain`.
+    Raises:
+        as `obtain`.
+    """
+    return _obtain(root() / kind / hashlib.sha256(facts.encode()).hexdigest(), name, make, lambda: None)
+
+
+def _obtain(folder: Path, source: str, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]) -> Path:
     if _read(folder) is not None:  # no lock: the folder appeared whole, and the cache may be one that can only be read
         return folder
     with _refused_clearly(), _locked(folder, waiting):
         if _read(folder) is None:
-            _fill(folder, source, key, make)
+            _fill(folder, source, make)
     return folder
 
 
@@ -102,7 +118,7 @@ def clear() -> int:
     return freed
 
 
-def _fill(folder: Path, source: Path, key: str, make: Callable[[Path], dict[str, Any]]) -> None:
+def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
     """Make the folder beside its place and move it there."""
     part = folder.with_suffix(".part")
     _remove(part)  # of a killed process, as this one holds the lock
@@ -112,7 +128,7 @@ def _fill(folder: Path, source: Path, key: str, make: Callable[[Path], dict[str,
         part.mkdir()
         card = make(part)
         files = {str(path.relative_to(part)): path.stat().st_size for path in sorted(part.rglob("*")) if path.is_file()}
-        card = {"source": str(source), "sha256": key, "made": time.strftime("%Y-%m-%d %H:%M:%S"), **card, "files": files}
+        card = {"source": source, "sha256": folder.name, "made": time.strftime("%Y-%m-%d %H:%M:%S"), **card, "files": files}
         (part / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
         for name in (*files, CARD):
             with (part / name).open("rb+") as file:

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
+from functools import cache
+from pathlib import Path
+
+# Instruction sets by which kernels are chosen, in /proc/cpuinfo's words: x86, then ARM.
+_CHOOSING = (
+    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_bf16", "amx_int8", "avx_vnni", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2"),
+)
 
 
 def usable_cores() -> int:
@@ -10,3 +19,28 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    return _described("model name") or platform.processor() or platform.machine()
+
+
+def instruction_flags() -> list[str]:
+    """Return the instruction sets of the processor by which kernels are chosen; empty where the system does not say."""
+    there = set((_described("flags") or _described("Features")).split())
+    return [name for name in _CHOOSING if name in there]
+
+
+@cache
+def _described(wanted: str) -> str:
+    """Return the first value of a line of /proc/cpuinfo; "" where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == wanted and value.strip():
+            return value.strip()
+    return ""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from paceline import demo
 from paceline.common.config import require_range
 from paceline.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
+BatchInvariant = bool | Literal["auto"]
+InvarianceWord = Literal["auto", "on", "off"]  # the same on a command line
+INVARIANCE_WORDS: dict[InvarianceWord, BatchInvariant] = {"auto": "auto", "on": True, "off": False}
+_UNLESS_SAID: InvarianceWord = "off"
+BATCH_INVARIANT = INVARIANCE_WORDS[_UNLESS_SAID]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,7 @@ class ModelOptions:
         dtype: "auto", "float32", "bfloat16" or "float16".
         device: "auto", "cpu", "cuda", "cuda:1", ...
         threads: CPU threads of torch; default: torch's own choice.
+        batch_invariant: the same bits whatever else is in the forward; "auto": where that costs under 5 %.
 
     Raises:
         ConfigError: a value out of range.
@@ -32,6 +38,12 @@ class ModelOptions:
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
+    batch_invariant: InvarianceWord = _UNLESS_SAID
+
+    @property
+    def invariance(self) -> BatchInvariant:
+        """The option as `LLM` takes it."""
+        return INVARIANCE_WORDS[self.batch_invariant]
 
     def __post_init__(self) -> None:
         if self.threads is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from paceline.engine.attention import takes_tree_attention
+from paceline.engine.attention import BY_POSITION, takes_tree_attention, why_not_by_position
 from paceline.engine.layout import Layout
 from paceline.errors import ConfigError, UnsupportedModelError
 
@@ -28,7 +28,8 @@ class Architecture:
         window, chunk: reach of sliding and of chunked attention, in positions.
         takes_masks: a 4-D mask and position ids decide what is seen; false where cache slots do (ALiBi, no position ids).
         float_masks: masks are added to the scores (eager) instead of selecting (sdpa).
-        tree_attention: masked forwards may use `paceline.engine.attention`.
+        tree_attention: masked forwards may use our attention by SDPA.
+        by_position: every forward uses our attention by position.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Architecture:
     takes_logits_to_keep: bool
     float_masks: bool
     tree_attention: bool
+    by_position: bool
     dtype: torch.dtype
 
     @property
@@ -52,11 +54,14 @@ class Architecture:
         return self.takes_masks
 
     @staticmethod
-    def of(model: PreTrainedModel) -> Architecture:
+    def of(model: PreTrainedModel, by_position: bool = False) -> Architecture:
         """Read the facts off a model.
 
+        Args:
+            by_position: it is to use our attention by position, as it does anyway when that is its attention implementation.
         Raises:
-            UnsupportedModelError: encoder-decoder, recurrent or index-sparse models.
+            UnsupportedModelError: encoder-decoder, recurrent or index-sparse models; those that cannot attend by position, if
+                they are to.
             ConfigError: an attention implementation that takes no 4-D mask.
         """
         config = model.config.get_text_config(decoder=True)
@@ -67,11 +72,15 @@ class Architecture:
         single = "sliding_attention" if window else "chunked_attention" if chunk else "full_attention"
         alibi = _uses_alibi(config)
         implementation = model.config._attn_implementation or "eager"
-        if implementation not in ("sdpa", "eager") and not alibi:
+        by_position = by_position or implementation == BY_POSITION
+        if implementation not in ("sdpa", "eager", BY_POSITION) and not alibi:
             raise ConfigError(
                 f"{name}: got attention implementation {implementation!r}, which takes no tree mask; expected 'sdpa' or 'eager'."
                 " Call model.set_attn_implementation('sdpa') first."
             )
+        obstacle = why_not_by_position(model) if by_position else None
+        if obstacle is not None:
+            raise UnsupportedModelError(f"{name} cannot be batch-invariant: {obstacle}. Set batch_invariant to false.")
         accepted = inspect.signature(model.forward).parameters
         context = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"))
         return Architecture(
@@ -86,8 +95,9 @@ class Architecture:
             takes_masks=not alibi and "position_ids" in accepted,
             takes_position_ids="position_ids" in accepted,
             takes_logits_to_keep="logits_to_keep" in accepted,
-            float_masks=implementation == "eager",
+            float_masks=implementation == "eager" and not by_position,
             tree_attention=takes_tree_attention(model) and not alibi,
+            by_position=by_position,
             dtype=model.dtype,
         )
 

@@ -16,11 +16,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.engine.budget import node_limit
 from paceline.engine.drafter import Drafter, Outcome, check_vocabulary
+from paceline.engine.grouping import fed_by, next_group
 from paceline.engine.interrupts import interrupts_held
+from paceline.engine.invariance import settle
 from paceline.engine.metrics import Timing
-from paceline.engine.model import CachedLM
+from paceline.engine.model import PREFILL_CHUNK, CachedLM
 from paceline.engine.parallel.model import ParallelLM, check_columns
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.selfcheck import check_if_unknown
@@ -47,10 +50,13 @@ class Engine:
         max_batch: most sequences per forward; None = no limit.
         max_nodes: most draft nodes verified per sequence and step.
         ranks: share the work on every draft tree with these processes, which make the same calls (`engine/parallel`).
+        batch_invariant: a token's logits depend on its own text alone, to the last bit; "auto": where that costs under 5 %.
         verify: the rule by which tokens are chosen.
+    Attributes:
+        invariance: whether they do, and why or why not.
     Raises:
-        ConfigError, DatastoreError: a drafter that does not fit the model; UnsupportedModelError: a model that cannot be
-            verified losslessly.
+        ConfigError, DatastoreError: a drafter that does not fit, or batch invariance that was asked for and cannot be;
+            UnsupportedModelError: a model that cannot be verified losslessly.
     """
 
     def __init__(
@@ -62,9 +68,13 @@ class Engine:
         max_batch: int | None = 8,
         max_nodes: int = 256,
         ranks: Ranks | None = None,
+        batch_invariant: BatchInvariant = BATCH_INVARIANT,
         verify: Verifier = verify_batch,
     ) -> None:
-        self.model = CachedLM(model)
+        self.invariance = settle(model, batch_invariant, max_batch or 1)
+        self._most_rows = self.invariance.most_rows
+        options = self.invariance.of_model(PREFILL_CHUNK)
+        self.model = CachedLM(model, **options)
         check_if_unknown(self.model, model.config.model_type)
         self._tokenizer = tokenizer
         self._max_batch, self._max_nodes = max_batch, max_nodes
@@ -72,7 +82,7 @@ class Engine:
         self._verify = verify
         self._parallel: ParallelLM | None = None
         if ranks is not None:
-            self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes)
+            self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes, **options)
             self._verify = self._parallel.verify
         self._waiting: deque[Ticket] = deque()
         self._active: list[Ticket] = []  # in the order of their slots
@@ -119,10 +129,13 @@ class Engine:
         Args:
             keep_outcomes: collect every step of theirs in `Ticket.outcomes`.
             keep_slots: leave what they have in the cache there when they end, until `withdraw`.
+        Raises:
+            ConfigError: torch has another number of threads than batch invariance was proven for.
         """
+        self.invariance.check_threads()
         if self._parallel is not None:
             self._parallel.check_requests(seqs, self._max_batch)
-        tickets = [Ticket(seq, deque() if keep_outcomes else None, keep_slots) for seq in seqs]
+        tickets = [Ticket(seq, deque() if keep_outcomes else None, keep_slots, self.invariance.on) for seq in seqs]
         self._waiting.extend(tickets)
         return tickets
 
@@ -183,7 +196,7 @@ class Engine:
             group: list[Ticket] = []
             try:
                 self.admit()
-                group = self._group()
+                group = next_group(self._active, self.model.prefill_chunk, self._most_rows)
                 return self._decode(group) if group else []
             except BaseException as error:
                 self._fail(group, error)
@@ -237,6 +250,8 @@ class Engine:
         seqs = [ticket.seq for ticket in group]
         drafting = len(seqs) if self._drafter.node_rule.batch is None else sum(map(self.model.reaches_end, seqs))
         limit = node_limit(self._drafter.node_rule, drafting, self._max_nodes)
+        if self._most_rows is not None:
+            limit = max(0, min(limit, self._most_rows // len(seqs) - max(fed_by(group, self.model.prefill_chunk))))
         outcomes = decode_step(self.model, self._drafter, seqs, [limit] * len(seqs), self._verify)
         holders = {id(ticket.seq): ticket for ticket in group}
         for outcome in outcomes:
@@ -249,20 +264,6 @@ class Engine:
                 except Exception as error:  # it is this request's alone
                     ticket.error = error
         return outcomes
-
-    def _group(self) -> list[Ticket]:
-        """All decoding sequences, or, while there are prompts, the first of them that fit one forward with little padding."""
-        prompts = [ticket for ticket in self._active if len(ticket.seq.token_ids) == ticket.seq.prompt_length]
-        if not prompts:
-            return list(self._active)
-        group = prompts[:1]
-        for ticket in prompts[1:]:
-            widths = [min(one.seq.pending, self.model.prefill_chunk) for one in [*group, ticket]]
-            adjacent = ticket.seq.slot == group[-1].seq.slot + 1
-            if not adjacent or max(widths) * len(widths) > 1.25 * sum(widths):
-                break
-            group.append(ticket)
-        return group
 
     def _make_room(self) -> None:
         """Allocate what the answers so far need and some more, so that growing is rare and early ends cost little memory."""

@@ -20,7 +20,7 @@ class Layout:
         block: [rows, columns, columns]: which column sees which; padding sees the root only, to stay finite.
         padding: [rows, columns]: True where a column belongs to no token.
         cached, pending, nodes: [rows]: tokens in the cache before, pending tokens fed, tree nodes fed.
-        width: nodes of the largest tree.
+        width: columns behind the pending tokens: nodes of the largest tree, or more where rows are to be padded.
         first_slot: the slot of row 0; row i is in slot first_slot + i.
         in_order: columns lie at consecutive places in every row (no padding in front).
     """
@@ -83,13 +83,17 @@ class Layout:
         )  # fmt: skip
 
 
-def lay_out(seqs: ListLike[Sequence], trees: ListLike[DraftTree], chunk: int) -> Layout:
-    """Lay out up to `chunk` pending tokens and the tree of every sequence."""
+def lay_out(seqs: ListLike[Sequence], trees: ListLike[DraftTree], chunk: int, least_rows: int = 1) -> Layout:
+    """Lay out up to `chunk` pending tokens and the tree of every sequence.
+
+    Args:
+        least_rows: sequences x (1 + width) is at least this; padding columns make up for what trees do not fill.
+    """
     rows = len(seqs)
     cached = np.array([seq.cached for seq in seqs], dtype=np.int64)
     pending = np.array([min(seq.pending, chunk) for seq in seqs], dtype=np.int64)
     nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
-    front, width = int(pending.max()), int(nodes.max())
+    front, width = int(pending.max()), max(int(nodes.max()), -(-least_rows // rows) - 1)
     if front == 1 and width == 0:
         return _single_tokens(seqs, cached, pending, nodes)
     columns = front + width
@@ -122,7 +126,7 @@ def lay_out(seqs: ListLike[Sequence], trees: ListLike[DraftTree], chunk: int) ->
 
 def _single_tokens(seqs: ListLike[Sequence], cached: IntArray, pending: IntArray, nodes: IntArray) -> Layout:
     """The same for one pending token per row and no trees, the case of plain decoding and of drafting."""
-    token_ids = np.array([[seq.token_ids[-1]] for seq in seqs], dtype=np.int64)
+    token_ids = np.array([[seq.token_ids[seq.cached]] for seq in seqs], dtype=np.int64)
     places = cached[:, None]
     block = np.ones((len(seqs), 1, 1), dtype=np.bool_)
     padding = np.zeros((len(seqs), 1), dtype=np.bool_)

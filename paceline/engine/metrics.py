@@ -19,6 +19,7 @@ class Stats:
         fed: target query tokens of each forward (pending tokens + nodes).
         notes: what the drafter counted of its own, by name (its documentation says what).
         seconds: wall-clock from admission to the last token.
+        batch_invariant: its bits do not depend on drafts, batch or chunks (`LLM.invariance` says why or why not).
     """
 
     target_forwards: int
@@ -30,6 +31,7 @@ class Stats:
     fed: list[int]
     notes: dict[str, int]
     seconds: float
+    batch_invariant: bool
 
     @property
     def tokens_per_forward(self) -> float:
@@ -44,7 +46,7 @@ class Stats:
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
     @staticmethod
-    def of(seq: Sequence, seconds: float) -> Stats:
+    def of(seq: Sequence, seconds: float, batch_invariant: bool = False) -> Stats:
         """The counts of `seq`."""
         raw = seq.counters
         return Stats(
@@ -57,6 +59,7 @@ class Stats:
             fed=list(raw.fed),
             notes=dict(raw.notes),
             seconds=seconds,
+            batch_invariant=batch_invariant,
         )
 
 

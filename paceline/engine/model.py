@@ -17,12 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.engine.architecture import Architecture
-from paceline.engine.attention import tree_attention
+from paceline.engine.attention import KeyOrder, tree_attention
 from paceline.engine.kv_cache import SlotCache
 from paceline.engine.layout import Layout, lay_out
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.errors import CapacityError, UnsupportedModelError
+
+PREFILL_CHUNK = 512  # pending tokens
 
 
 class CachedLM:
@@ -31,15 +33,24 @@ class CachedLM:
     Args:
         model: a decoder-only transformers model, in eval mode, on its device.
         prefill_chunk: most pending tokens one forward takes per sequence.
+        batch_invariant: a token's attention depends on its own text alone, to the last bit.
+        least_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up for the rest.
     Attributes:
         forward_seconds: wall-clock spent in the model so far (the device is not synchronised for it).
     Raises:
-        UnsupportedModelError: an architecture that cannot be rolled back or masked.
+        UnsupportedModelError: an architecture that cannot be rolled back or masked, or that cannot be batch-invariant when asked.
     """
 
-    def __init__(self, model: PreTrainedModel, prefill_chunk: int = 512) -> None:
-        self.architecture = Architecture.of(model)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prefill_chunk: int = PREFILL_CHUNK,
+        batch_invariant: bool = False,
+        least_rows: int = 1,
+    ) -> None:
+        self.architecture = Architecture.of(model, batch_invariant)
         self.prefill_chunk = prefill_chunk
+        self._least_rows = least_rows
         self.forward_seconds = 0.0
         self._model = model
         self._cache = SlotCache(self.architecture.layers)
@@ -127,10 +138,10 @@ class CachedLM:
         if not self.architecture.takes_masks:
             return self._forward_rows(trees)
         self._line_up()
-        layout = lay_out(seqs, trees, self.prefill_chunk)
+        layout = lay_out(seqs, trees, self.prefill_chunk, self._least_rows)
         logits = self._run(layout)
         self._count(layout)
-        return logits
+        return logits[:, : 1 + int(layout.nodes.max())]
 
     def forward_with_hidden(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> tuple[Tensor, Tensor]:
         """Run `forward`, and return what the LM head was fed as well.
@@ -155,7 +166,8 @@ class CachedLM:
                 " read; choose a drafter without an acceptance head."
             )
         if len(fed) == 1:
-            return logits, fed[0][:, -logits.shape[1] :]
+            assert self._layout is not None
+            return logits, fed[0][:, -(self._layout.width + 1) :][:, : logits.shape[1]]
         rows = [hidden[0, -1 - len(tree) :] for hidden, tree in zip(fed, trees, strict=True)]
         return logits, torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
@@ -181,16 +193,23 @@ class CachedLM:
             positions = np.minimum(layout.positions, self.context_length - 1)  # deeper nodes can never be accepted
             inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
         if arch.takes_logits_to_keep:
-            inputs["logits_to_keep"] = layout.width + 1
+            columns = layout.token_ids.shape[1]
+            # As indices, and not as their number: the head then gets all rows in one product, and not a slice of every sequence.
+            inputs["logits_to_keep"] = torch.arange(columns - layout.width - 1, columns, device=device)
         start = time.perf_counter()
-        with self._attention(layout) if inputs["attention_mask"] is not None and arch.tree_attention else nullcontext():
+        with self._attention(layout, inputs["attention_mask"] is not None):
             logits: Tensor = self._model(**inputs).logits
         self.forward_seconds += time.perf_counter() - start
         return logits[:, -(layout.width + 1) :]
 
-    def _attention(self, layout: Layout) -> AbstractContextManager[None]:
-        causal = layout.causal if self.architecture.layer_kinds == ("full_attention",) else 0
-        return tree_attention(self._model.config.get_text_config(decoder=True), causal)
+    def _attention(self, layout: Layout, masked: bool) -> AbstractContextManager[None]:
+        arch, config = self.architecture, self._model.config.get_text_config(decoder=True)
+        if arch.by_position:
+            order = KeyOrder.of(layout.cached, layout.places, layout.positions, layout.padding)
+            return tree_attention(config, order=order)
+        if not masked or not arch.tree_attention:
+            return nullcontext()
+        return tree_attention(config, layout.causal if arch.layer_kinds == ("full_attention",) else 0)
 
     def _count(self, layout: Layout) -> None:
         self._layout = layout

@@ -9,7 +9,7 @@ import torch
 
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import DraftTree
+from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.errors import UnsupportedModelError
 
 # transformers' model_type of the architectures in tests/engine/test_architectures.py.
@@ -96,6 +96,39 @@ def check_tree_forward(model: CachedLM) -> None:
             f" {scale:.2g}; rounding allows {allowed:g} of it), so verification would not be lossless. Use"
             " model.generate for this model."
         )
+
+
+@torch.inference_mode()
+def rows_that_differ(alone: CachedLM, beside: CachedLM) -> tuple[int, int]:
+    """Compare, bit for bit, the logits of short texts alone with those in a tree, beside another sequence.
+
+    It sees what single modules do not show: attention that is not ours, or sums that run over rows.
+
+    Args:
+        alone, beside: the same model; `beside` with a prefill chunk under 40 tokens, so that it feeds the prompt in pieces.
+    Returns:
+        how many rows of logits differ, of how many.
+    """
+    tokens = [(11 * place + 3) % alone.vocab_size for place in range(40)]
+    tree = DraftTree([(13 * node + 5) % alone.vocab_size for node in range(len(_PARENTS))], _PARENTS)
+    seq, one, other = (Sequence(tokens[:length], SamplingParams()) for length in (40, 40, 23))
+    alone.open(seq)
+    expected = []
+    for path in _paths(tree):
+        alone.rewind(seq, min(seq.cached, len(tokens) + len(path) - 1))
+        seq.token_ids = [*tokens, *path]
+        expected.append(alone.feed([seq])[0, 0])
+    alone.close(seq)
+    both = [one, other]
+    for each in both:
+        beside.open(each)
+    while waiting := [each for each in both if not beside.reaches_end(each)]:
+        beside.feed(waiting)
+    logits = beside.forward(both, [tree, EMPTY_TREE])[0]
+    for each in both:
+        beside.close(each)
+    differing = sum(not torch.equal(mine, theirs) for mine, theirs in zip(logits, expected, strict=True))
+    return differing, len(expected)
 
 
 def _paths(tree: DraftTree) -> list[list[int]]:

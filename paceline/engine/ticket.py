@@ -19,6 +19,7 @@ class Ticket:
     Attributes:
         outcomes: steps not yet taken out by the caller; None where it did not ask for them.
         keep_slot: what it has in the cache stays there when it ends, until it is withdrawn.
+        batch_invariant: the engine computes it batch-invariantly.
         done: nothing more will come.
         error: what ended the request before its time.
         admitted, ended: when it got its place in the batch and when it left, by `time.perf_counter`; 0 = not yet.
@@ -27,6 +28,7 @@ class Ticket:
     seq: Sequence
     outcomes: deque[Outcome] | None = None
     keep_slot: bool = False
+    batch_invariant: bool = False
     done: bool = False
     error: Exception | None = None
     admitted: float = 0.0
@@ -34,7 +36,7 @@ class Ticket:
 
     def stats(self) -> Stats:
         """Return the counts so far; seconds from admission to the end, or to now."""
-        return Stats.of(self.seq, (self.ended or time.perf_counter()) - self.admitted)
+        return Stats.of(self.seq, (self.ended or time.perf_counter()) - self.admitted, self.batch_invariant)
 
 
 def raise_errors(tickets: Iterable[Ticket]) -> None:

@@ -47,7 +47,10 @@ def find_answers(config: RecordConfig, target: PreTrainedModel, draft: PreTraine
     """
     if config.answers is not None:
         return _recorded(config, config.answers, target, draft)
-    llm = LLM(target, "draft_model", draft, tokenizer or str(demo.target_of(config.models.model)), max_batch=config.batch)
+    llm = LLM(
+        target, "draft_model", draft, tokenizer or str(demo.target_of(config.models.model)), max_batch=config.batch,
+        batch_invariant=config.models.invariance,
+    )  # fmt: skip
     prompts = _prompts(config, llm, draft)
 
     def batch(numbers: range) -> list[list[int]]:

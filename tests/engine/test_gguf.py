@@ -246,7 +246,7 @@ def _hang(path: Path, cache_folder: Path) -> None:
 
 def test_the_cache_is_listed_and_cleared(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call("cache", "list")
-    assert "0 converted models" in capsys.readouterr().err
+    assert "0 folders" in capsys.readouterr().err
     made = module.unpacked(write_gguf(tmp_path / "tiny.gguf"))
     card = json.loads((made / cache.CARD).read_text())
     assert card["architecture"] == "llama"

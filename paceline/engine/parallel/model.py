@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.model import CachedLM
+from paceline.engine.model import PREFILL_CHUNK, CachedLM
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.parallel.split import Share, share
 from paceline.engine.sequence import Sequence
@@ -38,14 +38,24 @@ class ParallelLM(CachedLM):
     Args:
         model: this rank's copy, on its own device.
         drafter: whose trees are going to be verified; max_nodes: most nodes of one.
+        prefill_chunk, batch_invariant, least_rows: as for `CachedLM`.
     Raises:
         ConfigError: trees that cannot be split so far, or ranks with different options or weights.
     """
 
-    def __init__(self, model: PreTrainedModel, ranks: Ranks, drafter: Drafter, max_nodes: int, prefill_chunk: int = 512) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        ranks: Ranks,
+        drafter: Drafter,
+        max_nodes: int,
+        prefill_chunk: int = PREFILL_CHUNK,
+        batch_invariant: bool = False,
+        least_rows: int = 1,
+    ) -> None:
         check_columns(drafter, ranks.size)
         # Tokens fed again must fit one forward on every rank, or the ranks would part ways.
-        super().__init__(model, max(prefill_chunk, 1 + max_nodes))
+        super().__init__(model, max(prefill_chunk, 1 + max_nodes), batch_invariant, least_rows)
         self.ranks = ranks
         self._max_nodes = max_nodes
         self._parts: dict[int, tuple[Share, DraftTree]] = {}  # of the last forward, by sequence

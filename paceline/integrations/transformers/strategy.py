@@ -24,6 +24,7 @@ from transformers.generation import (
     StopStringCriteria,
 )
 
+from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.drafters import create
 from paceline.engine.architecture import Architecture
 from paceline.engine.drafter import Drafter
@@ -48,13 +49,21 @@ class Strategy:
         drafter: "name", "name:key=value,key=value", or a `Drafter`.
         draft_model: directory, hub id, GGUF file or loaded model, for the drafters that need one. It proposes its most likely
             tokens.
+        batch_invariant: True, False or "auto", as in `LLM`: the same tokens under every drafter, in any batch and dtype.
+            transformers' own text in half precision may still be another: its kernels sum in another order.
     Attributes:
         stats: counts of the latest call, one per row of its result.
     Raises:
-        ConfigError: an unknown drafter or option, or a draft model that is missing or not wanted.
+        ConfigError: an unknown drafter or option, or a draft model that is missing or not wanted; from a call, batch invariance
+            that was asked for and cannot be.
     """
 
-    def __init__(self, drafter: str | Drafter = "none", draft_model: str | PreTrainedModel | None = None) -> None:
+    def __init__(
+        self,
+        drafter: str | Drafter = "none",
+        draft_model: str | PreTrainedModel | None = None,
+        batch_invariant: BatchInvariant = BATCH_INVARIANT,
+    ) -> None:
         if isinstance(drafter, str):
             drafter = create(drafter, draft_model=None if draft_model is None else load_draft(draft_model))
         elif draft_model is not None:
@@ -63,6 +72,7 @@ class Strategy:
                 " no draft_model."
             )
         self.drafter = drafter
+        self.batch_invariant = batch_invariant
         self.stats: list[Stats] = []
         self._engines: weakref.WeakKeyDictionary[PreTrainedModel, _Held] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
@@ -131,7 +141,7 @@ class Strategy:
         held = self._engines.get(model)
         if held is None or held[:2] != (facts, model.device):
             unowned = cast(PreTrainedModel, weakref.proxy(model))  # a strong reference would keep its own key alive
-            engine = Engine(unowned, self.drafter, max_batch=None, verify=verify_rows)
+            engine = Engine(unowned, self.drafter, max_batch=None, batch_invariant=self.batch_invariant, verify=verify_rows)
             held = self._engines[model] = (facts, model.device, engine)
         return held[2]
 

@@ -1,4 +1,4 @@
-"""Attention over a draft tree, registered with transformers as one more implementation and in force during our forwards only.
+"""Attention over a draft tree by SDPA, registered with transformers as one more implementation, for our forwards only.
 
 transformers' own SDPA function copies every key and value once per query head of its group when a mask is given with several
 queries, which is every verification. Here the query heads of a group are rows of one product instead, so the cache is read
@@ -8,42 +8,22 @@ of Lookahead Decoding needs a private fork of FlashAttention for its mask; SDPA'
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, cat, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-_NAME = "paceline_sdpa"
+from paceline.engine.attention.forward import BY_SDPA, current_forward
+
 _UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
-_forward = threading.local()  # .causal: see `tree_attention`
 
 
 def takes_tree_attention(model: PreTrainedModel) -> bool:
     """Whether the model asks transformers' table of attention functions, and for SDPA."""
     return bool(model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation())
-
-
-@contextmanager
-def tree_attention(config: PretrainedConfig, causal: int = 0) -> Iterator[None]:
-    """For the forward inside, let a model with this (text) config use our attention function.
-
-    Args:
-        causal: the first so many columns see exactly themselves and the columns before them, and nothing is cached: a prompt.
-    """
-    before = config._attn_implementation
-    _forward.causal = causal
-    config._attn_implementation = _NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-        _forward.causal = 0
 
 
 def _attend(
@@ -74,7 +54,7 @@ def _attend(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return result
-    causal = getattr(_forward, "causal", 0)
+    causal = current_forward().causal
     parts = []
     if causal:
         front = query[:, :, :causal], key[:, :, :causal], value[:, :, :causal]
@@ -94,5 +74,5 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: f
     return output.reshape(batch, heads, columns, value.shape[-1])
 
 
-AttentionInterface.register(_NAME, _attend)
-AttentionMaskInterface.register(_NAME, sdpa_mask)
+AttentionInterface.register(BY_SDPA, _attend)
+AttentionMaskInterface.register(BY_SDPA, sdpa_mask)

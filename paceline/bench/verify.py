@@ -1,0 +1,234 @@
+"""Plain and drafted decoding side by side: how many answers differ, and the first difference down to the bits of its logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from paceline.bench.models import Models, load_models, make_units, torch_threads
+from paceline.bench.settings import BenchConfig
+from paceline.drafters import create
+from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.engine import Engine
+from paceline.engine.invariance import Invariance
+from paceline.engine.loading import draft_lm, eos_token_ids
+from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.engine.tree import DraftTree
+from paceline.engine.verify import verify as verify_batch
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Logit:
+    """One logit and its bits, in hexadecimal."""
+
+    value: float
+    bits: str
+
+    @staticmethod
+    def of(number: Tensor) -> Logit:
+        """Read off a tensor of one number."""
+        width = number.element_size()
+        spelled = int(number.reshape(1).view(_INTEGERS[width])[0]) & ((1 << 8 * width) - 1)
+        return Logit(float(number), f"0x{spelled:0{2 * width}x}")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where an answer leaves that of plain decoding.
+
+    Attributes:
+        prompt: its id; position: the first token of the answer that differs, from 0.
+        tokens: the plain token there, then the drafted one; None where an answer has ended. texts: the same in words.
+        plain, drafted: the logits of those two tokens in plain decoding and in drafted decoding.
+    """
+
+    prompt: str
+    position: int
+    tokens: tuple[int | None, int | None]
+    texts: tuple[str, str]
+    plain: tuple[Logit, ...]
+    drafted: tuple[Logit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterVerdict:
+    """One drafter.
+
+    Attributes:
+        answers: how many were compared; 0 where the drafter draws tokens of its own, so that only the distribution is the same.
+        differing: how many of them are not those of plain decoding.
+        accepted: draft tokens that were kept; without any, nothing has been tried.
+        tokens: new tokens of all answers; tokens_per_forward: mean over the answers.
+    """
+
+    drafter: str
+    answers: int
+    differing: int
+    accepted: int
+    tokens: int
+    tokens_per_forward: float
+    first: Difference | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """All drafters of a run, and whether it was made batch-invariantly."""
+
+    model: str
+    dtype: str
+    batch: int
+    invariance: Invariance
+    verdicts: tuple[DrafterVerdict, ...]
+
+    @property
+    def differing(self) -> int:
+        """Answers that differ, of all drafters."""
+        return sum(verdict.differing for verdict in self.verdicts)
+
+    @property
+    def answers(self) -> int:
+        """Answers compared, of all drafters."""
+        return sum(verdict.answers for verdict in self.verdicts)
+
+
+class _Watch:
+    """The engine's rule of verification, which notes the logits where an answer leaves what was expected."""
+
+    def __init__(self) -> None:
+        self.expected: dict[int, list[int]] = {}  # by sequence
+        self.left: dict[int, tuple[int, Tensor]] = {}  # by sequence: position and logits [vocab]
+        self.drawn = False  # a tree carried the distributions its nodes were drawn from
+
+    def verify(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor) -> list[Outcome]:
+        """Verify; the `Verifier` of an engine."""
+        outcomes = verify_batch(seqs, trees, logits)
+        for row, (seq, tree, outcome) in enumerate(zip(seqs, trees, outcomes, strict=True)):
+            self.drawn |= tree.probs is not None
+            expected = self.expected.get(seq.id)
+            if expected is None or seq.id in self.left:
+                continue
+            begin = len(seq.output_ids)
+            for place, token in enumerate(outcome.new_token_ids):
+                if expected[begin + place : begin + place + 1] != [token]:
+                    column = 1 + outcome.accepted[place - 1] if place else 0
+                    self.left[seq.id] = begin + place, logits[row, column].clone()
+                    break
+        return outcomes
+
+
+class _Side:
+    """The engine of a run, and what it takes to answer prompts with it."""
+
+    def __init__(self, config: BenchConfig, models: Models) -> None:
+        self._watch = _Watch()
+        self._sampling = config.sampling
+        self._models = models
+        self._eos = eos_token_ids(models.target, models.tokenizer)
+        self.engine = Engine(
+            models.target, create("none"), tokenizer=models.tokenizer, max_batch=config.batch, max_nodes=config.max_nodes,
+            batch_invariant=config.models.invariance, verify=self._watch.verify,
+        )  # fmt: skip
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the latest drafter drew tokens of its own."""
+        return self._watch.drawn
+
+    def use(self, drafter: Drafter) -> None:
+        """Answer with another drafter from now on."""
+        self.engine.change_drafter(drafter)
+        self._watch.drawn = False
+
+    def answer(
+        self, prompts: ListLike[list[int]], first: int, expected: ListLike[list[int]] | None = None
+    ) -> list[tuple[Sequence, tuple[int, Tensor] | None, float]]:
+        """Answer prompts together: the sequence, where it left `expected`, and its tokens per forward.
+
+        Args:
+            first: number of the first prompt; number n has seed + n.
+        """
+        seqs = [
+            Sequence(ids, self._params(first + place), eos_token_ids=self._eos, max_length=self.engine.model.context_length)
+            for place, ids in enumerate(prompts)
+        ]
+        self._watch.expected = {} if expected is None else {seq.id: one for seq, one in zip(seqs, expected, strict=True)}
+        self._watch.left = {}
+        tickets = self.engine.submit(seqs)
+        try:
+            self.engine.finish(tickets)
+        finally:
+            self.engine.withdraw(tickets)
+        return [(ticket.seq, self._watch.left.get(ticket.seq.id), ticket.stats().tokens_per_forward) for ticket in tickets]
+
+    def difference(
+        self, prompt: str, number: int, ids: list[int], plain: list[int], drafted: list[int], left: tuple[int, Tensor]
+    ) -> Difference:
+        """Return what is to be said about the first difference; plain decoding goes there once more for its logits."""
+        position, row = left
+        self.use(create("none"))
+        ((_, again, _),) = self.answer([ids], number, [plain[:position]])
+        tokens = tuple(one[position] if position < len(one) else None for one in (plain, drafted))
+        decode = self._models.tokenizer.decode if self._models.tokenizer is not None else str
+        both = [token for token in tokens if token is not None]
+        return Difference(
+            prompt, position, (tokens[0], tokens[1]),
+            tuple("the end" if token is None else decode([token]) for token in tokens),  # type: ignore[arg-type]
+            tuple(Logit.of(again[1][token]) for token in both) if again is not None else (),
+            tuple(Logit.of(row[token]) for token in both),
+        )  # fmt: skip
+
+    def _params(self, number: int) -> SamplingParams:
+        return dataclasses.replace(self._sampling, seed=self._sampling.seed + number)
+
+
+def run_verify(config: BenchConfig, finished: Callable[[DrafterVerdict], None] = lambda verdict: None) -> VerifyResult:
+    """Answer every prompt alone and without drafts, then in batches with every drafter, and compare token by token.
+
+    Args:
+        config: its models, drafters, prompts, sampling, `batch` and `max_nodes` count.
+        finished: called with each verdict as it comes.
+    Raises:
+        ConfigError: models, prompts or drafters that cannot be used, or batch invariance that was asked for and cannot be.
+    """
+    with torch_threads(config.models.threads):
+        models = load_models(config, None, None, None)
+        draft = None if models.draft is None else draft_lm(models.draft)
+        units = make_units(config, models)
+        side = _Side(config, models)
+        prompts = [(prompt.id, ids) for unit in units for prompt, ids in zip(unit.prompts, unit.token_ids, strict=True)]
+        plain = [side.answer([ids], number)[0][0].output_ids for number, (_, ids) in enumerate(prompts)]
+        verdicts = []
+        for spec in config.drafters:
+            verdicts.append(_verdict(side, config.batch, spec, partial(create, spec, draft_model=draft), prompts, plain))
+            finished(verdicts[-1])
+        dtype = str(models.target.dtype).removeprefix("torch.")
+        return VerifyResult(models.target_label, dtype, config.batch, side.engine.invariance, tuple(verdicts))
+
+
+def _verdict(
+    side: _Side, batch: int, spec: str, make: Callable[[], Drafter], prompts: list[tuple[str, list[int]]], plain: list[list[int]]
+) -> DrafterVerdict:
+    side.use(make())
+    done = []
+    for at in range(0, len(prompts), batch):
+        some = slice(at, at + batch)
+        done += side.answer([ids for _, ids in prompts[some]], at, plain[some])
+    drawn = side.drawn
+    left = [] if drawn else [number for number, (seq, _, _) in enumerate(done) if seq.output_ids != plain[number]]
+    first = None
+    for number in left[:1]:
+        seq, where, _ = done[number]
+        assert where is not None, "an answer of the same tokens that is shorter"
+        first = side.difference(*prompts[number][:1], number, prompts[number][1], plain[number], seq.output_ids, where)
+    return DrafterVerdict(
+        spec, 0 if drawn else len(done), len(left), sum(seq.counters.accepted_tokens for seq, _, _ in done),
+        sum(len(seq.output_ids) for seq, _, _ in done), sum(speed for _, _, speed in done) / len(done), first,
+    )  # fmt: skip

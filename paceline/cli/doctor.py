@@ -1,0 +1,152 @@
+"""The command `paceline doctor`: what is there, what is in use, and what is off and why."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import TYPE_CHECKING, Annotated
+
+from rich.table import Table
+from rich.text import Text
+
+from paceline import __version__
+from paceline.cli.loading import build_llm
+from paceline.cli.options import only
+from paceline.cli.show import out, table_console
+from paceline.common import cache
+from paceline.common.machine import instruction_flags, processor, usable_cores
+from paceline.common.options import ModelOptions
+
+if TYPE_CHECKING:
+    from paceline.engine.invariance import Proof
+    from paceline.llm import LLM
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
+_SETTINGS = ("OMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "KMP_", "CUDA_VISIBLE_DEVICES", "NUMBA_")
+
+
+def doctor(
+    *,
+    model: str | None = None,
+    models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
+) -> None:
+    """Say what is installed, what the processor has, and, for a model, what is in use, what is off, and why.
+
+    Args:
+        model: directory, hub id, GGUF file, "demo" or "smollm2"; default: none is looked at.
+    """
+    if model is None:
+        _print(_installation() | _machine(models.threads))
+        return
+    llm = build_llm(replace(models, model=model, batch_invariant="auto"), "none")
+    _print(_installation() | _machine(models.threads) | _facts(model, llm))
+    if llm.invariance.proof is not None:
+        _print_findings(llm.invariance.proof)
+
+
+def _installation() -> dict[str, str]:
+    """Versions, optional parts, and what is kept on disk."""
+    kept = cache.entries()
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {
+        "paceline": __version__,
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        **versions,
+        **_extras(),
+        "cache": f"{cache.root()}: {len(kept)} folders, {sum(entry.size for entry in kept) / 1e6:.1f} MB",
+    }
+
+
+def _machine(threads: int | None) -> dict[str, str]:
+    """Processor, accelerator, and what chooses kernels."""
+    import torch
+
+    from paceline.cli.loading import use_threads
+
+    use_threads(threads)
+    settings = " ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS))
+    flags = instruction_flags()
+    backends = torch.backends
+    return {
+        "processor": processor(),
+        "instructions": " ".join(flags) or "unknown",
+        "bfloat16, float16": _half_precision(flags),
+        "kernels of torch": f"{backends.cpu.get_cpu_capability()}, oneDNN {'on' if backends.mkldnn.enabled else 'off'}",
+        "cores": f"{usable_cores()} for this process, {torch.get_num_threads()} threads of torch",
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "settings": settings or "none",
+    }
+
+
+def _half_precision(flags: list[str]) -> str:
+    found = [name for name in flags if name in ("avx512_bf16", "amx_bf16", "avx512_fp16", "bf16", "asimdhp")]
+    return f"products by {', '.join(found)}" if found else "no instructions for products; they are computed in float32"
+
+
+def _extras() -> dict[str, str]:
+    """Whether the packages of each optional part are there."""
+    try:
+        lines = requires("paceline") or []
+    except PackageNotFoundError:
+        return {"optional parts": "unknown, as paceline is not installed as a package"}
+    parts: dict[str, list[str]] = {}
+    for line in lines:
+        if match := re.match(r"([\w.-]+).*;.*extra == ['\"](\w+)['\"]", line):
+            parts.setdefault(match[2], []).append(match[1])
+    result = {}
+    for part, packages in parts.items():
+        missing = sorted({name for name in packages if name != "paceline" and _version(name) == "not installed"})
+        result[f"paceline[{part}]"] = f"off: no {', '.join(missing)}" if missing else "there"
+    return result
+
+
+def _facts(model: str, llm: LLM) -> dict[str, str]:
+    """What a model is and how it is used."""
+    facts, loaded = llm.model.architecture, llm.model.model
+    drafts = "trees and chains" if facts.takes_trees else "chains only: its positions are places in the cache"
+    attention = (
+        "by position, batch-invariant" if facts.by_position
+        else "SDPA, with the cache read once for a tree" if facts.tree_attention
+        else f"the model's own ({loaded.config._attn_implementation})"
+    )  # fmt: skip
+    return {
+        "model": f"{model}: {facts.name}, {loaded.num_parameters() / 1e6:.1f} M parameters, {facts.layers} layers",
+        "computes in": f"{str(facts.dtype).removeprefix('torch.')} on {llm.model.device}",
+        "context": f"{llm.max_length} tokens",
+        "drafts": drafts,
+        "attention": attention,
+        "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}",
+    }
+
+
+def _print(facts: dict[str, str]) -> None:
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        out.print(Text(f"{name:{width}}  {value}"))
+
+
+def _print_findings(proof: Proof) -> None:
+    """The classes of row counts, module by module."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("module", "in -> out", "how many", "rows tried", "rows that agree bit for bit"):
+        table.add_column(heading, overflow="fold")
+    for found in proof.findings:
+        ends = [*(start - 1 for start in found.runs[1:]), None]
+        runs = ", ".join(_run(start, end) for start, end in zip(found.runs, ends, strict=True))
+        table.add_row(found.name, found.shape, str(found.times), f"1 to {found.tried}", runs)
+    (table_console() or out).print(table)
+    out.print(Text(f"found in {proof.seconds:.1f} s; kept for this machine, these versions, threads and shapes"))
+
+
+def _run(start: int, end: int | None) -> str:
+    return f"{start} and more" if end is None else str(start) if end == start else f"{start} to {end}"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,190 @@
+"""Eight float32 numbers at once in compiled code: a type, `Lanes`, whose arithmetic is written out instead of hoped for.
+
+Every operation is exact IEEE arithmetic per lane, with no permission to reorder or to contract, so that a result has the same
+bits on every processor, in every loop, in whichever lane it is computed. `fused(a, b, c)` is a * b + c rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba.extending
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.datamodel import models
+from numba.core.types.misc import unliteral
+
+WIDTH = 8
+
+_FLOAT = ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, WIDTH)
+_WORDS = ir.VectorType(ir.IntType(32), WIDTH)
+_HALVES = ir.VectorType(ir.IntType(16), WIDTH)
+Emit = Callable[..., Any]
+
+
+class _LanesType(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name="float32x8")
+
+
+@numba.extending.register_model(_LanesType)
+class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _VECTOR)
+
+
+Lanes = _LanesType()
+
+
+def _operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
+    """Return a function of compiled code: (arguments) -> result, whose instructions `emit(builder, *values)` writes."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        made = emit(builder, *values)
+        return context.get_dummy_value() if result == types.void else made
+
+    def typed(*given: Any) -> Any:
+        """Refuse what numba would convert: a sum of signed and unsigned addresses is a float64 there."""
+        return (result(*arguments), generate) if tuple(map(unliteral, given)) == arguments else None
+
+    # numba wants as many named parameters as there are arguments.
+    definitions: list[Callable[..., Any]] = [
+        lambda context, a: typed(a),
+        lambda context, a, b: typed(a, b),
+        lambda context, a, b, c: typed(a, b, c),
+        lambda context, a, b, c, d: typed(a, b, c, d),
+        lambda context, a, b, c, d, e: typed(a, b, c, d, e),
+    ]
+    return numba.extending.intrinsic(definitions[len(arguments) - 1])
+
+
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _splat(builder: Any, number: Any, kind: Any = _VECTOR) -> Any:
+    single = builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(single, ir.Constant(kind, ir.Undefined), _words(0))
+
+
+def _constant(number: float) -> Any:
+    return ir.Constant(_VECTOR, [ir.Constant(_FLOAT, number)] * WIDTH)
+
+
+def _words(number: int) -> Any:
+    return ir.Constant(_WORDS, [number] * WIDTH)
+
+
+def _pick(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
+    return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places))
+
+
+def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32"), (a, b, c))
+
+
+def _larger(builder: Any, one: Any, other: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+
+
+def _with_sign(builder: Any, size: Any, signed: Any) -> Any:
+    sign = builder.and_(builder.bitcast(signed, _WORDS), _words(0x80000000))
+    return builder.bitcast(builder.or_(builder.and_(builder.bitcast(size, _WORDS), _words(0x7FFFFFFF)), sign), _VECTOR)
+
+
+def _fold(builder: Any, vector: Any, join: Emit) -> Any:
+    """Join lanes l and l + 4, then l and l + 2, then 0 and 1; the first lane of what is left."""
+    for half in (4, 2, 1):
+        low, high = (_pick(builder, vector, vector, list(range(first, first + half))) for first in (0, half))
+        vector = join(builder, low, high)
+    return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
+
+
+def _store_sums(builder: Any, address: Any, *vectors: Any) -> None:
+    """Write the sums of the lanes of four vectors: l and l + 4, then l and l + 2, then 0 and 1, as `_fold` does."""
+    halves = [builder.fadd(_pick(builder, one, one, [0, 1, 2, 3]), _pick(builder, one, one, [4, 5, 6, 7])) for one in vectors]
+    pairs = [
+        builder.fadd(_pick(builder, one, other, [0, 1, 4, 5]), _pick(builder, one, other, [2, 3, 6, 7]))
+        for one, other in (halves[:2], halves[2:])
+    ]
+    sums = builder.fadd(_pick(builder, pairs[0], pairs[1], [0, 2, 4, 6]), _pick(builder, pairs[0], pairs[1], [1, 3, 5, 7]))
+    builder.store(sums, _pointer(builder, address, ir.VectorType(_FLOAT, 4)), align=4)
+
+
+# exp(r) for |r| <= ln(2) / 2 by a polynomial, and ln(2) in two parts (Cephes expf).
+_POWERS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
+_ROUNDER = 12582912.0  # 1.5 * 2**23: added to a number, it leaves the nearest integer in the low bits
+_SMALLEST = -87.0  # exp of anything below is taken for 0
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    """Exponential of numbers <= 0, to 1e-7 of the result."""
+    shifted = _fused(builder, x, _constant(_LOG2_E), _constant(_ROUNDER))
+    whole = builder.fsub(shifted, _constant(_ROUNDER))
+    rest = _fused(builder, whole, _constant(-_LN2_HIGH), x)
+    rest = _fused(builder, whole, _constant(-_LN2_LOW), rest)
+    series = _constant(_POWERS[0])
+    for power in _POWERS[1:]:
+        series = _fused(builder, series, rest, _constant(power))
+    series = _fused(builder, series, builder.fmul(rest, rest), builder.fadd(rest, _constant(1.0)))
+    bits = builder.shl(builder.bitcast(shifted, _WORDS), _words(23))
+    scale = builder.bitcast(builder.add(bits, _words(127 << 23)), _VECTOR)
+    tiny = builder.fcmp_ordered("<", x, _constant(_SMALLEST))  # false for NaN, which stays NaN
+    return builder.select(tiny, _constant(0.0), builder.fmul(series, scale))
+
+
+def _load(builder: Any, address: Any) -> Any:
+    return builder.load(_pointer(builder, address, _VECTOR), align=4)
+
+
+def _store(builder: Any, address: Any, lanes: Any) -> None:
+    builder.store(lanes, _pointer(builder, address, _VECTOR), align=4)
+
+
+def _load_bfloat16(builder: Any, address: Any) -> Any:
+    words = builder.zext(builder.load(_pointer(builder, address, _HALVES), align=2), _WORDS)
+    return builder.bitcast(builder.shl(words, _words(16)), _VECTOR)
+
+
+def _load_float16(builder: Any, address: Any) -> Any:
+    """Exact for every number: the exponent is moved by a product, which also makes subnormal numbers normal ones."""
+    words = builder.zext(builder.load(_pointer(builder, address, _HALVES), align=2), _WORDS)
+    size = builder.and_(words, _words(0x7FFF))
+    small = builder.bitcast(builder.shl(size, _words(13)), _VECTOR)
+    bits = builder.bitcast(builder.fmul(small, _constant(2.0**112)), _WORDS)
+    unbounded = builder.icmp_unsigned(">=", size, _words(0x7C00))  # infinity and NaN
+    bits = builder.select(unbounded, builder.or_(bits, _words(0x7F800000)), bits)
+    sign = builder.shl(builder.and_(words, _words(0x8000)), _words(16))
+    return builder.bitcast(builder.or_(bits, sign), _VECTOR)
+
+
+def _load_float(builder: Any, address: Any) -> Any:
+    return builder.load(_pointer(builder, address, _FLOAT))
+
+
+def _store_float(builder: Any, address: Any, number: Any) -> None:
+    builder.store(number, _pointer(builder, address, _FLOAT))
+
+
+load = _operation(Lanes, (types.int64,), _load)
+store = _operation(types.void, (types.int64, Lanes), _store)
+load_bfloat16 = _operation(Lanes, (types.int64,), _load_bfloat16)
+load_float16 = _operation(Lanes, (types.int64,), _load_float16)
+load_float = _operation(types.float32, (types.int64,), _load_float)
+store_float = _operation(types.void, (types.int64, types.float32), _store_float)
+splat = _operation(Lanes, (types.float32,), _splat)
+add = _operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fadd(a, b))
+subtract = _operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fsub(a, b))
+multiply = _operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fmul(a, b))
+divide = _operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fdiv(a, b))
+fused = _operation(Lanes, (Lanes, Lanes, Lanes), _fused)
+larger = _operation(Lanes, (Lanes, Lanes), _larger)
+with_sign = _operation(Lanes, (Lanes, Lanes), _with_sign)
+exp = _operation(Lanes, (Lanes,), _exp)
+total = _operation(types.float32, (Lanes,), lambda builder, a: _fold(builder, a, lambda builder, x, y: builder.fadd(x, y)))
+largest = _operation(types.float32, (Lanes,), lambda builder, a: _fold(builder, a, _larger))
+store_sums = _operation(types.void, (types.int64, Lanes, Lanes, Lanes, Lanes), _store_sums)

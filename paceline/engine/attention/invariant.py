@@ -1,0 +1,99 @@
+"""Batch-invariant attention: `paceline.engine.attention.kernel` over tensors, on as many threads as torch uses."""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from paceline.common.lanes import WIDTH
+from paceline.engine.attention.kernel import CALL, attend
+from paceline.engine.attention.order import KeyOrder, Visible, all_visible
+from paceline.engine.attention.tiles import BFLOAT16, FLOAT16, FLOAT32
+
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+_SCORES = 1 << 18  # a tile's scores should stay in a core's cache,
+_TILE = 64, 512  # but fewer queries would read the keys too often
+_SHARE = 1 << 22  # multiply-adds that are worth waking a thread for
+
+_threads: ThreadPoolExecutor | None = None
+
+
+def attention_by_position(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    order: KeyOrder,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return attention whose bits, for each query, depend on itself and the keys it sees only; a query that sees none gets zeros.
+
+    Args:
+        query: [rows, heads, columns, dim], float32, bfloat16 or float16, on the CPU; key, value: [rows, key heads, places, dim].
+        mask: bool [rows or 1, 1, columns, places]; without one a single query sees all keys of its row, and of several each
+            sees those up to its own ordinal.
+        order: the keys by position.
+        scaling: of the scores; default 1 / sqrt(dim).
+        softcap: scores are bounded by it, smoothly.
+        sinks: [heads]: a score of each head that takes part in the softmax and has no value.
+    Returns:
+        [rows, columns, heads, value dim], in the dtype of the query.
+    """
+    rows, heads, columns, dim = query.shape
+    key_heads, value_dim = value.shape[1], value.shape[3]
+    visible = all_visible(order, columns) if mask is None else order.visible(mask)
+    states = [_readable(one) for one in (query, key, value)]
+    keys = int(order.cached.max()) + order.tail.shape[1]
+    out = torch.empty(rows, columns, heads, states[2].shape[3], dtype=torch.float32)
+    sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
+    tile = min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), columns * heads // key_heads)
+    call = (
+        *(number for one in states for number in (one.data_ptr(), *(one.element_size() * step for step in one.stride()[:3]))),
+        out.data_ptr(), 0 if sinks is None else sinks.data_ptr(), rows, key_heads, heads // key_heads, columns,
+        states[0].shape[3], states[2].shape[3], KINDS[query.dtype], tile, keys,
+        1 / math.sqrt(dim) if scaling is None else scaling, softcap or 0.0,
+    )  # fmt: skip
+    _run(np.array([call], dtype=CALL), visible, order, rows * heads * columns * keys * dim)
+    return out[..., :value_dim].to(query.dtype)
+
+
+def _readable(states: Tensor) -> Tensor:
+    """The same numbers as the kernel reads them: neighbours in the last dim adjacent, dims in eights (zeros appended)."""
+    rest = -states.shape[3] % WIDTH
+    states = pad(states, (0, rest)) if rest else states
+    return states if states.stride(3) == 1 else states.contiguous()
+
+
+def _run(call: NDArray[np.void], visible: Visible, order: KeyOrder, work: int) -> None:
+    arguments = call, visible.runs, visible.begin, order.cached, order.tail, np.zeros(1, dtype=np.int64)
+    helpers = min(torch.get_num_threads() - 1, work // _SHARE)
+    others = [_pool().submit(attend, *arguments) for _ in range(helpers)]
+    attend(*arguments)
+    for other in others:
+        other.result()
+
+
+def _pool() -> ThreadPoolExecutor:
+    global _threads
+    if _threads is None:
+        _threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "paceline attention")
+    return _threads
+
+
+def _forget_threads() -> None:
+    """In the child of a fork, which has none of its parent's threads."""
+    global _threads
+    _threads = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)

@@ -1,0 +1,315 @@
+"""Attention by position, compiled: a query's output depends on itself and on the keys it sees, to the last bit.
+
+It does not depend on other queries, the place of a key in the cache, the cache's length, the threads. All is in float32, and in
+this order:
+
+- score of a query and a key: lane l of eight sums the products of the dims l, l + 8, ... in order, each by a fused multiply-add;
+  then lanes l and l + 4 are added, l and l + 2, 0 and 1. The query was multiplied by the scaling before.
+- the largest score of all keys the query sees; every score's exponential of its difference to that.
+- their sum: lane l sums those of the keys of rank l, l + 8, ... (rank 0 is the first key the query sees, by position); the
+  lanes are added as above; an attention sink's exponential comes last.
+- output of each dim: fused multiply-adds of exponential and value, key by key in order of position; then the division.
+
+Blocks of keys and tiles of queries decide only when a number is computed, never with which others it is added up.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common import lanes
+from paceline.common.compiled import Records, compiled, kernel, record_dtype, take_number
+from paceline.engine.attention.order import Run
+from paceline.engine.attention.tiles import (
+    FLOAT,
+    FLOAT32,
+    LANES,
+    add_four,
+    add_one,
+    address,
+    cap,
+    load_row,
+    multiply_one,
+    multiply_two,
+)  # fmt: skip
+from paceline.engine.tree import IntArray
+
+FloatArray = NDArray[np.float32]
+BLOCK = 64  # keys that are read together
+
+
+class Call:
+    """One call: where the tensors lie (addresses, strides in bytes, neighbours in the last dim adjacent), how large they are."""
+
+    query: int  # [rows, heads, columns, dim]
+    query_row: int
+    query_head: int
+    query_column: int
+    key: int  # [rows, key heads, places, dim]
+    key_row: int
+    key_head: int
+    key_place: int
+    value: int  # [rows, key heads, places, value dim]
+    value_row: int
+    value_head: int
+    value_place: int
+    out: int  # float32 [rows, columns, heads, value dim], contiguous
+    sinks: int  # float32 [heads], contiguous; 0 without
+    rows: int
+    key_heads: int
+    groups: int  # query heads per key head
+    columns: int
+    dim: int  # multiples of 8
+    value_dim: int
+    kind: int  # how the numbers of query, key and value are stored, see `tiles`
+    tile: int  # most queries (of all heads of a group) that are looked at together
+    keys: int  # most keys of a row
+    scaling: float
+    softcap: float  # 0 without
+
+
+CALL = record_dtype(Call)
+
+
+class Tile(NamedTuple):
+    """The queries `first` .. `first + length - 1` of a row and a key head; query i is of column i // groups, member i % groups.
+
+    Attributes:
+        runs, begin: what the columns of the row see, see `Visible`; cached, tail: its keys by position, see `KeyOrder`.
+        queries: [tile, dim], multiplied by the scaling; scores: [tile, more than keys]; sums: [tile, value dim]; totals: [tile].
+        cursors: [tile], the run of each query that reaches into the block under way, or a run before it.
+        block: room for the keys or values of a block.
+    """
+
+    row: int
+    head: int
+    first: int
+    length: int
+    runs: Records[Run]
+    begin: IntArray
+    cached: int
+    tail: IntArray
+    queries: FloatArray
+    scores: FloatArray
+    sums: FloatArray
+    totals: FloatArray
+    cursors: IntArray
+    block: FloatArray
+
+
+@compiled
+def attend(calls: Records[Call], runs: Records[Run], begin: IntArray, cached: IntArray, tail: IntArray, taken: IntArray) -> int:
+    """Do tiles of one call until none is left; any number of threads may.
+
+    Args:
+        calls: [1]. runs, begin, cached, tail: see `Visible` and `KeyOrder`. taken: [1], zero at first.
+    Returns:
+        how many tiles this thread did.
+    """
+    call = calls[0]
+    tiles = (call.columns * call.groups + call.tile - 1) // call.tile
+    queries = np.empty((call.tile, call.dim), dtype=np.float32)
+    scores = np.empty((call.tile, call.keys + BLOCK), dtype=np.float32)
+    sums = np.empty((call.tile, call.value_dim), dtype=np.float32)
+    totals = np.empty(call.tile, dtype=np.float32)
+    cursors = np.empty(call.tile, dtype=np.int64)
+    block = np.empty(BLOCK * max(call.dim, call.value_dim), dtype=np.float32)
+    done = 0
+    while True:
+        task = take_number(taken.ctypes.data)
+        if task >= call.rows * call.key_heads * tiles:
+            return done
+        row, head, first = task // tiles // call.key_heads, task // tiles % call.key_heads, task % tiles * call.tile
+        length = min(call.tile, call.columns * call.groups - first)
+        seen = begin[row * call.columns : (row + 1) * call.columns + 1]
+        scratch = queries, scores, sums, totals, cursors, block
+        _attend_tile(call, Tile(row, head, first, length, runs, seen, cached[row], tail[row], *scratch))
+        done += 1
+
+
+@kernel
+def _attend_tile(call: Call, tile: Tile) -> None:
+    _load_queries(call, tile)
+    low, high = _span(call, tile)
+    keys = call.key + tile.row * call.key_row + tile.head * call.key_head
+    for start in range(low, high, BLOCK):
+        _score(call, tile, keys, start, min(start + BLOCK, high))
+    for i in range(tile.length):
+        tile.totals[i] = _softmax(call, tile, i)
+    tile.sums[: tile.length] = 0.0
+    values = call.value + tile.row * call.value_row + tile.head * call.value_head
+    for start in range(low, high, BLOCK):
+        _weigh(call, tile, values, start, min(start + BLOCK, high))
+    _write_out(call, tile)
+
+
+@kernel
+def _load_queries(call: Call, tile: Tile) -> None:
+    scaling = lanes.splat(np.float32(call.scaling))
+    for i in range(tile.length):
+        column, member = divmod(tile.first + i, call.groups)
+        head = tile.head * call.groups + member
+        source = call.query + tile.row * call.query_row + head * call.query_head + column * call.query_column
+        target = address(tile.queries) + i * call.dim * FLOAT
+        load_row(call.kind, source, target, call.dim)
+        for place in range(target, target + call.dim * FLOAT, LANES):
+            lanes.store(place, lanes.multiply(lanes.load(place), scaling))
+
+
+@kernel
+def _span(call: Call, tile: Tile) -> tuple[int, int]:
+    """First key that any query of the tile sees, and the one behind the last."""
+    low, high = call.keys, 0
+    for column in range(tile.first // call.groups, (tile.first + tile.length - 1) // call.groups + 1):
+        begin, end = tile.begin[column], tile.begin[column + 1]
+        if begin < end:
+            low, high = min(low, tile.runs[begin].start), max(high, tile.runs[end - 1].stop)
+    return low, high
+
+
+@kernel
+def _stage(call: Call, tile: Tile, source: int, stride: int, dim: int, start: int, stop: int, fours: bool) -> tuple[int, int]:
+    """Return an address and a stride at which the keys (or values) start .. stop - 1 lie as float32.
+
+    Args:
+        fours: the number of keys must be a multiple of four: others, of zeros, are appended.
+    """
+    place = start if start < tile.cached else tile.tail[start - tile.cached]
+    adjacent = call.kind == FLOAT32 and not (fours and (stop - start) % 4)
+    for ordinal in range(max(start, tile.cached), stop):
+        adjacent = adjacent and tile.tail[ordinal - tile.cached] == place + ordinal - start
+    if adjacent:
+        return source + place * stride, stride
+    target = address(tile.block)
+    for ordinal in range(start, stop):
+        place = ordinal if ordinal < tile.cached else tile.tail[ordinal - tile.cached]
+        load_row(call.kind, source + place * stride, target + (ordinal - start) * dim * FLOAT, dim)
+    if fours:
+        tile.block[(stop - start) * dim : (stop - start + 3) // 4 * 4 * dim] = 0.0
+    return target, dim * FLOAT
+
+
+@kernel
+def _score(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
+    """Scores of a block of keys, of the pairs of queries of which one may see some of them."""
+    keys, stride = _stage(call, tile, source, call.key_place, call.dim, start, stop, True)
+    size, row = call.dim * FLOAT, tile.scores.shape[1] * FLOAT
+    for i in range(0, tile.length, 2):
+        last = min(i + 1, tile.length - 1)
+        if not (_reaches(call, tile, i, start, stop) or _reaches(call, tile, last, start, stop)):
+            continue
+        query = address(tile.queries) + i * size
+        target = address(tile.scores) + i * row + start * FLOAT
+        for four in range((stop - start + 3) // 4):
+            if i < last:
+                multiply_two(query, size, keys + 4 * four * stride, stride, target + 4 * four * FLOAT, row)
+            else:
+                multiply_one(query, size, keys + 4 * four * stride, stride, target + 4 * four * FLOAT)
+
+
+@kernel
+def _reaches(call: Call, tile: Tile, i: int, start: int, stop: int) -> bool:
+    """Whether the keys of query i of the tile reach from before `stop` to behind `start`."""
+    column = (tile.first + i) // call.groups
+    begin, end = tile.begin[column], tile.begin[column + 1]
+    return begin < end and tile.runs[begin].start < stop and tile.runs[end - 1].stop > start
+
+
+@kernel
+def _softmax(call: Call, tile: Tile, i: int) -> Any:
+    """Turn the scores that query i sees into exponentials, side by side from its first key's place on; their sum, float32."""
+    column, member = divmod(tile.first + i, call.groups)
+    begin, end = tile.begin[column], tile.begin[column + 1]
+    tile.cursors[i] = begin
+    if begin == end:
+        return np.float32(1.0)
+    runs, row = tile.runs, tile.scores[i]
+    start = runs[begin].start
+    for run in range(begin + 1, end):
+        shift = start + runs[run].rank - runs[run].start
+        for ordinal in range(runs[run].start, runs[run].stop):
+            row[ordinal + shift] = row[ordinal]
+    count = runs[end - 1].rank + runs[end - 1].stop - runs[end - 1].start
+    first = address(row) + start * FLOAT
+    last = first + count * FLOAT
+    if call.softcap:
+        cap(np.float32(call.softcap), first, last)
+    row[start + count : start + count + lanes.WIDTH] = -np.inf
+    most = lanes.splat(np.float32(-np.inf))
+    for place in range(first, last, LANES):
+        most = lanes.larger(most, lanes.load(place))
+    largest = lanes.largest(most)
+    sink = np.float32(-np.inf)
+    if call.sinks:
+        sink = lanes.load_float(call.sinks + (tile.head * call.groups + member) * FLOAT)
+        largest = max(largest, sink)
+    shift_lanes = lanes.splat(largest)
+    total = lanes.splat(np.float32(0.0))
+    for place in range(first, last, LANES):
+        weight = lanes.exp(lanes.subtract(lanes.load(place), shift_lanes))
+        lanes.store(place, weight)
+        total = lanes.add(total, weight)
+    return lanes.total(total) + lanes.largest(lanes.exp(lanes.splat(sink - largest)))
+
+
+@kernel
+def _weigh(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
+    """Add the values of a block of keys, each times its weight, to the sums of the queries that see it."""
+    values, stride = _stage(call, tile, source, call.value_place, call.value_dim, start, stop, False)
+    row, size = tile.scores.shape[1] * FLOAT, call.value_dim * FLOAT
+    i = 0
+    while i < tile.length:
+        weights, target = address(tile.scores) + i * row, address(tile.sums) + i * size
+        if i + 4 <= tile.length and _four_see_all(call, tile, i, start, stop):
+            w0, w1 = _weight_place(call, tile, i, start), row + _weight_place(call, tile, i + 1, start)
+            w2, w3 = 2 * row + _weight_place(call, tile, i + 2, start), 3 * row + _weight_place(call, tile, i + 3, start)
+            add_four(weights + w0, weights + w1, weights + w2, weights + w3, values, stride, stop - start, target, size)
+            i += 4
+            continue
+        end = tile.begin[(tile.first + i) // call.groups + 1]
+        while tile.cursors[i] < end and tile.runs[tile.cursors[i]].start < stop:
+            run = tile.runs[tile.cursors[i]]
+            low, high = max(start, run.start), min(stop, run.stop)
+            if low < high:
+                weight = weights + _weight_place(call, tile, i, low)
+                add_one(weight, values + (low - start) * stride, stride, high - low, target, size)
+            if run.stop > stop:
+                break
+            tile.cursors[i] += 1
+        i += 1
+
+
+@kernel
+def _four_see_all(call: Call, tile: Tile, first: int, start: int, stop: int) -> bool:
+    """Whether four queries see all of a block; moves their cursors to the run that reaches into it."""
+    runs, cursors = tile.runs, tile.cursors
+    all_see = True
+    for i in range(first, first + 4):
+        end = tile.begin[(tile.first + i) // call.groups + 1]
+        while cursors[i] < end and runs[cursors[i]].stop <= start:
+            cursors[i] += 1
+        all_see = all_see and cursors[i] < end and runs[cursors[i]].start <= start and runs[cursors[i]].stop >= stop
+    return all_see
+
+
+@kernel
+def _weight_place(call: Call, tile: Tile, i: int, ordinal: int) -> int:
+    """Bytes from the beginning of the scores of query i to the weight of a key of the run at its cursor."""
+    first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
+    return (first.start + run.rank + ordinal - run.start) * FLOAT
+
+
+@kernel
+def _write_out(call: Call, tile: Tile) -> None:
+    """Divide the sums by the totals of the weights."""
+    size = call.value_dim * FLOAT
+    for i in range(tile.length):
+        column, member = divmod(tile.first + i, call.groups)
+        place = (tile.row * call.columns + column) * call.key_heads * call.groups + tile.head * call.groups + member
+        total = lanes.splat(tile.totals[i])
+        for d in range(0, size, LANES):
+            quotient = lanes.divide(lanes.load(address(tile.sums) + i * size + d), total)
+            lanes.store(call.out + place * size + d, quotient)

@@ -1,0 +1,131 @@
+"""Which keys a query sees, in order of position: what the sums of the batch-invariant attention are ordered by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.common.compiled import Records, compiled, record_dtype
+from paceline.engine.tree import BoolArray, IntArray
+
+
+class Run:
+    """Keys that a query sees and that follow one another in order of position."""
+
+    start: int  # ordinals of keys, see `KeyOrder`
+    stop: int
+    rank: int  # how many keys the query sees before this run
+
+
+RUN = record_dtype(Run)
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """The keys each query sees.
+
+    Attributes:
+        runs: of all queries, [n] of `Run`.
+        begin: [rows * columns + 1]: query i = row * columns + column has the runs begin[i] .. begin[i + 1] - 1.
+    """
+
+    runs: NDArray[np.void]
+    begin: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOrder:
+    """The keys of every row by position: ordinals 0 .. cached - 1 are the cache places of these numbers, then come `tail`.
+
+    Attributes:
+        cached: [rows]: how many first places lie in order of position.
+        tail: [rows, columns]: the places behind them, by position. Of several at one position, no query sees more than one.
+    """
+
+    cached: IntArray
+    tail: IntArray
+    _seen: dict[int, tuple[Tensor, Visible]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(cached: IntArray, places: IntArray, positions: IntArray, padding: BoolArray) -> KeyOrder:
+        """Order the columns of one forward.
+
+        Args:
+            cached: [rows]: tokens in the cache before.
+            places, positions: [rows, columns]: of each column, in the cache and in the text.
+            padding: [rows, columns]: True where a column belongs to no token.
+        """
+        last = np.iinfo(np.int64).max
+        order = np.argsort(np.where(padding, last, positions), axis=1, kind="stable")
+        return KeyOrder(cached, np.take_along_axis(places, order, axis=1))
+
+    @staticmethod
+    def of_places(rows: int, places: int) -> KeyOrder:
+        """The order of keys that lie in order of position."""
+        return KeyOrder(np.full(rows, places, dtype=np.int64), np.empty((rows, 0), dtype=np.int64))
+
+    def visible(self, mask: Tensor) -> Visible:
+        """What a mask lets the queries see; found once per mask, which all layers of a forward share.
+
+        Args:
+            mask: bool [rows, 1, columns, places].
+        """
+        found = self._seen.get(id(mask))  # the mask is kept, so that no other one gets its id
+        if found is None:
+            rows = mask.expand(len(self.cached), -1, -1, -1)[:, 0].contiguous().numpy()
+            found = self._seen[id(mask)] = mask, Visible(*_runs(rows, self.cached, self.tail))
+        return found[1]
+
+
+def all_visible(order: KeyOrder, columns: int) -> Visible:
+    """One query sees all keys; several see, each, the keys up to its own ordinal."""
+    rows = len(order.cached)
+    runs = np.zeros((rows, columns), dtype=RUN)
+    runs["stop"] = (order.cached + order.tail.shape[1])[:, None] if columns == 1 else 1 + np.arange(columns)
+    return Visible(runs.reshape(-1), np.arange(rows * columns + 1))
+
+
+@compiled
+def _runs(mask: BoolArray, cached: IntArray, tail: IntArray) -> tuple[NDArray[np.void], IntArray]:
+    """Return runs and beginnings as in `Visible`; mask: [rows, columns, places]."""
+    rows, columns, _ = mask.shape
+    begin = np.zeros(rows * columns + 1, dtype=np.int64)
+    for query in range(rows * columns):
+        row, column = divmod(query, columns)
+        begin[query + 1] = begin[query] + _count(mask[row, column], cached[row], tail[row])
+    runs = np.empty(begin[-1], dtype=RUN)
+    for query in range(rows * columns):
+        row, column = divmod(query, columns)
+        _write(mask[row, column], cached[row], tail[row], runs[begin[query] : begin[query + 1]])
+    return runs, begin
+
+
+@compiled
+def _count(sees: BoolArray, cached: int, tail: IntArray) -> int:
+    count, before = 0, False
+    for visible in sees[:cached]:
+        count += visible and not before
+        before = visible
+    for place in tail:
+        count += sees[place] and not before
+        before = sees[place]
+    return count
+
+
+@compiled
+def _write(sees: BoolArray, cached: int, tail: IntArray, runs: Records[Run]) -> None:
+    count, rank = 0, 0
+    before = False
+    for ordinal in range(cached + len(tail)):
+        visible = sees[ordinal if ordinal < cached else tail[ordinal - cached]]
+        if visible and not before:
+            runs[count].start = ordinal
+            runs[count].rank = rank
+            count += 1
+        if visible:
+            runs[count - 1].stop = ordinal + 1
+        rank += visible
+        before = visible

@@ -1,0 +1,88 @@
+"""Attention by position under the name "paceline" in transformers' table.
+
+Our own forwards use it with the order of their keys (`tree_attention`). It may be used without us: with
+`AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")` `model.generate` attends in the same order of sums,
+whatever the batch, its padding, the cache and the chunks of the prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from paceline.engine.attention.forward import BY_POSITION, current_forward
+from paceline.engine.attention.invariant import KINDS, attention_by_position
+from paceline.engine.attention.order import KeyOrder
+from paceline.errors import UnsupportedModelError
+
+
+def why_not_by_position(model: PreTrainedModel) -> str | None:
+    """Return why a model cannot use attention by position; None where it can."""
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if devices - {"cpu"}:
+        return f"it is on {', '.join(sorted(devices))}, and attention by position runs on the CPU"
+    if model.dtype not in KINDS:
+        return f"it computes in {model.dtype}, and attention by position in {', '.join(map(str, KINDS))}"
+    if not model._can_set_attn_implementation():
+        return "it has attention code of its own, which asks no table of functions"
+    return None
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention with the signature of transformers' functions.
+
+    Args:
+        query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
+        attention_mask: bool [batch, 1, columns, positions].
+        softcap, s_aux: see `attention_by_position`.
+    Returns:
+        [batch, columns, heads, dim], and no weights.
+    Raises:
+        UnsupportedModelError: something was asked for that the kernel does not know.
+    """
+    obstacle = _obstacle(module, query, key, attention_mask, dropout, options)
+    if obstacle is not None:
+        raise UnsupportedModelError(
+            f"{type(module).__name__}: attention by position got {obstacle}. Use the model's own attention implementation."
+        )
+    order = current_forward().order or KeyOrder.of_places(query.shape[0], key.shape[2])
+    return attention_by_position(query, key, value, attention_mask, order, scaling, softcap, s_aux), None
+
+
+def _obstacle(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, dropout: float, options: dict[str, Any]
+) -> str | None:
+    if query.device.type != "cpu" or query.dtype not in KINDS or {key.dtype} != {query.dtype}:
+        return f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, KINDS))} on the CPU"
+    if torch.is_grad_enabled() and query.requires_grad:
+        return "a forward to differentiate; expected torch.no_grad() or torch.inference_mode()"
+    if dropout:
+        return f"dropout {dropout}; expected none"
+    for name in ("position_bias", "cache"):
+        if options.get(name) is not None:
+            return f"{name}; expected none"
+    if mask is None:
+        causal = options.get("is_causal")
+        return None if (getattr(module, "is_causal", True) if causal is None else causal) else "no mask; expected a causal model"
+    if mask.dtype != torch.bool or mask.shape[1:] != (1, query.shape[2], key.shape[2]):
+        return f"a mask {mask.dtype} {list(mask.shape)}; expected torch.bool [batch, 1, {query.shape[2]}, {key.shape[2]}]"
+    return None
+
+
+AttentionInterface.register(BY_POSITION, _attend)
+AttentionMaskInterface.register(BY_POSITION, sdpa_mask)

@@ -1,0 +1,279 @@
+"""The proof that a token's numbers do not depend on the rest of the forward: made at load, on this machine, for this model.
+
+Every module that maps rows to rows (products, norms, activations) is tried alone, in the call the model makes, with row counts
+from 1 to 1,024; `row_classes` finds the counts that agree bit for bit. Forwards are then kept inside the widest class that all
+modules have in common: short ones are padded, long ones are cut. Attention is a matter of its own (`engine/attention`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from paceline.common import cache
+from paceline.common.machine import instruction_flags, processor
+from paceline.common.options import BatchInvariant
+from paceline.engine.architecture import Architecture
+from paceline.engine.attention import why_not_by_position
+from paceline.engine.model import PREFILL_CHUNK, CachedLM
+from paceline.engine.row_classes import RowClass, agreeing_runs, fold, heavy_tailed, widest_class
+from paceline.engine.row_modules import RowModule, survey
+from paceline.engine.selfcheck import rows_that_differ
+from paceline.errors import ConfigError, PacelineError
+
+COST_ALLOWED = 1.05  # of a forward, by "auto"
+MOST_ROWS = 1024  # the largest row count that is tried; no forward is larger
+
+_KIND = "rows-v1"  # another number when what is tried or written changes
+_SMALL = tuple(range(1, 17))
+_MEDIUM = (17, 24, 31, 32, 33, 48, 63, 65, 96, 127, 129, 257)
+_WIDE = (*_SMALL, *_MEDIUM, MOST_ROWS)
+_NARROW = (1, 2, 3, 4, 5, 6, 8, 9, 16, 17, 33, 65)  # of products so large that more would take seconds
+_ENOUGH = 32  # rows; a narrower class has no room for drafts or a batch
+_DRAWS = 24  # of modules that cost next to nothing
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_SETTINGS = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "NVIDIA_TF32")  # environment variables that choose kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found for one kind of module.
+
+    Attributes:
+        name: of the first such module; shape: "in -> out"; times: how many there are.
+        tried: the largest row count tried.
+        runs: the first count of each run of row counts that agree with one another.
+    """
+
+    name: str
+    shape: str
+    times: int
+    tried: int
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Which row counts give a row the same bits in every module of a model, on one machine.
+
+    Attributes:
+        least, most: the widest class of row counts.
+        cost: time of the products for `least` rows, relative to one row, measured.
+        reason: why there is no usable class; "" where there is one.
+        seconds: what the search took.
+    """
+
+    least: int
+    most: int
+    cost: float
+    reason: str
+    findings: tuple[Finding, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Invariance:
+    """Whether a token's logits depend on its own text alone, to the last bit, and why or why not.
+
+    Attributes:
+        reason: a sentence.
+        proof: what was found on this machine; None where nothing was tried.
+        threads: CPU threads of torch it holds for.
+    """
+
+    on: bool
+    reason: str
+    proof: Proof | None
+    threads: int
+
+    def check_threads(self) -> None:
+        """Refuse another number of threads than it was found for: kernels share rows among them.
+
+        Raises:
+            ConfigError: torch has another number now.
+        """
+        if self.on and torch.get_num_threads() != self.threads:
+            raise ConfigError(
+                f"threads: got {torch.get_num_threads()}; expected {self.threads}, for which batch invariance was proven at load."
+                " Set them before, or pass batch_invariant=False."
+            )
+
+    def of_model(self, prefill_chunk: int) -> dict[str, Any]:
+        """Return the options of `CachedLM` that follow; `prefill_chunk` where nothing speaks against it."""
+        chunk = prefill_chunk if self.most_rows is None else min(prefill_chunk, self.most_rows)
+        return {"prefill_chunk": chunk, "batch_invariant": self.on, "least_rows": self.least_rows}
+
+    @property
+    def least_rows(self) -> int:
+        """Rows a forward must have at least."""
+        return self.proof.least if self.on and self.proof else 1
+
+    @property
+    def most_rows(self) -> int | None:
+        """Rows a forward may have at most, before padding to `least_rows` adds to them; None = any number."""
+        return self.proof.most - self.proof.least + 1 if self.on and self.proof else None
+
+
+def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1, attention_cost: float = 1.0) -> Invariance:
+    """Decide whether a model is used batch-invariantly.
+
+    Args:
+        asked: True, False, or "auto": where the proof says that it costs under 5 %.
+        sequences: most of them in one forward.
+        attention_cost: time of batch-invariant attention relative to the usual one.
+    Raises:
+        UnsupportedModelError: a model that cannot be verified losslessly.
+        ConfigError: True was asked for, and it cannot be; or `asked` is none of the three.
+    """
+    if asked not in (True, False, "auto"):
+        raise ConfigError(f"batch_invariant: got {asked!r}; expected True, False or 'auto'.")
+    Architecture.of(model)  # refuses what cannot be decoded here at all
+    threads = torch.get_num_threads()
+    if asked is False:
+        return Invariance(False, "it was not asked for", None, threads)
+    proof = None
+    obstacle = experts_of(model) or why_not_by_position(model)
+    if not obstacle:
+        proof = prove(model)
+        obstacle = proof.reason
+        if not obstacle and proof.most - proof.least + 1 < sequences:
+            obstacle = f"rows {proof.least} to {proof.most} agree bit for bit, which is no room for max_batch={sequences}"
+    if obstacle:
+        if asked is True:
+            raise ConfigError(f"batch_invariant: got True; {obstacle}. Pass 'auto' or False.")
+        return Invariance(False, obstacle, proof, threads)
+    assert proof is not None
+    cost = max(proof.cost, attention_cost)
+    said = f"rows {proof.least} to {proof.most} agree bit for bit; a forward of one row takes {cost:.2f} of the usual time"
+    if asked == "auto" and cost > COST_ALLOWED:
+        return Invariance(False, f"{said}, and 'auto' allows {COST_ALLOWED:.2f}; True switches it on", proof, threads)
+    return Invariance(True, said, proof, threads)
+
+
+def experts_of(model: PreTrainedModel) -> str | None:
+    """Return why a mixture of experts cannot be batch-invariant; None for any other model."""
+    config = model.config.get_text_config(decoder=True)
+    for name in _EXPERTS:
+        count = getattr(config, name, None)
+        if isinstance(count, int) and count > 1:
+            return (
+                f"{model.__class__.__name__} is a mixture of {count} experts ({name}), each of which sees as many rows as"
+                " are sent to it, so that padding a forward does not fix their number; expected a model without experts"
+            )
+    return None
+
+
+def prove(model: PreTrainedModel) -> Proof:
+    """Find the classes of row counts of a model, or read what was found before on this machine in the same circumstances."""
+    facts = _circumstances(model)
+    name = f"row counts of {model.__class__.__name__}"
+
+    def make(folder: Any) -> dict[str, Any]:
+        proof = search(model)
+        (folder / "proof.json").write_text(json.dumps(asdict(proof), indent=1) + "\n", encoding="utf-8")
+        return {"torch": torch.__version__}
+
+    try:
+        folder = cache.remember(_KIND, facts, name, make)
+        return _read(json.loads((folder / "proof.json").read_bytes()))
+    except PacelineError:  # a cache that cannot be written: found again next time
+        return search(model)
+
+
+def search(model: PreTrainedModel) -> Proof:
+    """Find the classes of row counts of a model."""
+    begin = time.perf_counter()
+    modules, unknown = survey(model)
+    findings: list[Finding] = []
+    for one in modules:
+        try:
+            findings.append(_find(one))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:  # quantised weights, or a layer of another kind
+            unknown = f"{one.name}, a {type(one.module).__name__}, cannot be tried alone: {' '.join(str(error).split())}"
+            break
+    if unknown:
+        return Proof(0, 0, 1.0, unknown, (), time.perf_counter() - begin)
+    best = widest_class((found.runs for found in findings), _WIDE)
+    reason = ""
+    if best.most < max(_ENOUGH, 2 * best.least):
+        shown = "; ".join(f"{found.name} {', '.join(map(str, found.runs))}" for found in findings)
+        reason = (
+            f"the widest class of row counts that agree bit for bit is {best.least} to {best.most}; expected one that is wide"
+            f" enough for a batch. A new class begins at: {shown}"
+        )
+    if not reason:
+        reason = _differs_as_a_whole(model, best)
+    cost = 1.0 if reason or best.least == 1 else _cost(modules, best.least)
+    return Proof(best.least, best.most, cost, reason, tuple(findings), time.perf_counter() - begin)
+
+
+def _find(module: RowModule) -> Finding:
+    """Try one kind of module: a product on weights that leave the rounding alone, and with its bias; others on many rows."""
+    noise = torch.Generator().manual_seed(0)
+    counts = module.counts(_WIDE, (*_SMALL, *_MEDIUM), _NARROW)
+    few = tuple(count for count in counts if count <= 33)
+    runs: set[int] = set()
+    if module.is_product:
+        weight, rows = fold(module.matrix, heavy_tailed(counts[-1], module.row_shape, module.like, noise), noise)
+        runs.update(agreeing_runs(module.function(weight), rows, counts))
+        plain = [few] if module.has_bias else []
+    else:
+        plain = [counts, *[few] * _DRAWS]
+    for tried in plain:
+        rows = heavy_tailed(tried[-1], module.row_shape, module.like, noise)
+        runs.update(agreeing_runs(module.function(), rows, tried))
+    return Finding(module.name, module.shape, module.times, counts[-1], tuple(sorted(runs)))
+
+
+def _differs_as_a_whole(model: PreTrainedModel, rows: RowClass) -> str:
+    """Return what is wrong if forwards within the class still differ; "" if they do not."""
+    chunks = (min(PREFILL_CHUNK, rows.most), 16)
+    alone, beside = (CachedLM(model, chunk, batch_invariant=True, least_rows=rows.least) for chunk in chunks)
+    differing, count = rows_that_differ(alone, beside)
+    if not differing:
+        return ""
+    return (
+        f"{differing} of {count} rows of logits differ in their bits between a text alone and in a batch, though no module does"
+        " by itself; it has attention code of its own, or something in it sums over rows"
+    )
+
+
+def _cost(modules: list[RowModule], least: int) -> float:
+    """Return the time of all products of a forward for `least` rows, over that for one."""
+    products = [one for one in modules if one.is_product]
+    padded, single = (sum(one.times * one.seconds(count) for one in products) for count in (least, 1))
+    return padded / single if single else 1.0
+
+
+def _circumstances(model: PreTrainedModel) -> str:
+    """Return all that the classes may depend on, as text."""
+    config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "transformers_version")}
+    shapes = [(name, list(one.shape), str(one.dtype), one.requires_grad) for name, one in model.named_parameters()]
+    kinds = [(name, type(one).__module__, type(one).__qualname__) for name, one in model.named_modules()]
+    device = model.device
+    facts = {
+        "processor": [processor(), *instruction_flags()],
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "versions": [torch.__version__, transformers.__version__, torch.__config__.show()],
+        "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
+        "precision": [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()],
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "threads": torch.get_num_threads(),
+        "attention": model.config._attn_implementation,
+        "model": [model.__class__.__name__, config, shapes, kinds],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _read(card: dict[str, Any]) -> Proof:
+    findings = tuple(Finding(**{**one, "runs": tuple(one["runs"])}) for one in card["findings"])
+    return Proof(**{**card, "findings": findings})

@@ -1,0 +1,115 @@
+"""`paceline verify` and `paceline doctor`, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline import demo
+from paceline.bench import verify as side_by_side
+from paceline.bench.models import Models, load_models
+from paceline.bench.verify import Logit
+from paceline.errors import ConfigError
+from tests.support.cli import call
+
+SHORT = ("--limit", "3", "-n", "12", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+
+
+class RowsMatter(nn.Linear):
+    """A product that is coarser for one row than for several."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        result = super().forward(input)
+        single = result.numel() == result.shape[-1]
+        return result.to(torch.float8_e4m3fn).to(result.dtype) if single else result
+
+
+def coarse_for_one_row(*arguments: object) -> Models:
+    models = load_models(*arguments)  # type: ignore[arg-type]
+    models.target.lm_head.__class__ = RowsMatter
+    models.target.model.layers[0].mlp.down_proj.__class__ = RowsMatter
+    return models
+
+
+def test_no_answer_differs(tmp_path: Path) -> None:
+    words = ("--drafters", "none,prompt_lookup,draft_model", "--batch", "2", "--batch-invariant", "on")
+    status, said = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
+    assert status == 0
+    assert "prompt_lookup: 0 of 3 answers differ" in said
+    assert "0 of 9 answers differ" in said
+    assert "batch invariance is on: rows" in said
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["differing"], result["answers"], result["invariance"]["on"]) == (0, 9, True)
+    assert [one["drafter"] for one in result["verdicts"]] == ["none", "prompt_lookup", "draft_model"]
+    assert result["verdicts"][2]["accepted"] > 0
+
+
+def test_a_difference_is_found_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of an engine that decodes several rows by another kernel than one."""
+    monkeypatch.setattr(side_by_side, "load_models", coarse_for_one_row)
+    words = ("--dtype", "float32", "--batch-invariant", "off", "-n", "24", "--threads", "1", "-t", "1.5", "--limit", "4")
+    status, said = call("verify", "--drafters", "prompt_lookup:max_ngram=2", *words, "--json", tmp_path / "result.json")
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert status == 1
+    (verdict,) = result["verdicts"]
+    first = verdict["first"]
+    assert verdict["differing"] > 0
+    assert first["tokens"][0] != first["tokens"][1]
+    assert f"prompt {first['prompt']}, token {first['position']}: {first['tokens'][0]} " in said
+    for side in ("plain", "drafted"):
+        assert len(first[side]) == 2
+        assert all(f"({logit['bits']})" in said for logit in first[side])
+    assert first["plain"] != first["drafted"]
+
+
+def test_a_drafter_that_draws_is_not_held_to_the_text() -> None:
+    status, said = call("verify", "--drafters", "draft_model", "--dtype", "float32", "-t", "1", *SHORT)
+    assert status == 0
+    assert "draft_model: draws tokens of its own, so not the text but its distribution is the same" in said
+    assert "0 of 0 answers differ" in said
+
+
+def test_padding_makes_up_for_such_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "load_models", coarse_for_one_row)
+    status, said = call(
+        "verify", "--drafters", "prompt_lookup,draft_model", "--dtype", "float32", "--batch-invariant", "on", *SHORT
+    )
+    assert status == 0
+    assert "0 of 6 answers differ" in said
+
+
+def test_bits_of_logits() -> None:
+    assert Logit.of(torch.tensor(-1.0)) == Logit(-1.0, "0xbf800000")
+    assert Logit.of(torch.tensor(1.0, dtype=torch.bfloat16)) == Logit(1.0, "0x3f80")
+    assert Logit.of(torch.tensor(-2.0, dtype=torch.float16)) == Logit(-2.0, "0xc000")
+
+
+def test_a_missing_folder_is_told_first() -> None:
+    with pytest.raises(ConfigError, match="there is no folder 'nowhere'"):
+        call("verify", "--json", "nowhere/result.json")
+
+
+def test_doctor_without_a_model() -> None:
+    status, said = call("doctor")
+    assert status == 0
+    for what in ("paceline", "torch", "transformers", "numba", "processor", "instructions", "cores", "cache", "accelerator"):
+        assert any(line.startswith(what) for line in said.splitlines()), what
+
+
+def test_doctor_on_a_model() -> None:
+    status, said = call("doctor", "-m", demo.NAME, "--threads", "1", "--dtype", "float32")
+    assert status == 0
+    assert "LlamaForCausalLM" in said
+    assert "float32 on cpu" in said
+    assert "agree bit for bit; a forward of one row takes" in said
+    assert "lm_head" in said
+    assert "rows that agree bit for bit" in said

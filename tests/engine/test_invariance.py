@@ -1,0 +1,282 @@
+"""The proof at load, what is refused and why, and the padding that keeps forwards in the class that was found."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from paceline import LLM, SamplingParams
+from paceline.engine import invariance
+from paceline.engine.grouping import next_group
+from paceline.engine.invariance import MOST_ROWS, Finding, Proof, prove, search, settle
+from paceline.engine.layout import lay_out
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import Sequence
+from paceline.engine.ticket import Ticket
+from paceline.engine.tree import DraftTree
+from paceline.errors import ConfigError
+from tests.support.models import make
+
+CHEAP = Proof(4, MOST_ROWS, 1.02, "", (), 0.1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Changing(nn.Linear):
+    """A product that sums in another order from `change` rows on."""
+
+    change = 5
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.reshape(-1, input.shape[-1])
+        pieces = 2 if len(rows) >= self.change else 4
+        parts = zip(rows.float().chunk(pieces, 1), self.weight.float().chunk(pieces, 1), strict=True)
+        total = torch.stack([(part[:, None] * weight).sum(-1) for part, weight in parts]).sum(0)
+        return total.to(input.dtype).reshape(*input.shape[:-1], -1)
+
+
+def with_products(kind: type[nn.Linear], dtype: torch.dtype = torch.bfloat16) -> Any:
+    """The tiny Llama, in which one kind of product is computed otherwise."""
+    model = copy.deepcopy(make("llama", "sdpa")).to(dtype)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.__class__ = kind
+    return model
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "phi3", "gemma2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_product_of_a_model_is_tried(name: str, dtype: torch.dtype) -> None:
+    model = copy.deepcopy(make(name)).to(dtype)
+    proof = search(model)
+    assert (proof.reason, proof.most) == ("", MOST_ROWS)
+    products = [one for one in proof.findings if "->" in one.shape]
+    assert sum(one.times for one in products) == sum(
+        isinstance(one, nn.Linear) or type(one).__name__ == "Conv1D" for one in model.modules()
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_that_changes_is_found_in_the_model(dtype: torch.dtype) -> None:
+    proof = search(with_products(Changing, dtype))
+    (changing,) = [one for one in proof.findings if one.name.endswith("down_proj")]
+    assert 5 in changing.runs
+    assert proof.least >= 5
+    assert proof.cost > 0
+
+
+def test_no_wide_class_is_refused_with_the_figures() -> None:
+    class Always(Changing):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) * (1 + input[..., :1].numel() * 2**-7)
+
+    model = with_products(Always)
+    with pytest.raises(ConfigError, match=r"batch_invariant: got True; the widest class .*down_proj 1, 2, 3"):
+        settle(model, True)
+    found = settle(model, "auto")
+    assert not found.on
+    assert "down_proj 1, 2, 3" in found.reason
+    assert found.least_rows == 1
+
+
+def test_an_activation_whose_last_elements_differ_is_found() -> None:
+    class Tail(nn.Module):
+        def forward(self, input: Tensor) -> Tensor:
+            result = nn.functional.silu(input)
+            result.view(-1)[-1] += 1.0
+            return result
+
+    model = copy.deepcopy(make("llama", "sdpa"))
+    for layer in model.model.layers:
+        layer.mlp.act_fn = Tail()
+    assert "mlp.act_fn 1, 2, 3" in search(model).reason
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v3", "gpt_oss", "llama4"])
+def test_mixtures_of_experts_are_refused_by_name(name: str) -> None:
+    model = make(name)
+    with pytest.raises(ConfigError, match=rf"got True; {type(model).__name__} is a mixture of \d experts"):
+        settle(model, True)
+    assert "mixture of" in settle(model, "auto").reason
+
+
+def test_weights_that_cannot_be_tried_are_refused_by_name() -> None:
+    class Bare(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner, self.mix = inner, nn.Parameter(torch.eye(64))
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.inner(hidden) @ self.mix  # type: ignore[no-any-return]
+
+    model = copy.deepcopy(make("llama", "sdpa"))
+    model.model.layers[1].mlp = Bare(model.model.layers[1].mlp)
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.mix belongs to a Bare, whose sums cannot be tried alone"):
+        settle(model, True)
+
+
+def test_layers_that_cannot_be_tried_are_refused_by_name() -> None:
+    class Fixed(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            if input.shape[1] != 13:
+                raise RuntimeError("packed for 13 rows")
+            return super().forward(input)
+
+    with pytest.raises(ConfigError, match=r"mlp\.down_proj, a Fixed, cannot be tried alone: packed for 13 rows"):
+        settle(with_products(Fixed), True)
+
+
+def test_asked_for_and_impossible() -> None:
+    with pytest.raises(ConfigError, match="got True; it has attention code of its own"):
+        settle(make("bloom"), True)
+    assert settle(make("bloom"), "auto").reason.startswith("it has attention code of its own")
+    with pytest.raises(ConfigError, match="batch_invariant: got 'yes'; expected True, False or 'auto'"):
+        settle(make("llama"), "yes")  # type: ignore[arg-type]
+
+
+def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama", "sdpa")
+    monkeypatch.setattr(invariance, "prove", lambda model: CHEAP)
+    assert settle(model, "auto").on
+    assert settle(model, "auto").least_rows == 4
+    assert not settle(model, "auto", attention_cost=1.2).on
+    monkeypatch.setattr(invariance, "prove", lambda model: Proof(4, MOST_ROWS, 1.9, "", (), 0.1))
+    refused = settle(model, "auto")
+    assert (refused.on, refused.least_rows, refused.most_rows) == (False, 1, None)
+    assert "1.90 of the usual time" in refused.reason
+    assert settle(model, True).on
+    assert not settle(model, False).on
+
+
+def test_found_once_per_machine_and_shapes(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    model, searched = make("llama", "sdpa"), []
+    honest = invariance.search
+    monkeypatch.setattr(invariance, "search", lambda model: searched.append(1) or honest(model))  # type: ignore[func-returns-value]
+    first = prove(model)
+    assert prove(model) == first
+    assert len(searched) == 1
+    prove(make("qwen2", "sdpa"))
+    assert len(searched) == 2
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    prove(model)
+    assert len(searched) == 3
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    prove(model)
+    assert len(searched) == 4
+    own_cache.joinpath("file").touch()
+    monkeypatch.setenv("PACELINE_CACHE", str(own_cache / "file"))  # no folder: nothing can be kept
+    assert prove(model).findings == first.findings
+    assert len(searched) == 5
+
+
+def test_findings_survive_the_cache() -> None:
+    model = make("gpt2")
+    found = prove(model)
+    assert isinstance(found.findings[0], Finding)
+    assert prove(model) == found
+
+
+LENGTHS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12), st.integers(0, 4)), min_size=1, max_size=4)
+
+
+@given(shapes=LENGTHS, chunk=st.integers(1, 12), least=st.integers(1, 40))
+def test_padding_fills_up_to_the_class_and_disturbs_nobody(shapes: list[tuple[int, int, int]], chunk: int, least: int) -> None:
+    seqs, trees = [], []
+    for slot, (cached, pending, nodes) in enumerate(shapes):
+        seq = Sequence(list(range(3, 3 + cached + pending)), SamplingParams())
+        seq.slot, seq.cached = slot, cached
+        seqs.append(seq)
+        trees.append(DraftTree([50 + node for node in range(nodes)], [node // 2 - 1 for node in range(nodes)]))
+    plain, padded = lay_out(seqs, trees, chunk), lay_out(seqs, trees, chunk, least)
+    rows, columns = padded.token_ids.shape
+    assert rows * (1 + padded.width) >= least
+    assert rows * columns >= least
+    assert rows * padded.width < least or padded.width == plain.width  # and no more than that
+    if rows * (1 + plain.width) >= least:
+        assert padded.token_ids.shape == plain.token_ids.shape
+    own, extra = slice(0, plain.token_ids.shape[1]), slice(plain.token_ids.shape[1], None)
+    for name in ("token_ids", "positions", "padding"):
+        assert np.array_equal(getattr(padded, name)[:, own], getattr(plain, name))
+    assert np.array_equal(padded.block[:, own, own], plain.block)
+    assert not padded.block[:, own, extra].any()
+    assert padded.padding[:, extra].all()
+    root = columns - padded.width - 1
+    assert (padded.block[:, extra].sum(-1) == 1).all()
+    assert padded.block[:, extra, root].all()
+    used = ~padded.padding
+    for row in range(rows):
+        assert len(set(padded.places[row].tolist())) == columns  # every column has a place of its own
+        assert np.array_equal(padded.places[row][used[row]], plain.places[row][~plain.padding[row]])
+
+
+@pytest.mark.parametrize("least", [1, 4, 17])
+def test_padded_forwards_give_the_logits_of_their_tokens(least: int) -> None:
+    model = make("llama", "sdpa")
+    plain, padded = CachedLM(model), CachedLM(model, least_rows=least)
+    trees = [DraftTree([5, 6, 7], [-1, 0, -1]), DraftTree([8], [-1])]
+    results = []
+    for lm in (plain, padded):
+        seqs = [Sequence([3, 4, 5, 6], SamplingParams()), Sequence([9, 8], SamplingParams())]
+        for seq in seqs:
+            lm.open(seq)
+        alone = lm.feed(seqs[:1])
+        seqs[0].token_ids.append(11)
+        logits, hidden = lm.forward_with_hidden(seqs, trees)
+        lm.commit([[0, 1], []])
+        seqs[0].append([5, 6, 12])
+        seqs[1].append([12])
+        results.append((alone, logits, hidden, lm.feed(seqs)))
+    for one, other in zip(*results, strict=True):
+        assert one.shape == other.shape
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one[0], other[0], atol=1e-4)
+        assert torch.allclose(one[1:, :2], other[1:, :2], atol=1e-4)
+
+
+def test_no_forward_leaves_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither prompts that share a forward, nor drafts, nor single tokens."""
+    monkeypatch.setattr(invariance, "prove", lambda model: Proof(5, 40, 1.0, "", (), 0.1))
+    llm = LLM(make("llama", "sdpa"), drafter="lookahead", max_batch=4, batch_invariant=True)
+    counted: list[int] = []
+    llm.model.model.get_input_embeddings().register_forward_hook(lambda module, ids, out: counted.append(ids[0].numel()))
+    prompts = [[5, 6, 7, 8] * 25, [9, 3] * 6, [4] * 11, [4, 5, 6] * 4, [7]]
+    outs = llm.generate(prompts, SamplingParams(max_new_tokens=20, ignore_eos=True))
+    assert 5 <= min(counted) <= max(counted) <= 40
+    assert all(out.stats.batch_invariant for out in outs)
+    assert any(out.stats.drafted_tokens for out in outs)
+
+
+def test_prompts_share_a_forward_as_far_as_the_class_goes() -> None:
+    tickets = []
+    for slot in range(4):
+        seq = Sequence([3] * 10, SamplingParams())
+        seq.slot = slot
+        tickets.append(Ticket(seq))
+    assert len(next_group(tickets, 512)) == 4
+    assert len(next_group(tickets, 512, 29)) == 2
+    assert len(next_group(tickets, 512, 5)) == 1
+
+
+def test_threads_changed_after_the_proof_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariance, "prove", lambda model: CHEAP)
+    llm = LLM(make("llama", "sdpa"), batch_invariant=True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    with pytest.raises(ConfigError, match="threads: got 3; expected 1, for which batch invariance was proven"):
+        llm.generate([[3, 4]])
+
+
+def test_off_is_off() -> None:
+    llm = LLM(make("llama", "sdpa"), batch_invariant=False)
+    assert not llm.invariance.on
+    assert not llm.generate([[3, 4, 5]], SamplingParams(max_new_tokens=2))[0].stats.batch_invariant

@@ -1,0 +1,147 @@
+"""Attention by position, slow and plain: what the compiled kernel must compute, and in which order it adds up.
+
+Also a text whose tokens have fixed queries, keys and values, put before an attention function in any layout; and a model whose
+matrix products see one row at a time, so that nothing but attention can depend on the layout.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.engine.attention import KeyOrder
+from paceline.engine.layout import Layout
+from paceline.engine.tree import tree_shape
+
+
+def slow_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: list[int],
+    scaling: float,
+    softcap: float | None = None,
+    sink: float | None = None,
+) -> Tensor:
+    """One query of one head, [dim], over keys and values [places, dim], of which it sees `visible`, by position."""
+    q = query.float().numpy() * np.float32(scaling)
+    scores = []
+    for place in visible:
+        k = key[place].float().numpy()
+        lanes = np.zeros(8, dtype=np.float32)
+        for d in range(len(k)):
+            lanes[d % 8] = _fused(q[d], k[d], lanes[d % 8])
+        scores.append(_add_lanes(lanes))
+    if softcap is not None:
+        scores = [np.float32(softcap * np.tanh(score / softcap)) for score in scores]
+    largest = max([*scores, *([] if sink is None else [np.float32(sink)])], default=np.float32(0.0))
+    weights = [np.exp(score - largest) for score in scores]
+    lanes = np.zeros(8, dtype=np.float32)
+    for rank, weight in enumerate(weights):
+        lanes[rank % 8] += weight
+    total = _add_lanes(lanes) + (0 if sink is None else np.exp(np.float32(sink) - largest))
+    output = np.zeros(value.shape[1], dtype=np.float32)
+    for place, weight in zip(visible, weights, strict=True):
+        output = _fused(weight, value[place].float().numpy(), output)
+    return torch.from_numpy(output / total if visible else output)
+
+
+def _fused(a: Any, b: Any, c: Any) -> Any:
+    return (np.float64(a) * np.float64(b) + np.float64(c)).astype(np.float32)
+
+
+def _add_lanes(lanes: np.ndarray) -> np.float32:
+    fours = lanes[:4] + lanes[4:]
+    twos = fours[:2] + fours[2:]
+    return np.float32(twos[0] + twos[1])
+
+
+class Columns:
+    """Random queries, keys and values for the columns of a layout and for the tokens cached before it.
+
+    Args:
+        shape: query heads, key heads, dim, value dim.
+    """
+
+    def __init__(self, layout: Layout, shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int = 0) -> None:
+        heads, key_heads, dim, value_dim = shape
+        rows, columns = layout.token_ids.shape
+        chance = torch.Generator().manual_seed(seed)
+        self.layout = layout
+        self.visible = int(layout.places.max()) + 1
+        # Columns lie in memory as models make them; what is in the cache behind a row must not matter.
+        self.query = _heavy(chance, rows, columns, heads, dim).to(dtype).transpose(1, 2)
+        self.key = torch.full((rows, key_heads, self.visible, dim), torch.nan, dtype=dtype)
+        self.value = torch.full((rows, key_heads, self.visible, value_dim), torch.nan, dtype=dtype)
+        for row, cached in enumerate(layout.cached.tolist()):
+            used = torch.cat([torch.arange(cached), torch.from_numpy(layout.places[row])])
+            self.key[row, :, used] = _heavy(chance, key_heads, len(used), dim).to(dtype)
+            self.value[row, :, used] = torch.randn(key_heads, len(used), value_dim, generator=chance).to(dtype)
+
+    @property
+    def order(self) -> KeyOrder:
+        """The keys by position."""
+        return KeyOrder.of(self.layout.cached, self.layout.places, self.layout.positions, self.layout.padding)
+
+    def mask(self, window: int | None = None) -> Tensor:
+        """What the columns see, bool [rows, 1, columns, places]."""
+        return torch.from_numpy(self.layout.visible_mask(self.visible, window))[:, None]
+
+    def path(self, row: int, column: int, window: int | None = None) -> list[int]:
+        """Cache places that a column sees, by position; it is no padding."""
+        layout = self.layout
+        seen = np.flatnonzero(layout.block[row, column])
+        seen = seen[np.argsort(layout.positions[row][seen], kind="stable")]
+        path = [*range(int(layout.cached[row])), *layout.places[row][seen].tolist()]
+        return path[-window:] if window else path
+
+    def alone(self, row: int, column: int, window: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, keys and values of a column as plain decoding sees them: one query, the keys of its text side by side."""
+        path = self.path(row, column, window)
+        return (
+            self.query[row : row + 1, :, column : column + 1],
+            self.key[row : row + 1, :, path],
+            self.value[row : row + 1, :, path],
+        )
+
+
+def _heavy(chance: torch.Generator, *shape: int) -> Tensor:
+    """Numbers of very different sizes, whose sums show their order."""
+    return torch.randn(*shape, generator=chance) * torch.randn(shape[-1], generator=chance).exp()
+
+
+def random_parents(chance: np.random.Generator, nodes: int) -> list[int]:
+    """Parents of a random tree, as in `DraftTree`."""
+    return [int(chance.integers(-1, node)) for node in range(nodes)]
+
+
+def path_of(parents: list[int], node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    return [int(i) for i in np.flatnonzero(tree_shape(tuple(parents))[1][node])]
+
+
+class _RowLinear(nn.Module):
+    """A linear layer that multiplies one row at a time, always by the same kernel."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        flat = inputs.reshape(-1, inputs.shape[-1])
+        rows = [self.linear(row[None]) for row in flat]
+        return torch.cat(rows).reshape(*inputs.shape[:-1], -1)
+
+
+def row_by_row(model: Any) -> Any:
+    """A copy of a model whose linear layers take one row at a time."""
+    model = copy.deepcopy(model)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear) and not isinstance(module, _RowLinear):
+                setattr(module, name, _RowLinear(child))
+    return model

@@ -1,0 +1,185 @@
+"""The same bits whatever else is in the forward: logits over trees, chunks and batches, and answers under every drafter."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline import LLM, DraftTree, SamplingParams
+from paceline.engine.invariance import Invariance, settle
+from paceline.engine.model import CachedLM
+from paceline.engine.row_classes import bits
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE
+from tests.support.models import EAGER_ONLY, TREES, VOCAB, make
+from tests.support.shared import SAME_SEED, Pair
+
+EXPERTS = {"mixtral", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4"}  # refused by name
+OWN_ATTENTION = {"gptj", "falcon"}  # its code asks no table of attention functions
+ALL = [name for name in TREES if name not in EXPERTS | OWN_ATTENTION]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+BRANCHES = [-1, 0, -1, 2, 2, 1]
+
+
+class RowsMatter(nn.Linear):
+    """A product that rounds its partial sums up to 2 rows, as some kernel does somewhere on every machine."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.reshape(-1, input.shape[-1])
+        if len(rows) >= 3:
+            total = (rows.float()[:, None] * self.weight.float()).sum(-1)
+        else:
+            parts = zip(rows.float().chunk(4, 1), self.weight.float().chunk(4, 1), strict=True)
+            total = torch.stack([(part[:, None] * weight).sum(-1).bfloat16() for part, weight in parts]).float().sum(0)
+        return total.to(input.dtype).reshape(*input.shape[:-1], -1)
+
+
+def tiny(name: str, dtype: torch.dtype, products: type[nn.Linear] | None = None) -> Any:
+    model = copy.deepcopy(make(name, "eager" if name in EAGER_ONLY else "sdpa")).to(dtype)
+    if products is not None:
+        for layer in model.model.layers:
+            layer.mlp.down_proj.__class__ = products
+    return model
+
+
+def lm_of(model: Any, found: Invariance, chunk: int, **changes: Any) -> CachedLM:
+    return CachedLM(model, **{**found.of_model(chunk), **changes})
+
+
+class Alone:
+    """Texts fed token by token, with nothing else in the forward; what two of them have in common is fed once."""
+
+    def __init__(self, lm: CachedLM) -> None:
+        self._lm, self._seq = lm, Sequence([1], SamplingParams())
+        self._logits: list[Tensor] = []
+        lm.open(self._seq)
+
+    def logits(self, text: list[int]) -> Tensor:
+        """[vocab] after the text."""
+        fed = self._seq.token_ids[: len(self._logits)]
+        common = next((place for place, (one, other) in enumerate(zip(fed, text, strict=False)) if one != other), len(fed))
+        common = min(common, len(text))
+        self._lm.rewind(self._seq, common)
+        self._seq.token_ids = list(text)
+        self._logits = self._logits[:common]
+        while len(self._logits) < len(text):
+            self._logits.append(self._lm.feed([self._seq])[0, 0].clone())
+        return self._logits[-1]
+
+
+def together(model: Any, found: Invariance, texts: list[list[int]], chunk: int, **changes: Any) -> list[tuple[list[int], Tensor]]:
+    """Logits of texts in one batch: prompts in chunks, then a random tree on each; each with the text they belong to."""
+    lm, chance = lm_of(model, found, chunk, **changes), random.Random(chunk)
+    seqs = [Sequence(text, SamplingParams()) for text in texts]
+    for seq in seqs:
+        lm.open(seq)
+    while any(seq.pending > chunk for seq in seqs):
+        lm.feed([seq for seq in seqs if seq.pending > chunk])
+    seen = []
+    for _ in range(2):
+        trees = [DraftTree([chance.randrange(3, VOCAB) for _ in BRANCHES], BRANCHES) for _ in seqs]
+        trees[-1] = EMPTY_TREE if len(seqs) > 1 else trees[-1]
+        logits = lm.forward(seqs, trees)
+        for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
+            paths: list[list[int]] = [[]]
+            for token, parent in zip(tree.token_ids, tree.parents, strict=True):
+                paths.append([*paths[parent + 1], token])
+            seen += [([*seq.token_ids, *path], logits[row, node].clone()) for node, path in enumerate(paths)]
+        kept = [[2, 4] if len(tree) else [] for tree in trees]  # not the first nodes: they are moved in the cache
+        lm.commit(kept)
+        for seq, tree, path in zip(seqs, trees, kept, strict=True):
+            seq.append([*(tree.token_ids[node] for node in path), 5])
+    return seen
+
+
+def differing(model: Any, found: Invariance, **changes: Any) -> tuple[int, int]:
+    """How many logits rows differ from those of the same text alone, of how many."""
+    chance = random.Random(1)
+    texts = [[chance.randrange(3, VOCAB) for _ in range(length)] for length in (9, 17, 4)]
+    reference, unequal, count = Alone(lm_of(model, found, 1, **changes)), 0, 0
+    for some, chunk in ((texts, 5), (texts[:1], 512)):
+        for text, logits in sorted(together(model, found, some, chunk, **changes), key=lambda one: one[0]):
+            unequal += not torch.equal(bits(reference.logits(text)), bits(logits))
+            count += 1
+    return unequal, count
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_logits_depend_on_the_text_alone(name: str) -> None:
+    model = tiny(name, torch.bfloat16)
+    unequal, count = differing(model, settle(model, True))
+    assert count > 40
+    assert unequal == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_in_every_dtype_and_with_products_that_change(dtype: torch.dtype) -> None:
+    model = tiny("llama", dtype, RowsMatter)
+    found = settle(model, True)
+    assert found.least_rows >= 3
+    assert differing(model, found)[0] == 0
+    assert differing(model, found, least_rows=1)[0] > 0, "one row, not padded, must be seen"
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
+def test_without_attention_by_position_they_differ(name: str) -> None:
+    model = tiny(name, torch.bfloat16)
+    assert differing(model, settle(model, True), batch_invariant=False)[0] > 0
+
+
+@pytest.mark.parametrize("name", [*EXPERTS, *OWN_ATTENTION])
+def test_what_cannot_be_is_off_and_says_why(name: str) -> None:
+    assert not settle(tiny(name, torch.bfloat16), "auto").on
+
+
+def half(pair: Pair) -> Pair:
+    """The pair in bfloat16."""
+    target, draft = (copy.deepcopy(model).to(torch.bfloat16) for model in (pair.target, pair.draft))
+    return Pair(target, draft, pair.prompts, pair.answers)
+
+
+@pytest.fixture(scope="module")
+def bf16(pair: Pair) -> Pair:
+    return half(pair)
+
+
+@pytest.fixture(scope="module")
+def plain(bf16: Pair) -> dict[SamplingParams, list[list[int]]]:
+    """Answers of plain decoding to each prompt alone."""
+    llm = LLM(bf16.target, max_batch=1, batch_invariant=True)
+    return {params: [llm.generate([prompt], params)[0].token_ids for prompt in bf16.prompts] for params in PARAMS}
+
+
+PARAMS = [
+    SamplingParams(max_new_tokens=30, ignore_eos=True),
+    SamplingParams(max_new_tokens=30, ignore_eos=True, temperature=0.8, seed=4),
+]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("spec", SAME_SEED)
+def test_answers_are_those_of_plain_decoding_alone(
+    bf16: Pair, plain: dict[SamplingParams, list[list[int]]], spec: str, batch: int
+) -> None:
+    llm = bf16.engine(spec, max_batch=batch, batch_invariant=True)
+    for params in PARAMS:
+        outs = llm.generate(bf16.prompts, params)
+        unequal = [place for place, out in enumerate(outs) if out.token_ids != plain[params][place]]
+        assert unequal == []
+        assert all(out.stats.batch_invariant for out in outs)
+
+
+def test_without_it_answers_differ(bf16: Pair, plain: dict[SamplingParams, list[list[int]]]) -> None:
+    """By SDPA and unpadded: otherwise the equalities above would say nothing."""
+    outs = [
+        out.token_ids
+        for spec in ("prompt_lookup", "lookahead", "draft_model")
+        for out in bf16.engine(spec, batch_invariant=False).generate(bf16.prompts, PARAMS[0])
+    ]
+    alone = [answer for _ in range(3) for answer in LLM(bf16.target, max_batch=1).generate(bf16.prompts, PARAMS[0])]
+    assert sum(got != one.token_ids for got, one in zip(outs, alone, strict=True)) > 0
