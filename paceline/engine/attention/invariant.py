@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.common.lanes import WIDTH
-from paceline.engine.attention.kernel import CALL, attend
+from paceline.engine.attention.call import CALL
+from paceline.engine.attention.kernel import attend
 from paceline.engine.attention.order import KeyOrder, Visible
 from paceline.engine.attention.tiles import BFLOAT16, FLOAT16, FLOAT32
 
@@ -87,7 +88,8 @@ def _run(call: NDArray[np.void], visible: Visible, order: KeyOrder, work: int) -
     others = [_pool().submit(attend, *arguments) for _ in range(helpers)]
     attend(*arguments)
     for other in others:
-        other.result()
+        if not other.cancel():  # one that has not begun is not needed any more
+            other.result()
 
 
 def _pool() -> ThreadPoolExecutor:
