@@ -132,7 +132,7 @@ def test_without_attention_by_position_they_differ(name: str) -> None:
     assert differing(model, settle(model, True), batch_invariant=False)[0] > 0
 
 
-@pytest.mark.parametrize("name", [*EXPERTS, *OWN_ATTENTION])
+@pytest.mark.parametrize("name", sorted(EXPERTS | OWN_ATTENTION))
 def test_what_cannot_be_is_off_and_says_why(name: str) -> None:
     assert not settle(tiny(name, torch.bfloat16), "auto").on
 
