@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.common.lanes import WIDTH
-from paceline.engine.attention.kernel import CALL, attend
-from paceline.engine.attention.order import KeyOrder, Visible, all_visible
+from paceline.engine.attention.call import CALL
+from paceline.engine.attention.kernel import attend
+from paceline.engine.attention.order import KeyOrder, Visible
 from paceline.engine.attention.tiles import BFLOAT16, FLOAT16, FLOAT32
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -50,27 +51,35 @@ def attention_by_position(
     """
     rows, heads, columns, dim = query.shape
     key_heads, value_dim = value.shape[1], value.shape[3]
-    visible = all_visible(order, columns) if mask is None else order.visible(mask)
-    states = [_readable(one) for one in (query, key, value)]
-    keys = int(order.cached.max()) + order.tail.shape[1]
-    out = torch.empty(rows, columns, heads, states[2].shape[3], dtype=torch.float32)
+    groups, keys = heads // key_heads, order.keys
+    visible = order.visible(mask, columns)
+    query, key, value = _readable(query, dim), _readable(key, dim), _readable(value, value_dim)
+    out = torch.empty(rows, columns, heads, value.shape[3], dtype=torch.float32)
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
-    tile = min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), columns * heads // key_heads)
+    tile = min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), columns * groups)
     call = (
-        *(number for one in states for number in (one.data_ptr(), *(one.element_size() * step for step in one.stride()[:3]))),
-        out.data_ptr(), 0 if sinks is None else sinks.data_ptr(), rows, key_heads, heads // key_heads, columns,
-        states[0].shape[3], states[2].shape[3], KINDS[query.dtype], tile, keys,
+        *_places(query), *_places(key), *_places(value), out.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
+        rows, key_heads, groups, columns, query.shape[3], value.shape[3], KINDS[query.dtype], tile, keys,
         1 / math.sqrt(dim) if scaling is None else scaling, softcap or 0.0,
     )  # fmt: skip
     _run(np.array([call], dtype=CALL), visible, order, rows * heads * columns * keys * dim)
-    return out[..., :value_dim].to(query.dtype)
+    if value_dim % WIDTH:
+        out = out[..., :value_dim]
+    return out if query.dtype == torch.float32 else out.to(query.dtype)
 
 
-def _readable(states: Tensor) -> Tensor:
+def _readable(states: Tensor, dim: int) -> Tensor:
     """The same numbers as the kernel reads them: neighbours in the last dim adjacent, dims in eights (zeros appended)."""
-    rest = -states.shape[3] % WIDTH
-    states = pad(states, (0, rest)) if rest else states
+    if dim % WIDTH:
+        return pad(states, (0, -dim % WIDTH))
     return states if states.stride(3) == 1 else states.contiguous()
+
+
+def _places(states: Tensor) -> tuple[int, int, int, int]:
+    """Address and strides in bytes, but for the last dim."""
+    size = states.element_size()
+    row, head, column, _ = states.stride()
+    return states.data_ptr(), row * size, head * size, column * size
 
 
 def _run(call: NDArray[np.void], visible: Visible, order: KeyOrder, work: int) -> None:
@@ -79,7 +88,8 @@ def _run(call: NDArray[np.void], visible: Visible, order: KeyOrder, work: int) -
     others = [_pool().submit(attend, *arguments) for _ in range(helpers)]
     attend(*arguments)
     for other in others:
-        other.result()
+        if not other.cancel():  # one that has not begun is not needed any more
+            other.result()
 
 
 def _pool() -> ThreadPoolExecutor:

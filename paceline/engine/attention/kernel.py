@@ -15,13 +15,13 @@ Blocks of keys and tiles of queries decide only when a number is computed, never
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.common import lanes
-from paceline.common.compiled import Records, compiled, kernel, record_dtype, take_number
+from paceline.common.compiled import Records, compiled, kernel, take_number
+from paceline.engine.attention.call import Call, Tile
 from paceline.engine.attention.order import Run
 from paceline.engine.attention.tiles import (
     FLOAT,
@@ -34,70 +34,10 @@ from paceline.engine.attention.tiles import (
     load_row,
     multiply_one,
     multiply_two,
-)  # fmt: skip
+)
 from paceline.engine.tree import IntArray
 
-FloatArray = NDArray[np.float32]
 BLOCK = 64  # keys that are read together
-
-
-class Call:
-    """One call: where the tensors lie (addresses, strides in bytes, neighbours in the last dim adjacent), how large they are."""
-
-    query: int  # [rows, heads, columns, dim]
-    query_row: int
-    query_head: int
-    query_column: int
-    key: int  # [rows, key heads, places, dim]
-    key_row: int
-    key_head: int
-    key_place: int
-    value: int  # [rows, key heads, places, value dim]
-    value_row: int
-    value_head: int
-    value_place: int
-    out: int  # float32 [rows, columns, heads, value dim], contiguous
-    sinks: int  # float32 [heads], contiguous; 0 without
-    rows: int
-    key_heads: int
-    groups: int  # query heads per key head
-    columns: int
-    dim: int  # multiples of 8
-    value_dim: int
-    kind: int  # how the numbers of query, key and value are stored, see `tiles`
-    tile: int  # most queries (of all heads of a group) that are looked at together
-    keys: int  # most keys of a row
-    scaling: float
-    softcap: float  # 0 without
-
-
-CALL = record_dtype(Call)
-
-
-class Tile(NamedTuple):
-    """The queries `first` .. `first + length - 1` of a row and a key head; query i is of column i // groups, member i % groups.
-
-    Attributes:
-        runs, begin: what the columns of the row see, see `Visible`; cached, tail: its keys by position, see `KeyOrder`.
-        queries: [tile, dim], multiplied by the scaling; scores: [tile, more than keys]; sums: [tile, value dim]; totals: [tile].
-        cursors: [tile], the run of each query that reaches into the block under way, or a run before it.
-        block: room for the keys or values of a block.
-    """
-
-    row: int
-    head: int
-    first: int
-    length: int
-    runs: Records[Run]
-    begin: IntArray
-    cached: int
-    tail: IntArray
-    queries: FloatArray
-    scores: FloatArray
-    sums: FloatArray
-    totals: FloatArray
-    cursors: IntArray
-    block: FloatArray
 
 
 @compiled

@@ -43,11 +43,13 @@ class KeyOrder:
     Attributes:
         cached: [rows]: how many first places lie in order of position.
         tail: [rows, columns]: the places behind them, by position. Of several at one position, no query sees more than one.
+        keys: of the longest row.
     """
 
     cached: IntArray
     tail: IntArray
-    _seen: dict[int, tuple[Tensor, Visible]] = field(default_factory=dict)
+    keys: int
+    _seen: dict[tuple[int, int], tuple[Tensor | None, Visible]] = field(default_factory=dict)
 
     @staticmethod
     def of(cached: IntArray, places: IntArray, positions: IntArray, padding: BoolArray) -> KeyOrder:
@@ -60,32 +62,35 @@ class KeyOrder:
         """
         last = np.iinfo(np.int64).max
         order = np.argsort(np.where(padding, last, positions), axis=1, kind="stable")
-        return KeyOrder(cached, np.take_along_axis(places, order, axis=1))
+        return KeyOrder(cached, np.take_along_axis(places, order, axis=1), int(cached.max()) + places.shape[1])
 
     @staticmethod
     def of_places(rows: int, places: int) -> KeyOrder:
         """The order of keys that lie in order of position."""
-        return KeyOrder(np.full(rows, places, dtype=np.int64), np.empty((rows, 0), dtype=np.int64))
+        return KeyOrder(np.full(rows, places, dtype=np.int64), np.empty((rows, 0), dtype=np.int64), places)
 
-    def visible(self, mask: Tensor) -> Visible:
-        """What a mask lets the queries see; found once per mask, which all layers of a forward share.
+    def visible(self, mask: Tensor | None, columns: int) -> Visible:
+        """What the queries see; found once per mask, which all layers of a forward share.
 
         Args:
-            mask: bool [rows, 1, columns, places].
+            mask: bool [rows or 1, 1, columns, places]; without one a single query sees all keys of its row, and of several each
+                sees those up to its own ordinal.
         """
-        found = self._seen.get(id(mask))  # the mask is kept, so that no other one gets its id
+        key = id(mask), columns
+        found = self._seen.get(key)  # the mask is kept, so that no other one gets its id
         if found is None:
-            rows = mask.expand(len(self.cached), -1, -1, -1)[:, 0].contiguous().numpy()
-            found = self._seen[id(mask)] = mask, Visible(*_runs(rows, self.cached, self.tail))
+            found = self._seen[key] = mask, self._all(columns) if mask is None else self._find(mask)
         return found[1]
 
+    def _find(self, mask: Tensor) -> Visible:
+        rows = mask.expand(len(self.cached), -1, -1, -1)[:, 0].contiguous().numpy()
+        return Visible(*_runs(rows, self.cached, self.tail))
 
-def all_visible(order: KeyOrder, columns: int) -> Visible:
-    """One query sees all keys; several see, each, the keys up to its own ordinal."""
-    rows = len(order.cached)
-    runs = np.zeros((rows, columns), dtype=RUN)
-    runs["stop"] = (order.cached + order.tail.shape[1])[:, None] if columns == 1 else 1 + np.arange(columns)
-    return Visible(runs.reshape(-1), np.arange(rows * columns + 1))
+    def _all(self, columns: int) -> Visible:
+        rows = len(self.cached)
+        runs = np.zeros((rows, columns), dtype=RUN)
+        runs["stop"] = (self.cached + self.tail.shape[1])[:, None] if columns == 1 else 1 + np.arange(columns)
+        return Visible(runs.reshape(-1), np.arange(rows * columns + 1))
 
 
 @compiled

@@ -78,7 +78,7 @@ def test_the_order_of_places_fails_the_same_test() -> None:
 
     def by_place(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, order: KeyOrder) -> Tensor:
         if mask is not None:  # depth first: a node's ancestors in another order
-            order = KeyOrder(order.cached, order.tail[:, ::-1].copy())
+            order = KeyOrder(order.cached, order.tail[:, ::-1].copy(), order.keys)
         return attention_by_position(query, key, value, mask, order)
 
     assert differing(columns, by_place) > 0
@@ -179,6 +179,6 @@ def test_neither_tiles_nor_threads_matter(tile: tuple[int, int], threads: int, m
 
 def test_masks_are_read_once_per_forward() -> None:
     columns = Columns(lay(RAGGED), (3, 3, 16, 16), torch.float32)
-    order, mask, other = columns.order, columns.mask(), columns.mask(20)
-    assert order.visible(mask) is order.visible(mask)
-    assert order.visible(other) is not order.visible(mask)
+    order, mask, other, width = columns.order, columns.mask(), columns.mask(20), columns.query.shape[2]
+    assert order.visible(mask, width) is order.visible(mask, width)
+    assert order.visible(other, width) is not order.visible(mask, width)

@@ -80,7 +80,8 @@ class Decoding:
         count = 0
         for row, (text, tree) in enumerate(zip(texts, trees, strict=True)):
             for node in range(-1, len(tree)):
-                path, at = [], node
+                path: list[int] = []
+                at = node
                 while at >= 0:
                     path.insert(0, tree.token_ids[at])
                     at = tree.parents[at]
