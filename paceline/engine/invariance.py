@@ -36,7 +36,7 @@ _KIND = "rows-v1"  # another number when what is tried or written changes
 _SMALL = tuple(range(1, 17))
 _MEDIUM = (17, 24, 31, 32, 33, 48, 63, 65, 96, 127, 129, 257)
 _WIDE = (*_SMALL, *_MEDIUM, MOST_ROWS)
-_NARROW = (1, 2, 3, 4, 5, 6, 8, 9, 16, 17, 33, 65)  # of products so large that more would take seconds
+_NARROW = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33)  # of products so large that more would take seconds
 _ENOUGH = 32  # rows; a narrower class has no room for drafts or a batch
 _DRAWS = 24  # of modules that cost next to nothing
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -235,7 +235,7 @@ def _find(module: RowModule) -> Finding:
 
 def _differs_as_a_whole(model: PreTrainedModel, rows: RowClass) -> str:
     """Return what is wrong if forwards within the class still differ; "" if they do not."""
-    chunks = (min(PREFILL_CHUNK, rows.most), 16)
+    chunks = (min(PREFILL_CHUNK, rows.most), 8)
     alone, beside = (CachedLM(model, chunk, batch_invariant=True, least_rows=rows.least) for chunk in chunks)
     differing, count = rows_that_differ(alone, beside)
     if not differing:

@@ -105,13 +105,13 @@ def rows_that_differ(alone: CachedLM, beside: CachedLM) -> tuple[int, int]:
     It sees what single modules do not show: attention that is not ours, or sums that run over rows.
 
     Args:
-        alone, beside: the same model; `beside` with a prefill chunk under 40 tokens, so that it feeds the prompt in pieces.
+        alone, beside: the same model; `beside` with a prefill chunk under 20 tokens, so that it feeds the prompt in pieces.
     Returns:
         how many rows of logits differ, of how many.
     """
-    tokens = [(11 * place + 3) % alone.vocab_size for place in range(40)]
+    tokens = [(11 * place + 3) % alone.vocab_size for place in range(20)]
     tree = DraftTree([(13 * node + 5) % alone.vocab_size for node in range(len(_PARENTS))], _PARENTS)
-    seq, one, other = (Sequence(tokens[:length], SamplingParams()) for length in (40, 40, 23))
+    seq, one, other = (Sequence(tokens[:length], SamplingParams()) for length in (20, 20, 11))
     alone.open(seq)
     expected = []
     for path in _paths(tree):
