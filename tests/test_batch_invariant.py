@@ -19,6 +19,7 @@ from paceline.engine.tree import EMPTY_TREE
 from tests.support.models import EAGER_ONLY, TREES, VOCAB, make
 from tests.support.shared import SAME_SEED, Pair
 
+pytestmark = pytest.mark.processor
 EXPERTS = {"mixtral", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4"}  # refused by name
 OWN_ATTENTION = {"gptj", "falcon"}  # its code asks no table of attention functions
 ALL = [name for name in TREES if name not in EXPERTS | OWN_ATTENTION]

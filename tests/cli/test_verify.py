@@ -16,6 +16,7 @@ from paceline.bench.verify import Logit
 from paceline.errors import ConfigError
 from tests.support.cli import call
 
+pytestmark = pytest.mark.processor
 SHORT = ("--limit", "3", "-n", "12", "--threads", "1")
 
 

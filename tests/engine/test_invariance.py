@@ -25,6 +25,7 @@ from paceline.engine.tree import DraftTree
 from paceline.errors import ConfigError
 from tests.support.models import make
 
+pytestmark = pytest.mark.processor
 CHEAP = Proof(4, MOST_ROWS, 1.02, "", (), 0.1)
 
 

@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 
 from paceline.engine.row_classes import RowClass, agreeing_runs, bits, fold, heavy_tailed, widest_class
 
+pytestmark = pytest.mark.processor
 COUNTS = (*range(1, 17), 17, 24, 33, 64)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

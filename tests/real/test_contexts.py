@@ -22,6 +22,7 @@ TURN = 8
 LONG = 4000
 HELD = LONG - 32
 ANSWER = 8
+AT_ONCE = ("sssd", "lookahead")
 THINGS = ("cups", "plates", "spoons", "lamps", "chairs", "books", "coats", "bells")
 
 
@@ -95,7 +96,14 @@ def inventory(tokenizer: Any) -> list[int]:
     return ids[: LONG - len(end)] + end
 
 
-@pytest.mark.parametrize(("spec", "held"), [("none", LONG - 600), *((spec, HELD) for spec in MODEL_FREE if spec != "none")])
+@pytest.mark.parametrize(
+    ("spec", "held"),
+    [
+        ("none", LONG - 600),
+        *((spec, HELD) for spec in AT_ONCE),
+        *(pytest.param(spec, HELD, marks=pytest.mark.slow) for spec in MODEL_FREE if spec not in ("none", *AT_ONCE)),
+    ],
+)
 def test_behind_thousands_of_tokens(spec: str, held: int, real: Real, long: Long) -> None:
     """The end of a prompt and the answer, behind a cache from transformers; under `none` that end takes two forwards."""
     cache = copy.deepcopy(long.cache)
@@ -111,7 +119,7 @@ def test_behind_thousands_of_tokens(spec: str, held: int, real: Real, long: Long
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["sssd", "lookahead"])
+@pytest.mark.parametrize("spec", AT_ONCE)
 def test_thousands_of_tokens_at_once(spec: str, real: Real, long: Long) -> None:
     (out,) = LLM(real.model, spec, tokenizer=real.tokenizer).generate(long.ids.tolist(), SamplingParams(ANSWER))
     assert out.token_ids == long.answer

@@ -66,6 +66,7 @@ def test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(shape: Any, dty
     assert differing(columns, window=20) == 0
 
 
+@pytest.mark.processor
 def test_sdpa_fails_the_same_test() -> None:
     columns = Columns(lay([(70, 1, 9)]), (9, 3, 64, 64), torch.float32)
     assert differing(columns) == 0

@@ -19,6 +19,7 @@ from paceline.errors import UnsupportedModelError
 from tests.support import models
 from tests.support.attention import row_by_row
 
+pytestmark = pytest.mark.processor
 OWN_CODE = {"gptj", "falcon", *models.CHAINS}  # attention that asks no table of functions
 NAME = "paceline"
 
