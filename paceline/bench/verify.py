@@ -8,7 +8,6 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from paceline.bench.models import Models, load_models, make_units, torch_threads
@@ -18,11 +17,10 @@ from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.engine import Engine
 from paceline.engine.invariance import Invariance
 from paceline.engine.loading import draft_lm, eos_token_ids
+from paceline.engine.row_classes import bits
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import DraftTree
 from paceline.engine.verify import verify as verify_batch
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Logit:
     def of(number: Tensor) -> Logit:
         """Read off a tensor of one number."""
         width = number.element_size()
-        spelled = int(number.reshape(1).view(_INTEGERS[width])[0]) & ((1 << 8 * width) - 1)
+        spelled = int(bits(number.reshape(1))[0]) & ((1 << 8 * width) - 1)
         return Logit(float(number), f"0x{spelled:0{2 * width}x}")
 
 

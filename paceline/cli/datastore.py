@@ -84,7 +84,7 @@ def build(
 
     require_range("datastore", "vocab_size", vocab_size, 0)
     loaded = load_tokenizer(tokenizer)
-    found = documents(list(inputs), loaded, answers_only=answers_only)
+    found = documents(inputs, loaded, answers_only=answers_only)
     size = vocab_size or vocabulary_of(loaded)
     with shown_progress() as progress:
         build_store(path, found, size, tokenizer=loaded, progress=progress, **_means(writing))
@@ -109,7 +109,7 @@ def add(
     from paceline.datastore.inputs import documents
 
     loaded = load_tokenizer(tokenizer)
-    found = documents(list(inputs), loaded, answers_only=answers_only)
+    found = documents(inputs, loaded, answers_only=answers_only)
     with shown_progress() as progress:
         add_documents(path, found, tokenizer=loaded, progress=progress, **_means(writing))
     print_summary(path)

@@ -43,7 +43,7 @@ def generate(
         chat: wrap each prompt in the chat template.
     """
     with joined_ranks(parallel, models.device) as ranks:
-        refuse_standard_input(parallel.lookahead_parallel, list(prompts))
+        refuse_standard_input(parallel.lookahead_parallel, prompts)
         texts = [sys.stdin.read() if text == "-" else text for text in prompts]
         llm = build_llm(models, drafter, ranks)
         asked: list[Any] = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts] if chat else texts

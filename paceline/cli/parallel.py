@@ -50,7 +50,7 @@ def prints_for_all(words: ListLike[str]) -> bool:
     return "--lookahead-parallel" not in words or os.environ.get("RANK", "0") == "0"
 
 
-def refuse_standard_input(parallel: bool, prompts: list[str]) -> None:
+def refuse_standard_input(parallel: bool, prompts: ListLike[str]) -> None:
     """Refuse a prompt from standard input in a parallel run: only one process could read it.
 
     Raises:

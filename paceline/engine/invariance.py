@@ -135,10 +135,10 @@ def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1, at
     """
     if asked not in (True, False, "auto"):
         raise ConfigError(f"batch_invariant: got {asked!r}; expected True, False or 'auto'.")
-    Architecture.of(model)  # refuses what cannot be decoded here at all
     threads = torch.get_num_threads()
     if asked is False:
         return Invariance(False, "it was not asked for", None, threads)
+    Architecture.of(model)  # refuses what cannot be decoded here at all, before anything is tried
     proof = None
     obstacle = experts_of(model) or why_not_by_position(model)
     if not obstacle:

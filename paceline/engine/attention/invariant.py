@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.common.lanes import WIDTH
+from paceline.common.machine import usable_cores
 from paceline.engine.attention.call import CALL
 from paceline.engine.attention.kernel import attend
 from paceline.engine.attention.order import KeyOrder, Visible
@@ -95,7 +96,7 @@ def _run(call: NDArray[np.void], visible: Visible, order: KeyOrder, work: int) -
 def _pool() -> ThreadPoolExecutor:
     global _threads
     if _threads is None:
-        _threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "paceline attention")
+        _threads = ThreadPoolExecutor(max(1, usable_cores() - 1), "paceline attention")
     return _threads
 
 
