@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run_command
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "add-a-drafter.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
@@ -55,8 +57,9 @@ def test_its_commands_run(folder: Path, tmp_path: Path) -> None:
             flags = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(tmp_path)]
             output = run([sys.executable, "-m", "pip", "install", *flags, "."], folder)
             continue
-        start = [sys.executable, "-m", "paceline"] if words[0] == "paceline" else [sys.executable]
-        output = run([*start, *words[1:]], folder, tmp_path)
+        done = run_command(*words[words[0] == "python" :], folder=folder, path=[tmp_path])
+        output = done.stdout
+        assert done.returncode == 0, f"{command}\n{output}\n{done.stderr}"
         if words[:2] == ["paceline", "drafters"]:
             assert re.search(r"^bigram +width=2 +Guesses only", output, re.MULTILINE)
         if words[:2] == ["paceline", "replay"]:

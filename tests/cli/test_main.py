@@ -14,14 +14,13 @@ import pytest
 
 from paceline import demo
 from paceline.cli.main import main
+from tests.support.commands import run_command
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
 def paceline(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "paceline", *words], input=stdin, capture_output=True, text=True, check=False, env=ENVIRONMENT
-    )
+    return run_command("paceline", *words, stdin=stdin)
 
 
 def test_generate_gives_the_same_text_with_every_drafter() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from paceline.drafters import available, create, entry
 from paceline.errors import ConfigError
 from paceline.integrations.transformers import Strategy
 from paceline.replay import replay
+from tests.support.commands import run_command
 from tests.support.shared import Pair
 
 MODULE = '''
@@ -186,10 +186,7 @@ def test_a_draft_model_is_passed_on(pair: Pair) -> None:
 
 
 def test_the_command_lists_the_good_and_names_the_broken(outside: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", "drafters"], capture_output=True, text=True, timeout=120, cwd=outside,
-        env={"PYTHONPATH": f"{Path(__file__).parents[2]}", "COLUMNS": "200", "PATH": ""},
-    )  # fmt: skip
+    done = run_command("paceline", "drafters", folder=outside)
     assert done.returncode == 0, done.stderr
     assert "Guesses that the newest token comes again." in done.stdout
     assert "times=2" in done.stdout

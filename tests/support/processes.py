@@ -14,8 +14,8 @@ import torch
 
 # What `paceline` sets before it imports torch; here torch is there first.
 os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["paceline.llm", "paceline.bench"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["paceline.llm", "paceline.bench"])
 
 
 class Group:
@@ -27,7 +27,7 @@ class Group:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.processes = [
-            _context.Process(target=_run, args=(rank, size, port, folder, work, args), daemon=True) for rank in range(size)
+            CONTEXT.Process(target=_run, args=(rank, size, port, folder, work, args), daemon=True) for rank in range(size)
         ]
         for process in self.processes:
             process.start()

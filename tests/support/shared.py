@@ -116,11 +116,18 @@ def random_head(draft: Any) -> str:
     return folder
 
 
-def reference(model: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
-    """What `model.generate` answers, greedily unless `options` say otherwise."""
+def reference(model: Any, prompt: ListLike[int], count: int, **options: Any) -> list[int]:
+    """What `model.generate` answers, greedily unless `options` say otherwise; asked once, since many drafters have the same."""
+    asked = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    return list(_reference(model, tuple(prompt), count, tuple(sorted(asked.items()))))
+
+
+@functools.lru_cache(maxsize=1024)
+def _reference(model: Any, prompt: tuple[int, ...], count: int, options: tuple[tuple[str, Any], ...]) -> list[int]:
     ids = torch.tensor([prompt])
     mask = torch.ones_like(ids)
-    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=count, **{"do_sample": False, **options})
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in options}
+    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=count, **{"do_sample": False, **settings})
     answer: list[int] = out[0, len(prompt) :].tolist()
     return answer
 

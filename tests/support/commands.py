@@ -1,0 +1,61 @@
+"""A command line in a process of its own, forked from one that has imported everything: seconds less than a new interpreter."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence as ListLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.processes import CONTEXT
+
+
+def run_command(
+    *words: str, stdin: str = "", folder: Path | None = None, path: ListLike[Path] = (), seconds: float = 300.0
+) -> subprocess.CompletedProcess[str]:
+    """Run `paceline ...`, `-m module ...` or `file.py ...` as a shell would.
+
+    Args:
+        folder: the working directory; default: the present one.
+        path: folders that are searched for modules first, after the working directory, as with PYTHONPATH.
+    """
+    with tempfile.TemporaryDirectory() as kept:
+        streams = [Path(kept) / name for name in ("in", "out", "err")]
+        streams[0].write_text(stdin, encoding="utf-8")
+        process = CONTEXT.Process(target=_run, args=(words, streams, folder or Path.cwd(), list(path)))
+        process.start()
+        process.join(seconds)
+        process.kill()
+        process.join()
+        out, err = (stream.read_text(encoding="utf-8") for stream in streams[1:])
+    return subprocess.CompletedProcess(words, process.exitcode or 0, out, err)
+
+
+def _run(words: ListLike[str], streams: ListLike[Path], folder: Path, path: ListLike[Path]) -> None:
+    for number, (stream, mode) in enumerate(zip(streams, (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT] * 2), strict=True)):
+        os.dup2(os.open(stream, mode), number)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it lives as long as the process
+    os.environ |= {"COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    _start(words, [str(folder), *map(str, path)])
+
+
+def _start(words: ListLike[str], path: list[str]) -> Any:
+    sys.path[:0] = path
+    if words[0] == "paceline":
+        from paceline.cli.main import main
+
+        sys.argv = list(words)
+        return main()
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        return runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    sys.argv = list(words)
+    return runpy.run_path(words[0], run_name="__main__")
