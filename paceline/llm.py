@@ -23,6 +23,7 @@ from paceline.engine.metrics import Stats, Timing
 from paceline.engine.model import CachedLM
 from paceline.engine.parallel.model import check_columns
 from paceline.engine.parallel.ranks import Ranks, local_device
+from paceline.engine.reliability import Reliability
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.text import StopStrings
 from paceline.engine.ticket import Ticket
@@ -139,6 +140,11 @@ class LLM:
     def invariance(self) -> Invariance:
         """Whether the bits of an answer depend on its own text alone, and why or why not."""
         return self._engine.invariance
+
+    @property
+    def reliability(self) -> Reliability | None:
+        """What the drafter's confidence was worth so far, by steps of it; None without a budget."""
+        return self._engine.reliability
 
     def change_drafter(self, drafter: Drafter) -> None:
         """Answer with another drafter from now on, between requests.

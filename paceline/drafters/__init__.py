@@ -112,6 +112,12 @@ REGISTRY: dict[str, Entry] = _own(
     ("sssd", "sssd.drafter:Sssd", "what followed the newest tokens in the request and in a datastore, by its chance"),
     ("jacobi", "jacobi:Jacobi", "guesses the whole rest of the answer, or a block of it, and repeats until it agrees"),
     ("lookahead", "lookahead.drafter:Lookahead", "the target fills a window with n-grams and verifies those that fit"),
+    (
+        "token_recycling",
+        "token_recycling.drafter:TokenRecycling",
+        "what the target said followed the newest tokens, the last time it saw them",
+    ),
+    ("auto", "auto.drafter:Auto", "one tree of retrieved text and the target's own kept guesses, the likeliest first"),
     ("rest", "rest.drafter:Rest", "the most frequent continuations of the newest tokens in a datastore"),
     ("pia", "pia.drafter:Pia", "phrases of the prompt and of all outputs so far, from tries"),
 )

@@ -19,6 +19,9 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.errors import ConfigError
 
+_FIRST = (0.35, 0.55, 0.65)  # chance of the first token behind a match of one token, two, and more; all in different steps of
+_NEXT = (0.75, 0.85, 0.9)  # `paceline.engine.reliability`; and of the tokens behind it
+
 
 @dataclass(frozen=True, slots=True)
 class PromptLookupOptions:
@@ -28,11 +31,13 @@ class PromptLookupOptions:
         max_ngram: tokens of the longest n-gram looked up, which is tried first.
         min_ngram: tokens of the shortest n-gram looked up.
         length: most tokens proposed.
+        budget: of these, the engine feeds what pays for its forward.
     """
 
     max_ngram: int = 3
     min_ngram: int = 1
     length: int = 7
+    budget: bool = True
 
     def __post_init__(self) -> None:
         require_range("prompt_lookup", "min_ngram", self.min_ngram, 1)
@@ -52,6 +57,7 @@ class PromptLookup(Drafter):
 
     def __init__(self, options: PromptLookupOptions) -> None:
         self._options = options
+        self.budget = options.budget
         self._index: dict[int, NgramIndex] = {}
 
     @classmethod
@@ -70,10 +76,16 @@ class PromptLookup(Drafter):
             length = min(self._options.length, limit, seq.remaining - 1)
             index = self._index[seq.id]
             index.update(seq.token_ids)
-            tokens = index.continuation(seq.token_ids, length) if length > 0 else []
-            trees.append(DraftTree.chain(tokens) if tokens else EMPTY_TREE)
+            tokens, matched = index.continuation(seq.token_ids, length) if length > 0 else ([], 0)
+            trees.append(DraftTree.chain(tokens, confidence=_confidence(matched, len(tokens))) if tokens else EMPTY_TREE)
         return trees
 
     def stop(self, seq: Sequence) -> None:
         """Drop the index."""
         self._index.pop(seq.id, None)
+
+
+def _confidence(matched: int, count: int) -> list[float]:
+    """Return the chances of `count` tokens behind a match of so many, each given those before it: the budget corrects them."""
+    first = _FIRST[min(matched, len(_FIRST)) - 1]
+    return [first, *_NEXT[: count - 1], *[_NEXT[-1]] * (count - 1 - len(_NEXT))]

@@ -20,6 +20,10 @@ class NodeRule:
     least: int = 1
 
 
+# Of drafters whose trees the engine cuts to what pays (`paceline.engine.spending`): so many are worth looking for.
+WITH_BUDGET = NodeRule(most=48, batch=256, least=4)
+
+
 def node_limit(rule: NodeRule, sequences: int, max_nodes: int) -> int:
     """Return the largest tree each of `sequences` may have in their common step, at most `max_nodes` nodes."""
     limit = max_nodes if rule.most is None else min(max_nodes, rule.most)

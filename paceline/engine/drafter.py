@@ -71,6 +71,8 @@ class Drafter:
         ids_below: all guesses are ids below it, where that is known; a target with fewer tokens is refused likewise.
         columns: branches of its trees that can be computed apart, by as many copies of the target (`paceline.engine.parallel`).
         node_rule: how many nodes are worth their forward; the engine asks for no more (`paceline.engine.budget`).
+        budget: the engine feeds as many nodes of its trees as pay for their forward, the first ones; none where drafting does not
+            (`paceline.engine.spending`). Its trees should carry confidence and have the likeliest paths first.
         top_k: how many of the target's most likely tokens after every node outcomes are to carry; 0 = none, which is free.
         needs_draft_model: of a class: `build` takes a draft model beside the options.
         needs_trained: of a class: it reads a file trained or built for the models at hand.
@@ -82,6 +84,7 @@ class Drafter:
     ids_below: int = 0
     columns: int = 1
     node_rule: NodeRule = NodeRule()
+    budget: bool = False
     top_k: int = 0
     needs_draft_model: ClassVar[bool] = False
     needs_trained: ClassVar[bool] = False
@@ -125,7 +128,7 @@ class DelegatingDrafter(Drafter):
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        for name in ("name", "vocab_size", "ids_below", "columns", "node_rule", "top_k"):
+        for name in ("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k"):
             setattr(self, name, getattr(inner, name))
 
     def check_tokenizer(self, tokenizer: Any) -> None:

@@ -13,11 +13,13 @@ from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from contextlib import nullcontext, suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.engine.budget import node_limit
+from paceline.engine.cost_curve import cost_curve
 from paceline.engine.drafter import Drafter, Outcome, check_vocabulary
 from paceline.engine.grouping import fed_by, next_group
 from paceline.engine.interrupts import interrupts_held
@@ -26,8 +28,10 @@ from paceline.engine.metrics import Timing
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
 from paceline.engine.parallel.model import ParallelLM, check_columns
 from paceline.engine.parallel.ranks import Ranks
+from paceline.engine.reliability import Reliability
 from paceline.engine.selfcheck import check_if_unknown
 from paceline.engine.sequence import Sequence
+from paceline.engine.spending import Spending
 from paceline.engine.step import Verifier, decode_step
 from paceline.engine.ticket import Ticket, raise_errors
 from paceline.engine.verify import verify as verify_batch
@@ -78,12 +82,13 @@ class Engine:
         check_if_unknown(self.model, model.config.model_type)
         self._tokenizer = tokenizer
         self._max_batch, self._max_nodes = max_batch, max_nodes
-        self._drafter = self._checked(drafter)
         self._verify = verify
         self._parallel: ParallelLM | None = None
         if ranks is not None:
             self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes, **options)
             self._verify = self._parallel.verify
+        self._spendings: WeakKeyDictionary[Drafter, Spending] = WeakKeyDictionary()
+        self._use(drafter)
         self._waiting: deque[Ticket] = deque()
         self._active: list[Ticket] = []  # in the order of their slots
         self._turn = threading.RLock()
@@ -111,7 +116,12 @@ class Engine:
                 )
             if self._parallel is not None:
                 check_columns(drafter, self._parallel.ranks.size)
-            self._drafter = self._checked(drafter)
+            self._use(drafter)
+
+    @property
+    def reliability(self) -> Reliability | None:
+        """What the drafter's confidence was worth so far; None where its trees are fed as they come."""
+        return None if self._spending is None else self._spending.reliability
 
     @property
     def unfinished(self) -> bool:
@@ -252,7 +262,9 @@ class Engine:
         limit = node_limit(self._drafter.node_rule, drafting, self._max_nodes)
         if self._most_rows is not None:
             limit = max(0, min(limit, self._most_rows // len(seqs) - max(fed_by(group, self.model.prefill_chunk))))
-        outcomes = decode_step(self.model, self._drafter, seqs, [limit] * len(seqs), self._verify)
+        if self._spending is not None and not self._spending.drafts():
+            limit = 0
+        outcomes = decode_step(self.model, self._drafter, seqs, [limit] * len(seqs), self._verify, self._spending)
         holders = {id(ticket.seq): ticket for ticket in group}
         for outcome in outcomes:
             ticket = holders[id(outcome.seq)]
@@ -292,8 +304,12 @@ class Engine:
                 with suppress(Exception):  # the first error is the one to tell
                     self._retire(ticket)
 
-    def _checked(self, drafter: Drafter) -> Drafter:
+    def _use(self, drafter: Drafter) -> None:
         check_vocabulary(drafter, self.model.vocab_size)
         if self._tokenizer is not None:
             drafter.check_tokenizer(self._tokenizer)
-        return drafter
+        # The ranks of a parallel run must take the same trees, and each has a clock of its own.
+        budget = drafter.budget and self._parallel is None
+        if budget and drafter not in self._spendings:
+            self._spendings[drafter] = Spending(lambda: cost_curve(self.model))
+        self._drafter, self._spending = drafter, self._spendings[drafter] if budget else None

@@ -7,22 +7,19 @@ modules have in common: short ones are padded, long ones are cut. Attention is a
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from paceline.common import cache
-from paceline.common.machine import instruction_flags, processor
 from paceline.common.options import BatchInvariant
 from paceline.engine.architecture import Architecture
 from paceline.engine.attention import why_not_by_position
+from paceline.engine.circumstances import circumstances
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
 from paceline.engine.row_classes import RowClass, agreeing_runs, fold, heavy_tailed, widest_class
 from paceline.engine.row_modules import RowModule, survey
@@ -40,7 +37,6 @@ _NARROW = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33)  # of products so large that more
 _ENOUGH = 32  # rows; a narrower class has no room for drafts or a batch
 _DRAWS = 24  # of modules that cost next to nothing
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_SETTINGS = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "NVIDIA_TF32")  # environment variables that choose kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +169,7 @@ def experts_of(model: PreTrainedModel) -> str | None:
 
 def prove(model: PreTrainedModel) -> Proof:
     """Find the classes of row counts of a model, or read what was found before on this machine in the same circumstances."""
-    facts = _circumstances(model)
+    facts = circumstances(model)
     name = f"row counts of {model.__class__.__name__}"
 
     def make(folder: Any) -> dict[str, Any]:
@@ -251,27 +247,6 @@ def _cost(modules: list[RowModule], least: int) -> float:
     products = [one for one in modules if one.is_product]
     padded, single = (sum(one.times * one.seconds(count) for one in products) for count in (least, 1))
     return padded / single if single else 1.0
-
-
-def _circumstances(model: PreTrainedModel) -> str:
-    """Return all that the classes may depend on, as text."""
-    config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "transformers_version")}
-    shapes = [(name, list(one.shape), str(one.dtype), one.requires_grad) for name, one in model.named_parameters()]
-    kinds = [(name, type(one).__module__, type(one).__qualname__) for name, one in model.named_modules()]
-    device = model.device
-    facts = {
-        "processor": [processor(), *instruction_flags()],
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "versions": [torch.__version__, transformers.__version__, torch.__config__.show()],
-        "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
-        "precision": [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()],
-        "mkldnn": torch.backends.mkldnn.enabled,
-        "threads": torch.get_num_threads(),
-        "attention": model.config._attn_implementation,
-        "model": [model.__class__.__name__, config, shapes, kinds],
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _read(card: dict[str, Any]) -> Proof:

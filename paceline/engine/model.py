@@ -36,6 +36,7 @@ class CachedLM:
         batch_invariant: a token's attention depends on its own text alone, to the last bit.
         least_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up for the rest.
     Attributes:
+        least_rows: as above.
         forward_seconds: wall-clock spent in the model so far (the device is not synchronised for it).
     Raises:
         UnsupportedModelError: an architecture that cannot be rolled back or masked, or that cannot be batch-invariant when asked.
@@ -50,7 +51,7 @@ class CachedLM:
     ) -> None:
         self.architecture = Architecture.of(model, batch_invariant)
         self.prefill_chunk = prefill_chunk
-        self._least_rows = least_rows
+        self.least_rows = least_rows
         self.forward_seconds = 0.0
         self._model = model
         self._cache = SlotCache(self.architecture.layers)
@@ -138,7 +139,7 @@ class CachedLM:
         if not self.architecture.takes_masks:
             return self._forward_rows(trees)
         self._line_up()
-        layout = lay_out(seqs, trees, self.prefill_chunk, self._least_rows)
+        layout = lay_out(seqs, trees, self.prefill_chunk, self.least_rows)
         logits = self._run(layout)
         self._count(layout)
         return logits[:, : 1 + int(layout.nodes.max())]

@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.engine.drafter import Drafter, Outcome, check_trees
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
+from paceline.engine.spending import Spending
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.engine.verify import verify as verify_batch
 from paceline.engine.verify import with_top_tokens
@@ -18,7 +19,12 @@ Verifier = Callable[[ListLike[Sequence], ListLike[DraftTree], Tensor], list[Outc
 
 
 def decode_step(
-    model: CachedLM, drafter: Drafter, seqs: ListLike[Sequence], max_nodes: list[int], verify: Verifier = verify_batch
+    model: CachedLM,
+    drafter: Drafter,
+    seqs: ListLike[Sequence],
+    max_nodes: list[int],
+    verify: Verifier = verify_batch,
+    spending: Spending | None = None,
 ) -> list[Outcome]:
     """Advance every sequence by one forward of the target.
 
@@ -27,6 +33,7 @@ def decode_step(
     Args:
         max_nodes: per sequence, the largest tree that may be verified.
         verify: the rule by which tokens are chosen.
+        spending: cuts the trees to what pays; None = they are fed as proposed.
     Raises:
         DrafterError: the drafter broke its contract.
     """
@@ -34,6 +41,8 @@ def decode_step(
     trees = [EMPTY_TREE] * len(seqs)
     if ready:
         proposed = _propose(model, drafter, [seqs[row] for row in ready], [max_nodes[row] for row in ready])
+        if spending is not None:
+            proposed = spending.cut(proposed, len(seqs), max(min(seq.pending, model.prefill_chunk) for seq in seqs))
         for row, tree in zip(ready, proposed, strict=True):
             trees[row] = tree
 
@@ -53,6 +62,8 @@ def decode_step(
         outcome.seq.counters.drafted_tokens += len(outcome.tree)
         outcome.seq.counters.accepted_tokens += len(outcome.accepted)
     if outcomes:
+        if spending is not None:
+            spending.observe(outcomes)
         drafter.observe(outcomes)
     return outcomes
 

@@ -16,7 +16,7 @@ from paceline.cli.main import main
 from paceline.common.options import changed
 from tests.support.processes import Group, command
 
-WINDOW = "lookahead:window=15,ngram=5,guesses=15"
+WINDOW = "lookahead:window=15,ngram=5,guesses=15,budget=false"
 
 
 def generate(*words: str) -> tuple[str, ...]:

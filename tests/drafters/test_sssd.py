@@ -119,7 +119,7 @@ def test_trees_hold_what_both_sources_say(tmp_path: Path, fusion: str) -> None:
 
 
 def test_a_batch_shares_nodes_unless_the_options_say_how_many() -> None:
-    free, fixed = Sssd(SssdOptions()), Sssd(SssdOptions(nodes=24))
+    free, fixed = Sssd(SssdOptions(budget=False)), Sssd(SssdOptions(nodes=24))
     assert [node_limit(free.node_rule, batch, 256) for batch in (1, 2, 3, 4, 8, 16, 64)] == [7, 7, 7, 6, 3, 1, 1]
     assert [node_limit(fixed.node_rule, batch, 256) for batch in (1, 64)] == [256, 256]
     seqs = [Sequence(list(range(9)) * 9, SamplingParams()) for _ in range(4)]

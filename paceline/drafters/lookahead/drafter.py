@@ -71,6 +71,7 @@ class Lookahead(Drafter):
 
     def __init__(self, options: LookaheadOptions) -> None:
         self.columns = options.window
+        self.budget = options.budget and not options.compat
         self._options = options
         self._states: dict[int, _State] = {}
 

@@ -18,6 +18,7 @@ class LookaheadOptions:
         guesses: G, most n-grams verified per step; 0 = the window's own nodes only.
         pool: n-grams kept per key; none = as many as guesses.
         prompt_pool: put the n-grams of the prompt and of the answer into the pool too ("prompt as reference").
+        budget: leave the drafts out while they do not pay for their forward.
         compat: take exactly the public code's steps, for comparison.
     """
 
@@ -26,6 +27,7 @@ class LookaheadOptions:
     guesses: int = 1
     pool: int | None = None
     prompt_pool: bool = True
+    budget: bool = True
     compat: bool = False
 
     def __post_init__(self) -> None:

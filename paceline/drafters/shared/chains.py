@@ -201,7 +201,7 @@ class ChainDrafter(Drafter):
         """Return up to `room` tokens that followed the shadow's text and `path` earlier."""
         if not self._looks_up or room <= 0:
             return []
-        return shadow.index.continuation(shadow.seq.token_ids + path, min(LOOKUP_LENGTH, room))
+        return shadow.index.continuation(shadow.seq.token_ids + path, min(LOOKUP_LENGTH, room))[0]
 
     def _draws(self, seq: Sequence) -> bool:
         """Whether drafts of `seq` come with their distributions."""

@@ -24,8 +24,10 @@ class NgramIndex:
                     self._latest[tuple(tokens[end + 1 - size : end + 1])] = end
         self._indexed = max(self._indexed, len(tokens) - 1)
 
-    def continuation(self, tokens: list[int], length: int) -> list[int]:
+    def continuation(self, tokens: list[int], length: int) -> tuple[list[int], int]:
         """Return up to `length` tokens that followed the latest earlier occurrence of the longest matching suffix of `tokens`.
+
+        The second result is the length of that suffix; 0 if none matches.
 
         Args:
             tokens: the indexed text, and possibly more behind it.
@@ -34,5 +36,5 @@ class NgramIndex:
             if size < len(tokens):
                 place = self._latest.get(tuple(tokens[-size:]))
                 if place is not None:
-                    return tokens[place + 1 : place + 1 + length]
-        return []
+                    return tokens[place + 1 : place + 1 + length], size
+        return [], 0

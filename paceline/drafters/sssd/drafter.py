@@ -29,7 +29,7 @@ from paceline.drafters.sssd.calibration import Calibration
 from paceline.drafters.sssd.request_index import RequestIndex
 from paceline.drafters.sssd.search import OFFER, Known
 from paceline.drafters.sssd.tree import DRAFT_NODE
-from paceline.engine.budget import NodeRule
+from paceline.engine.budget import WITH_BUDGET, NodeRule
 from paceline.engine.drafter import Drafter
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -47,7 +47,8 @@ class SssdOptions:
     datastore: folder of a store, or "demo", that of the embedded target; none = the request alone.
     fusion: calibrated | paper.
     calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
-    nodes: most nodes of a tree. Not given: 7, and in a larger batch what makes 24 in all, 1 at least.
+    nodes: most nodes of a tree. Not given: 48 with the budget; without it 7, and in a larger batch what makes 24 in all.
+    budget: of these, the engine feeds what pays for its forward.
     live: finished answers go into the datastore.
     """
 
@@ -55,6 +56,7 @@ class SssdOptions:
     fusion: str = "calibrated"
     calibration: str | None = None
     nodes: int | None = None
+    budget: bool = True
     live: bool = False
 
     def __post_init__(self) -> None:
@@ -86,8 +88,9 @@ class Sssd(Drafter):
         from paceline import datastore
 
         self._options = options
+        self.budget = options.budget
         if options.nodes is None:  # section 3.2 of the paper: by the size of the batch
-            self.node_rule = NodeRule(_NODES, batch=_BATCH_NODES)
+            self.node_rule = WITH_BUDGET if options.budget else NodeRule(_NODES, batch=_BATCH_NODES)
         self._calibration = calibration or Calibration.load(options.calibration)
         self._store = None if options.datastore is None else datastore.open(options.datastore)
         if self._store is not None:

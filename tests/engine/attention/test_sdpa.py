@@ -55,7 +55,7 @@ def test_used_in_masked_forwards_only(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = model.config.num_hidden_layers
     assert widths == [20] * layers  # the prompt; then single tokens behind it, which need no mask
     widths.clear()
-    drafted = LLM(model, drafter="lookahead").generate([prompt], params)[0]
+    drafted = LLM(model, drafter="lookahead:budget=false").generate([prompt], params)[0]
     assert drafted.token_ids == out.token_ids
     assert widths == [fed for fed in drafted.stats.fed if fed > 1 for _ in range(layers)]
     widths.clear()

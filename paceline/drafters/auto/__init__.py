@@ -1,0 +1,1 @@
+"""One tree from everything that is known."""

@@ -1,0 +1,77 @@
+"""How often a guess comes true, by what speaks for it: counted while decoding, one table for all requests of an engine.
+
+Two sources may offer a token: the kept distributions (a key of so many tokens, a probability) and the tree of another drafter (a
+confidence). Each pair of what they say is a cell that counts trials and hits, from a prior on; a guess is tried when the target
+has spoken at its parent, whether it was fed or not.
+
+                       | kept: absent   below .01   .01-.03  ...  above .95     of keys of 1, 2, 3, 4 tokens
+    drafted: absent    |   -             1/90        2/110        160/175
+             below .01 |  3/80          ...
+             ...
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common.compiled import kernel
+from paceline.drafters.shared.recycled import LONGEST_KEY
+
+_EDGES = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)  # between the steps of a probability or a confidence
+_SIDE = 1 + len(_EDGES) + 1  # absent, then the steps
+CELLS = 2 * (LONGEST_KEY + 1) * _SIDE * _SIDE  # greedy requests, then sampled ones
+_PRIOR_TRIALS = 4.0
+_TRUST = (0.0, 0.6, 0.75, 0.85, 0.9)  # in the probability kept under a key of so many tokens, before anything was counted
+_FADING = 2000.0  # trials of a cell that are remembered
+
+
+class Chances(NamedTuple):
+    """Attributes: hits, trials: [CELLS]."""
+
+    hits: NDArray[np.float64]
+    trials: NDArray[np.float64]
+
+
+def new_chances() -> Chances:
+    """Return a table of the prior: the larger of what both sources say."""
+    hits = np.empty((2, LONGEST_KEY + 1, _SIDE, _SIDE))
+    edges = np.array((0.002, *_EDGES, 1.0))
+    middle = np.concatenate(([0.0], np.sqrt(edges[1:] * edges[:-1])))
+    for size in range(LONGEST_KEY + 1):
+        kept = middle * _TRUST[size]
+        hits[:, size] = np.maximum(kept[:, None], middle[None, :])
+    return Chances(_PRIOR_TRIALS * hits.ravel(), np.full(CELLS, _PRIOR_TRIALS))
+
+
+@kernel
+def cell_of(sampled: bool, size: int, kept: float, drafted: float) -> int:
+    """Return the cell of a guess.
+
+    Args:
+        size: tokens of the key; 0 = not kept. kept: its probability there.
+        drafted: confidence; below 0 = not drafted.
+    """
+    column = 0 if size == 0 else _step(kept)
+    row = 0 if drafted < 0 else _step(drafted)
+    return (((1 if sampled else 0) * (LONGEST_KEY + 1) + size) * _SIDE + column) * _SIDE + row
+
+
+@kernel
+def _step(number: float) -> int:
+    step = 1
+    for edge in _EDGES:
+        step += number >= edge
+    return step
+
+
+@kernel
+def count_trial(chances: Chances, cell: int, came_true: bool) -> None:
+    """Count one guess."""
+    if chances.trials[cell] >= _FADING:
+        chances.trials[cell] *= 0.5
+        chances.hits[cell] *= 0.5
+    chances.trials[cell] += 1.0
+    chances.hits[cell] += 1.0 if came_true else 0.0

@@ -1,0 +1,181 @@
+"""One tree of guesses from two sources, best first: the kept distributions, and the tree another drafter has proposed.
+
+drafted: 7 - 4        kept: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
+
+tree = [root]                            frontier = [7 (both): 0.7, 9 (kept): 0.25]
+take 7, offer what follows it            frontier = [7-5 (kept): 0.5, 9: 0.25, 7-4 (drafted): 0.2]
+take 7-5, ...                            until the tree has all its nodes, or nothing is worth taking
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+from paceline.common.compiled import Records, compiled, kernel, record_dtype
+from paceline.drafters.shared.chances import Chances, cell_of, count_trial
+from paceline.drafters.shared.recycled import ABSENT, LONGEST_KEY, TOP, Table, look_up
+from paceline.engine.tree import IntArray
+
+_ROOM_EACH, _ROOM = 2 * TOP, 64  # guesses on the frontier: for each node, and besides
+
+
+class Guess:
+    """A token that waits to be taken into the tree, or was."""
+
+    token: int
+    parent: int  # -1 = the root
+    depth: int  # 1 = a child of the root
+    drafted: int  # its node in the drafted tree; ABSENT = it is not there
+    cell: int  # of `Chances`
+    confidence: float  # given the parent
+    path_confidence: float
+    known: int  # tokens of `tail` that are there
+    tail: Annotated[Any, np.int64, LONGEST_KEY]  # the newest tokens, this one the last
+
+
+GUESS = record_dtype(Guess)
+
+
+class Drafted(NamedTuple):
+    """Another drafter's tree. Attributes: token_ids, parents: [n]; confidence: [n] given the parent."""
+
+    token_ids: IntArray
+    parents: IntArray
+    confidence: Any
+
+
+@compiled
+def grow(
+    table: Table,
+    chances: Chances,
+    drafted: Drafted,
+    newest: IntArray,
+    keys: int,
+    temperature: float,
+    levels: int,
+    least: float,
+    tree: Records[Guess],
+) -> int:
+    """Grow a tree best first and return its size.
+
+    Args:
+        newest: up to LONGEST_KEY tokens, the root's the last. keys: most tokens of a key.
+        temperature: of the request; 0 = greedy. levels: most levels.
+        least: chance of a path below which nothing is taken.
+        tree: [most nodes], filled in the order taken: each path's chance is at most that of the one before.
+    """
+    most = len(tree)
+    frontier = np.empty(_ROOM + _ROOM_EACH * most + len(drafted.token_ids), dtype=GUESS)
+    tail = np.empty(LONGEST_KEY, dtype=np.int64)
+    tail[LONGEST_KEY - len(newest) :] = newest
+    scratch = np.empty(TOP)
+    waiting = _offer(table, chances, drafted, tail, len(newest), keys, temperature, -1, 0, -1, 1.0, frontier, 0, scratch)
+    size = 0
+    while size < most and waiting > 0:
+        best = 0
+        for index in range(1, waiting):
+            if frontier[index].path_confidence > frontier[best].path_confidence:
+                best = index
+        if frontier[best].path_confidence < least:
+            break
+        tree[size] = frontier[best]
+        waiting -= 1
+        frontier[best] = frontier[waiting]
+        node = tree[size]
+        if node.depth < levels and size + 1 < most:
+            waiting = _offer(
+                table, chances, drafted, node.tail, node.known, keys, temperature, size, node.depth, node.drafted,
+                node.path_confidence, frontier, waiting, scratch,
+            )  # fmt: skip
+        size += 1
+    return size
+
+
+@kernel
+def _offer(
+    table: Table,
+    chances: Chances,
+    drafted: Drafted,
+    tail: IntArray,
+    known: int,
+    keys: int,
+    temperature: float,
+    parent: int,
+    depth: int,
+    base: int,
+    path_confidence: float,
+    frontier: Records[Guess],
+    waiting: int,
+    scratch: Any,
+) -> int:
+    """Put what may follow a node on the frontier; return how many wait now.
+
+    Args:
+        base: the node in the drafted tree, -1 = its root. Nodes that are not there have `parent` >= 0 and `base` ABSENT.
+    """
+    first = waiting
+    place, size = look_up(table, tail, min(keys, known))
+    if place != ABSENT:
+        entry = table.entries[place]
+        _at_temperature(entry.probs, entry.size, temperature, scratch)
+        for index in range(entry.size):
+            guess = frontier[waiting]
+            guess.token, guess.drafted = entry.tokens[index], ABSENT
+            guess.cell = cell_of(temperature > 0, size, scratch[index], -1.0)
+            waiting += 1
+    kept = waiting
+    if parent < 0 or base >= 0:
+        for node in range(len(drafted.token_ids)):
+            if drafted.parents[node] != base or waiting == len(frontier):
+                continue
+            found = waiting
+            for index in range(first, kept):
+                if frontier[index].token == drafted.token_ids[node]:
+                    found = index
+                    break
+            chance = 0.0 if found == waiting else scratch[found - first]
+            guess = frontier[found]
+            guess.token, guess.drafted = drafted.token_ids[node], node
+            guess.cell = cell_of(temperature > 0, 0 if found == waiting else size, chance, drafted.confidence[node])
+            waiting += found == waiting
+    for index in range(first, waiting):
+        guess = frontier[index]
+        guess.parent, guess.depth = parent, depth + 1
+        guess.confidence = chances.hits[guess.cell] / chances.trials[guess.cell]
+        guess.path_confidence = path_confidence * guess.confidence
+        guess.known = min(known + 1, LONGEST_KEY)
+        for step in range(LONGEST_KEY - 1):
+            guess.tail[step] = tail[step + 1]
+        guess.tail[LONGEST_KEY - 1] = guess.token
+    return waiting
+
+
+@kernel
+def _at_temperature(probs: Any, count: int, temperature: float, out: Any) -> None:
+    """Write probabilities of temperature 1 as what they are at another one; those of a greedy request stay."""
+    total = 0.0
+    for index in range(count):
+        out[index] = probs[index] ** (1.0 / temperature) if temperature > 0 else probs[index]
+        total += out[index]
+    if temperature > 0 and temperature != 1.0:
+        for index in range(count):
+            out[index] /= max(total, 1e-30)
+
+
+@compiled
+def learn(chances: Chances, tree: Records[Guess], size: int, emitted: IntArray) -> None:
+    """Count the guesses the target has decided: all children of the nodes it passed, whether they were fed or not."""
+    parent = -1
+    for place in range(len(emitted)):
+        passed = ABSENT
+        for node in range(size):
+            if tree[node].parent == parent:
+                right = tree[node].token == emitted[place]
+                count_trial(chances, tree[node].cell, right)
+                if right:
+                    passed = node
+        if passed == ABSENT:
+            return
+        parent = passed

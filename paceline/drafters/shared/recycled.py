@@ -1,0 +1,143 @@
+"""The target's own next-token distributions, kept: what it said would follow the newest tokens, the last time it saw them.
+
+Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling" (section 3):
+every verification computes the target's distribution after every node, also behind rejected ones. The paper keeps the best 8
+tokens after each single token; here keys have one to `LONGEST_KEY` tokens, and the longest one that is known is asked first.
+
+A table of fixed size: a key's entry is one of the `_WAYS` of its bucket, and a new key takes the place of the oldest there.
+Keys are hashes of 64 bits; two that collide cost a wrong guess.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common.compiled import Records, compiled, kernel, record_dtype
+from paceline.engine.tree import IntArray
+
+TOP = 8  # tokens kept of a distribution
+LONGEST_KEY = 4
+ABSENT = -1
+_WAYS = 4
+_LEAST_PROB = 0.001  # of a token that is kept
+
+
+class Entry:
+    """What followed a key."""
+
+    key: Annotated[Any, np.uint64]  # 0 = the place is free
+    written: int  # number of the writing; a newer one is higher
+    size: int  # tokens that follow
+    tokens: Annotated[Any, np.int64, TOP]
+    probs: Annotated[Any, np.float32, TOP]  # at temperature 1
+
+
+ENTRY = record_dtype(Entry)
+
+
+class Table(NamedTuple):
+    """Attributes:
+    entries: [rows], in buckets of `_WAYS`. clock: [1], how many writings there were.
+    """
+
+    entries: Records[Entry]
+    clock: IntArray
+
+
+def new_table(rows: int) -> Table:
+    """Return an empty table of at least `rows` entries."""
+    buckets = max(1, -(-rows // _WAYS))
+    return Table(np.zeros(buckets * _WAYS, dtype=ENTRY), np.zeros(1, dtype=np.int64))
+
+
+@kernel
+def key_of(tail: IntArray, size: int) -> Any:
+    """Hash the last `size` of some tokens; never 0."""
+    value = np.uint64(size)
+    for place in range(len(tail) - size, len(tail)):
+        value = (value ^ np.uint64(tail[place] + 1)) * np.uint64(0x9E3779B97F4A7C15)
+        value = value ^ (value >> np.uint64(29))
+    return value | np.uint64(1)
+
+
+@kernel
+def _bucket(table: Table, key: Any) -> int:
+    return int((key >> np.uint64(20)) % np.uint64(len(table.entries) // _WAYS)) * _WAYS
+
+
+@kernel
+def look_up(table: Table, tail: IntArray, known: int) -> tuple[int, int]:
+    """Find what followed the newest tokens.
+
+    Args:
+        tail: [LONGEST_KEY] the newest tokens. known: how many of them may be a key.
+    Returns:
+        the place of the entry of the longest key that is known, and the length of that key; (ABSENT, 0) if none is.
+    """
+    for size in range(known, 0, -1):
+        key = key_of(tail, size)
+        first = _bucket(table, key)
+        for place in range(first, first + _WAYS):
+            if table.entries[place].key == key:
+                return place, size
+    return ABSENT, 0
+
+
+@kernel
+def write(table: Table, tail: IntArray, size: int, token_ids: Any, probs: Any, offset: int, count: int) -> None:
+    """Keep what follows a key of the last `size` tokens: token_ids and probs [offset : offset + count], the likeliest first."""
+    key = key_of(tail, size)
+    first = _bucket(table, key)
+    chosen = first
+    for place in range(first, first + _WAYS):
+        entry = table.entries[place]
+        if entry.key == key:
+            chosen = place
+            break
+        if entry.written < table.entries[chosen].written:
+            chosen = place
+    table.clock[0] += 1
+    entry = table.entries[chosen]
+    entry.key, entry.written = key, table.clock[0]
+    kept = 0
+    while kept < min(count, TOP) and probs[offset + kept] >= _LEAST_PROB:
+        entry.tokens[kept], entry.probs[kept] = token_ids[offset + kept], probs[offset + kept]
+        kept += 1
+    entry.size = kept
+
+
+@compiled
+def remember(
+    table: Table,
+    newest: IntArray,
+    keys: int,
+    drafted: IntArray,
+    parents: IntArray,
+    token_ids: IntArray,
+    probs: NDArray[np.float32],
+) -> None:
+    """Keep what the target said after the root and after every node of a tree, under keys of 1 to `keys` tokens.
+
+    Args:
+        newest: up to LONGEST_KEY tokens, the root's the last.
+        drafted, parents: [n] the nodes.
+        token_ids, probs: [1 + n, k], as in `TopTokens`.
+    """
+    rows, width = token_ids.shape
+    tails = np.empty((rows, LONGEST_KEY), dtype=np.int64)
+    known = np.empty(rows, dtype=np.int64)
+    flat_ids, flat_probs = token_ids.ravel(), probs.ravel()
+    for row in range(rows):
+        if row == 0:
+            known[0] = len(newest)
+            tails[0, LONGEST_KEY - len(newest) :] = newest
+        else:
+            above = parents[row - 1] + 1
+            tails[row, :-1] = tails[above, 1:]
+            tails[row, -1] = drafted[row - 1]
+            known[row] = min(known[above] + 1, LONGEST_KEY)
+        for size in range(1, min(keys, known[row]) + 1):
+            write(table, tails[row], size, flat_ids, flat_probs, row * width, width)

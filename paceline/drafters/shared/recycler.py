@@ -1,0 +1,84 @@
+"""What drafters that keep the target's distributions share: the table, the counts, the tree of every sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.drafters.shared.chances import new_chances
+from paceline.drafters.shared.joined_tree import GUESS, Drafted, grow, learn
+from paceline.drafters.shared.recycled import LONGEST_KEY, new_table, remember
+from paceline.engine.drafter import Outcome
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
+
+ROWS = 1 << 17  # of the table: 14 MB
+_NOTHING_DRAFTED = Drafted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+
+
+class Recycler:
+    """Keeps what the target says about every node, and drafts from it.
+
+    Args:
+        keys: most tokens of a key.
+        rows: of the table.
+    """
+
+    def __init__(self, keys: int, rows: int = ROWS) -> None:
+        self.table = new_table(rows)
+        self.chances = new_chances()
+        self._keys = keys
+        self._trees: dict[int, tuple[NDArray[np.void], int]] = {}  # sequence -> its newest tree, and that one's size
+
+    def draft(self, seq: Sequence, nodes: int, least: float, beside: DraftTree = EMPTY_TREE) -> DraftTree:
+        """Return a tree of up to `nodes` nodes, the likeliest first.
+
+        Args:
+            least: chance of a path below which it has no room.
+            beside: another drafter's tree of the same sequence, with confidences.
+        """
+        levels = seq.remaining - 1
+        if nodes <= 0 or levels <= 0:
+            self._trees.pop(seq.id, None)
+            return EMPTY_TREE
+        tree: NDArray[np.void] = np.empty(nodes, dtype=GUESS)
+        newest = _array(seq.token_ids[-LONGEST_KEY:])
+        drafted = _NOTHING_DRAFTED
+        if beside.token_ids:
+            drafted = Drafted(_array(beside.token_ids), _array(beside.parents), np.array(beside.confidence, dtype=np.float64))
+        size = grow(
+            self.table, self.chances, drafted, newest, self._keys, seq.params.temperature, levels, least, tree
+        )  # fmt: skip
+        self._trees[seq.id] = tree, size
+        return as_draft(tree, size)
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        """Keep what the target said, and count which guesses came true."""
+        for outcome in outcomes:
+            seq, tree, top = outcome.seq, outcome.tree, outcome.target_top
+            assert top is not None, "a drafter with top_k gets them"
+            before = len(seq.token_ids) - len(outcome.new_token_ids)
+            newest = _array(seq.token_ids[max(0, before - LONGEST_KEY) : before])
+            remember(self.table, newest, self._keys, _array(tree.token_ids), _array(tree.parents), top.token_ids, top.probs)
+            known = self._trees.get(seq.id)
+            if known is not None:
+                learn(self.chances, *known, _array(outcome.new_token_ids))
+
+    def stop(self, seq: Sequence) -> None:
+        """Free what belongs to a sequence."""
+        self._trees.pop(seq.id, None)
+
+
+def as_draft(tree: NDArray[np.void], size: int) -> DraftTree:
+    """Return the first `size` guesses of a tree as a drafter proposes them."""
+    if size == 0:
+        return EMPTY_TREE
+    taken = tree[:size]
+    return DraftTree(taken["token"].tolist(), taken["parent"].tolist(), None, taken["confidence"].tolist())
+
+
+def _array(numbers: Any) -> IntArray:
+    return np.array(numbers, dtype=np.int64)

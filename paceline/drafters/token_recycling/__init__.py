@@ -1,0 +1,1 @@
+"""Token Recycling: the target's own distributions, kept and drafted from."""

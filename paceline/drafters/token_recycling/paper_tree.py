@@ -1,0 +1,73 @@
+"""The tree of the Token Recycling paper (section 3.2, figure 3; the shape is that of the authors' release): 80 nodes, 6 levels.
+
+A node is named by its ranks: (0, 2) is the third most likely token after the most likely one. Each named node has as many
+children as is said here, of ranks 0, 1, ...; the others are leaves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.common.compiled import Records, compiled
+from paceline.drafters.shared.joined_tree import Guess
+from paceline.drafters.shared.recycled import ABSENT, LONGEST_KEY, Table, look_up
+from paceline.engine.tree import IntArray
+
+Ranks = tuple[int, ...]
+CHILDREN: dict[Ranks, int] = {
+    (): 8,
+    **{(rank,): count for rank, count in enumerate((8, 4, 3, 2, 1, 1, 1, 1))},
+    **{(0, rank): count for rank, count in enumerate((8, 3, 2, 1, 1, 1, 1, 1))},
+    (1, 0): 2, (1, 1): 1, (2, 0): 1, (3, 0): 1, (4, 0): 1, (5, 0): 1,
+    **{(0, 0, rank): count for rank, count in enumerate((5, 2, 1, 1, 1))},
+    (0, 1, 0): 1, (0, 2, 0): 1, (1, 0, 0): 1, (2, 0, 0): 1, (3, 0, 0): 1,
+    (0, 0, 0, 0): 3, (0, 0, 0, 1): 1, (0, 0, 0, 2): 1, (0, 0, 1, 0): 1, (0, 1, 0, 0): 1, (1, 0, 0, 0): 1,
+    (0, 0, 0, 0, 0): 2, (0, 0, 0, 1, 0): 1,
+}  # fmt: skip
+
+
+def shape() -> tuple[IntArray, IntArray]:
+    """Return the parent (-1 = the root) and the rank of every node, level by level."""
+    named: list[Ranks] = [()]
+    parents: list[int] = []
+    for node, ranks in enumerate(named):  # grows as it goes
+        for rank in range(CHILDREN.get(ranks, 0)):
+            named.append((*ranks, rank))
+            parents.append(node - 1)
+    return np.array(parents, dtype=np.int64), np.array([ranks[-1] for ranks in named[1:]], dtype=np.int64)
+
+
+PARENTS, RANKS = shape()
+
+
+@compiled
+def fill(table: Table, newest: IntArray, keys: int, parents: IntArray, ranks: IntArray, levels: int, tree: Records[Guess]) -> int:
+    """Fill the fixed tree with what is kept, and return its size; nodes for which nothing is kept are left out.
+
+    Args:
+        newest: up to LONGEST_KEY tokens, the root's the last. keys: most tokens of a key.
+        levels: most levels. tree: [most nodes], filled.
+    """
+    rows = len(parents) + 1  # the root, then the shape's nodes
+    place_of, entry_of = np.full(rows, ABSENT), np.full(rows, ABSENT)  # in the tree; of the table
+    tails, known = np.empty((rows, LONGEST_KEY), dtype=np.int64), np.zeros(rows, dtype=np.int64)
+    tails[0, LONGEST_KEY - len(newest) :] = newest
+    known[0] = len(newest)
+    entry_of[0] = look_up(table, tails[0], min(keys, known[0]))[0]
+    size = 0
+    for node in range(len(parents)):
+        above, row = parents[node] + 1, node + 1
+        entry = entry_of[above]
+        depth = 1 if above == 0 or entry == ABSENT else tree[place_of[above]].depth + 1
+        if entry == ABSENT or table.entries[entry].size <= ranks[node] or size == len(tree) or depth > levels:
+            continue
+        guess = tree[size]
+        guess.parent, guess.depth, guess.cell = place_of[above], depth, 0
+        guess.token, guess.confidence = table.entries[entry].tokens[ranks[node]], table.entries[entry].probs[ranks[node]]
+        tails[row, :-1] = tails[above, 1:]
+        tails[row, -1] = guess.token
+        known[row] = min(known[above] + 1, LONGEST_KEY)
+        entry_of[row] = look_up(table, tails[row], min(keys, known[row]))[0]
+        place_of[row] = size
+        size += 1
+    return size

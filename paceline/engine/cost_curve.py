@@ -1,0 +1,95 @@
+"""What a forward of a model costs on this machine, by the rows it is fed: measured once, kept in the cache.
+
+Each number of rows is one token behind a short text and a chain of draft nodes; the least of a few rounds counts, since another
+program can only make a forward slower. Between the measured numbers the cost is a line, and beyond them the last line goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.common import cache
+from paceline.engine.circumstances import circumstances
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.errors import PacelineError
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
+_KIND = "cost-v1"  # another number when what is measured or written changes
+_TEXT = 32  # tokens in front
+_ROUNDS = 3
+_ENOUGH_SECONDS = 6.0  # no larger number of rows is begun after it
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Attributes:
+    rows: numbers of rows, ascending, the first 1. seconds: of a forward of so many, never falling.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def of(self, rows: IntArray) -> NDArray[np.float64]:
+        """Return the seconds of forwards of `rows` rows each."""
+        found = np.interp(rows, self.rows, self.seconds)
+        if len(self.rows) > 1:
+            slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+            found += np.maximum(rows - self.rows[-1], 0) * slope
+        return found
+
+
+def cost_curve(model: CachedLM) -> CostCurve:
+    """Return the curve of a model; measured where it was not before on this machine, in the same circumstances."""
+    facts = circumstances(model.model, batch_invariant=model.architecture.by_position, least_rows=model.least_rows)
+
+    def make(folder: Any) -> dict[str, Any]:
+        curve = measure(model)
+        text = json.dumps({"rows": curve.rows, "seconds": curve.seconds}) + "\n"
+        (folder / "curve.json").write_text(text, encoding="utf-8")
+        return {"torch": torch.__version__}
+
+    try:
+        folder = cache.remember(_KIND, facts, f"forward costs of {model.model.__class__.__name__}", make)
+        card = json.loads((folder / "curve.json").read_bytes())
+        return CostCurve(tuple(card["rows"]), tuple(card["seconds"]))
+    except PacelineError:  # a cache that cannot be written: measured again next time
+        return measure(model)
+
+
+def measure(model: CachedLM) -> CostCurve:
+    """Measure the curve, in a cache of its own."""
+    apart = CachedLM(model.model, model.prefill_chunk, model.architecture.by_position, model.least_rows)
+    seq = Sequence(_tokens(model, _TEXT), SamplingParams())
+    apart.open(seq)
+    apart.feed([seq])
+    seq.token_ids += _tokens(model, 1)
+    best: dict[int, float] = {}
+    begin = time.perf_counter()
+    for turn in range(_ROUNDS):
+        for rows in ROWS if turn == 0 else tuple(best):
+            if turn == 0 and time.perf_counter() - begin > _ENOUGH_SECONDS / _ROUNDS and len(best) > 1:
+                break
+            best[rows] = min(best.get(rows, np.inf), _seconds(apart, seq, rows))
+    apart.close(seq)
+    seconds = np.maximum.accumulate([best[rows] for rows in best])
+    return CostCurve(tuple(best), tuple(float(one) for one in seconds))
+
+
+def _seconds(model: CachedLM, seq: Sequence, rows: int) -> float:
+    tree = DraftTree.chain(_tokens(model, rows - 1)) if rows > 1 else EMPTY_TREE
+    start = time.perf_counter()
+    model.forward([seq], [tree])[0, -1, 0].item()  # waits for an accelerator
+    return time.perf_counter() - start
+
+
+def _tokens(model: CachedLM, count: int) -> list[int]:
+    return [place % min(7, model.vocab_size) for place in range(count)]

@@ -1,0 +1,127 @@
+"""The budget: how many draft nodes of a step are worth their forward, and whether drafting is worth it at all.
+
+A step of a batch costs t(rows) seconds and yields Y tokens: for each sequence 1 + the chances of the paths to its nodes. Trees
+come with the likeliest path first, so their first nodes are the best ones of that number, and closed under parents. Rows are
+padded to the widest tree, so there is one width for the whole batch: that with the most tokens per second. 0 is plain decoding.
+
+Trees without confidence are fed whole or not at all: their drafter is left out while it yields less than plain decoding would in
+the same time, and tried again ever more rarely; once it has paid it is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common.compiled import compiled
+from paceline.engine.cost_curve import CostCurve
+from paceline.engine.drafter import Outcome
+from paceline.engine.gate import Gate
+from paceline.engine.reliability import FlatTrees, Reliability, corrected, count, new_reliability
+from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
+
+
+class Spending:
+    """Decides for one engine and one drafter.
+
+    Args:
+        curve: returns what a forward costs; asked when it is first needed.
+    Attributes:
+        reliability: what the drafter's confidence was worth so far.
+    """
+
+    def __init__(self, curve: Callable[[], CostCurve]) -> None:
+        self.reliability = new_reliability()
+        self._curve = curve
+        self._costs: dict[tuple[int, int], NDArray[np.float64]] = {}
+        self._gate = Gate()
+        self._proposed: FlatTrees | None = None  # by the trees of the step, where all of them carry confidence
+        self._cost = 0.0  # of the step, in steps without drafts
+
+    def drafts(self) -> bool:
+        """Return whether the drafter is asked for the next step."""
+        return self._gate.opens()
+
+    def cut(self, trees: list[DraftTree], sequences: int, pending: int) -> list[DraftTree]:
+        """Return the trees with as many nodes as pay; those without confidence, and drawn ones, as they are.
+
+        Args:
+            trees: what was proposed for a step.
+            sequences: that take part in the forward. pending: tokens each of them feeds besides, padding included.
+        """
+        self._proposed = None
+        widest = max(map(len, trees), default=0)
+        if widest == 0:
+            self._cost = 0.0
+            return trees
+        seconds = self._seconds(sequences, pending, widest)
+        if all(tree.probs is None and (tree.confidence is not None or not len(tree)) for tree in trees):
+            self._proposed = _flatten(trees)
+            width = best_width(self.reliability, self._proposed, seconds)
+            return [tree if len(tree) <= width else _first(tree, width) for tree in trees]
+        self._cost = float(seconds[-1] / seconds[0])
+        return trees
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        """Count what came true of the trees that were cut last, in their order."""
+        emitted = [outcome.new_token_ids for outcome in outcomes]
+        if self._proposed is not None:
+            ends = np.cumsum([0, *map(len, emitted)], dtype=np.int64)
+            count(self.reliability, self._proposed, np.array(list(chain.from_iterable(emitted)), dtype=np.int64), ends)
+        elif self._cost:
+            self._gate.note(sum(map(len, emitted)) / len(emitted), self._cost)
+
+    def _seconds(self, sequences: int, pending: int, widest: int) -> NDArray[np.float64]:
+        """Return the seconds of a step by its width, [1 + widest]."""
+        key = sequences, pending
+        if len(self._costs.get(key, ())) <= widest:
+            self._costs[key] = self._curve().of(sequences * np.arange(pending, pending + widest + 1))
+        return self._costs[key][: widest + 1]
+
+
+@compiled
+def best_width(reliability: Reliability, trees: FlatTrees, seconds: NDArray[np.float64]) -> int:
+    """Return the width with the most tokens per second.
+
+    Args:
+        seconds: of a step, by its width.
+    """
+    gains = np.zeros(len(seconds))
+    chances = np.empty(len(trees.parents))
+    for tree in range(len(trees.starts) - 1):
+        first = trees.starts[tree]
+        for node in range(first, trees.starts[tree + 1]):
+            above = trees.parents[node]
+            chance = corrected(reliability, trees.confidence[node])
+            chances[node] = chance if above < 0 else chance * chances[first + above]
+            gains[node - first + 1] += chances[node]
+    tokens, best, most = float(len(trees.starts) - 1), 0, (len(trees.starts) - 1) / seconds[0]
+    for width in range(1, len(seconds)):
+        tokens += gains[width]
+        if tokens / seconds[width] > most:
+            best, most = width, tokens / seconds[width]
+    return best
+
+
+def _flatten(trees: ListLike[DraftTree]) -> FlatTrees:
+    parents: list[int] = []
+    token_ids: list[int] = []
+    confidence: list[float] = []
+    starts = [0]
+    for tree in trees:
+        parents += tree.parents
+        token_ids += tree.token_ids
+        confidence += tree.confidence or ()
+        starts.append(len(parents))
+    integers: list[IntArray] = [np.array(column, dtype=np.int64) for column in (parents, token_ids, starts)]
+    return FlatTrees(integers[0], integers[1], np.array(confidence, dtype=np.float64), integers[2])
+
+
+def _first(tree: DraftTree, width: int) -> DraftTree:
+    if width == 0:
+        return EMPTY_TREE
+    return DraftTree(tree.token_ids[:width], tree.parents[:width], None, tree.confidence and tree.confidence[:width])

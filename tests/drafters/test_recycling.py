@@ -1,0 +1,186 @@
+"""Distributions that are kept, and trees grown from them, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import DraftTree, Outcome, SamplingParams
+from paceline.drafters import create
+from paceline.drafters.shared.chances import cell_of, new_chances
+from paceline.drafters.shared.recycled import ABSENT, LONGEST_KEY, look_up, new_table, remember
+from paceline.drafters.shared.recycler import Recycler
+from paceline.drafters.token_recycling.paper_tree import CHILDREN, PARENTS, RANKS
+from paceline.engine.drafter import TopTokens
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE, IntArray
+from paceline.errors import ConfigError
+
+Said = dict[tuple[int, ...], list[tuple[int, float]]]  # the newest tokens -> what the target says then
+
+
+def ids(*tokens: int) -> IntArray:
+    return np.array(tokens, dtype=np.int64)
+
+
+def tops(rows: list[list[tuple[int, float]]]) -> TopTokens:
+    width = max(map(len, rows))
+    filled = [row + [(0, 0.0)] * (width - len(row)) for row in rows]
+    return TopTokens(
+        np.array([[token for token, _ in row] for row in filled], dtype=np.int64),
+        np.array([[prob for _, prob in row] for row in filled], dtype=np.float32),
+    )
+
+
+def kept(table: Any, *newest: int, keys: int = LONGEST_KEY) -> tuple[list[int], int]:
+    """Tokens of the entry of the longest key that is known, and its length."""
+    tail = np.zeros(LONGEST_KEY, dtype=np.int64)
+    tail[LONGEST_KEY - len(newest) :] = newest
+    place, size = look_up(table, tail, min(keys, len(newest)))
+    if place == ABSENT:
+        return [], 0
+    entry = table.entries[place]
+    return entry["tokens"][: entry["size"]].tolist(), size
+
+
+def test_what_was_said_after_every_node_is_kept_under_keys_of_all_lengths() -> None:
+    table = new_table(64)
+    said = tops([[(7, 0.6), (9, 0.3)], [(4, 0.8)], [(5, 0.9)]])
+    remember(table, ids(1, 2), 3, ids(7, 9), ids(-1, -1), said.token_ids, said.probs)
+    assert kept(table, 1, 2) == ([7, 9], 2)
+    assert kept(table, 8, 2) == ([7, 9], 1)
+    assert kept(table, 1, 2, 7) == ([4], 3)
+    assert kept(table, 2, 9) == ([5], 2)
+    assert kept(table, 3) == ([], 0)
+    again = tops([[(9, 0.7)]])
+    remember(table, ids(8, 2), 3, ids(), ids(), again.token_ids, again.probs)
+    assert kept(table, 1, 2) == ([7, 9], 2)  # the longer key still has what it had
+    assert kept(table, 2) == ([9], 1)  # the newest
+
+
+def test_a_full_table_forgets_the_oldest() -> None:
+    table = new_table(8)
+    for token in range(100):
+        said = tops([[(token + 1, 0.9)]])
+        remember(table, ids(token), 1, ids(), ids(), said.token_ids, said.probs)
+    assert kept(table, 99) == ([100], 1)
+    assert sum(kept(table, token)[1] for token in range(100)) == 8
+
+
+def test_the_longest_key_in_use_bounds_what_is_looked_up() -> None:
+    table = new_table(64)
+    said = tops([[(7, 0.6)]])
+    remember(table, ids(1, 2, 3), 1, ids(), ids(), said.token_ids, said.probs)
+    assert kept(table, 1, 2, 3, keys=3) == ([7], 1)
+
+
+def taught(said: Said, keys: int = 3) -> Recycler:
+    made = Recycler(keys, rows=256)
+    for newest, row in said.items():
+        top = tops([row])
+        remember(made.table, ids(*newest), keys, ids(), ids(), top.token_ids, top.probs)
+    return made
+
+
+def test_the_likeliest_paths_come_first_from_both_sources() -> None:
+    """The example of `joined_tree`."""
+    made = taught({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
+    drafted = DraftTree([7, 4], [-1, 0], None, [0.8, 0.3])
+    seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
+    tree = made.draft(seq, 8, 0.0, drafted)
+    assert tree.token_ids[:2] == [7, 5]
+    assert set(zip(tree.parents, tree.token_ids, strict=True)) == {(-1, 7), (0, 5), (-1, 9), (0, 4)}
+    assert tree.confidence is not None
+    paths: list[float] = []
+    for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
+        paths.append(confidence * (paths[parent] if parent >= 0 else 1.0))
+    assert paths == sorted(paths, reverse=True)
+    assert len(made.draft(seq, 2, 0.0, drafted)) == 2
+    assert len(made.draft(seq, 8, 0.5, drafted)) < 4
+    assert made.draft(seq, 0, 0.0, drafted) is EMPTY_TREE
+
+
+def test_no_tree_is_deeper_than_the_answer_may_be_long() -> None:
+    made = taught({(2,): [(2, 0.9)]})
+    tree = made.draft(Sequence([2], SamplingParams(max_new_tokens=4)), 20, 0.0)
+    assert len(tree) == 3
+
+
+def test_chances_are_counted_of_what_was_fed_and_of_what_was_not() -> None:
+    made = taught({(2,): [(7, 0.6), (9, 0.3)], (7,): [(5, 0.6)]})
+    seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
+    before = made.chances.hits / made.chances.trials
+    made.draft(seq, 8, 0.0)
+    seq.append([7, 3])
+    made.observe([Outcome(seq, EMPTY_TREE, [], [7, 3], [7], tops([[(7, 0.9)]]))])
+    after = made.chances.hits / made.chances.trials
+    for probability, better in ((0.3, False), (0.6, True)):  # of two guesses at 0.6 one came true, which is above their prior
+        cell = cell_of(False, 1, probability, -1.0)
+        assert (after[cell] > before[cell]) == better
+    assert (after != before).sum() == 2
+
+
+def test_sampled_requests_have_chances_of_their_own() -> None:
+    assert cell_of(False, 1, 0.5, -1.0) != cell_of(True, 1, 0.5, -1.0)
+    made = taught({(2,): [(7, 0.8), (9, 0.2)]})
+    hot, cold = (
+        made.draft(Sequence([2], SamplingParams(max_new_tokens=9, temperature=heat)), 1, 0.0).confidence for heat in (5.0, 0.2)
+    )
+    assert hot is not None
+    assert cold is not None
+    assert hot[0] < cold[0]
+
+
+def test_the_prior_knows_nothing_of_what_nobody_offers() -> None:
+    chances = new_chances()
+    assert chances.hits[cell_of(False, 0, 0.0, -1.0)] == 0
+    assert (chances.hits <= chances.trials).all()
+
+
+def test_the_papers_tree() -> None:
+    """80 nodes on 6 levels; more children for likelier nodes."""
+    assert len(PARENTS) == 80
+    depths: list[int] = []
+    for parent in PARENTS:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    assert [depths.count(level) for level in range(1, 8)] == [8, 21, 25, 15, 8, 3, 0]
+    assert len(set(zip(PARENTS.tolist(), RANKS.tolist(), strict=True))) == 80
+    for ranks, children in CHILDREN.items():
+        if ranks and ranks[-1] > 0:
+            assert children <= CHILDREN[(*ranks[:-1], ranks[-1] - 1)]
+
+
+def test_the_fixed_tree_leaves_out_what_is_not_kept() -> None:
+    drafter: Any = create("token_recycling:tree=paper,keys=1")
+    seq = Sequence([1, 2], SamplingParams(max_new_tokens=20))
+    assert drafter.propose([seq], [80]) == [EMPTY_TREE]
+    said = tops([[(3, 0.5), (4, 0.3), (5, 0.1)], [(4, 0.9)], [(6, 0.8), (3, 0.1)]])
+    tree = DraftTree([3, 4], [-1, -1])
+    seq.append([2])  # the newest token again
+    drafter.observe([Outcome(seq, tree, [], [2], [3, 4, 6], said)])
+    (proposed,) = drafter.propose([seq], [80])
+    assert proposed.token_ids[:6] == [3, 4, 5, 4, 6, 3]
+    assert proposed.parents[:6] == [-1, -1, -1, 0, 1, 1]
+    (short,) = drafter.propose([seq], [4])
+    assert short.token_ids == [3, 4, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("token_recycling:keys=9", "keys: got 9"),
+        ("token_recycling:tree=wide", "got tree='wide'; expected one of best, paper"),
+        ("token_recycling:rows=0", "rows: got 0"),
+        ("auto:nodes=0", "nodes: got 0"),
+        ("auto:least=2", "least: got 2"),
+        ("auto:datastore=/nowhere", "nowhere"),
+    ],
+)
+def test_options_out_of_range_are_refused(spec: str, words: str) -> None:
+    from paceline.errors import PacelineError
+
+    with pytest.raises(PacelineError, match=words) as caught:
+        create(spec)
+    assert "nowhere" in words or isinstance(caught.value, ConfigError)

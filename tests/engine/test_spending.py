@@ -1,0 +1,168 @@
+"""The budget: what is fed, against trying every width; when drafting is left out, and when it comes back."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import LLM, DraftTree, Outcome, SamplingParams
+from paceline.drafters import create
+from paceline.engine import cost_curve as costs
+from paceline.engine.cost_curve import CostCurve, cost_curve, measure
+from paceline.engine.drafter import Drafter
+from paceline.engine.gate import Gate
+from paceline.engine.sequence import Sequence
+from paceline.engine.spending import Spending
+from tests.support.shared import Pair
+
+CHEAP = CostCurve((1, 1000), (1.0, 1.001))
+DEAR = CostCurve((1, 1000), (1.0, 1000.0))
+KNEE = CostCurve((1, 8, 16), (1.0, 1.2, 3.0))
+
+
+def random_tree(chance: random.Random, nodes: int) -> DraftTree:
+    """A tree whose paths come in falling order of their chances."""
+    frontier = [(chance.random(), -1, token) for token in range(3)]
+    taken: list[tuple[float, int, int, float]] = []
+    while len(taken) < nodes:
+        best = max(frontier)
+        frontier.remove(best)
+        path, parent, token = best
+        taken.append((path, parent, token, path / (taken[parent][0] if parent >= 0 else 1.0)))
+        frontier += [(path * chance.random(), len(taken) - 1, token) for token in range(3)]
+    return DraftTree([token for _, _, token, _ in taken], [parent for _, parent, _, _ in taken], None, [c for *_, c in taken])
+
+
+def expected_tokens(tree: DraftTree, width: int) -> float:
+    paths: list[float] = []
+    for parent, confidence in zip(tree.parents[:width], (tree.confidence or [])[:width], strict=True):
+        paths.append(confidence * (paths[parent] if parent >= 0 else 1.0))
+    return 1 + sum(paths)
+
+
+@pytest.mark.parametrize("curve", [CHEAP, DEAR, KNEE, CostCurve((1, 64), (1.0, 4.0))])
+@pytest.mark.parametrize("seed", range(6))
+def test_one_width_for_the_batch_has_the_most_tokens_per_second(curve: CostCurve, seed: int) -> None:
+    chance = random.Random(seed)
+    trees = [random_tree(chance, chance.randrange(20)) for _ in range(chance.randrange(1, 5))]
+    pending = chance.choice([1, 1, 30])
+    cut = Spending(lambda: curve).cut(trees, len(trees), pending)
+
+    def speed(width: int) -> float:
+        rows = np.array([len(trees) * (pending + min(width, max(map(len, trees))))])
+        return float(sum(expected_tokens(tree, width) for tree in trees) / curve.of(rows)[0])
+
+    width = max(map(len, cut))
+    assert speed(width) == pytest.approx(max(map(speed, range(21))), rel=1e-9)
+    for tree, short in zip(trees, cut, strict=True):
+        assert (short.token_ids, short.parents) == (tree.token_ids[:width], tree.parents[:width])
+
+
+def test_all_where_rows_are_free_and_nothing_where_they_are_dear() -> None:
+    tree = random_tree(random.Random(1), 12)
+    assert Spending(lambda: CHEAP).cut([tree], 1, 1) == [tree]
+    assert len(Spending(lambda: DEAR).cut([tree], 1, 1)[0]) == 0
+
+
+def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
+    """Also by nodes that were not fed: the target's next token tells whether the first of them was right."""
+    spending = Spending(lambda: KNEE)
+    boast = DraftTree([5], [-1], None, [0.9])
+    lengths = []
+    for _ in range(300):
+        (cut,) = spending.cut([boast], 1, 15)
+        lengths.append(len(cut))
+        seq = Sequence([1], SamplingParams(max_new_tokens=9))
+        spending.observe([Outcome(seq, cut, [], [6], [6])])
+    assert lengths[0] == 1
+    assert lengths[-1] == 0
+    tried = spending.reliability.trials.sum()
+    assert tried == 300
+    assert spending.reliability.hits.sum() == 0
+    back = 0
+    while len(spending.cut([boast], 1, 15)[0]) == 0:  # it turns predictable
+        spending.observe([Outcome(Sequence([1], SamplingParams()), DraftTree([], []), [], [5], [5])])
+        back += 1
+    assert back < 300
+
+
+def test_drawn_trees_and_trees_without_confidence_are_not_cut() -> None:
+    chain = DraftTree.chain([1, 2, 3])
+    assert Spending(lambda: DEAR).cut([chain], 1, 1) == [chain]
+
+
+def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
+    def pauses(tokens: float, steps: int) -> list[int]:
+        gate, found = Gate(), [0]
+        for _ in range(steps):
+            if gate.opens():
+                gate.note(tokens, 1.5)
+                found.append(0)
+            else:
+                found[-1] += 1
+        return [length for length in found if length]
+
+    assert pauses(2.0, 500) == []
+    assert pauses(1.0, 4000)[:5] == [32, 64, 128, 256, 512]
+    assert set(pauses(1.0, 4000)[4:-1]) == {512}
+
+
+def test_costs_are_measured_once_and_never_fall(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    model = LLM(pair.target).model
+    curve = cost_curve(model)
+    assert curve.rows == costs.ROWS
+    assert list(curve.seconds) == sorted(curve.seconds)
+    assert model.open_sequences == 0
+    monkeypatch.setattr(costs, "measure", None)
+    assert cost_curve(model) == curve
+    beyond = curve.of(np.array([1, 128, 256, 384]))
+    assert beyond[0] == curve.seconds[0]
+    assert beyond[3] - beyond[2] == pytest.approx(beyond[2] - beyond[1])
+
+
+def test_a_slow_machine_is_asked_for_fewer_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "_ENOUGH_SECONDS", 0.0)
+    curve = measure(LLM(pair.target).model)
+    assert curve.rows == costs.ROWS[:2]
+    assert curve.of(np.array([9]))[0] >= curve.seconds[1]
+
+
+class Foolish(Drafter):
+    """Guesses the same token with much confidence."""
+
+    budget = True
+
+    def propose(self, seqs: Any, max_nodes: list[int]) -> list[DraftTree]:
+        return [DraftTree([3], [-1], None, [0.95]) if limit else DraftTree([], []) for limit in max_nodes]
+
+
+def test_an_engine_learns_what_its_drafter_is_worth(pair: Pair) -> None:
+    llm = LLM(pair.target, Foolish())
+    for _ in range(8):
+        outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=40))
+        assert [out.token_ids for out in outs] == pair.answers
+    known = llm.reliability
+    assert known is not None
+    assert known.trials.sum() > 1000
+    assert known.hits.sum() / known.trials.sum() < 0.2
+
+
+@pytest.mark.parametrize("spec", ["sssd", "prompt_lookup", "auto", "token_recycling", "lookahead"])
+def test_the_budget_can_be_switched_off(pair: Pair, spec: str) -> None:
+    assert LLM(pair.target, create(spec)).reliability is not None
+    assert LLM(pair.target, create(f"{spec}:budget=false")).reliability is None
+
+
+def test_each_drafter_of_an_engine_keeps_what_was_learnt_of_it(pair: Pair) -> None:
+    first, second = create("sssd"), create("prompt_lookup")
+    llm = LLM(pair.target, first)
+    known = llm.reliability
+    llm.change_drafter(second)
+    assert llm.reliability is not known
+    llm.change_drafter(first)
+    assert llm.reliability is known
