@@ -162,6 +162,15 @@ def _load_float16(builder: Any, address: Any) -> Any:
     return builder.bitcast(builder.or_(bits, sign), _VECTOR)
 
 
+def _store_bfloat16(builder: Any, address: Any, lanes: Any) -> None:
+    """Rounded to the nearest, ties to even; NaN stays one."""
+    bits = builder.bitcast(lanes, _WORDS)
+    odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, _words(0x7FFF))), _words(16))
+    rounded = builder.select(builder.fcmp_unordered("uno", lanes, lanes), _words(0x7FC0), rounded)
+    builder.store(builder.trunc(rounded, _HALVES), _pointer(builder, address, _HALVES), align=2)
+
+
 def _load_float(builder: Any, address: Any) -> Any:
     return builder.load(_pointer(builder, address, _FLOAT))
 
@@ -170,10 +179,19 @@ def _store_float(builder: Any, address: Any, number: Any) -> None:
     builder.store(number, _pointer(builder, address, _FLOAT))
 
 
+def _prefetch(builder: Any, address: Any) -> None:
+    kinds = [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3]
+    called = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0")
+    read, keep, data = (ir.Constant(ir.IntType(32), number) for number in (0, 3, 1))
+    builder.call(called, (_pointer(builder, address, ir.IntType(8)), read, keep, data))
+
+
 load = _operation(Lanes, (types.int64,), _load)
 store = _operation(types.void, (types.int64, Lanes), _store)
 load_bfloat16 = _operation(Lanes, (types.int64,), _load_bfloat16)
 load_float16 = _operation(Lanes, (types.int64,), _load_float16)
+store_bfloat16 = _operation(types.void, (types.int64, Lanes), _store_bfloat16)
+prefetch = _operation(types.void, (types.int64,), _prefetch)
 load_float = _operation(types.float32, (types.int64,), _load_float)
 store_float = _operation(types.void, (types.int64, types.float32), _store_float)
 splat = _operation(Lanes, (types.float32,), _splat)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 BatchInvariant = bool | Literal["auto"]
 InvarianceWord = Literal["auto", "on", "off"]  # the same on a command line
 INVARIANCE_WORDS: dict[InvarianceWord, BatchInvariant] = {"auto": "auto", "on": True, "off": False}
-_UNLESS_SAID: InvarianceWord = "off"
+_UNLESS_SAID: InvarianceWord = "auto"
 BATCH_INVARIANT = INVARIANCE_WORDS[_UNLESS_SAID]
 
 

@@ -47,12 +47,22 @@ class CostCurve:
         return found
 
 
-def cost_curve(model: CachedLM) -> CostCurve:
-    """Return the curve of a model; measured where it was not before on this machine, in the same circumstances."""
-    facts = circumstances(model.model, batch_invariant=model.architecture.by_position, least_rows=model.least_rows)
+def cost_curve(model: CachedLM, most_rows: int | None = None) -> CostCurve:
+    """Return the curve of a model; measured where it was not before on this machine, in the same circumstances.
+
+    Args:
+        most_rows: a forward may have; None = any number.
+    """
+    most = min(ROWS[-1], most_rows or ROWS[-1])
+    facts = circumstances(
+        model.model,
+        batch_invariant=model.architecture.by_position,
+        rows=[model.least_rows, most],
+        products=[len(model.products.modules), model.products.least, model.products.most],
+    )
 
     def make(folder: Any) -> dict[str, Any]:
-        curve = measure(model)
+        curve = measure(model, most)
         text = json.dumps({"rows": curve.rows, "seconds": curve.seconds}) + "\n"
         (folder / "curve.json").write_text(text, encoding="utf-8")
         return {"torch": torch.__version__}
@@ -62,12 +72,12 @@ def cost_curve(model: CachedLM) -> CostCurve:
         card = json.loads((folder / "curve.json").read_bytes())
         return CostCurve(tuple(card["rows"]), tuple(card["seconds"]))
     except PacelineError:  # a cache that cannot be written: measured again next time
-        return measure(model)
+        return measure(model, most)
 
 
-def measure(model: CachedLM) -> CostCurve:
-    """Measure the curve, in a cache of its own."""
-    apart = CachedLM(model.model, model.prefill_chunk, model.architecture.by_position, model.least_rows)
+def measure(model: CachedLM, most: int = ROWS[-1]) -> CostCurve:
+    """Measure the curve up to `most` rows, in a cache of its own."""
+    apart = CachedLM(model.model, model.prefill_chunk, model.architecture.by_position, model.least_rows, model.products)
     seq = Sequence(_tokens(model, _TEXT), SamplingParams())
     apart.open(seq)
     apart.feed([seq])
@@ -76,7 +86,8 @@ def measure(model: CachedLM) -> CostCurve:
     begin = time.perf_counter()
     for turn in range(_ROUNDS):
         for rows in ROWS if turn == 0 else tuple(best):
-            if turn == 0 and time.perf_counter() - begin > _ENOUGH_SECONDS / _ROUNDS and len(best) > 1:
+            slow = time.perf_counter() - begin > _ENOUGH_SECONDS / _ROUNDS and len(best) > 1
+            if turn == 0 and (slow or rows > most):
                 break
             best[rows] = min(best.get(rows, np.inf), _seconds(apart, seq, rows))
     apart.close(seq)

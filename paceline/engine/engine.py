@@ -311,5 +311,5 @@ class Engine:
         # The ranks of a parallel run must take the same trees, and each has a clock of its own.
         budget = drafter.budget and self._parallel is None
         if budget and drafter not in self._spendings:
-            self._spendings[drafter] = Spending(lambda: cost_curve(self.model))
+            self._spendings[drafter] = Spending(lambda: cost_curve(self.model, self._most_rows))
         self._drafter, self._spending = drafter, self._spendings[drafter] if budget else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from paceline.engine.architecture import Architecture
 from paceline.engine.attention import why_not_by_position
 from paceline.engine.circumstances import circumstances
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
+from paceline.engine.products.choice import everywhere, trial
+from paceline.engine.products.own import Products
 from paceline.engine.row_classes import RowClass, agreeing_runs, fold, heavy_tailed, widest_class
 from paceline.engine.row_modules import RowModule, survey
 from paceline.engine.selfcheck import rows_that_differ
@@ -29,7 +31,7 @@ from paceline.errors import ConfigError, PacelineError
 COST_ALLOWED = 1.05  # of a forward, by "auto"
 MOST_ROWS = 1024  # the largest row count that is tried; no forward is larger
 
-_KIND = "rows-v1"  # another number when what is tried or written changes
+_KIND = "rows-v2"  # another number when what is tried or written changes
 _SMALL = tuple(range(1, 17))
 _MEDIUM = (17, 24, 31, 32, 33, 48, 63, 65, 96, 127, 129, 257)
 _WIDE = (*_SMALL, *_MEDIUM, MOST_ROWS)
@@ -65,6 +67,7 @@ class Proof:
         cost: time of the products for `least` rows, relative to one row, measured.
         reason: why there is no usable class; "" where there is one.
         seconds: what the search took.
+        own_products: the products are ours (`engine/products`), whose rows do not see each other.
     """
 
     least: int
@@ -73,6 +76,7 @@ class Proof:
     reason: str
     findings: tuple[Finding, ...]
     seconds: float
+    own_products: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +87,14 @@ class Invariance:
         reason: a sentence.
         proof: what was found on this machine; None where nothing was tried.
         threads: CPU threads of torch it holds for.
+        products: of its forwards; None = those that are fastest.
     """
 
     on: bool
     reason: str
     proof: Proof | None
     threads: int
+    products: Products | None = None
 
     def check_threads(self) -> None:
         """Refuse another number of threads than it was found for: kernels share rows among them.
@@ -105,7 +111,12 @@ class Invariance:
     def of_model(self, prefill_chunk: int) -> dict[str, Any]:
         """Return the options of `CachedLM` that follow; `prefill_chunk` where nothing speaks against it."""
         chunk = prefill_chunk if self.most_rows is None else min(prefill_chunk, self.most_rows)
-        return {"prefill_chunk": chunk, "batch_invariant": self.on, "least_rows": self.least_rows}
+        return {
+            "prefill_chunk": chunk,
+            "batch_invariant": self.on,
+            "least_rows": self.least_rows,
+            "products": self.products,
+        }
 
     @property
     def least_rows(self) -> int:
@@ -135,10 +146,10 @@ def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1, at
     if asked is False:
         return Invariance(False, "it was not asked for", None, threads)
     Architecture.of(model)  # refuses what cannot be decoded here at all, before anything is tried
-    proof = None
+    proof, products = None, Products()
     obstacle = experts_of(model) or why_not_by_position(model)
     if not obstacle:
-        proof = prove(model)
+        proof, products = _cheapest(model)
         obstacle = proof.reason
         if not obstacle and proof.most - proof.least + 1 < sequences:
             obstacle = f"rows {proof.least} to {proof.most} agree bit for bit, which is no room for max_batch={sequences}"
@@ -148,10 +159,26 @@ def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1, at
         return Invariance(False, obstacle, proof, threads)
     assert proof is not None
     cost = max(proof.cost, attention_cost)
-    said = f"rows {proof.least} to {proof.most} agree bit for bit; a forward of one row takes {cost:.2f} of the usual time"
+    said = (
+        f"rows {proof.least} to {proof.most} agree bit for bit{', with our products' if proof.own_products else ''};"
+        f" a forward of one row takes {cost:.2f} of the usual time"
+    )
     if asked == "auto" and cost > COST_ALLOWED:
         return Invariance(False, f"{said}, and 'auto' allows {COST_ALLOWED:.2f}; True switches it on", proof, threads)
-    return Invariance(True, said, proof, threads)
+    return Invariance(True, said, proof, threads, products)
+
+
+def _cheapest(model: PreTrainedModel) -> tuple[Proof, Products]:
+    """Return the proof with torch's products or with ours, whichever costs less, and these products."""
+    own = everywhere(model)
+    if own is not None and (cost := trial(model).cost_everywhere) <= COST_ALLOWED:
+        return replace(prove(model, own), cost=cost), own
+    proof = prove(model)
+    if own is not None and (proof.reason or cost < proof.cost):
+        ours = replace(prove(model, own), cost=cost)
+        if not ours.reason:
+            return ours, own
+    return proof, Products()
 
 
 def experts_of(model: PreTrainedModel) -> str | None:
@@ -167,13 +194,13 @@ def experts_of(model: PreTrainedModel) -> str | None:
     return None
 
 
-def prove(model: PreTrainedModel) -> Proof:
+def prove(model: PreTrainedModel, products: Products = Products()) -> Proof:
     """Find the classes of row counts of a model, or read what was found before on this machine in the same circumstances."""
-    facts = circumstances(model)
+    facts = circumstances(model, own_products=bool(products.modules))
     name = f"row counts of {model.__class__.__name__}"
 
     def make(folder: Any) -> dict[str, Any]:
-        proof = search(model)
+        proof = search(model, products)
         (folder / "proof.json").write_text(json.dumps(asdict(proof), indent=1) + "\n", encoding="utf-8")
         return {"torch": torch.__version__}
 
@@ -181,17 +208,22 @@ def prove(model: PreTrainedModel) -> Proof:
         folder = cache.remember(_KIND, facts, name, make)
         return _read(json.loads((folder / "proof.json").read_bytes()))
     except PacelineError:  # a cache that cannot be written: found again next time
-        return search(model)
+        return search(model, products)
 
 
-def search(model: PreTrainedModel) -> Proof:
-    """Find the classes of row counts of a model."""
+def search(model: PreTrainedModel, products: Products = Products()) -> Proof:
+    """Find the classes of row counts of a model.
+
+    Args:
+        products: with which it is used.
+    """
     begin = time.perf_counter()
     modules, unknown = survey(model)
     findings: list[Finding] = []
     for one in modules:
         try:
-            findings.append(_find(one))
+            with products.in_force(model):
+                findings.append(_find(one))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:  # quantised weights, or a layer of another kind
             unknown = f"{one.name}, a {type(one.module).__name__}, cannot be tried alone: {' '.join(str(error).split())}"
             break
@@ -206,9 +238,9 @@ def search(model: PreTrainedModel) -> Proof:
             f" enough for a batch. A new class begins at: {shown}"
         )
     if not reason:
-        reason = _differs_as_a_whole(model, best)
+        reason = _differs_as_a_whole(model, best, products)
     cost = 1.0 if reason or best.least == 1 else _cost(modules, best.least)
-    return Proof(best.least, best.most, cost, reason, tuple(findings), time.perf_counter() - begin)
+    return Proof(best.least, best.most, cost, reason, tuple(findings), time.perf_counter() - begin, bool(products.modules))
 
 
 def _find(module: RowModule) -> Finding:
@@ -229,10 +261,10 @@ def _find(module: RowModule) -> Finding:
     return Finding(module.name, module.shape, module.times, counts[-1], tuple(sorted(runs)))
 
 
-def _differs_as_a_whole(model: PreTrainedModel, rows: RowClass) -> str:
+def _differs_as_a_whole(model: PreTrainedModel, rows: RowClass, products: Products) -> str:
     """Return what is wrong if forwards within the class still differ; "" if they do not."""
     chunks = (min(PREFILL_CHUNK, rows.most), 8)
-    alone, beside = (CachedLM(model, chunk, batch_invariant=True, least_rows=rows.least) for chunk in chunks)
+    alone, beside = (CachedLM(model, chunk, batch_invariant=True, least_rows=rows.least, products=products) for chunk in chunks)
     differing, count = rows_that_differ(alone, beside)
     if not differing:
         return ""

@@ -20,6 +20,8 @@ from paceline.engine.architecture import Architecture
 from paceline.engine.attention import KeyOrder, tree_attention
 from paceline.engine.kv_cache import SlotCache
 from paceline.engine.layout import Layout, lay_out
+from paceline.engine.products.choice import fastest
+from paceline.engine.products.own import Products
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.errors import CapacityError, UnsupportedModelError
@@ -35,8 +37,9 @@ class CachedLM:
         prefill_chunk: most pending tokens one forward takes per sequence.
         batch_invariant: a token's attention depends on its own text alone, to the last bit.
         least_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up for the rest.
+        products: which matrix products are ours; None = those that are faster than torch's on this machine.
     Attributes:
-        least_rows: as above.
+        least_rows, products: as above.
         forward_seconds: wall-clock spent in the model so far (the device is not synchronised for it).
     Raises:
         UnsupportedModelError: an architecture that cannot be rolled back or masked, or that cannot be batch-invariant when asked.
@@ -48,10 +51,12 @@ class CachedLM:
         prefill_chunk: int = PREFILL_CHUNK,
         batch_invariant: bool = False,
         least_rows: int = 1,
+        products: Products | None = None,
     ) -> None:
         self.architecture = Architecture.of(model, batch_invariant)
         self.prefill_chunk = prefill_chunk
         self.least_rows = least_rows
+        self.products = fastest(model) if products is None else products
         self.forward_seconds = 0.0
         self._model = model
         self._cache = SlotCache(self.architecture.layers)
@@ -198,7 +203,7 @@ class CachedLM:
             # As indices, and not as their number: the head then gets all rows in one product, and not a slice of every sequence.
             inputs["logits_to_keep"] = torch.arange(columns - layout.width - 1, columns, device=device)
         start = time.perf_counter()
-        with self._attention(layout, inputs["attention_mask"] is not None):
+        with self._attention(layout, inputs["attention_mask"] is not None), self.products.in_force(self._model):
             logits: Tensor = self._model(**inputs).logits
         self.forward_seconds += time.perf_counter() - start
         return logits[:, -(layout.width + 1) :]

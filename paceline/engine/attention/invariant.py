@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.common.lanes import WIDTH
-from paceline.common.machine import usable_cores
+from paceline.common.threads import share
 from paceline.engine.attention.call import CALL
 from paceline.engine.attention.kernel import attend
 from paceline.engine.attention.order import KeyOrder, Visible
@@ -23,8 +21,6 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT1
 _SCORES = 1 << 18  # a tile's scores should stay in a core's cache,
 _TILE = 64, 512  # but fewer queries would read the keys too often
 _SHARE = 1 << 22  # multiply-adds that are worth waking a thread for
-
-_threads: ThreadPoolExecutor | None = None
 
 
 def attention_by_position(
@@ -85,26 +81,4 @@ def _places(states: Tensor) -> tuple[int, int, int, int]:
 
 def _run(call: NDArray[np.void], visible: Visible, order: KeyOrder, work: int) -> None:
     arguments = call, visible.runs, visible.begin, order.cached, order.tail, np.zeros(1, dtype=np.int64)
-    helpers = min(torch.get_num_threads() - 1, work // _SHARE)
-    others = [_pool().submit(attend, *arguments) for _ in range(helpers)]
-    attend(*arguments)
-    for other in others:
-        if not other.cancel():  # one that has not begun is not needed any more
-            other.result()
-
-
-def _pool() -> ThreadPoolExecutor:
-    global _threads
-    if _threads is None:
-        _threads = ThreadPoolExecutor(max(1, usable_cores() - 1), "paceline attention")
-    return _threads
-
-
-def _forget_threads() -> None:
-    """In the child of a fork, which has none of its parent's threads."""
-    global _threads
-    _threads = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+    share(attend, arguments, min(torch.get_num_threads() - 1, work // _SHARE))

@@ -21,6 +21,7 @@ from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.parallel.split import Share, share
+from paceline.engine.products.own import Products
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.engine.verify import answers, follow
@@ -38,7 +39,7 @@ class ParallelLM(CachedLM):
     Args:
         model: this rank's copy, on its own device.
         drafter: whose trees are going to be verified; max_nodes: most nodes of one.
-        prefill_chunk, batch_invariant, least_rows: as for `CachedLM`.
+        prefill_chunk, batch_invariant, least_rows, products: as for `CachedLM`.
     Raises:
         ConfigError: trees that cannot be split so far, or ranks with different options or weights.
     """
@@ -52,10 +53,11 @@ class ParallelLM(CachedLM):
         prefill_chunk: int = PREFILL_CHUNK,
         batch_invariant: bool = False,
         least_rows: int = 1,
+        products: Products | None = None,
     ) -> None:
         check_columns(drafter, ranks.size)
         # Tokens fed again must fit one forward on every rank, or the ranks would part ways.
-        super().__init__(model, max(prefill_chunk, 1 + max_nodes), batch_invariant, least_rows)
+        super().__init__(model, max(prefill_chunk, 1 + max_nodes), batch_invariant, least_rows, products)
         self.ranks = ranks
         self._max_nodes = max_nodes
         self._parts: dict[int, tuple[Share, DraftTree]] = {}  # of the last forward, by sequence

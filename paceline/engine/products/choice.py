@@ -1,0 +1,122 @@
+"""Whose products are faster, by the number of rows: tried on the model's own weights, once on a machine, and kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.common import cache
+from paceline.engine.circumstances import circumstances
+from paceline.engine.products.own import ANY, Products, product, replaceable
+from paceline.errors import PacelineError
+
+COUNTS = (1, 4, 16, 64, 256)  # of rows that are tried; the last stands for any more
+_KIND = "products-v1"  # another number when what is tried or written changes
+_WORTH = 1 << 25  # weights: a smaller model stays in the processor's caches, and torch's kernels do as well there
+_ALIKE = 4  # modules of a shape that are tried one after the other: one alone would stay in a cache
+_NARROW, _MANY = 1 << 24, 64  # weights of a module that is not tried with so many rows: heads of a vocabulary get few
+_ROUNDS = 3
+_TIE = 1.03  # of torch's time: as fast, for a clock that wanders
+_STEPS = 64
+_PRODUCTS: tuple[Callable[..., Any], ...] = (product, torch.nn.functional.linear)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Seconds of all products of a model with each of `COUNTS` rows, ours and torch's; empty where ours are no choice."""
+
+    ours: tuple[float, ...] = ()
+    torchs: tuple[float, ...] = ()
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Least and most rows with which ours are faster, or as fast; (0, 0) if none."""
+        wins = [mine < _TIE * theirs for mine, theirs in zip(self.ours, self.torchs, strict=True)]
+        if True not in wins:
+            return 0, 0
+        first = wins.index(True)
+        last = first + [*wins[first:], False].index(False) - 1
+        return COUNTS[first], ANY if last == len(wins) - 1 else COUNTS[last]
+
+    @property
+    def cost_everywhere(self) -> float:
+        """Time of an answer's products with ours throughout, over the least it could be.
+
+        The answer is 64 steps behind a prompt of 256 tokens; they feed one row, 4 or 16, whichever is worst for ours.
+        """
+        best = [min(pair) for pair in zip(self.ours, self.torchs, strict=True)]
+        return max((self.ours[-1] + _STEPS * self.ours[few]) / (best[-1] + _STEPS * best[few]) for few in range(3))
+
+
+def fastest(model: PreTrainedModel) -> Products:
+    """Return the products with which forwards of a model take the least time."""
+    least, most = trial(model).range
+    return Products(replaceable(model), least, most) if most else Products()
+
+
+def everywhere(model: PreTrainedModel) -> Products | None:
+    """Return our products for any number of rows; None where some products of a model cannot be ours, or it is a small one."""
+    modules = replaceable(model)
+    weights = {id(one.weight) for one in modules}
+    others = [one for one in model.parameters() if one.dim() > 1 and id(one) not in weights]
+    embeddings = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+    complete = all(id(one) in embeddings for one in others)
+    return Products(modules) if complete and _large(modules) else None
+
+
+def trial(model: PreTrainedModel) -> Trial:
+    """Return the times of both; found before on this machine in the same circumstances, or tried now."""
+    modules = replaceable(model)
+    if not _large(modules):
+        return Trial()
+
+    def make(folder: Any) -> dict[str, Any]:
+        times = _try(modules)
+        (folder / "trial.json").write_text(json.dumps({"ours": times.ours, "torchs": times.torchs}) + "\n", encoding="utf-8")
+        return {"torch": torch.__version__}
+
+    try:
+        folder = cache.remember(_KIND, circumstances(model), f"product times of {model.__class__.__name__}", make)
+        card = json.loads((folder / "trial.json").read_bytes())
+        return Trial(tuple(card["ours"]), tuple(card["torchs"]))
+    except PacelineError:  # a cache that cannot be written: tried again next time
+        return _try(modules)
+
+
+def _large(modules: tuple[nn.Linear, ...]) -> bool:
+    return sum(one.weight.numel() for one in modules) >= _WORTH
+
+
+@torch.inference_mode()
+def _try(modules: tuple[nn.Linear, ...]) -> Trial:
+    shapes: dict[tuple[int, int], list[nn.Linear]] = {}
+    for one in modules:
+        shapes.setdefault((one.in_features, one.out_features), []).append(one)
+    times: list[list[float]] = [[], []]
+    for count in COUNTS:
+        totals = [0.0, 0.0]
+        for (inner, outer), alike in shapes.items():
+            if count >= _MANY and inner * outer >= _NARROW:
+                continue
+            rows = torch.ones(count, inner, dtype=alike[0].weight.dtype)
+            some = alike[: _ALIKE if count < _MANY else 1]
+            for who, multiply in enumerate(_PRODUCTS):
+                best = min(_seconds(multiply, rows, some) for _ in range(_ROUNDS if count < _MANY else 1))
+                totals[who] += best * len(alike) / len(some)
+        for who in range(2):
+            times[who].append(totals[who])
+    return Trial(tuple(times[0]), tuple(times[1]))
+
+
+def _seconds(multiply: Callable[..., Any], rows: Tensor, modules: list[nn.Linear]) -> float:
+    start = time.perf_counter()
+    for one in modules:
+        multiply(rows, one.weight, one.bias)
+    return time.perf_counter() - start

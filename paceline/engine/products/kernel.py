@@ -1,0 +1,210 @@
+"""Products of rows with a weight, compiled: a row's numbers depend on that row alone, to the last bit.
+
+Verification multiplies a handful of rows with each weight. The libraries' kernels are made for one row or for hundreds: between,
+they read a weight at a fraction of the memory's speed, or, in half precision on a processor without instructions for it,
+repeat all their work for every row. Here a weight is read once, four outputs at a time, the next four being fetched meanwhile.
+
+All sums are in float32, and in this order: lane l of eight adds up the products of the numbers l, l + 8, ... of row and weight,
+each by a fused multiply-add; then lanes l and l + 4 are added, l and l + 2, 0 and 1. How many rows and outputs are computed
+together is a matter of registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.common import lanes
+from paceline.common.compiled import compiled, kernel, take_number
+from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, LANES, address, load_row
+from paceline.engine.tree import IntArray
+
+_OUTPUTS = 4  # at a time: their sums fill one store, and with three rows the registers
+_TASK = 64  # outputs that a thread takes at a time
+_LINE = 64  # bytes that memory gives at once
+_CACHE = 30_000  # bytes of the nearest cache that rows and weights may fill
+_LEAST_BLOCK = 6  # rows that share a reading of the weights at least
+_DIRECT = 3  # rows for which half precision is converted as it is used; for more, once for all
+
+
+@compiled
+def multiply(
+    rows: int, weight: int, bias: int, out: int, kind: int, out_kind: int, count: int, inner: int, outer: int, taken: IntArray
+) -> int:
+    """Multiply until no output is left; any number of threads may. Returns how many tasks this one did.
+
+    Args:
+        rows: address of [count, inner]. weight: of [outer, inner]. Both stored as `kind` says.
+        bias: of float32 [outer]; 0 = none. out: of [count, outer], stored as `out_kind` says, float32 or bfloat16.
+        inner, outer: multiples of 8.
+        taken: [1], zero at first.
+    """
+    first = take_number(taken.ctypes.data) * _TASK
+    if first >= outer:
+        return 0
+    block = max(_LEAST_BLOCK, (_CACHE // (inner * FLOAT) - _OUTPUTS) // 3 * 3)
+    few = count <= 2 * block
+    scratch = np.empty((_OUTPUTS if few else _TASK) * inner, dtype=np.float32)
+    sums = np.empty(count * _TASK, dtype=np.float32)
+    wide = np.empty(0 if kind == FLOAT32 else count * inner, dtype=np.float32)
+    if kind != FLOAT32:
+        load_row(kind, rows, address(wide), count * inner)
+        rows = address(wide)
+    done = 0
+    while first < outer:
+        width = min(_TASK, outer - first)
+        if few:
+            _multiply_few(rows, weight, address(sums), address(scratch), kind, count, inner, first, width, outer)
+        else:
+            _multiply_many(rows, weight, address(sums), address(scratch), kind, count, inner, first, width, block)
+        _write_out(address(sums), bias, out, out_kind, count, first, width, outer)
+        done += 1
+        first = take_number(taken.ctypes.data) * _TASK
+    return done
+
+
+@kernel
+def _multiply_few(
+    rows: int, weight: int, sums: int, scratch: int, kind: int, count: int, inner: int, first: int, width: int, outer: int
+) -> None:
+    """All rows with the weights of four outputs, while those of the next four are fetched."""
+    stride = inner * (FLOAT if kind == FLOAT32 else FLOAT // 2)
+    for output in range(first, first + width, _OUTPUTS):
+        place, target = weight + output * stride, sums + (output - first) * FLOAT
+        ahead = _OUTPUTS * stride if output + _OUTPUTS < outer else 0
+        if kind == FLOAT32:
+            _multiply_rows(FLOAT32, rows, place, stride, target, count, inner, ahead)
+        elif kind == BFLOAT16 and count <= _DIRECT:
+            _multiply_rows(BFLOAT16, rows, place, stride, target, count, inner, ahead)
+        else:
+            load_row(kind, place, scratch, _OUTPUTS * inner)
+            for line in range(place + ahead, place + 2 * ahead, _LINE):
+                lanes.prefetch(line)
+            _multiply_rows(FLOAT32, rows, scratch, inner * FLOAT, target, count, inner, 0)
+
+
+@kernel
+def _multiply_many(
+    rows: int, weight: int, sums: int, scratch: int, kind: int, count: int, inner: int, first: int, width: int, block: int
+) -> None:
+    """As many rows as stay in the nearest cache with the weights of four outputs, and all outputs of the task with these."""
+    size = inner * FLOAT
+    if kind != FLOAT32:
+        load_row(kind, weight + first * size // 2, scratch, width * inner)
+    source = weight + first * size if kind == FLOAT32 else scratch
+    for row in range(0, count, block):
+        for output in range(0, width, _OUTPUTS):
+            target = sums + (row * _TASK + output) * FLOAT
+            _multiply_rows(FLOAT32, rows + row * size, source + output * size, size, target, min(block, count - row), inner, 0)
+
+
+@kernel
+def _write_out(sums: int, bias: int, out: int, out_kind: int, count: int, first: int, width: int, outer: int) -> None:
+    """Write the sums of `width` outputs, [count, _TASK], to their places, with the bias."""
+    for row in range(count):
+        for output in range(0, width, lanes.WIDTH):
+            total = lanes.load(sums + (row * _TASK + output) * FLOAT)
+            if bias:
+                total = lanes.add(total, lanes.load(bias + (first + output) * FLOAT))
+            place = row * outer + first + output
+            if out_kind == BFLOAT16:
+                lanes.store_bfloat16(out + place * FLOAT // 2, total)
+            else:
+                lanes.store(out + place * FLOAT, total)
+
+
+@kernel
+def _multiply_rows(kind: int, rows: int, weight: int, stride: int, out: int, count: int, inner: int, ahead: int) -> None:
+    size, step = inner * FLOAT, _TASK * FLOAT
+    done = 0
+    while done + 3 <= count:
+        _three(kind, rows + done * size, size, weight, stride, out + done * step, step, ahead)
+        ahead = 0  # it is on its way
+        done += 3
+    if count - done == 2:
+        _two(kind, rows + done * size, size, weight, stride, out + done * step, step, ahead)
+    elif count - done == 1:
+        _one(kind, rows + done * size, size, weight, stride, out + done * step, ahead)
+
+
+@kernel
+def _weight(kind: int, place: int) -> Any:
+    if kind == FLOAT32:
+        return lanes.load(place)
+    return lanes.load_bfloat16(place)
+
+
+@kernel
+def _fetch(place: int, stride: int, offset: int) -> None:
+    """Have the same part of the next four outputs' weights brought near, line by line."""
+    if offset % _LINE == 0:
+        lanes.prefetch(place)
+        lanes.prefetch(place + stride)
+        lanes.prefetch(place + 2 * stride)
+        lanes.prefetch(place + 3 * stride)
+
+
+@kernel
+def _one(kind: int, rows: int, size: int, weight: int, stride: int, out: int, ahead: int) -> None:
+    zero = lanes.splat(np.float32(0.0))
+    a0, a1, a2, a3 = zero, zero, zero, zero
+    for d in range(0, size, LANES):
+        offset = d if kind == FLOAT32 else d // 2
+        place = weight + offset
+        if ahead:
+            _fetch(place + ahead, stride, offset)
+        a = lanes.load(rows + d)
+        a0 = lanes.fused(a, _weight(kind, place), a0)
+        a1 = lanes.fused(a, _weight(kind, place + stride), a1)
+        a2 = lanes.fused(a, _weight(kind, place + 2 * stride), a2)
+        a3 = lanes.fused(a, _weight(kind, place + 3 * stride), a3)
+    lanes.store_sums(out, a0, a1, a2, a3)
+
+
+@kernel
+def _two(kind: int, rows: int, size: int, weight: int, stride: int, out: int, step: int, ahead: int) -> None:
+    zero = lanes.splat(np.float32(0.0))
+    a0, a1, a2, a3 = zero, zero, zero, zero
+    b0, b1, b2, b3 = zero, zero, zero, zero
+    for d in range(0, size, LANES):
+        offset = d if kind == FLOAT32 else d // 2
+        place = weight + offset
+        if ahead:
+            _fetch(place + ahead, stride, offset)
+        a, b = lanes.load(rows + d), lanes.load(rows + size + d)
+        w = _weight(kind, place)
+        a0, b0 = lanes.fused(a, w, a0), lanes.fused(b, w, b0)
+        w = _weight(kind, place + stride)
+        a1, b1 = lanes.fused(a, w, a1), lanes.fused(b, w, b1)
+        w = _weight(kind, place + 2 * stride)
+        a2, b2 = lanes.fused(a, w, a2), lanes.fused(b, w, b2)
+        w = _weight(kind, place + 3 * stride)
+        a3, b3 = lanes.fused(a, w, a3), lanes.fused(b, w, b3)
+    lanes.store_sums(out, a0, a1, a2, a3)
+    lanes.store_sums(out + step, b0, b1, b2, b3)
+
+
+@kernel
+def _three(kind: int, rows: int, size: int, weight: int, stride: int, out: int, step: int, ahead: int) -> None:
+    zero = lanes.splat(np.float32(0.0))
+    a0, a1, a2, a3 = zero, zero, zero, zero
+    b0, b1, b2, b3 = zero, zero, zero, zero
+    c0, c1, c2, c3 = zero, zero, zero, zero
+    for d in range(0, size, LANES):
+        offset = d if kind == FLOAT32 else d // 2
+        place = weight + offset
+        if ahead:
+            _fetch(place + ahead, stride, offset)
+        a, b, c = lanes.load(rows + d), lanes.load(rows + size + d), lanes.load(rows + 2 * size + d)
+        w = _weight(kind, place)
+        a0, b0, c0 = lanes.fused(a, w, a0), lanes.fused(b, w, b0), lanes.fused(c, w, c0)
+        w = _weight(kind, place + stride)
+        a1, b1, c1 = lanes.fused(a, w, a1), lanes.fused(b, w, b1), lanes.fused(c, w, c1)
+        w = _weight(kind, place + 2 * stride)
+        a2, b2, c2 = lanes.fused(a, w, a2), lanes.fused(b, w, b2), lanes.fused(c, w, c2)
+        w = _weight(kind, place + 3 * stride)
+        a3, b3, c3 = lanes.fused(a, w, a3), lanes.fused(b, w, b3), lanes.fused(c, w, c3)
+    lanes.store_sums(out, a0, a1, a2, a3)
+    lanes.store_sums(out + step, b0, b1, b2, b3)
+    lanes.store_sums(out + 2 * step, c0, c1, c2, c3)

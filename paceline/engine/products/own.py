@@ -1,0 +1,126 @@
+"""Our products in the place of `nn.Linear`'s, in force in our forwards only, and only in the thread that makes one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.common.lanes import WIDTH
+from paceline.common.threads import share
+from paceline.engine.attention.tiles import BFLOAT16, FLOAT16, FLOAT32
+from paceline.engine.products.kernel import multiply
+
+# How rows and weights are stored, and how the kernel writes what comes out.
+KINDS = {torch.float32: (FLOAT32, FLOAT32), torch.bfloat16: (BFLOAT16, BFLOAT16), torch.float16: (FLOAT16, FLOAT32)}
+_KEPT_AS = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}
+
+ANY = 1 << 40  # rows: no bound
+_SHARE = 1 << 21  # multiply-adds that are worth waking a thread for
+
+_under_way = threading.local()
+_held: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()  # forwards under way with our products, in any thread
+_lock = threading.Lock()
+
+
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows @ weight.T + bias; each row's bits depend on that row alone.
+
+    Args:
+        rows: [..., inner]. weight: [outer, inner], contiguous, on the CPU, of the same dtype. bias: [outer].
+    """
+    outer, inner = weight.shape
+    rows, dtype = rows.contiguous(), rows.dtype
+    count = rows.numel() // inner
+    kind, out_kind = KINDS[dtype]
+    out = torch.empty(*rows.shape[:-1], outer, dtype=_KEPT_AS[out_kind])
+    added = None if bias is None else bias.to(torch.float32)
+    places = rows.data_ptr(), weight.data_ptr(), 0 if added is None else added.data_ptr(), out.data_ptr()
+    arguments = *places, kind, out_kind, count, inner, outer, np.zeros(1, dtype=np.int64)
+    work = count * inner * outer
+    share(multiply, arguments, 0 if work < _SHARE else min(torch.get_num_threads() - 1, work // _SHARE))
+    return out if out.dtype == dtype else out.to(dtype)
+
+
+def replaceable(model: PreTrainedModel) -> tuple[nn.Linear, ...]:
+    """Return the modules of a model whose products ours can replace."""
+    if model.device.type != "cpu":
+        return ()
+    return tuple(
+        one
+        for one in model.modules()
+        if type(one) is nn.Linear
+        and _is_free(one)
+        and one.weight.dtype in KINDS
+        and one.weight.device.type == "cpu"
+        and one.weight.is_contiguous()
+        and one.in_features % WIDTH == 0
+        and one.out_features % WIDTH == 0
+    )
+
+
+def _is_free(module: nn.Linear) -> bool:
+    """Whether nobody else has given it a `forward` of its own."""
+    own = vars(module).get("forward")
+    return own is None or getattr(own, "func", None) is _forward
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Which products of a model are ours.
+
+    Attributes:
+        modules: whose; none = all are torch's.
+        least, most: with so many rows.
+    """
+
+    modules: tuple[nn.Linear, ...] = ()
+    least: int = 1
+    most: int = ANY
+
+    @contextmanager
+    def in_force(self, model: PreTrainedModel) -> Iterator[None]:
+        """Use them in the forward inside, in this thread.
+
+        Each of the modules has a `forward` of its own meanwhile, as accelerate gives them; other threads get what they
+        always got.
+        """
+        if not self.modules:
+            yield
+            return
+        with _lock:
+            _held[model] = _held.get(model, 0) + 1
+            if _held[model] == 1:
+                for one in self.modules:
+                    vars(one)["forward"] = partial(_forward, one)
+        _under_way.products = self
+        try:
+            yield
+        finally:
+            _under_way.products = _TORCHS
+            with _lock:
+                _held[model] -= 1
+                if not _held[model]:
+                    for one in self.modules:
+                        del vars(one)["forward"]
+
+
+_TORCHS = Products()
+
+
+def _forward(module: nn.Linear, rows: Tensor) -> Tensor:
+    products: Products = getattr(_under_way, "products", _TORCHS)
+    inner = module.in_features
+    ours = products.modules and products.least * inner <= rows.numel() <= products.most * inner
+    if ours and rows.dtype == module.weight.dtype and not torch.is_grad_enabled():
+        return product(rows, module.weight, module.bias)
+    plain: Callable[[nn.Linear, Tensor], Tensor] = nn.Linear.forward
+    return plain(module, rows)
