@@ -73,7 +73,8 @@ class LLM:
     Args:
         model: directory, hub id, GGUF file, "demo" or "smollm2" (embedded models), or a loaded transformers model (put into
             eval mode).
-        drafter: "name" or "name:key=value,key=value" (of `paceline drafters`, or "module:Class" of your own), or a `Drafter`.
+        drafter: "auto", or another "name" or "name:key=value,key=value" (of `paceline drafters`, or "module:Class" of your
+            own), or a `Drafter`.
         draft_model: as `model`, for the drafters that need one.
         tokenizer: directory, hub id, GGUF file or object; default the one beside `model`. Token-id prompts need none.
         dtype: "auto" (the checkpoint's; bfloat16 for a GGUF file), "float32", "bfloat16" or "float16".
@@ -93,7 +94,7 @@ class LLM:
     def __init__(
         self,
         model: str | Path | PreTrainedModel,
-        drafter: str | Drafter = "none",
+        drafter: str | Drafter = "auto",
         draft_model: str | Path | PreTrainedModel | None = None,
         tokenizer: Any = None,
         dtype: str | torch.dtype = "auto",

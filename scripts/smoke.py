@@ -25,7 +25,7 @@ def main(environment: str) -> None:
         entry(name).load()
     params = SamplingParams(max_new_tokens=16)
     prompts = ["def add(a, b):", "What is 3 times 4?"]
-    plain = [out.token_ids for out in LLM(demo.TARGET, dtype="float32").generate(prompts, params)]
+    plain = [out.token_ids for out in LLM(demo.TARGET, "none", dtype="float32").generate(prompts, params)]
     for spec in DRAFTERS:
         draft = demo.DRAFT if entry(spec.partition(":")[0]).needs_draft_model else None
         outs = LLM(demo.TARGET, drafter=spec, draft_model=draft, dtype="float32").generate(prompts, params)

@@ -152,7 +152,7 @@ def bf16(pair: Pair) -> Pair:
 @pytest.fixture(scope="module")
 def plain(bf16: Pair) -> dict[SamplingParams, list[list[int]]]:
     """Answers of plain decoding to each prompt alone."""
-    llm = LLM(bf16.target, max_batch=1, batch_invariant=True)
+    llm = LLM(bf16.target, "none", max_batch=1, batch_invariant=True)
     return {params: [llm.generate([prompt], params)[0].token_ids for prompt in bf16.prompts] for params in PARAMS}
 
 
@@ -182,5 +182,5 @@ def test_without_it_answers_differ(bf16: Pair, plain: dict[SamplingParams, list[
         for spec in ("prompt_lookup", "lookahead", "draft_model")
         for out in bf16.engine(spec, batch_invariant=False).generate(bf16.prompts, PARAMS[0])
     ]
-    alone = [answer for _ in range(3) for answer in LLM(bf16.target, max_batch=1).generate(bf16.prompts, PARAMS[0])]
+    alone = [answer for _ in range(3) for answer in LLM(bf16.target, "none", max_batch=1).generate(bf16.prompts, PARAMS[0])]
     assert sum(got != one.token_ids for got, one in zip(outs, alone, strict=True)) > 0

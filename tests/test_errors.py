@@ -164,7 +164,7 @@ def test_one_bad_prompt_is_refused_before_any_work(pair: Pair, prompts: Any, kin
     calls: list[int] = []
     hook = pair.target.register_forward_hook(lambda *_: calls.append(1))
     try:
-        llm = LLM(pair.target, max_length=64)
+        llm = LLM(pair.target, "none", max_length=64)
         calls.clear()
         with pytest.raises(kind, match=words):
             llm.generate(prompts, SamplingParams(max_new_tokens=4))
@@ -179,7 +179,7 @@ def test_one_bad_prompt_is_refused_before_any_work(pair: Pair, prompts: Any, kin
 
 def test_what_is_close_to_bad_is_fine(pair: Pair) -> None:
     """Prompts that just fit, tuples, tensors, no prompts at all."""
-    llm = LLM(pair.target, max_length=64)
+    llm = LLM(pair.target, "none", max_length=64)
     (out,) = llm.generate([[1] * 63])
     assert (len(out.token_ids), out.finish_reason) == (1, "length")
     expected = llm.generate([GOOD], SamplingParams(4))[0].token_ids
@@ -189,20 +189,20 @@ def test_what_is_close_to_bad_is_fine(pair: Pair) -> None:
 
 
 def test_params_come_one_for_all_or_one_each(pair: Pair) -> None:
-    llm = LLM(pair.target)
+    llm = LLM(pair.target, "none")
     with pytest.raises(ConfigError, match="got 2 SamplingParams for 3 prompts; expected one for all, or one each"):
         llm.generate([GOOD] * 3, [SamplingParams(1)] * 2)
 
 
 def test_text_needs_a_tokenizer(pair: Pair, tokenizer: Any) -> None:
-    llm = LLM(pair.target)
+    llm = LLM(pair.target, "none")
     with pytest.raises(ConfigError, match="stop: got stop strings and no tokenizer"):
         llm.generate([GOOD], SamplingParams(stop=("x",)))
     with pytest.raises(ConfigError, match="without chat template"):
         llm.chat([{"role": "user", "content": "hello"}])
     with pytest.raises(ConfigError, match="without chat template"):
-        LLM(pair.target, tokenizer=tokenizer).chat([{"role": "user", "content": "hello"}])
-    assert LLM(pair.target, tokenizer=tokenizer).generate("hello", SamplingParams(4))[0].text
+        LLM(pair.target, "none", tokenizer=tokenizer).chat([{"role": "user", "content": "hello"}])
+    assert LLM(pair.target, "none", tokenizer=tokenizer).generate("hello", SamplingParams(4))[0].text
 
 
 def test_an_attention_without_masks_is_refused(pair: Pair) -> None:
@@ -216,7 +216,7 @@ def test_an_attention_without_masks_is_refused(pair: Pair) -> None:
 
 def test_a_model_without_a_head_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"no language-model head.*AutoModelForCausalLM"):
-        LLM(make("llama").model)
+        LLM(make("llama").model, "none")
 
 
 def test_a_sequence_beyond_the_context_is_refused() -> None:

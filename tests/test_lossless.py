@@ -137,7 +137,7 @@ MIXED += [SamplingParams(18), SamplingParams(11, 1.3, seed=-5)]
 @pytest.fixture(scope="module")
 def sampled(pair: Pair) -> list[list[int]]:
     """Plain decoding, one request at a time, each with its own parameters."""
-    llm = LLM(pair.target, max_batch=1)
+    llm = LLM(pair.target, "none", max_batch=1)
     return [out.token_ids for out in llm.generate(pair.prompts, MIXED)]
 
 
@@ -152,7 +152,7 @@ def test_a_seed_gives_the_same_text(pair: Pair, sampled: list[list[int]], spec: 
 
 
 def test_seeds_matter(pair: Pair) -> None:
-    llm = LLM(pair.target)
+    llm = LLM(pair.target, "none")
     texts = {tuple(llm.generate([pair.prompts[1]], SamplingParams(8, 1.0, seed=seed))[0].token_ids) for seed in range(8)}
     assert len(texts) > 5
 
@@ -168,7 +168,7 @@ def test_a_draft_model_with_a_shorter_context(pair: Pair, spec: str, temperature
     if temperature == 0.0:
         assert [out.token_ids for out in outs] == pair.answers
     elif "follow" in spec:
-        plain = LLM(pair.target).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))
+        plain = LLM(pair.target, "none").generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))
         assert [out.token_ids for out in outs] == [out.token_ids for out in plain]
 
 

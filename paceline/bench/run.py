@@ -51,6 +51,7 @@ def run_bench(
     progress: bool = True,
     loaded: Callable[[], None] | None = None,
     ranks: Ranks | None = None,
+    budget: bool = True,
 ) -> BenchResult:
     """Run a benchmark. Ctrl-C ends it early: what every method has answered by then is kept.
 
@@ -61,6 +62,7 @@ def run_bench(
         loaded: called once the models are loaded, before any answer.
         progress: show progress on standard error, updated between timed calls only.
         ranks: the processes of a parallel run, where they have been joined already.
+        budget: False: all trees are fed whole, whatever that costs, as the papers' methods do.
     Raises:
         ConfigError, CapacityError, UnsupportedModelError: something cannot be run; nothing has been timed then.
     """
@@ -72,7 +74,7 @@ def run_bench(
         if loaded is not None:
             gc.collect()
             loaded()
-        methods, eos = _methods(config, models, units, skipped, lockstep, made or {})
+        methods, eos = _methods(config, models, units, skipped, lockstep, made or {}, budget)
         gc.collect()
         at_the_end.callback(gc.unfreeze)
         gc.freeze()  # every call begins with a collection, which need not go through all modules and models
@@ -162,7 +164,7 @@ def _skipped(config: BenchConfig) -> dict[str, str]:
 
 def _methods(
     config: BenchConfig, models: Models, units: list[Unit], skipped: dict[str, str], lockstep: Lockstep,
-    made: Mapping[str, Maker],
+    made: Mapping[str, Maker], budget: bool,
 ) -> tuple[list[Method], list[int]]:  # fmt: skip
     params = config.sampling
     positions = max(len(ids) for unit in units for ids in unit.token_ids) + config.sampling.max_new_tokens + _SPARE_NODES
@@ -173,6 +175,8 @@ def _methods(
     makers: dict[str, Callable[[], Drafter]] = {spec: partial(create, spec, draft_model=draft) for spec in config.drafters}
     if draft is not None:
         makers |= {name: partial(make, draft) for name, make in made.items()}
+    if not budget:
+        makers = {spec: partial(_without_budget, make) for spec, make in makers.items()}
     for spec, make in makers.items():
         llm = LLM(
             models.target, make(), tokenizer=models.tokenizer, max_batch=config.batch,
@@ -188,6 +192,12 @@ def _methods(
     if not theirs and not ours:
         raise ConfigError(f"bench: nothing is left to run; {', '.join(skipped)}: {_ONE_BY_ONE}. Add a drafter, or use batch=1.")
     return theirs + ours, eos
+
+
+def _without_budget(make: Callable[[], Drafter]) -> Drafter:
+    drafter = make()
+    drafter.budget = False
+    return drafter
 
 
 def _result(

@@ -118,8 +118,23 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
         "context": f"{llm.max_length} tokens",
         "drafts": drafts,
         "attention": attention,
+        "matrix products": _products(llm),
         "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}",
     }
+
+
+def _products(llm: LLM) -> str:
+    """Whose they are, and what both take."""
+    from paceline.engine.products.choice import COUNTS, trial
+
+    used = llm.model.products
+    whose = "torch's" if not used.modules else f"ours with {_run(used.least, None if used.most > COUNTS[-1] else used.most)} rows"
+    tried = trial(llm.model.model)
+    if not tried.ours:
+        return f"{whose}: ours are for larger models on a CPU"
+    each = zip(COUNTS, tried.ours, tried.torchs, strict=True)
+    times = ", ".join(f"{mine * 1e3:.0f} and {theirs * 1e3:.0f} with {count}" for count, mine, theirs in each)
+    return f"{whose}; ms of ours and torch's by rows: {times}"
 
 
 def _print(facts: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from paceline.common.options import ModelOptions
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import PacelineError
 
-_DRAFTER = "prompt_lookup"
+_DRAFTER = "auto"
 
 
 @dataclass(frozen=True, slots=True)

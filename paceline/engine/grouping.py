@@ -19,11 +19,14 @@ def next_group(active: list[Ticket], chunk: int, most_rows: int | None = None) -
     if not prompts:
         return list(active)
     group = prompts[:1]
+    (widest,) = fed_by(group, chunk)
+    total = widest
     for ticket in prompts[1:]:
-        widths = fed_by([*group, ticket], chunk)
-        rows = max(widths) * len(widths)
+        (width,) = fed_by([ticket], chunk)
+        widest, total = max(widest, width), total + width
+        rows = widest * (len(group) + 1)
         adjacent = ticket.seq.slot == group[-1].seq.slot + 1
-        if not adjacent or rows > 1.25 * sum(widths) or (most_rows is not None and rows > most_rows):
+        if not adjacent or rows > 1.25 * total or (most_rows is not None and rows > most_rows):
             break
         group.append(ticket)
     return group

@@ -222,7 +222,7 @@ def search(model: PreTrainedModel, products: Products = Products()) -> Proof:
     findings: list[Finding] = []
     for one in modules:
         try:
-            with products.in_force(model):
+            with products.in_force():
                 findings.append(_find(one))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:  # quantised weights, or a layer of another kind
             unknown = f"{one.name}, a {type(one.module).__name__}, cannot be tried alone: {' '.join(str(error).split())}"

@@ -203,7 +203,7 @@ class CachedLM:
             # As indices, and not as their number: the head then gets all rows in one product, and not a slice of every sequence.
             inputs["logits_to_keep"] = torch.arange(columns - layout.width - 1, columns, device=device)
         start = time.perf_counter()
-        with self._attention(layout, inputs["attention_mask"] is not None), self.products.in_force(self._model):
+        with self._attention(layout, inputs["attention_mask"] is not None), self.products.in_force():
             logits: Tensor = self._model(**inputs).logits
         self.forward_seconds += time.perf_counter() - start
         return logits[:, -(layout.width + 1) :]

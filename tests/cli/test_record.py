@@ -51,7 +51,7 @@ def record(path: Path, options: dict[str, Any] | None = None) -> Path:
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM(demo.TARGET, dtype="float32")
+    return LLM(demo.TARGET, "none", dtype="float32")
 
 
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    llm = LLM(demo.TARGET)
+    llm = LLM(demo.TARGET, "none")
     lines = demo.PROMPTS.read_text(encoding="utf-8").splitlines()[::4]
     return [llm.chat_prompt([{"role": "user", "content": json.loads(line)["turns"][0]}]) for line in lines]
 
@@ -43,7 +43,7 @@ def test_it_is_sound_and_what_its_card_says() -> None:
 
 def test_it_is_of_the_embedded_tokenizer_and_only_read(prompts: list[list[int]]) -> None:
     before = state()
-    plain = LLM(demo.TARGET, dtype="float32").generate(prompts, SamplingParams(max_new_tokens=32))
+    plain = LLM(demo.TARGET, "none", dtype="float32").generate(prompts, SamplingParams(max_new_tokens=32))
     for name in ("sssd", "rest"):
         llm = LLM(demo.TARGET, f"{name}:datastore=demo", dtype="float32")  # its tokenizer is looked at here
         answers = llm.generate(prompts, SamplingParams(max_new_tokens=32))
@@ -53,7 +53,7 @@ def test_it_is_of_the_embedded_tokenizer_and_only_read(prompts: list[list[int]])
 
 
 def test_it_helps(prompts: list[list[int]]) -> None:
-    answers = LLM(demo.TARGET, dtype="float32").generate(prompts, SamplingParams(max_new_tokens=64))
+    answers = LLM(demo.TARGET, "none", dtype="float32").generate(prompts, SamplingParams(max_new_tokens=64))
     traces = [(prompt, answer.token_ids) for prompt, answer in zip(prompts, answers, strict=True)]
     alone, helped = (replay(create(spec), traces).tokens_per_step for spec in ("sssd", "sssd:datastore=demo"))
     assert helped > 1.2 * alone

@@ -177,7 +177,7 @@ def test_the_table_is_wide() -> None:
 def test_models_that_cannot_be_rolled_back_are_refused(name: str) -> None:
     model = models.make(name)
     with pytest.raises(UnsupportedModelError) as caught:
-        LLM(model)
+        LLM(model, "none")
     text = str(caught.value)
     assert type(model).__name__ in text
     assert "expected" in text or "use model.generate" in text

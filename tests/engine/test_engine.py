@@ -258,7 +258,7 @@ def test_the_targets_likeliest_tokens_after_every_node(pair: Pair, temperature: 
     firsts: dict[int, Outcome] = {}  # of each sequence: what was known then is its prompt
     for outcome in drafter.seen:
         firsts.setdefault(outcome.seq.id, outcome)
-    plain = LLM(pair.target).model
+    plain = LLM(pair.target, "none").model
     for outcome, prompt in zip(firsts.values(), pair.prompts[:3], strict=True):
         assert outcome.target_top is not None
         assert outcome.target_top.token_ids.shape == outcome.target_top.probs.shape == (4, 3)

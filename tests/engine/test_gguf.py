@@ -42,8 +42,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def kept(folder: Path) -> list[str]:
-    """What lies in the cache, locks aside."""
-    return sorted(path.name for path in folder.glob("*/*") if path.suffix != ".lock")
+    """What lies in the cache of conversions, locks aside."""
+    return sorted(path.name for path in folder.glob("gguf-*/*") if path.suffix != ".lock")
 
 
 @pytest.mark.parametrize(("kind", "near"), [("F32", 1e-3), ("F16", 1e-3), ("Q8_0", 0.02), ("Q4_1", 0.2), ("Q5_0", 0.2)])
@@ -66,7 +66,7 @@ def test_every_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str], folder
     assert capsys.readouterr().err.count("converting tiny.gguf") == 1
     assert load_model(path).dtype == torch.bfloat16
     assert load_model(str(path), "float32").dtype == torch.float32
-    assert LLM(path, tokenizer=path).tokenizer.eos_token_id == EOS
+    assert LLM(path, "none", tokenizer=path).tokenizer.eos_token_id == EOS
     assert create("draft_model", draft_model=str(path)).name == "draft_model"
     assert Strategy("draft_model", str(path)) is not None
     assert load_tokenizer(str(path), "elsewhere")("abc")["input_ids"]
@@ -108,7 +108,7 @@ def test_damaged_files_are_refused(tmp_path: Path, folder: Path, damage: Any, wo
     path = write_gguf(tmp_path / "tiny.gguf")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ConfigError, match=rf"model '.*tiny.gguf': got .*{words.removeprefix('got ')}.*; expected a whole GGUF"):
-        LLM(path)
+        LLM(path, "none")
     assert kept(folder) == []
 
 
@@ -121,7 +121,7 @@ def test_what_transformers_cannot_unpack_is_refused(tmp_path: Path, folder: Path
     }
     for path, words in cases.values():
         with pytest.raises(ConfigError, match=rf"got .*{words}.*; expected a whole GGUF file"):
-            LLM(path)
+            LLM(path, "none")
     with pytest.raises(ConfigError, match=r"got .*no such\.gguf'.*no file"):
         LLM("no such.gguf")
     assert kept(folder) == []
@@ -139,14 +139,14 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = write_gguf(tmp_path / "tiny.gguf")
     monkeypatch.setattr(module, "_PACKAGES", ("torch", "nobody_has_this"))
     with pytest.raises(ConfigError, match=r"no package nobody_has_this; expected .*pip install nobody_has_this"):
-        LLM(path)
+        LLM(path, "none")
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     folder.write_text("a file in its place")
     with pytest.raises(ConfigError, match=r"cache: got '.*cache', which cannot be used .*; expected .*Set PACELINE_CACHE"):
-        LLM(path)
+        LLM(path, "none")
     folder.unlink()
 
     def full(*_: Any, **__: Any) -> None:
@@ -155,9 +155,9 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, folder: Path, monkeypatc
     with monkeypatch.context() as context:
         context.setattr("transformers.PreTrainedModel.save_pretrained", full)
         with pytest.raises(ConfigError, match=r"No space left on device.*; expected .*room. Set PACELINE_CACHE"):
-            LLM(path)
+            LLM(path, "none")
     assert kept(folder) == []
-    LLM(path)
+    LLM(path, "none")
 
 
 def test_a_finished_folder_needs_no_right_to_write(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_damaged_folder_is_made_again(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     weights = module.unpacked(path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    assert len(LLM(path).generate(PROMPTS[:1], SamplingParams(4))[0].token_ids) == 4
+    assert len(LLM(path, "none").generate(PROMPTS[:1], SamplingParams(4))[0].token_ids) == 4
 
 
 def test_two_processes_convert_once(tmp_path: Path, folder: Path) -> None:
@@ -256,7 +256,7 @@ def test_the_cache_is_listed_and_cleared(tmp_path: Path, folder: Path, capsys: p
     assert "tiny.gguf" in call("cache", "list")[1]
     call("cache", "clear")
     assert foreign.is_dir()
-    assert kept(folder) == ["holiday"]
+    assert kept(folder) == []
     assert cache.entries() == []
 
 

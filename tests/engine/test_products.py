@@ -88,7 +88,7 @@ def test_in_force_in_this_thread_only_and_never_left_behind() -> None:
         patch.setattr(own, "product", watched)
         expected = model(ids).logits
         assert not calls
-        with suppress(RuntimeError), products.in_force(model):
+        with suppress(RuntimeError), products.in_force():
             assert replaceable(model) == products.modules
             other = threading.Thread(target=lambda: model(ids), name="other")
             other.start()
@@ -108,7 +108,7 @@ def test_only_so_many_rows_and_never_where_gradients_are_wanted() -> None:
     modules = replaceable(model)
     weight = modules[0].weight
     few, many = (numbers(count, weight.shape[1], dtype=torch.float32) for count in (2, 5))
-    with Products(modules, 1, 4).in_force(model):
+    with Products(modules, 1, 4).in_force():
         with torch.inference_mode():
             assert torch.equal(modules[0](few), product(few, weight, None))
             assert torch.equal(modules[0](many), torch.nn.functional.linear(many, weight))

@@ -113,7 +113,7 @@ def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
 
 def test_costs_are_measured_once_and_never_fall(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    model = LLM(pair.target).model
+    model = LLM(pair.target, "none").model
     curve = cost_curve(model)
     assert curve.rows == costs.ROWS
     assert list(curve.seconds) == sorted(curve.seconds)
@@ -127,7 +127,7 @@ def test_costs_are_measured_once_and_never_fall(pair: Pair, tmp_path: Path, monk
 
 def test_a_slow_machine_is_asked_for_fewer_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "_ENOUGH_SECONDS", 0.0)
-    curve = measure(LLM(pair.target).model)
+    curve = measure(LLM(pair.target, "none").model)
     assert curve.rows == costs.ROWS[:2]
     assert curve.of(np.array([9]))[0] >= curve.seconds[1]
 

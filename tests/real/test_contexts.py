@@ -29,7 +29,7 @@ THINGS = ("cups", "plates", "spoons", "lamps", "chairs", "books", "coats", "bell
 def test_it_is_what_it_should_be(real: Real) -> None:
     config = real.model.config
     assert (config.num_hidden_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
-    llm = LLM(real.model, tokenizer=real.tokenizer)
+    llm = LLM(real.model, "none", tokenizer=real.tokenizer)
     assert llm.eos_token_ids == [2]
     assert llm.max_length == 8192
     text = real.tokenizer.decode(llm.chat_prompt([{"role": "user", "content": "Hi"}]))
@@ -47,7 +47,7 @@ def test_words_come_back(real: Real) -> None:
 @pytest.fixture(scope="module")
 def turns(real: Real) -> list[list[int]]:
     """Transformers' own answers to the questions, each asked after all before it and their answers."""
-    llm = LLM(real.model, tokenizer=real.tokenizer)
+    llm = LLM(real.model, "none", tokenizer=real.tokenizer)
     messages, answers = [SYSTEM], []
     for question in QUESTIONS:
         messages.append({"role": "user", "content": question})

@@ -14,7 +14,7 @@ import torch
 
 from paceline import LLM, demo
 from paceline.drafters import REGISTRY, available
-from tests.support.shared import near_copies, with_store
+from tests.support.shared import near_copies, with_store, without_budget
 
 PROMPTS = Path(__file__).parent.parent / "data" / "real_prompts.jsonl"
 MODEL_FREE = [name for name in available() if not REGISTRY[name].needs_draft_model] + ["sssd:datastore=tiny,fusion=paper"]
@@ -37,7 +37,7 @@ class Real:
 
     def engine(self, spec: str, texts: ListLike[ListLike[int]], **options: Any) -> LLM:
         """The model behind the drafter `spec`, whose store, if it reads one, is of `texts`."""
-        return LLM(self.model, self.with_store(spec, texts), tokenizer=self.tokenizer, **options)
+        return LLM(self.model, self.with_store(without_budget(spec), texts), tokenizer=self.tokenizer, **options)
 
     def references(self, prompts: ListLike[list[int]], count: int) -> list[list[int]]:
         """What `model.generate` answers, greedily, to prompts in one batch, padded on the left."""
@@ -51,7 +51,7 @@ class Real:
 
 def load_real() -> Real:
     """Load it all; the prompts are texts to be continued."""
-    llm = LLM("smollm2", dtype="float32")
+    llm = LLM("smollm2", "none", dtype="float32")
     prompts = map(json.loads, PROMPTS.read_text().splitlines())
     ids = {prompt["id"]: llm.tokenizer(prompt["text"])["input_ids"] for prompt in prompts}
     return Real(llm.model.model, llm.tokenizer, ids)

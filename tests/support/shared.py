@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import itertools
 import random
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from paceline import LLM, Drafter, DraftTree, Outcome, ScriptedDrafter, datastore
-from paceline.drafters import REGISTRY, available, contract
+from paceline.drafters import REGISTRY, available, contract, entry
 from paceline.drafters.specdec_pp.card import INPUTS, new_card
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.engine.drafter import DelegatingDrafter
@@ -43,6 +44,9 @@ SPECS = [
     "sssd:datastore=tiny,fusion=paper",
     "rest:shortest=1,matches=1,length=4,nodes=5",
     "pia:nodes=6,length=3,query=4",
+    "auto:budget=true",
+    "lookahead:budget=true",
+    "token_recycling:tree=paper,keys=1",
 ]  # every drafter, and options that change what it proposes
 SAME_SEED = [spec for spec in SPECS if not spec.startswith(("draft_model", "specdec_pp"))]  # drafters of guesses only
 SAME_SEED += ["draft_model:verification=follow", "draft_model:verification=follow,length=3,branch_above=0.02,lookup=true"]
@@ -61,7 +65,7 @@ class Pair:
     def engine(self, spec: str = "none", **options: Any) -> LLM:
         """The target behind the drafter `spec`, with the draft model where one is needed."""
         needed = REGISTRY[spec.partition(":")[0]].needs_draft_model
-        chosen = with_store(with_head(spec, self.draft), self.near_copies(), 256)
+        chosen = with_store(with_head(without_budget(spec), self.draft), self.near_copies(), 256)
         return LLM(self.target, drafter=chosen, draft_model=self.draft if needed else None, **options)
 
     def near_copies(self) -> tuple[tuple[int, ...], ...]:
@@ -73,6 +77,14 @@ def near_copies(texts: ListLike[ListLike[int]], vocab_size: int) -> tuple[tuple[
     """The texts, about every tenth token replaced by another one."""
     chance = random.Random(4)
     return tuple(tuple(chance.randrange(vocab_size) if chance.random() < 0.1 else token for token in text) for text in texts)
+
+
+def without_budget(spec: str) -> str:
+    """`spec` with all of its drafts fed, whatever they cost here: unless it says something else, where there is a budget."""
+    name, _, options = spec.partition(":")
+    if "budget=" in options or "budget" not in {field.name for field in dataclasses.fields(entry(name).load().Options)}:
+        return spec
+    return f"{name}:{','.join(filter(None, [options, 'budget=false']))}"
 
 
 def with_head(spec: str, draft: Any) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ ANY = 1 << 40  # rows: no bound
 _SHARE = 1 << 21  # multiply-adds that are worth waking a thread for
 
 _under_way = threading.local()
-_held: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()  # forwards under way with our products, in any thread
+_held: dict[int, int] = {}  # id of the first module -> forwards under way with our products, in any thread
 _lock = threading.Lock()
 
 
@@ -87,7 +86,7 @@ class Products:
     most: int = ANY
 
     @contextmanager
-    def in_force(self, model: PreTrainedModel) -> Iterator[None]:
+    def in_force(self) -> Iterator[None]:
         """Use them in the forward inside, in this thread.
 
         Each of the modules has a `forward` of its own meanwhile, as accelerate gives them; other threads get what they
@@ -96,9 +95,10 @@ class Products:
         if not self.modules:
             yield
             return
+        first = id(self.modules[0])
         with _lock:
-            _held[model] = _held.get(model, 0) + 1
-            if _held[model] == 1:
+            _held[first] = _held.get(first, 0) + 1
+            if _held[first] == 1:
                 for one in self.modules:
                     vars(one)["forward"] = partial(_forward, one)
         _under_way.products = self
@@ -107,8 +107,9 @@ class Products:
         finally:
             _under_way.products = _TORCHS
             with _lock:
-                _held[model] -= 1
-                if not _held[model]:
+                _held[first] -= 1
+                if not _held[first]:
+                    del _held[first]
                     for one in self.modules:
                         del vars(one)["forward"]
 

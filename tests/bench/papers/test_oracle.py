@@ -48,7 +48,7 @@ def test_the_oracle_knows_its_limits(pair: Pair) -> None:
 def test_the_oracle_follows_a_seed(pair: Pair) -> None:
     """With verification="follow" drafts are guesses, and an answer of the same seed is known beforehand."""
     params = SamplingParams(COUNT, 1.0, seed=4)
-    (plain,) = LLM(pair.target).generate([pair.prompts[1]], params)
+    (plain,) = LLM(pair.target, "none").generate([pair.prompts[1]], params)
     rule = OracleRule({tuple(pair.prompts[1]): plain.token_ids})
     drafter = DraftModel(DraftModelOptions(verification="follow"), CachedLM(pair.draft), rule)
     (out,) = LLM(pair.target, drafter=drafter).generate([pair.prompts[1]], params)

@@ -139,7 +139,7 @@ def test_the_oracle_runs_the_target_once_more_than_the_models_differ(pair: Pair,
     asked = [tokenizer(prompt.text)["input_ids"] for prompt in prompts]
     sampling = SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
     config = BenchConfig(ModelOptions("tiny", threads=1), ("none", fixed_length(3)), sampling=sampling, warmup=0)
-    plain, draft = LLM(pair.target), LLM(pair.draft)
+    plain, draft = LLM(pair.target, "none"), LLM(pair.draft, "none")
     answers = Answers(plain, config.sampling)
     result = run_bench(
         config, target=pair.target, draft=pair.draft, tokenizer=tokenizer, prompts=prompts, made=oracle(answers), progress=False

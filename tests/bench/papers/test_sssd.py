@@ -66,9 +66,9 @@ def test_forwards_are_timed_and_split(pair: Pair, tmp_path: Path, monkeypatch: p
 def test_a_replay_counts_what_decoding_counts(pair: Pair, temperature: float, nodes: int) -> None:
     """Recorded plain answers, replayed, take exactly the forwards that decoding with the drafter takes."""
     params = SamplingParams(24, temperature, seed=5, ignore_eos=True)
-    plain = LLM(pair.target).generate(pair.prompts[:PROMPTS], params)
+    plain = LLM(pair.target, "none").generate(pair.prompts[:PROMPTS], params)
     traces = [(prompt, answer.token_ids) for prompt, answer in zip(pair.prompts, plain, strict=False)]
-    spec = f"sssd:datastore={tiny_store(pair.near_copies(), 256)},nodes={nodes}"
+    spec = f"sssd:datastore={tiny_store(pair.near_copies(), 256)},nodes={nodes},budget=false"
     drafted = LLM(pair.target, spec, max_batch=1).generate(pair.prompts[:PROMPTS], params)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
     result = replay(create(spec), traces, nodes)

@@ -51,11 +51,11 @@ def test_used_in_masked_forwards_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(AttentionInterface._global_mapping, NAME, watch)
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
     prompt = [5, 6, 7, 8, 9] * 4
-    out = LLM(model).generate([prompt], params)[0]
+    out = LLM(model, "none", batch_invariant=False).generate([prompt], params)[0]
     layers = model.config.num_hidden_layers
     assert widths == [20] * layers  # the prompt; then single tokens behind it, which need no mask
     widths.clear()
-    drafted = LLM(model, drafter="lookahead:budget=false").generate([prompt], params)[0]
+    drafted = LLM(model, drafter="lookahead:budget=false", batch_invariant=False).generate([prompt], params)[0]
     assert drafted.token_ids == out.token_ids
     assert widths == [fed for fed in drafted.stats.fed if fed > 1 for _ in range(layers)]
     widths.clear()

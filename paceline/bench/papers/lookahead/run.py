@@ -44,4 +44,4 @@ def spec_nodes(spec: str) -> int:
 
 def _part(label: str, config: LookaheadConfig, names: list[str], loaded: dict[str, Any], **changes: Any) -> Part:
     nodes = max(_LEAST_NODES, config.max_new_tokens, *(spec_nodes(name) for name in names))
-    return Part.of(label, run_bench(config.run_of(names, max_nodes=nodes, **changes), **loaded))
+    return Part.of(label, run_bench(config.run_of(names, max_nodes=nodes, **changes), **loaded, budget=False))

@@ -56,7 +56,7 @@ class _Measuring:
         self._models, self._heads = models, heads_of(config.head, models.draft)
         check_recordings(config.recording, models.draft)
         self._prompts = prompts_in_sets(config.selection)
-        self._oracle = oracle(Answers(LLM(models.target, tokenizer=models.tokenizer), self._counting.sampling))
+        self._oracle = oracle(Answers(LLM(models.target, "none", tokenizer=models.tokenizer), self._counting.sampling))
         self._shared = {"tokenizer": models.tokenizer, "progress": loaded.get("progress", True)}
         self._pair = {**self._shared, "target": models.target, "draft": models.draft}
         if config.cost_scale is None:
@@ -67,7 +67,7 @@ class _Measuring:
     def count(self) -> SpecDecResult:
         """Count the rates of every rule; what a forward costs does not matter."""
         counting = dataclasses.replace(self._counting, max_seconds=self._time.left(self._shares[0]))
-        counts = Sweep.of("figure 4", run_bench(counting, prompts=self._prompts, made=self._oracle, **self._pair))
+        counts = Sweep.of("figure 4", run_bench(counting, prompts=self._prompts, made=self._oracle, **self._pair, budget=False))
         plain = counts.part.method(PLAIN)
         self._prompts = self._prompts[: plain.answers if plain else 0]
         units = make_units(counting, self._models, self._prompts) if self._prompts else []
@@ -79,7 +79,7 @@ class _Measuring:
         lengths, heads = rivals(self._config.head)
         heads += [head_spec(self._config.head, AUTO)] if self._heads[0].card.curve else []
         timed = self._config.run_of([PLAIN, *lengths, *heads], max_seconds=self._time.left(self._shares[1]))
-        found = run_bench(timed, prompts=self._prompts, made=self._oracle, **self._pair)
+        found = run_bench(timed, prompts=self._prompts, made=self._oracle, **self._pair, budget=False)
         groups = {IN_FIXED: lengths, IN_HEAD: heads, IN_BOTH: lengths + heads, TARGET_ALONE: [PLAIN]}
         times = tuple(setting_times(name, found, group) for name, group in groups.items())
         return dataclasses.replace(result, timed=Sweep.of("tables 1 and 2", found), times=times)
@@ -91,7 +91,7 @@ class _Measuring:
             (PLAIN,), baselines=(), model=config.models.draft_model or config.models.model, draft_model=None,
             cost_scale=config.draft_cost_scale, draft_cost_scale=None, max_seconds=self._time.left(),
         )  # fmt: skip
-        found = run_bench(alone, target=self._models.draft, prompts=self._prompts[:_ALONE_PROMPTS], **self._shared)
+        found = run_bench(alone, target=self._models.draft, prompts=self._prompts[:_ALONE_PROMPTS], **self._shared, budget=False)
         times = (*result.times, setting_times(DRAFT_ALONE, found, [PLAIN], drafting=True))
         return dataclasses.replace(result, alone=Part.of("the draft model alone", found), times=times)
 
@@ -106,5 +106,5 @@ class _Measuring:
         rows, makers = grid_makers(heads)
         drafters, left = (head_spec(config.head, _ADVISED),), self._time.left(self._shares[3])
         asked = dataclasses.replace(self._counting, drafters=drafters, baselines=(), max_seconds=left)
-        found = run_bench(asked, prompts=self._prompts, made=makers, **self._pair)
+        found = run_bench(asked, prompts=self._prompts, made=makers, **self._pair, budget=False)
         return dataclasses.replace(result, grid=Sweep.of("heads", found), grid_heads=tuple(rows))

@@ -57,7 +57,7 @@ class _Measuring:
         self._store = config.datastore or (demo.NAME if config.models.model == demo.NAME else None)
         self._store_tokens = datastore.info(self._store).tokens if self._store is not None else 0
         self._prompts = prompts_in_sets(config.selection)
-        self._llm = LLM(self._models.target, tokenizer=self._models.tokenizer)
+        self._llm = LLM(self._models.target, "none", tokenizer=self._models.tokenizer)
         self._greedy: dict[str, list[Trace]] = {}
 
     def time_one_by_one(self) -> SssdResult:
@@ -72,7 +72,7 @@ class _Measuring:
         methods = (PLAIN, *(drafter(size, self._store) for size in TIMED))
         asked = self._config.run_of(methods, draft_model=None, batch=batch, max_seconds=self._left(share))
         shared = {"target": self._models.target, "tokenizer": self._models.tokenizer, "progress": self._progress}
-        return Part.of(f"batch of {batch}", run_bench(asked, prompts=self._prompts, **shared))
+        return Part.of(f"batch of {batch}", run_bench(asked, prompts=self._prompts, **shared, budget=False))
 
     def replay(self, result: SssdResult) -> SssdResult:
         """Replay greedy answers through every method."""
