@@ -54,7 +54,8 @@ class Engine:
         max_batch: most sequences per forward; None = no limit.
         max_nodes: most draft nodes verified per sequence and step.
         ranks: share the work on every draft tree with these processes, which make the same calls (`engine/parallel`).
-        batch_invariant: a token's logits depend on its own text alone, to the last bit; "auto": where that costs under 5 %.
+        batch_invariant: a token's logits depend on its own text alone, to the last bit; "auto": where that costs under 5 %, and
+            never with ranks.
         verify: the rule by which tokens are chosen.
     Attributes:
         invariance: whether they do, and why or why not.
@@ -75,6 +76,8 @@ class Engine:
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
         verify: Verifier = verify_batch,
     ) -> None:
+        if ranks is not None and batch_invariant == "auto":
+            batch_invariant = False  # clocks decide there, and the ranks must do the same
         self.invariance = settle(model, batch_invariant, max_batch or 1)
         self._most_rows = self.invariance.most_rows
         options = self.invariance.of_model(PREFILL_CHUNK)
