@@ -50,14 +50,14 @@ def multiply(
     wide = np.empty(0 if kind == FLOAT32 else count * inner, dtype=np.float32)
     if kind != FLOAT32:
         load_row(kind, rows, address(wide), count * inner)
-        rows = address(wide)
     done = 0
     while first < outer:
         width = min(_TASK, outer - first)
+        read = rows if kind == FLOAT32 else address(wide)  # here, since an array lives until its last use
         if few:
-            _multiply_few(rows, weight, address(sums), address(scratch), kind, count, inner, first, width, outer)
+            _multiply_few(read, weight, address(sums), address(scratch), kind, count, inner, first, width, outer)
         else:
-            _multiply_many(rows, weight, address(sums), address(scratch), kind, count, inner, first, width, block)
+            _multiply_many(read, weight, address(sums), address(scratch), kind, count, inner, first, width, block)
         _write_out(address(sums), bias, out, out_kind, count, first, width, outer)
         done += 1
         first = take_number(taken.ctypes.data) * _TASK

@@ -1,0 +1,45 @@
+"""The real model's logits, bit for bit: alone, in random trees, in batches, behind prompts in chunks of 64 and 512."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.engine.invariance import settle
+from paceline.engine.loading import load_model
+from paceline.engine.row_classes import bits
+from tests.support.real import NEEDS_REAL
+from tests.test_batch_invariant import Alone, lm_of, together
+
+pytestmark = [*NEEDS_REAL, pytest.mark.processor]
+LENGTHS = (9, 90, 31)
+
+
+def differing(model: Any, sequences: int, chunk: int, **changes: Any) -> tuple[int, int]:
+    """Rows of logits that differ from those of the same text alone, of how many that were compared."""
+    chance = random.Random(chunk)
+    found = settle(model, True, sequences)
+    texts = [[chance.randrange(3, 200) for _ in range(LENGTHS[row % 3])] for row in range(sequences)]
+    reference, unequal, count = Alone(lm_of(model, found, 1, **changes)), 0, 0
+    compared = {tuple(text) for text in texts[:3]}
+    for text, logits in sorted(together(model, found, texts, chunk, **changes), key=lambda one: one[0]):
+        if any(tuple(text[: len(known)]) == known for known in compared):
+            unequal += not torch.equal(bits(reference.logits(text)), bits(logits))
+            count += 1
+    return unequal, count
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+@pytest.mark.parametrize(("sequences", "chunk"), [(1, 512), (3, 64), (32, 64)])
+def test_logits_depend_on_the_text_alone(dtype: str, sequences: int, chunk: int) -> None:
+    unequal, count = differing(load_model("smollm2", dtype), sequences, chunk)
+    assert count >= 10
+    assert unequal == 0
+
+
+def test_with_sdpa_they_do_not() -> None:
+    unequal, _ = differing(load_model("smollm2", "bfloat16"), 3, 64, batch_invariant=False)
+    assert unequal > 0
