@@ -65,9 +65,9 @@ _REAL = _Show(
     demo.SMOLLM2,
     (),
     (PLAIN, LOOKUP), None, tokens=(24, 48), every=3, batch=4, seconds=(40.0, 75.0),
-    remark="SmolLM2-135M-Instruct, and no second model: every drafter here guesses from the text. In bfloat16 near ties may fall"
-    " either way.",
-    streaming="sssd", green="guessed from the text so far, kept by the model", answer=192,
+    remark="SmolLM2-135M-Instruct, and no second model: every drafter here guesses from what was said before. In bfloat16 near"
+    " ties may fall otherwise than in transformers.",
+    streaming="auto", green="guessed beforehand, kept by the model", answer=192,
 )  # fmt: skip
 
 

@@ -56,6 +56,16 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     assert product(rows[:1], torch.full((8, 8), float("nan"), dtype=torch.bfloat16), None).isnan().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_thousands_of_rows(dtype: torch.dtype) -> None:
+    """What the kernel allocates is then given back to the system as soon as it is not needed any more."""
+    rows, weight = numbers(3000, 1024, dtype=dtype), numbers(64, 1024, dtype=dtype, seed=1) / 32
+    together = product(rows, weight, None)
+    assert torch.equal(product(rows[1500:1503], weight, None), together[1500:1503])
+    exact = rows[-9:].double() @ weight.double().T
+    assert float((together[-9:].double() - exact).abs().max() / exact.abs().max()) < 5e-3
+
+
 def test_threads_share_the_outputs() -> None:
     rows, weight = numbers(40, 256, dtype=torch.float32), numbers(4096, 256, dtype=torch.float32, seed=1)
     alone = product(rows, weight, None)
