@@ -41,7 +41,7 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     count = rows.numel() // inner
     kind, out_kind = KINDS[dtype]
     out = torch.empty(*rows.shape[:-1], outer, dtype=_KEPT_AS[out_kind])
-    added = None if bias is None else bias.to(torch.float32)
+    added = None if bias is None else bias.to(torch.float32).contiguous()
     places = rows.data_ptr(), weight.data_ptr(), 0 if added is None else added.data_ptr(), out.data_ptr()
     arguments = *places, kind, out_kind, count, inner, outer, np.zeros(1, dtype=np.int64)
     work = count * inner * outer
