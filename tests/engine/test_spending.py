@@ -16,7 +16,7 @@ from paceline.engine.cost_curve import CostCurve, cost_curve, measure
 from paceline.engine.drafter import Drafter
 from paceline.engine.gate import Gate
 from paceline.engine.sequence import Sequence
-from paceline.engine.spending import Spending
+from paceline.engine.spending import BESIDE, Spending
 from tests.support.shared import Pair
 
 CHEAP = CostCurve((1, 1000), (1.0, 1.001))
@@ -53,8 +53,10 @@ def test_one_width_for_the_batch_has_the_most_tokens_per_second(curve: CostCurve
     cut = Spending(lambda: curve).cut(trees, len(trees), pending)
 
     def speed(width: int) -> float:
-        rows = np.array([len(trees) * (pending + min(width, max(map(len, trees))))])
-        return float(sum(expected_tokens(tree, width) for tree in trees) / curve.of(rows)[0])
+        rows = len(trees) * (pending + np.array([0, min(width, max(map(len, trees)))]))
+        plain, drafted = curve.of(rows)
+        seconds = drafted + BESIDE * (drafted - plain)
+        return float(sum(expected_tokens(tree, width) for tree in trees) / seconds)
 
     width = max(map(len, cut))
     assert speed(width) == pytest.approx(max(map(speed, range(21))), rel=1e-9)
@@ -109,6 +111,15 @@ def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
     assert pauses(2.0, 500) == []
     assert pauses(1.0, 4000)[:5] == [32, 64, 128, 256, 512]
     assert set(pauses(1.0, 4000)[4:-1]) == {512}
+
+
+def test_a_batch_shows_sooner_whether_drafting_pays() -> None:
+    gate = Gate()
+    steps = 0
+    while gate.opens():
+        gate.note(1.0, 1.5, sequences=8)
+        steps += 1
+    assert steps == 2
 
 
 def test_costs_are_measured_once_and_never_fall(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
