@@ -3,6 +3,7 @@
 A step of a batch costs t(rows) seconds and yields Y tokens: for each sequence 1 + the chances of the paths to its nodes. Trees
 come with the likeliest path first, so their first nodes are the best ones of that number, and closed under parents. Rows are
 padded to the widest tree, so there is one width for the whole batch: that with the most tokens per second. 0 is plain decoding.
+The curve was measured with one short text; what steps with and without drafts really take corrects it, per number of sequences.
 
 Trees without confidence are fed whole or not at all: their drafter is left out while it yields less than plain decoding would in
 the same time, and tried again ever more rarely; once it has paid it is back.
@@ -10,6 +11,7 @@ the same time, and tried again ever more rarely; once it has paid it is back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from itertools import chain
@@ -24,7 +26,32 @@ from paceline.engine.gate import Gate
 from paceline.engine.reliability import FlatTrees, Reliability, corrected, count, new_reliability
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 
-BESIDE = 0.15  # of what a row costs in the forward: its logits are looked through, its place laid out, and curves wander
+_RATE = 0.1  # of the newest step in what steps were found to take
+_FORGETTING = 0.005  # of that, with every step that tells nothing about it: what was too dear is tried again
+_MOST_OFF = 3.0  # a curve is believed to be off by no more
+
+
+class _Pace:
+    """How much longer steps with drafts take than the curve says, compared with steps without; of one number of sequences."""
+
+    def __init__(self) -> None:
+        self._off = [0.0, 0.0]  # logarithms of seconds over those of the curve: without drafts, and with them
+        self._known = [False, False]
+
+    @property
+    def factor(self) -> float:
+        """Of the seconds of steps with drafts."""
+        if not all(self._known):
+            return 1.0
+        return min(_MOST_OFF, max(1 / _MOST_OFF, math.exp(self._off[1] - self._off[0])))
+
+    def note(self, drafted: bool, seconds: float, expected: float) -> None:
+        """Take in a step."""
+        off = math.log(max(seconds, 1e-9) / expected)
+        self._off[drafted] = self._off[drafted] + _RATE * (off - self._off[drafted]) if self._known[drafted] else off
+        self._known[drafted] = True
+        if not drafted:
+            self._off[1] += _FORGETTING * (self._off[0] - self._off[1])
 
 
 class Spending:
@@ -43,6 +70,8 @@ class Spending:
         self._gate = Gate()
         self._proposed: FlatTrees | None = None  # by the trees of the step, where all of them carry confidence
         self._cost = 0.0  # of the step, in steps without drafts
+        self._paces: dict[int, _Pace] = {}  # by the number of sequences
+        self._step: tuple[int, bool, float] | None = None  # sequences, whether there are drafts, seconds by the curve
 
     def drafts(self) -> bool:
         """Return whether the drafter is asked for the next step."""
@@ -59,17 +88,34 @@ class Spending:
         widest = max(map(len, trees), default=0)
         if widest == 0:
             self._cost = 0.0
+            self._expect(sequences, pending, 0)
             return trees
         seconds = self._seconds(sequences, pending, widest)
         if all(tree.probs is None and (tree.confidence is not None or not len(tree)) for tree in trees):
             self._proposed = _flatten(trees)
             width = best_width(self.reliability, self._proposed, seconds)
+            self._expect(sequences, pending, width)
             return [tree if len(tree) <= width else _first(tree, width) for tree in trees]
         self._cost = float(seconds[-1] / seconds[0])
+        self._expect(sequences, pending, widest)
         return trees
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
-        """Count what came true of the trees that were cut last, in their order."""
+    def _expect(self, sequences: int, pending: int, width: int) -> None:
+        """Note what the step should take; prompts say nothing about decoding."""
+        self._seconds(sequences, pending, width)
+        expected = float(self._costs[sequences, pending][width])
+        self._step = (sequences, width > 0, expected) if pending == 1 else None
+
+    def observe(self, outcomes: ListLike[Outcome], seconds: float) -> None:
+        """Count what came true of the trees that were cut last, in their order.
+
+        Args:
+            seconds: from before the forward until the target had spoken.
+        """
+        if self._step is not None:
+            sequences, drafted, expected = self._step
+            self._paces.setdefault(sequences, _Pace()).note(drafted, seconds, expected)
+            self._step = None
         emitted = [outcome.new_token_ids for outcome in outcomes]
         if self._proposed is not None:
             ends = np.cumsum([0, *map(len, emitted)], dtype=np.int64)
@@ -81,9 +127,10 @@ class Spending:
         """Return the seconds of a step by its width, [1 + widest]."""
         key = sequences, pending
         if len(self._costs.get(key, ())) <= widest:
-            seconds = self._curve().of(sequences * np.arange(pending, pending + widest + 1))
-            self._costs[key] = seconds + BESIDE * (seconds - seconds[0])
-        return self._costs[key][: widest + 1]
+            self._costs[key] = self._curve().of(sequences * np.arange(pending, pending + widest + 1))
+        seconds = self._costs[key][: widest + 1].copy()
+        seconds[1:] *= self._paces.setdefault(sequences, _Pace()).factor
+        return seconds
 
 
 @compiled

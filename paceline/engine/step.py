@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 
@@ -46,6 +47,7 @@ def decode_step(
         for row, tree in zip(ready, proposed, strict=True):
             trees[row] = tree
 
+    start = time.perf_counter()
     logits = model.forward(seqs, trees)
     if len(ready) < len(seqs):
         logits = logits[ready]
@@ -53,6 +55,7 @@ def decode_step(
     if drafter.top_k:
         outcomes = with_top_tokens(outcomes, logits, drafter.top_k)
 
+    seconds = time.perf_counter() - start
     accepted: list[list[int]] = [[]] * len(seqs)
     for row, outcome in zip(ready, outcomes, strict=True):
         accepted[row] = outcome.accepted
@@ -63,7 +66,7 @@ def decode_step(
         outcome.seq.counters.accepted_tokens += len(outcome.accepted)
     if outcomes:
         if spending is not None:
-            spending.observe(outcomes)
+            spending.observe(outcomes, seconds)
         drafter.observe(outcomes)
     return outcomes
 

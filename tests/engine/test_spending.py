@@ -16,7 +16,7 @@ from paceline.engine.cost_curve import CostCurve, cost_curve, measure
 from paceline.engine.drafter import Drafter
 from paceline.engine.gate import Gate
 from paceline.engine.sequence import Sequence
-from paceline.engine.spending import BESIDE, Spending
+from paceline.engine.spending import Spending
 from tests.support.shared import Pair
 
 CHEAP = CostCurve((1, 1000), (1.0, 1.001))
@@ -53,10 +53,8 @@ def test_one_width_for_the_batch_has_the_most_tokens_per_second(curve: CostCurve
     cut = Spending(lambda: curve).cut(trees, len(trees), pending)
 
     def speed(width: int) -> float:
-        rows = len(trees) * (pending + np.array([0, min(width, max(map(len, trees)))]))
-        plain, drafted = curve.of(rows)
-        seconds = drafted + BESIDE * (drafted - plain)
-        return float(sum(expected_tokens(tree, width) for tree in trees) / seconds)
+        rows = np.array([len(trees) * (pending + min(width, max(map(len, trees))))])
+        return float(sum(expected_tokens(tree, width) for tree in trees) / curve.of(rows)[0])
 
     width = max(map(len, cut))
     assert speed(width) == pytest.approx(max(map(speed, range(21))), rel=1e-9)
@@ -79,7 +77,7 @@ def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
         (cut,) = spending.cut([boast], 1, 15)
         lengths.append(len(cut))
         seq = Sequence([1], SamplingParams(max_new_tokens=9))
-        spending.observe([Outcome(seq, cut, [], [6], [6])])
+        spending.observe([Outcome(seq, cut, [], [6], [6])], 1.0)
     assert lengths[0] == 1
     assert lengths[-1] == 0
     tried = spending.reliability.trials.sum()
@@ -87,9 +85,30 @@ def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
     assert spending.reliability.hits.sum() == 0
     back = 0
     while len(spending.cut([boast], 1, 15)[0]) == 0:  # it turns predictable
-        spending.observe([Outcome(Sequence([1], SamplingParams()), DraftTree([], []), [], [5], [5])])
+        spending.observe([Outcome(Sequence([1], SamplingParams()), DraftTree([], []), [], [5], [5])], 1.0)
         back += 1
     assert back < 300
+
+
+def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
+    """With drafts twice as long as without, beyond the curve: not worth it; once they are not, tried again."""
+    spending, tree = Spending(lambda: CHEAP), DraftTree([5], [-1], None, [0.6])
+    seq = Sequence([1], SamplingParams())
+    widths = []
+    for _ in range(4000):
+        (cut,) = spending.cut([tree], 1, 1)
+        widths.append(len(cut))
+        token = 5 if len(widths) % 5 < 3 else 6
+        spending.observe([Outcome(seq, cut, [], [token], [token])], 2.0 if len(cut) else 1.0)
+    assert widths[:2] == [1, 1]  # nothing is known of steps without drafts yet
+    spending.cut([DraftTree([], [])], 1, 1)
+    spending.observe([Outcome(seq, DraftTree([], []), [], [5], [5])], 1.0)
+    later = []
+    for _ in range(2000):
+        (cut,) = spending.cut([tree], 1, 1)
+        later.append(len(cut))
+        spending.observe([Outcome(seq, cut, [], [5 if len(later) % 5 < 3 else 6], [5])], 2.0 if len(cut) else 1.0)
+    assert 0 < sum(later) < 200
 
 
 def test_drawn_trees_and_trees_without_confidence_are_not_cut() -> None:
