@@ -33,7 +33,7 @@ class Watched(CheckedDrafter):
 @pytest.mark.parametrize("name", SPECS)
 def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: float) -> None:
     """Budgets of 0, 1, 2, ... nodes that differ by sequence and by step."""
-    drafter = Watched(pair.engine(name).drafter, 256)
+    drafter = Watched(pair.engine(name).drafter, 256)  # without a budget but where the name says so
     llm = LLM(pair.target, drafter=drafter, max_batch=5)
     before = Sequence([1], SamplingParams()).id
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))

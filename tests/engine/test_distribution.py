@@ -31,7 +31,7 @@ from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
 from tests.support.models import make
-from tests.support.shared import fits, with_head, with_store
+from tests.support.shared import fits, with_head, with_store, without_budget
 from tests.support.stores import some_documents
 
 PROMPT = [1, 3, 4, 3, 5, 3]
@@ -99,7 +99,7 @@ def sample(drafter: str | Drafter, params: SamplingParams) -> Counter[tuple[int,
     needs_draft = isinstance(drafter, str) and entry(drafter.partition(":")[0]).needs_draft_model
     draft = make("six_words_draft") if needs_draft else None
     documents = tuple(map(tuple, some_documents(vocab_size=6)))
-    chosen = with_store(with_head(drafter, draft), documents, 6) if isinstance(drafter, str) else drafter
+    chosen = with_store(with_head(without_budget(drafter), draft), documents, 6) if isinstance(drafter, str) else drafter
     llm = LLM(make("six_words"), drafter=chosen, draft_model=draft, max_batch=BATCH)
     outs = []
     for start in range(0, SAMPLES, BATCH):

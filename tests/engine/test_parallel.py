@@ -28,7 +28,7 @@ from tests.support.processes import Group
 from tests.support.shared import Pair, ScriptedTree
 
 TARGET = Path(__file__).parents[1] / "data" / "tiny_target"
-WINDOW = "lookahead:window=15,ngram=5,guesses=15"
+WINDOW = "lookahead:window=15,ngram=5,guesses=15,budget=false"
 LONG = [(7 * place) % 250 + 3 for place in range(150)]
 
 

@@ -18,6 +18,7 @@ from tests.integrations.common import (
     padded,
     words,
 )
+from tests.support.shared import without_budget
 
 
 @pytest.fixture(scope="module")
@@ -56,4 +57,4 @@ def three() -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def strategies(draft: Any) -> dict[str, Strategy]:
-    return {spec: Strategy(spec, draft_model=draft) for spec in DRAFTERS}
+    return {spec: Strategy(without_budget(spec), draft_model=draft) for spec in DRAFTERS}

@@ -81,7 +81,7 @@ def test_trees_with_side_branches(target: Any, three: Any, options: dict[str, An
 def test_other_attention(name: str, implementation: str) -> None:
     model = made(name, implementation)
     inputs = padded([[5, 9, 33, 7] * 4, [11, 3, 4] * 4, [8, 21, 7, 30, 12] * 3])
-    strategy = Strategy("prompt_lookup:length=5")
+    strategy = Strategy("prompt_lookup:length=5,budget=false")
     for options in (GREEDY, SAMPLED):
         expected, found = both(model, strategy, inputs, **options)
         assert torch.equal(found, expected)
@@ -90,7 +90,7 @@ def test_other_attention(name: str, implementation: str) -> None:
 
 
 def test_prompts_longer_than_a_prefill_chunk(target: Any, three: Any) -> None:
-    strategy = Strategy("prompt_lookup")
+    strategy = Strategy("prompt_lookup:budget=false")
     both(target, strategy, three)
     (_, _, engine) = strategy._engines[target]
     engine.model.prefill_chunk = 32  # of 39, 36 and 30 tokens
