@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -162,6 +162,15 @@ def test_what_goes_wrong_at_the_end_of_a_request_is_its_own(pair: Pair) -> None:
     assert engine.model.open_sequences == 0
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as in a foreground process; a shell has those in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_call_it_hits_and_waits_for_the_step_that_others_share(pair: Pair) -> None:
     steps = 0
 
