@@ -49,18 +49,18 @@ def new_reliability() -> Reliability:
 
 
 @kernel
-def step_of(confidence: float) -> int:
-    """Return the step of a confidence."""
+def step_of(edges: tuple[float, ...], number: float) -> int:
+    """Return how many of the edges, ascending, a number has reached."""
     step = 0
-    for edge in EDGES:
-        step += confidence >= edge
+    for edge in edges:
+        step += number >= edge
     return step
 
 
 @kernel
 def corrected(reliability: Reliability, confidence: float) -> float:
     """Return the chance of a node by what came true of those that were given about the same confidence."""
-    step, prior = step_of(confidence), _PRIOR_TRIALS * confidence
+    step, prior = step_of(EDGES, confidence), _PRIOR_TRIALS * confidence
     chance: float = min(1.0, confidence * (prior + reliability.hits[step]) / max(prior + reliability.predicted[step], 1e-9))
     return chance
 
@@ -90,7 +90,7 @@ def count(reliability: Reliability, trees: FlatTrees, emitted: IntArray, ends: I
 
 @kernel
 def _note(reliability: Reliability, confidence: float, right: bool) -> None:
-    step = step_of(confidence)
+    step = step_of(EDGES, confidence)
     if reliability.trials[step] >= _FADING:
         for column in reliability:
             column[step] *= 0.5

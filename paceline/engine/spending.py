@@ -84,27 +84,20 @@ class Spending:
             trees: what was proposed for a step.
             sequences: that take part in the forward. pending: tokens each of them feeds besides, padding included.
         """
-        self._proposed = None
         widest = max(map(len, trees), default=0)
-        if widest == 0:
-            self._cost = 0.0
-            self._expect(sequences, pending, 0)
-            return trees
-        seconds = self._seconds(sequences, pending, widest)
-        if all(tree.probs is None and (tree.confidence is not None or not len(tree)) for tree in trees):
+        by_curve = self._seconds(sequences, pending, widest)
+        seconds = by_curve.copy()
+        seconds[1:] *= self._paces.setdefault(sequences, _Pace()).factor
+        self._proposed, self._cost, width = None, 0.0, widest
+        if widest and all(tree.probs is None and (tree.confidence is not None or not len(tree)) for tree in trees):
             self._proposed = _flatten(trees)
             width = best_width(self.reliability, self._proposed, seconds)
-            self._expect(sequences, pending, width)
-            return [tree if len(tree) <= width else _first(tree, width) for tree in trees]
-        self._cost = float(seconds[-1] / seconds[0])
-        self._expect(sequences, pending, widest)
+            trees = [tree if len(tree) <= width else _first(tree, width) for tree in trees]
+        elif widest:
+            self._cost = float(seconds[-1] / seconds[0])
+        # Prompts say nothing about decoding.
+        self._step = (sequences, width > 0, float(by_curve[width])) if pending == 1 else None
         return trees
-
-    def _expect(self, sequences: int, pending: int, width: int) -> None:
-        """Note what the step should take; prompts say nothing about decoding."""
-        self._seconds(sequences, pending, width)
-        expected = float(self._costs[sequences, pending][width])
-        self._step = (sequences, width > 0, expected) if pending == 1 else None
 
     def observe(self, outcomes: ListLike[Outcome], seconds: float) -> None:
         """Count what came true of the trees that were cut last, in their order.
@@ -114,7 +107,7 @@ class Spending:
         """
         if self._step is not None:
             sequences, drafted, expected = self._step
-            self._paces.setdefault(sequences, _Pace()).note(drafted, seconds, expected)
+            self._paces[sequences].note(drafted, seconds, expected)
             self._step = None
         emitted = [outcome.new_token_ids for outcome in outcomes]
         if self._proposed is not None:
@@ -124,13 +117,11 @@ class Spending:
             self._gate.note(sum(map(len, emitted)) / len(emitted), self._cost, len(emitted))
 
     def _seconds(self, sequences: int, pending: int, widest: int) -> NDArray[np.float64]:
-        """Return the seconds of a step by its width, [1 + widest]."""
+        """Return the seconds of a step by its width, [1 + widest], as the curve has them."""
         key = sequences, pending
         if len(self._costs.get(key, ())) <= widest:
             self._costs[key] = self._curve().of(sequences * np.arange(pending, pending + widest + 1))
-        seconds = self._costs[key][: widest + 1].copy()
-        seconds[1:] *= self._paces.setdefault(sequences, _Pace()).factor
-        return seconds
+        return self._costs[key][: widest + 1]
 
 
 @compiled

@@ -13,14 +13,12 @@ from typing import Any
 
 from paceline.common.config import require_range
 from paceline.drafters.shared.recycled import LONGEST_KEY, TOP
-from paceline.drafters.shared.recycler import Recycler
+from paceline.drafters.shared.recycler import Recycler, node_rule_of
 from paceline.drafters.sssd.drafter import Sssd, SssdOptions
-from paceline.engine.budget import WITH_BUDGET, NodeRule
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
 
-_NODES, _BATCH_NODES = 16, 48
 _MOST_NODES = 256
 _RETRIEVED = 48  # nodes that retrieval may propose
 
@@ -62,10 +60,7 @@ class Auto(Drafter):
     def __init__(self, options: AutoOptions) -> None:
         self._options = options
         self.budget = options.budget
-        if options.nodes is None:
-            self.node_rule = WITH_BUDGET if options.budget else NodeRule(_NODES, batch=_BATCH_NODES)
-        else:
-            self.node_rule = NodeRule(options.nodes)
+        self.node_rule = node_rule_of(options.nodes, options.budget)
         self._retrieval = Sssd(
             SssdOptions(options.datastore, calibration=options.calibration, nodes=_RETRIEVED, live=options.live)
         )

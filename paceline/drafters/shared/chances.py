@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.common.compiled import kernel
 from paceline.drafters.shared.recycled import LONGEST_KEY
+from paceline.engine.reliability import step_of
 
 _EDGES = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)  # between the steps of a probability or a confidence
 _SIDE = 1 + len(_EDGES) + 1  # absent, then the steps
@@ -54,17 +55,9 @@ def cell_of(sampled: bool, size: int, kept: float, drafted: float) -> int:
         size: tokens of the key; 0 = not kept. kept: its probability there.
         drafted: confidence; below 0 = not drafted.
     """
-    column = 0 if size == 0 else _step(kept)
-    row = 0 if drafted < 0 else _step(drafted)
+    column = 0 if size == 0 else 1 + step_of(_EDGES, kept)
+    row = 0 if drafted < 0 else 1 + step_of(_EDGES, drafted)
     return (((1 if sampled else 0) * (LONGEST_KEY + 1) + size) * _SIDE + column) * _SIDE + row
-
-
-@kernel
-def _step(number: float) -> int:
-    step = 1
-    for edge in _EDGES:
-        step += number >= edge
-    return step
 
 
 @kernel

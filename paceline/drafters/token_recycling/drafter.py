@@ -14,16 +14,14 @@ import numpy as np
 from paceline.common.config import require_range
 from paceline.drafters.shared.joined_tree import GUESS
 from paceline.drafters.shared.recycled import LONGEST_KEY, TOP
-from paceline.drafters.shared.recycler import ROWS, Recycler, as_draft
+from paceline.drafters.shared.recycler import ROWS, Recycler, as_draft, node_rule_of
 from paceline.drafters.token_recycling.paper_tree import PARENTS, RANKS, fill
-from paceline.engine.budget import WITH_BUDGET, NodeRule
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
 from paceline.errors import ConfigError
 
 TREES = ("best", "paper")
-_NODES, _BATCH_NODES = 16, 48
 _MOST_NODES = 256
 
 
@@ -66,12 +64,8 @@ class TokenRecycling(Drafter):
     def __init__(self, options: TokenRecyclingOptions) -> None:
         self._options = options
         self.budget = options.budget and options.tree == "best"
-        if options.nodes is not None:
-            self.node_rule = NodeRule(options.nodes)
-        elif options.tree == "paper":
-            self.node_rule = NodeRule(len(PARENTS))
-        else:
-            self.node_rule = WITH_BUDGET if options.budget else NodeRule(_NODES, batch=_BATCH_NODES)
+        fixed = len(PARENTS) if options.tree == "paper" else None
+        self.node_rule = node_rule_of(options.nodes or fixed, options.budget)
         self._recycler = Recycler(options.keys, options.rows)
 
     @classmethod

@@ -15,12 +15,8 @@ from transformers import PreTrainedModel
 
 from paceline.common.lanes import WIDTH
 from paceline.common.threads import share
-from paceline.engine.attention.tiles import BFLOAT16, FLOAT16, FLOAT32
+from paceline.engine.attention.invariant import KINDS
 from paceline.engine.products.kernel import multiply
-
-# How rows and weights are stored, and how the kernel writes what comes out.
-KINDS = {torch.float32: (FLOAT32, FLOAT32), torch.bfloat16: (BFLOAT16, BFLOAT16), torch.float16: (FLOAT16, FLOAT32)}
-_KEPT_AS = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}
 
 ANY = 1 << 40  # rows: no bound
 _SHARE = 1 << 21  # multiply-adds that are worth waking a thread for
@@ -39,11 +35,10 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     outer, inner = weight.shape
     rows, dtype = rows.contiguous(), rows.dtype
     count = rows.numel() // inner
-    kind, out_kind = KINDS[dtype]
-    out = torch.empty(*rows.shape[:-1], outer, dtype=_KEPT_AS[out_kind])
+    out = torch.empty(*rows.shape[:-1], outer, dtype=dtype if dtype == torch.bfloat16 else torch.float32)
     added = None if bias is None else bias.to(torch.float32).contiguous()
     places = rows.data_ptr(), weight.data_ptr(), 0 if added is None else added.data_ptr(), out.data_ptr()
-    arguments = *places, kind, out_kind, count, inner, outer, np.zeros(1, dtype=np.int64)
+    arguments = *places, KINDS[dtype], KINDS[out.dtype], count, inner, outer, np.zeros(1, dtype=np.int64)
     work = count * inner * outer
     share(multiply, arguments, 0 if work < _SHARE else min(torch.get_num_threads() - 1, work // _SHARE))
     return out if out.dtype == dtype else out.to(dtype)
