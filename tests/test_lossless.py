@@ -202,7 +202,10 @@ def test_drafts_are_the_draft_models_own_words(pair: Pair) -> None:
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("params", [SamplingParams(30), SamplingParams(30, 1.0, seed=3, stop=("e.", "a", "zz"))])
 def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str, params: SamplingParams) -> None:
-    """Two engines with the same history: what a drafter keeps between requests is the same in both."""
+    """Two engines with the same history: what a drafter keeps between requests is the same in both.
+
+    How much is accepted is compared only without a budget: a budget feeds what the clock says is cheap.
+    """
     whole, streamed = (pair.engine(name, tokenizer=tokenizer) for _ in range(2))
     for prompt in pair.prompts[5:9]:
         (out,) = whole.generate([prompt], params)
@@ -213,8 +216,9 @@ def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str
         assert all(len(chunk.accepted) == len(chunk.token_ids) for chunk in chunks)
         last = chunks[-1].completion
         assert last is not None
-        assert sum(flag for chunk in chunks for flag in chunk.accepted) == out.stats.accepted_tokens
-        assert last.stats.accepted_tokens == out.stats.accepted_tokens
+        assert sum(flag for chunk in chunks for flag in chunk.accepted) == last.stats.accepted_tokens
+        if "budget=true" not in name:
+            assert last.stats.accepted_tokens == out.stats.accepted_tokens
         assert (last.text, last.token_ids, last.finish_reason) == (out.text, out.token_ids, out.finish_reason)
         assert all(chunk.completion is None for chunk in chunks[:-1])
 

@@ -23,6 +23,11 @@ import numba.extending
 import numpy as np
 from llvmlite import ir
 from numba.core import types
+from numba.core.registry import CPUDispatcher
+from numba.core.types.misc import unliteral
+
+# Nobody asks for the address of a function that C could call.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -55,7 +60,16 @@ def compiled(function: F) -> F:
 
     numba notices a change of the function's own module only: after changing one that others call, touch theirs as well.
     """
-    return cast(F, numba.njit(function, nogil=True, cache=True, error_model="numpy"))
+    return cast(F, numba.njit(function, cache=True, **_OPTIONS))
+
+
+class _Kernel(CPUDispatcher):  # type: ignore[misc]
+    """Compiles once for a kind of argument, where numba would once more for every constant it is called with."""
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Return what a call from compiled code resolves to."""
+        plain = {name: unliteral(kind) for name, kind in dict(kws).items()}
+        return super().get_call_template(tuple(unliteral(kind) for kind in args), plain)
 
 
 def kernel(function: F) -> F:
@@ -64,7 +78,21 @@ def kernel(function: F) -> F:
     Counting is atomic and comes with every call and every view; in short functions it takes longer than the work. Whoever calls
     one keeps the arrays alive, which a caller that is `compiled` does.
     """
-    return cast(F, numba.njit(function, nogil=True, cache=True, error_model="numpy", _nrt=False, forceinline=True))
+    return _without_counting(function)
+
+
+def inlined(function: F) -> F:
+    """Compile a `kernel` into whoever calls it, whatever its size: for innermost loops, whose registers must outlive a call.
+
+    A tree of many such functions takes minutes to compile.
+    """
+    return _without_counting(function, forceinline=True)
+
+
+def _without_counting(function: F, **options: Any) -> F:
+    dispatcher = _Kernel(function, targetoptions={"nopython": True, "_nrt": False, **_OPTIONS, **options})
+    dispatcher.enable_caching()
+    return cast(F, dispatcher)
 
 
 def _loader(kind: Any, bits: int) -> Any:

@@ -20,6 +20,7 @@ from paceline.common.options import BatchInvariant
 from paceline.engine.architecture import Architecture
 from paceline.engine.attention import why_not_by_position
 from paceline.engine.circumstances import circumstances
+from paceline.engine.forward_cost import forward_cost
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
 from paceline.engine.products.choice import everywhere, trial
 from paceline.engine.products.own import Products
@@ -31,7 +32,7 @@ from paceline.errors import ConfigError, PacelineError
 COST_ALLOWED = 1.05  # of a forward, by "auto"
 MOST_ROWS = 1024  # the largest row count that is tried; no forward is larger
 
-_KIND = "rows-v2"  # another number when what is tried or written changes
+_KIND = "rows-v3"  # another number when what is tried or written changes
 _SMALL = tuple(range(1, 17))
 _MEDIUM = (17, 24, 31, 32, 33, 48, 63, 65, 96, 127, 129, 257)
 _WIDE = (*_SMALL, *_MEDIUM, MOST_ROWS)
@@ -68,6 +69,7 @@ class Proof:
         reason: why there is no usable class; "" where there is one.
         seconds: what the search took.
         own_products: the products are ours (`engine/products`), whose rows do not see each other.
+        whole_cost: time of a forward of one row behind a text, attention and all, relative to the usual one, measured.
     """
 
     least: int
@@ -77,6 +79,7 @@ class Proof:
     findings: tuple[Finding, ...]
     seconds: float
     own_products: bool = False
+    whole_cost: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +132,12 @@ class Invariance:
         return self.proof.most - self.proof.least + 1 if self.on and self.proof else None
 
 
-def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1, attention_cost: float = 1.0) -> Invariance:
+def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1) -> Invariance:
     """Decide whether a model is used batch-invariantly.
 
     Args:
         asked: True, False, or "auto": where the proof says that it costs under 5 %.
         sequences: most of them in one forward.
-        attention_cost: time of batch-invariant attention relative to the usual one.
     Raises:
         UnsupportedModelError: a model that cannot be verified losslessly.
         ConfigError: True was asked for, and it cannot be; or `asked` is none of the three.
@@ -158,10 +160,10 @@ def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1, at
             raise ConfigError(f"batch_invariant: got True; {obstacle}. Pass 'auto' or False.")
         return Invariance(False, obstacle, proof, threads)
     assert proof is not None
-    cost = max(proof.cost, attention_cost)
+    cost = max(proof.cost, proof.whole_cost)
     said = (
         f"rows {proof.least} to {proof.most} agree bit for bit{', with our products' if proof.own_products else ''};"
-        f" a forward of one row takes {cost:.2f} of the usual time"
+        f" products take {proof.cost:.2f} of the usual time, and a forward of one row behind a text {proof.whole_cost:.2f}"
     )
     if asked == "auto" and cost > COST_ALLOWED:
         return Invariance(False, f"{said}, and 'auto' allows {COST_ALLOWED:.2f}; True switches it on", proof, threads)
@@ -240,7 +242,9 @@ def search(model: PreTrainedModel, products: Products = Products()) -> Proof:
     if not reason:
         reason = _differs_as_a_whole(model, best, products)
     cost = 1.0 if reason or best.least == 1 else _cost(modules, best.least)
-    return Proof(best.least, best.most, cost, reason, tuple(findings), time.perf_counter() - begin, bool(products.modules))
+    whole = 1.0 if reason else forward_cost(model, best.least, products, COST_ALLOWED)
+    seconds = time.perf_counter() - begin
+    return Proof(best.least, best.most, cost, reason, tuple(findings), seconds, bool(products.modules), whole)
 
 
 def _find(module: RowModule) -> Finding:

@@ -151,11 +151,12 @@ def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(invariance, "prove", lambda model: CHEAP)
     assert settle(model, "auto").on
     assert settle(model, "auto").least_rows == 4
-    assert not settle(model, "auto", attention_cost=1.2).on
-    monkeypatch.setattr(invariance, "prove", lambda model: Proof(4, MOST_ROWS, 1.9, "", (), 0.1))
-    refused = settle(model, "auto")
-    assert (refused.on, refused.least_rows, refused.most_rows) == (False, 1, None)
-    assert "1.90 of the usual time" in refused.reason
+    for dear in (Proof(4, MOST_ROWS, 1.9, "", (), 0.1), Proof(4, MOST_ROWS, 1.0, "", (), 0.1, whole_cost=1.2)):
+        monkeypatch.setattr(invariance, "prove", lambda model, dear=dear: dear)
+        refused = settle(model, "auto")
+        assert (refused.on, refused.least_rows, refused.most_rows) == (False, 1, None)
+        assert f"products take {dear.cost:.2f} of the usual time" in refused.reason
+        assert f"a text {dear.whole_cost:.2f}" in refused.reason
     assert settle(model, True).on
     assert not settle(model, False).on
 

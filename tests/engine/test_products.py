@@ -192,6 +192,7 @@ def test_what_was_tried_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("worth")
 def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
     monkeypatch.setattr(invariance, "trial", lambda model: Trial((1.0,) * 5, (2.0,) * 5))
+    monkeypatch.setattr(invariance, "forward_cost", lambda *asked: 1.0)
     found = settle(pair.target, "auto")
     assert found.on, found.reason
     assert "with our products" in found.reason

@@ -34,6 +34,7 @@ JOB = record_dtype(Job)
 def draft_batch(
     weights: NDArray[np.float32] | None,
     known: Any,
+    merging: bool | None,
     jobs: Records[Job],
     new_tokens: NDArray[np.int64],
     table: Records[ShardRow],
@@ -43,8 +44,9 @@ def draft_batch(
     """Append the new tokens to each request of a batch and draft a tree for it.
 
     Args:
-        weights: [WEIGHTS] of the calibration; None = `fusion=paper`. Each of the two is compiled for itself.
+        weights: [WEIGHTS] of the calibration; None = `fusion=paper`.
         known: a `Known`, for the fit; None with `fusion=paper`.
+        merging: None, or True = `fusion=paper`. What an argument of None rules out is not compiled.
         jobs: [batch]. table: [shards] of a snapshot; empty = no datastore.
         drafted: [batch, most] of DRAFT_NODE, filled.
         taken: [1] requests that some thread has taken so far; 0 at first.
@@ -52,9 +54,9 @@ def draft_batch(
         -1, or the index of a damaged shard.
     """
     most = drafted.shape[1]
-    if weights is None:
+    if merging is not None:
         merge = new_merge(most, len(table))
-    else:
+    if weights is not None:
         workspace = new_workspace(most, len(table))
     while True:
         index = take_number(taken.ctypes.data)
@@ -68,11 +70,12 @@ def draft_batch(
         text = extend(request, new_tokens[job.begin : job.end])
         if job.nodes <= 0 or job.levels <= 0:
             continue
-        if weights is None:
+        if merging is not None:
             size = merge_sources(text, table, merge, job.nodes, job.levels)
-        else:
+            write_tree(merge.tree, size, drafted[index])
+        if weights is not None:
             size = grow(text, table, workspace, job.nodes, job.levels, weights, request, known)
+            write_tree(workspace.tree, size, drafted[index])
         if size < 0:
             return -1 - size
         job.size = size
-        write_tree(workspace.tree if weights is not None else merge.tree, size, drafted[index])

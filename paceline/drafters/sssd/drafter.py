@@ -153,8 +153,8 @@ class Sssd(Drafter):
         most = self._options.nodes or _MOST_NODES
         batch = _Batch(seqs, [self._index[seq.id] for seq in seqs], [min(limit, most) for limit in max_nodes])
         snapshot = None if self._store is None else self._store.snapshot
-        calibrated = (None, None) if self._options.fusion == "paper" else (self._calibration.weights, known)
-        results = self._searched(len(seqs), *calibrated, *batch.arguments(_NO_TABLE if snapshot is None else snapshot.table))
+        fusion = (None, None, True) if self._options.fusion == "paper" else (self._calibration.weights, known, None)
+        results = self._searched(len(seqs), *fusion, *batch.arguments(_NO_TABLE if snapshot is None else snapshot.table))
         if snapshot is not None:  # it is kept alive until here
             for result in results:
                 snapshot.check(result)
@@ -189,7 +189,7 @@ class _Batch:
         self._drafted: NDArray[np.void] = np.empty((len(indices), max(1, *nodes)), dtype=DRAFT_NODE)
 
     def arguments(self, table: NDArray[np.void]) -> tuple[Any, ...]:
-        """Return what `draft_batch` takes besides the calibration."""
+        """Return what `draft_batch` takes besides how sources are fused."""
         return self._jobs, self._new_tokens, table, self._drafted, np.zeros(1, dtype=np.int64)
 
     def trees(self) -> list[DraftTree]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from paceline.common import lanes
-from paceline.common.compiled import Records, compiled, kernel, take_number
+from paceline.common.compiled import Records, compiled, inlined, take_number
 from paceline.engine.attention.call import Call, Tile
 from paceline.engine.attention.order import Run
 from paceline.engine.attention.tiles import (
@@ -70,7 +70,7 @@ def attend(calls: Records[Call], runs: Records[Run], begin: IntArray, cached: In
         done += 1
 
 
-@kernel
+@inlined
 def _attend_tile(call: Call, tile: Tile) -> None:
     _load_queries(call, tile)
     low, high = _span(call, tile)
@@ -86,7 +86,7 @@ def _attend_tile(call: Call, tile: Tile) -> None:
     _write_out(call, tile)
 
 
-@kernel
+@inlined
 def _load_queries(call: Call, tile: Tile) -> None:
     scaling = lanes.splat(np.float32(call.scaling))
     for i in range(tile.length):
@@ -99,7 +99,7 @@ def _load_queries(call: Call, tile: Tile) -> None:
             lanes.store(place, lanes.multiply(lanes.load(place), scaling))
 
 
-@kernel
+@inlined
 def _span(call: Call, tile: Tile) -> tuple[int, int]:
     """First key that any query of the tile sees, and the one behind the last."""
     low, high = call.keys, 0
@@ -110,7 +110,7 @@ def _span(call: Call, tile: Tile) -> tuple[int, int]:
     return low, high
 
 
-@kernel
+@inlined
 def _stage(call: Call, tile: Tile, source: int, stride: int, dim: int, start: int, stop: int, fours: bool) -> tuple[int, int]:
     """Return an address and a stride at which the keys (or values) start .. stop - 1 lie as float32.
 
@@ -132,7 +132,7 @@ def _stage(call: Call, tile: Tile, source: int, stride: int, dim: int, start: in
     return target, dim * FLOAT
 
 
-@kernel
+@inlined
 def _score(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
     """Scores of a block of keys, of the pairs of queries of which one may see some of them."""
     keys, stride = _stage(call, tile, source, call.key_place, call.dim, start, stop, True)
@@ -150,7 +150,7 @@ def _score(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
                 multiply_one(query, size, keys + 4 * four * stride, stride, target + 4 * four * FLOAT)
 
 
-@kernel
+@inlined
 def _reaches(call: Call, tile: Tile, i: int, start: int, stop: int) -> bool:
     """Whether the keys of query i of the tile reach from before `stop` to behind `start`."""
     column = (tile.first + i) // call.groups
@@ -158,7 +158,7 @@ def _reaches(call: Call, tile: Tile, i: int, start: int, stop: int) -> bool:
     return begin < end and tile.runs[begin].start < stop and tile.runs[end - 1].stop > start
 
 
-@kernel
+@inlined
 def _softmax(call: Call, tile: Tile, i: int) -> Any:
     """Turn the scores that query i sees into exponentials, side by side from its first key's place on; their sum, float32."""
     column, member = divmod(tile.first + i, call.groups)
@@ -195,7 +195,7 @@ def _softmax(call: Call, tile: Tile, i: int) -> Any:
     return lanes.total(total) + lanes.largest(lanes.exp(lanes.splat(sink - largest)))
 
 
-@kernel
+@inlined
 def _weigh(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
     """Add the values of a block of keys, each times its weight, to the sums of the queries that see it."""
     values, stride = _stage(call, tile, source, call.value_place, call.value_dim, start, stop, False)
@@ -222,7 +222,7 @@ def _weigh(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
         i += 1
 
 
-@kernel
+@inlined
 def _four_see_all(call: Call, tile: Tile, first: int, start: int, stop: int) -> bool:
     """Whether four queries see all of a block; moves their cursors to the run that reaches into it."""
     runs, cursors = tile.runs, tile.cursors
@@ -235,14 +235,14 @@ def _four_see_all(call: Call, tile: Tile, first: int, start: int, stop: int) -> 
     return all_see
 
 
-@kernel
+@inlined
 def _weight_place(call: Call, tile: Tile, i: int, ordinal: int) -> int:
     """Bytes from the beginning of the scores of query i to the weight of a key of the run at its cursor."""
     first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
     return (first.start + run.rank + ordinal - run.start) * FLOAT
 
 
-@kernel
+@inlined
 def _write_out(call: Call, tile: Tile) -> None:
     """Divide the sums by the totals of the weights."""
     size = call.value_dim * FLOAT

@@ -12,20 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common import lanes
-from paceline.common.compiled import kernel
+from paceline.common.compiled import inlined
 
 FLOAT = 4  # bytes
 LANES = FLOAT * lanes.WIDTH
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # how numbers are stored
 
 
-@kernel
+@inlined
 def address(array: NDArray[np.float32]) -> Any:
     """Where an array lies, as a signed number."""
     return np.int64(array.ctypes.data)  # unsigned otherwise, and in a sum with a signed one float64
 
 
-@kernel
+@inlined
 def load_row(kind: int, source: int, target: int, dim: int) -> None:
     """Read `dim` numbers as float32."""
     if kind == BFLOAT16:
@@ -39,7 +39,7 @@ def load_row(kind: int, source: int, target: int, dim: int) -> None:
             lanes.store(target + 4 * d, lanes.load(source + 4 * d))
 
 
-@kernel
+@inlined
 def multiply_two(query: int, size: int, key: int, stride: int, out: int, row: int) -> None:
     """Scores of two adjacent queries and four keys."""
     zero = lanes.splat(np.float32(0.0))
@@ -59,7 +59,7 @@ def multiply_two(query: int, size: int, key: int, stride: int, out: int, row: in
     lanes.store_sums(out + row, b0, b1, b2, b3)
 
 
-@kernel
+@inlined
 def multiply_one(query: int, size: int, key: int, stride: int, out: int) -> None:
     """Scores of one query and four keys."""
     zero = lanes.splat(np.float32(0.0))
@@ -73,7 +73,7 @@ def multiply_one(query: int, size: int, key: int, stride: int, out: int) -> None
     lanes.store_sums(out, a0, a1, a2, a3)
 
 
-@kernel
+@inlined
 def cap(softcap: np.float32, first: int, last: int) -> None:
     """Replace scores by softcap * tanh(score / softcap)."""
     cap, one, zero = lanes.splat(softcap), lanes.splat(np.float32(1.0)), lanes.splat(np.float32(0.0))
@@ -85,7 +85,7 @@ def cap(softcap: np.float32, first: int, last: int) -> None:
         lanes.store(address, lanes.multiply(cap, lanes.with_sign(tanh, part)))
 
 
-@kernel
+@inlined
 def add_four(w0: int, w1: int, w2: int, w3: int, values: int, stride: int, count: int, target: int, size: int) -> None:
     """Add `count` values to the sums of four adjacent queries."""
     whole = size // (2 * LANES) * 2 * LANES
@@ -122,7 +122,7 @@ def add_four(w0: int, w1: int, w2: int, w3: int, values: int, stride: int, count
         add_lanes(w3, values + whole, stride, count, target + 3 * size + whole)
 
 
-@kernel
+@inlined
 def add_one(weight: int, values: int, stride: int, count: int, target: int, size: int) -> None:
     """Add `count` values to the sums of one query."""
     whole = size // (8 * LANES) * 8 * LANES
@@ -152,7 +152,7 @@ def add_one(weight: int, values: int, stride: int, count: int, target: int, size
         add_lanes(weight, values + d, stride, count, target + d)
 
 
-@kernel
+@inlined
 def add_lanes(weight: int, value: int, stride: int, count: int, target: int) -> None:
     """Add eight dims of `count` values to the sums of one query."""
     a = lanes.load(target)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from paceline.common import lanes
-from paceline.common.compiled import compiled, kernel, take_number
+from paceline.common.compiled import compiled, inlined, take_number
 from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, LANES, address, load_row
 from paceline.engine.tree import IntArray
 
@@ -64,7 +64,7 @@ def multiply(
     return done
 
 
-@kernel
+@inlined
 def _multiply_few(
     rows: int, weight: int, sums: int, scratch: int, kind: int, count: int, inner: int, first: int, width: int, outer: int
 ) -> None:
@@ -84,7 +84,7 @@ def _multiply_few(
             _multiply_rows(FLOAT32, rows, scratch, inner * FLOAT, target, count, inner, 0)
 
 
-@kernel
+@inlined
 def _multiply_many(
     rows: int, weight: int, sums: int, scratch: int, kind: int, count: int, inner: int, first: int, width: int, block: int
 ) -> None:
@@ -99,7 +99,7 @@ def _multiply_many(
             _multiply_rows(FLOAT32, rows + row * size, source + output * size, size, target, min(block, count - row), inner, 0)
 
 
-@kernel
+@inlined
 def _write_out(sums: int, bias: int, out: int, out_kind: int, count: int, first: int, width: int, outer: int) -> None:
     """Write the sums of `width` outputs, [count, _TASK], to their places, with the bias."""
     for row in range(count):
@@ -114,7 +114,7 @@ def _write_out(sums: int, bias: int, out: int, out_kind: int, count: int, first:
                 lanes.store(out + place * FLOAT, total)
 
 
-@kernel
+@inlined
 def _multiply_rows(kind: int, rows: int, weight: int, stride: int, out: int, count: int, inner: int, ahead: int) -> None:
     size, step = inner * FLOAT, _TASK * FLOAT
     done = 0
@@ -128,14 +128,14 @@ def _multiply_rows(kind: int, rows: int, weight: int, stride: int, out: int, cou
         _one(kind, rows + done * size, size, weight, stride, out + done * step, ahead)
 
 
-@kernel
+@inlined
 def _weight(kind: int, place: int) -> Any:
     if kind == FLOAT32:
         return lanes.load(place)
     return lanes.load_bfloat16(place)
 
 
-@kernel
+@inlined
 def _fetch(place: int, stride: int, offset: int) -> None:
     """Have the same part of the next four outputs' weights brought near, line by line."""
     if offset % _LINE == 0:
@@ -145,7 +145,7 @@ def _fetch(place: int, stride: int, offset: int) -> None:
         lanes.prefetch(place + 3 * stride)
 
 
-@kernel
+@inlined
 def _one(kind: int, rows: int, size: int, weight: int, stride: int, out: int, ahead: int) -> None:
     zero = lanes.splat(np.float32(0.0))
     a0, a1, a2, a3 = zero, zero, zero, zero
@@ -162,7 +162,7 @@ def _one(kind: int, rows: int, size: int, weight: int, stride: int, out: int, ah
     lanes.store_sums(out, a0, a1, a2, a3)
 
 
-@kernel
+@inlined
 def _two(kind: int, rows: int, size: int, weight: int, stride: int, out: int, step: int, ahead: int) -> None:
     zero = lanes.splat(np.float32(0.0))
     a0, a1, a2, a3 = zero, zero, zero, zero
@@ -185,7 +185,7 @@ def _two(kind: int, rows: int, size: int, weight: int, stride: int, out: int, st
     lanes.store_sums(out + step, b0, b1, b2, b3)
 
 
-@kernel
+@inlined
 def _three(kind: int, rows: int, size: int, weight: int, stride: int, out: int, step: int, ahead: int) -> None:
     zero = lanes.splat(np.float32(0.0))
     a0, a1, a2, a3 = zero, zero, zero, zero
