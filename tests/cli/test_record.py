@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,7 @@ from paceline.replay import replay
 from paceline.replay.recorder import Question, record_answers
 from paceline.replay.traces import read_traces
 from tests.support.cli import call
+from tests.support.commands import start_command
 from tests.support.recordings import quick
 from tests.support.shared import Pair, interrupt
 
@@ -81,20 +78,19 @@ def test_the_file_says_how_it_was_made(tmp_path: Path, plain: LLM) -> None:
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     options = SAMPLED | {"limit": 10}
     whole, path = record(tmp_path / "whole.jsonl", options), tmp_path / "killed.jsonl"
-    words = [sys.executable, "-m", "paceline", *words_of(path, options)]
-    environment, rng, kills = {**os.environ, "OMP_NUM_THREADS": "1"}, random.Random(0), 0
+    rng, kills = random.Random(0), 0
     for _ in range(2):
         before = path.stat().st_size if path.exists() else 0
-        process = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
+        process = start_command("paceline", *words_of(path, options))
         deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
+        while process.is_alive() and time.monotonic() < deadline:
             if path.exists() and path.stat().st_size > before:
                 time.sleep(rng.random() * 0.05)
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 kills += 1
                 break
             time.sleep(0.002)
-        process.wait()
+        process.join()
         assert whole.read_bytes().startswith(path.read_bytes())
     assert kills
     record(path, options)

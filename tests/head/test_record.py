@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from paceline import SamplingParams, demo
 from paceline.errors import CapacityError, ConfigError
 from paceline.head.record import run_from, teacher_force
 from paceline.head.recording import prompt_name, read_recording
+from tests.support.commands import start_command
 from tests.support.recordings import quick
 from tests.support.shared import Pair
 
@@ -116,22 +113,21 @@ def test_a_killed_recording_goes_on_where_it_was(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     quick(whole, limit=10, temperature=0.7, seed=4)
     killed = tmp_path / "killed"
-    words = [sys.executable, "-m", "paceline", "head", "record", "--out", str(killed), "--limit", "10", "-n", "12",
+    words = ["paceline", "head", "record", "--out", str(killed), "--limit", "10", "-n", "12",
              "--batch", "2", "-t", "0.7", "--seed", "4", "--dtype", "float32"]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     rng, kills = random.Random(0), 0
     for _ in range(3):
         before = len(list(killed.glob("shard-*.safetensors")))
-        process = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
+        process = start_command(*words)
         deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
+        while process.is_alive() and time.monotonic() < deadline:
             if len(list(killed.glob("shard-*.safetensors"))) > before:
                 time.sleep(rng.random() * 0.05)
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 kills += 1
                 break
             time.sleep(0.002)
-        process.wait()
+        process.join()
         found = contents(killed)
         assert all(found[name] == content for name, content in contents(whole).items() if name in found)
     assert kills

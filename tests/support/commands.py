@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence as ListLike
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def run_command(
         process.join()
         out, err = (stream.read_text(encoding="utf-8") for stream in streams[1:])
     return subprocess.CompletedProcess(words, process.exitcode or 0, out, err)
+
+
+def start_command(*words: str) -> BaseProcess:
+    """Start `paceline ...` and leave it running, unheard, to be killed or joined."""
+    process = CONTEXT.Process(target=_run, args=(words, [Path(os.devnull)] * 3, Path.cwd(), []))
+    process.start()
+    return process
 
 
 def _run(words: ListLike[str], streams: ListLike[Path], folder: Path, path: ListLike[Path]) -> None:
