@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from paceline import LLM, SamplingParams
 from paceline.integrations.transformers import Strategy, generate
-from tests.support.real import MODEL_FREE, NEEDS_REAL, Real
+from tests.support.real import NAMES, NEEDS_REAL, Real
 
 pytestmark = NEEDS_REAL
 
@@ -101,7 +101,7 @@ def inventory(tokenizer: Any) -> list[int]:
     [
         ("none", LONG - 600),
         *((spec, HELD) for spec in AT_ONCE),
-        *(pytest.param(spec, HELD, marks=pytest.mark.slow) for spec in MODEL_FREE if spec not in ("none", *AT_ONCE)),
+        *(pytest.param(spec, HELD, marks=pytest.mark.slow) for spec in NAMES if spec not in ("none", *AT_ONCE)),
     ],
 )
 def test_behind_thousands_of_tokens(spec: str, held: int, real: Real, long: Long) -> None:
