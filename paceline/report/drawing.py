@@ -47,7 +47,7 @@ def save(figure: Any, path: str | Path, setting: ListLike[str], columns: int, si
     figure.suptitle("\n".join(lines), fontsize=size, color=INK, x=0.01, ha="left")
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
+        figure.canvas.print_png(path)  # savefig draws everything twice
     except OSError as error:
         raise ConfigError(f"cannot write {str(path)!r}: {error}") from error
 
