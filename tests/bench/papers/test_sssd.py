@@ -39,8 +39,8 @@ PROMPTS = 4
 
 @pytest.fixture(autouse=True)
 def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.bench.papers.sssd.roofline._ADDED", {"cpu": 1 << 16})
-    monkeypatch.setattr("paceline.bench.papers.sssd.roofline._GEMM", {"cpu": 64})
+    monkeypatch.setattr("paceline.bench.papers.sssd.device._ADDED", {"cpu": 1 << 16})
+    monkeypatch.setattr("paceline.bench.papers.sssd.device._GEMM", {"cpu": 64})
 
 
 def test_forwards_are_timed_and_split(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

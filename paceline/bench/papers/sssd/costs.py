@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel
 
 from paceline.bench.papers.config import TimeLimit
+from paceline.bench.papers.sssd.device import MATMULS, measured_peak, shapes_of, synchronise
 from paceline.bench.papers.sssd.result import BATCHES, SIZES, SPLIT_BATCH, Case, CostStudy, StepCost
-from paceline.bench.papers.sssd.roofline import MATMULS, Peak, Shapes, synchronise
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -38,12 +38,12 @@ def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> 
     Raises:
         KeyboardInterrupt: before every kind was timed once.
     """
-    shapes, device = Shapes.of(model), model.device
+    shapes, device = shapes_of(model), model.device
     limit = TimeLimit(left)
     rig = _Rig(model)
     times: dict[Case, list[Taken]] = {case: [] for case in rig.cases}
     split: dict[Case, list[dict[str, float]]] = {case: [] for case in rig.cases if case.batch == SPLIT_BATCH}
-    peak, complete = Peak.measured(device, model.dtype), True
+    peak, complete = measured_peak(device, model.dtype), True
     try:
         for case in rig.cases:
             rig.run(case)  # allocates and compiles

@@ -9,8 +9,8 @@ from paceline.bench.papers.part import ratio, setting
 from paceline.bench.papers.sssd.acceptance import PAPER_TEMPERATURES, change_of_accepted, figure_4a, rivals
 from paceline.bench.papers.sssd.answers import TEMPERATURES, temperature_name
 from paceline.bench.papers.sssd.result import BATCHES, BOTH, NOTHING, REQUEST, SPLIT_BATCH, STORE, SssdResult, published
-from paceline.bench.papers.sssd.roofline import free_budget
 from paceline.bench.papers.sssd.speed import MEASURED, ROOFLINE, TIMED, best, by_the_clock, drafter, speeds
+from paceline.plan.roofline import free_budget
 from paceline.report.drawing import COLOURS, INK, MARKERS, THEIRS, label, line, page, reference_line, save
 
 _PAGE = (13.0, 21.0)  # inches

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from paceline.bench.papers.part import Part
 from paceline.bench.papers.sssd.options import SssdConfig
-from paceline.bench.papers.sssd.roofline import Peak, Shapes
+from paceline.plan.roofline import Peak, Shapes
 from paceline.replay.report import ReplayRow
 from paceline.replay.run import ReplayResult
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.papers.sssd.roofline import ASCEND, LLAMA_2_7B, Matmul, Peak, Shapes, free_budget
+from paceline.bench.papers.sssd.device import shapes_of
+from paceline.plan.roofline import ASCEND, LLAMA_2_7B, Matmul, Peak, free_budget
 from tests.support.models import make
 
 
@@ -39,8 +40,8 @@ def test_the_roofline_bends_at_the_free_budget() -> None:
 
 
 def test_shapes_are_read_off_models() -> None:
-    llama = Shapes.of(make("llama"))
+    llama = shapes_of(make("llama"))
     assert (llama.heads, llama.kv_heads, llama.head_size, llama.layers, llama.width) == (4, 2, 16, 2, 4)
     assert Matmul("k_proj", 64, 32, 2) in llama.matmuls
     assert Matmul("lm_head", 64, 97, 1) in llama.matmuls
-    assert Matmul("c_attn", 64, 192, 2) in Shapes.of(make("gpt2")).matmuls
+    assert Matmul("c_attn", 64, 192, 2) in shapes_of(make("gpt2")).matmuls
