@@ -22,6 +22,7 @@ from paceline.cli.head import head
 from paceline.cli.options import DEFAULTS
 from paceline.cli.paper import paper
 from paceline.cli.parallel import prints_for_all
+from paceline.cli.plan import plan
 from paceline.cli.record import record
 from paceline.cli.replay import replay
 from paceline.cli.show import print_error
@@ -42,7 +43,7 @@ app = App(
     name="paceline", help="Lossless speculative decoding: the same answers from the same weights, sooner.", version=__version__,
     default_parameter=DEFAULTS, config=_refuse_fractions, help_format="plaintext", exit_on_error=False, print_error=False,
 )  # fmt: skip
-for command in (generate, chat, bench, paper, record, replay, datastore, head, drafters, cache, verify, doctor):
+for command in (generate, chat, bench, paper, record, replay, datastore, head, drafters, cache, verify, doctor, plan):
     app.command(command)
 app.command(run_demo, name="demo")
 

@@ -23,12 +23,29 @@ ASCEND = Peak(280e12, 0.8e12)  # the paper's device, 910B4
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """Matrix products of one kind: [tokens, inputs] times [inputs, outputs], `count` of them in the model."""
+    """Matrix products of one kind: [tokens, inputs] times [inputs, outputs], `count` of them in the model.
+
+    Attributes:
+        experts, active: each token goes through `active` of `experts` such matrices; of a dense layer through its only one.
+        width: bytes of a weight; None = those of any other number.
+    """
 
     name: str
     inputs: int
     outputs: int
     count: int
+    experts: int = 1
+    active: int = 1
+    width: float | None = None
+
+    def touched(self, tokens: int) -> float:
+        """Return how many experts some of the tokens go through, each choosing evenly and for itself: the most on average."""
+        return self.experts * (1 - (1 - self.active / self.experts) ** tokens)
+
+    @property
+    def weights(self) -> int:
+        """Numbers in all of its matrices."""
+        return self.inputs * self.outputs * self.experts * self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,7 @@ class Shapes:
     Attributes:
         hidden: size of the residual stream. heads, kv_heads, head_size: of attention. width: bytes of a number.
         matmuls: every kind of matrix product, the LM head among them.
+        window, windowed: cached tokens that sliding layers read at most, and how many layers they are.
     """
 
     hidden: int
@@ -67,31 +85,48 @@ class Shapes:
     head_size: int
     width: int
     matmuls: tuple[Matmul, ...]
+    window: int = 0
+    windowed: int = 0
 
     def products(self, batch: int, size: int) -> list[Work]:
         """Return the matrix products of a forward over `size` tokens of each of `batch` sequences."""
-        tokens = batch * size
-        return [
-            Work(
-                one.name, 2.0 * tokens * one.inputs * one.outputs,
-                float(self.width * (tokens * one.inputs + one.inputs * one.outputs)), float(self.width * tokens * one.outputs),
-                one.count,
-            )
-            for one in self.matmuls
-        ]  # fmt: skip
+        return [self._product(one, batch * size) for one in self.matmuls]
 
-    def attention(self, batch: int, size: int, context: int) -> Work:
-        """Return the attention of one layer over `context` cached tokens and the new ones; a mask has a byte per pair."""
+    def _product(self, one: Matmul, tokens: int) -> Work:
+        rows, width = tokens * one.active, self.width if one.width is None else one.width
+        weights = width * one.touched(tokens) * one.inputs * one.outputs
+        read, written = self.width * rows * one.inputs + weights, float(self.width * rows * one.outputs)
+        return Work(one.name, 2.0 * rows * one.inputs * one.outputs, read, written, one.count)
+
+    def attention(self, batch: int, size: int, context: int) -> list[Work]:
+        """Return the attention over `context` cached tokens and the new ones: of a full layer and of a sliding one, if any.
+
+        A mask has a byte per pair.
+        """
+        kinds = (("attention", context, self.layers - self.windowed), ("attention (window)", self.window, self.windowed))
+        return [self._attention(name, batch, size, min(reach, context), count) for name, reach, count in kinds if count]
+
+    def _attention(self, name: str, batch: int, size: int, context: int, count: int) -> Work:
         flops = 4.0 * batch * size * (size + context) * self.heads * self.head_size
         tokens = 2 * (context + size) * self.kv_heads + size * self.heads
         mask = batch * size * (size + context) if size > 1 else 0
         read = batch * self.head_size * tokens * self.width + mask
-        return Work("attention", flops, float(read), float(batch * size * self.heads * self.head_size * self.width), self.layers)
+        return Work(name, flops, float(read), float(batch * size * self.heads * self.head_size * self.width), count)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values of one token, in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_size * self.width
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights of all matrix products, every expert among them."""
+        return sum(one.weights * (self.width if one.width is None else one.width) for one in self.matmuls)
 
     def seconds(self, batch: int, size: int, context: int, peak: Peak) -> tuple[float, float]:
         """Return the seconds of a forward by the roofline: matrix products, and attention."""
-        products = sum(one.seconds(peak) for one in self.products(batch, size))
-        return products, self.attention(batch, size, context).seconds(peak)
+        products, attention = self.products(batch, size), self.attention(batch, size, context)
+        return sum(one.seconds(peak) for one in products), sum(one.seconds(peak) for one in attention)
 
     def relative(self, batch: int, size: int, context: int, peak: Peak) -> float:
         """Return the time of a forward over that of plain decoding, by the roofline."""

@@ -25,7 +25,7 @@ def test_table_1_is_that_of_the_paper(batch: int, size: int, context: int) -> No
     hidden, tokens = LLAMA_2_7B.hidden, batch * size
     assert works["q_proj"].flops == 2 * tokens * hidden**2
     assert works["q_proj"].intensity * 2 == pytest.approx(1 / (1 / hidden + 1 / (2 * tokens)))
-    attention = LLAMA_2_7B.attention(batch, size, context)
+    (attention,) = LLAMA_2_7B.attention(batch, size, context)
     assert attention.flops == 4 * tokens * (size + context) * hidden
     mask = tokens * (size + context) if size > 1 else 0
     without_mask = attention.flops * 2 / (attention.read + attention.written - mask)

@@ -74,7 +74,7 @@ def table_1(costs: CostStudy | None) -> Table:
     if costs is None:
         return Table.of(title, shown, ())
     shapes, context = costs.shapes, costs.contexts[0]
-    evaluated = [[*shapes.products(SPLIT_BATCH, size), shapes.attention(SPLIT_BATCH, size, context)] for size in EVALUATED]
+    evaluated = [[*shapes.products(SPLIT_BATCH, size), *shapes.attention(SPLIT_BATCH, size, context)] for size in EVALUATED]
     kinds = [(f"{one.inputs} x {one.outputs}", _MATMUL) for one in shapes.matmuls]
     kinds.append((f"{shapes.heads} x {shapes.head_size}", _ATTENTION))
     rows = []
