@@ -87,8 +87,8 @@ def _curve(name: str, rates: Any, source: str) -> Acceptance:
     for nodes, tokens in known:
         if not 1 <= tokens <= 1 + nodes:
             raise _wrong(name, f"{tokens} tokens per forward with {nodes} nodes")
-    nodes, tokens = zip(*known, strict=True)
-    return Acceptance(source, nodes, tuple(accumulate(tokens, max)))
+    rising = accumulate((tokens for _, tokens in known), max)
+    return Acceptance(source, tuple(nodes for nodes, _ in known), tuple(rising))
 
 
 def _wrong(name: str, found: str) -> ConfigError:

@@ -135,7 +135,7 @@ def plan_of(
     """Return the plan by any costs."""
     steps = steps_of(cost, acceptance, batch, most)
     best = best_of(steps)
-    shown = tuple(step for step in steps if step.size in (*SIZES, best.size, most))
+    shown = tuple(step for step in steps if step.size in (*SIZES, best.size))
     batches = sorted({batch, *BATCHES})
     found = tuple(best if one == batch else best_of(steps_of(cost, acceptance, one, most)) for one in batches)
     return Plan(model, hardware, acceptance.source, batch, context, None, None, shown, best, found, notes=notes)
