@@ -16,6 +16,7 @@ def record(
     out: Path = Path("answers.jsonl"),
     drafter: str = "prompt_lookup",
     batch: int = 8,
+    top: int = 0,
     models: ModelOptions = ModelOptions(),
     selection: PromptOptions = PromptOptions(),
     sampling: SamplingParams = SamplingParams(),
@@ -28,6 +29,7 @@ def record(
         out: file of the answers, JSON lines; an unfinished one is continued.
         drafter: name:key=value,key=value; see `paceline drafters`. It makes the answers sooner, not others.
         batch: prompts answered together, and written together.
+        top: most likely tokens to keep at every place, in a file beside it; 8 for replays of auto and token_recycling.
     """
     require_range("record", "batch", batch, 1)
     from paceline.replay.recorder import encode_prompts, record_answers
@@ -37,7 +39,9 @@ def record(
     llm = build_llm(models, drafter, max_batch=batch)
     questions = encode_prompts(prompts, llm, sampling.max_new_tokens)
     try:
-        made = record_answers(out, llm, questions, sampling, batch=batch, model=models.model, drafter=drafter, progress=True)
+        made = record_answers(
+            out, llm, questions, sampling, batch=batch, model=models.model, drafter=drafter, top=top, progress=True
+        )
     except KeyboardInterrupt:
         print_note(f"interrupted; {out} keeps the batches that were finished, and the same command goes on")
         raise

@@ -19,7 +19,7 @@ from paceline.drafters import available, create, entry
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.engine.drafter import Drafter
+    from paceline.engine.drafter import Drafter, TopTokens
     from paceline.replay.report import ReplayRow
     from paceline.replay.run import Trace
 
@@ -62,8 +62,11 @@ def replay(
         fit_calibration(found, datastore, loaded, fit)
         return
     specs = [with_store(spec, datastore) for spec in split_specs(drafters or ["prompt_lookup,sssd"], available())]
-    rows = _rows(found, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch))
     from paceline.replay.report import draw_replays, print_replays, write_replays
+    from paceline.replay.traces import read_told
+
+    told = {path.stem: read_told(path, limit) for path in traces}
+    rows = _rows(found, told, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch))
 
     print_replays(rows, table_console())
     files.write(partial(write_replays, rows), partial(draw_replays, rows), lambda picture: "")
@@ -90,20 +93,28 @@ def fit_calibration(found: dict[str, list[Trace]], datastore: str | None, tokeni
     print_note(f"wrote {path}: {fitted.about}")
 
 
-def _rows(found: dict[str, list[Trace]], specs: list[str], tokenizer: Any, nodes: list[int], batch: list[int]) -> list[ReplayRow]:
+def _rows(
+    found: dict[str, list[Trace]],
+    told: dict[str, list[TopTokens] | None],
+    specs: list[str],
+    tokenizer: Any,
+    nodes: list[int],
+    batch: list[int],
+) -> list[ReplayRow]:
     from paceline.replay.report import ReplayRow
     from paceline.replay.run import replay as run
 
     rows = []
     with Console(stderr=True).status("replay") as status:
         for spec in specs:
-            run(_drafter(spec, tokenizer), next(iter(found.values()))[:1], nodes[0])  # compiles
+            name, top = next(iter(told.items()))
+            run(_drafter(spec, tokenizer), found[name][:1], nodes[0], told=top and top[:1])  # compiles
             for name, some in found.items():
                 for size in nodes:
                     for together in batch:
                         status.update(f"{name}, {spec}, {size} nodes, batch {together}")
                         fresh = _drafter(spec, tokenizer)  # pia, and live stores, know the answers they have been through
-                        rows.append(ReplayRow(spec, name, run(fresh, some, size, batch_size=together)))
+                        rows.append(ReplayRow(spec, name, run(fresh, some, size, batch_size=together, told=told[name])))
     return rows
 
 

@@ -5,6 +5,8 @@ of a line covers the line and the checksum before it, so that a line that was ch
 the file needs no end mark: it is finished when the promised number of answers is there. Lines are appended in batches. What
 an interruption left of a batch is dropped by the next run, which therefore answers in the batches that the first one would
 have answered in, and leaves the same bytes.
+
+With the setting `top`, the target's most likely tokens at every place stand in a file beside it (`paceline.common.top_tokens`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from paceline.common.files import digest_of, write_atomically
+from paceline.common.top_tokens import Place, TopFile, TopRows, read_rows
 from paceline.errors import ConfigError
 
 _KIND, _VERSION = "paceline answers", 1
@@ -65,26 +68,34 @@ class AnswerFile:
         if not found.endswith(b"\n") and line.startswith(found):  # no file, or one that was cut within its first line
             write_atomically(path, line)
         _compare(path, read_settings(path), first)
-        ends = [(end, check) for _, check, end in _lines(path)]
+        ends = [(end, Place(check, len(record.get("output_ids", ())))) for record, check, end in _lines(path)]
         there = len(ends) - 1
         self.done = there if there == count else there // batch * batch
-        end, self._check = ends[self.done]
+        end, (self._check, _) = ends[self.done]
+        (_, (owner, _)), *kept = ends[: self.done + 1]
+        top = settings.get("top")
+        self._top = TopFile(path, top, settings["vocab_size"], owner, [place for _, place in kept]) if top else None
         try:
             if path.stat().st_size != end:
                 os.truncate(path, end)
         except OSError as error:
             raise _cannot_write(path, error) from error
 
-    def write(self, answers: ListLike[RecordedAnswer]) -> None:
+    def write(self, answers: ListLike[RecordedAnswer], tops: ListLike[TopRows] = ()) -> None:
         """Append the answers of a batch; they are on the disk when this returns.
 
+        Args:
+            tops: of each answer, with the setting `top`.
         Raises:
             ConfigError: the file cannot be written. What is whole of it is used by the next run.
         """
-        lines = []
+        lines, checks = [], []
         for answer in answers:
             line, self._check = _sealed(asdict(answer), self._check)
             lines.append(line)
+            checks.append(self._check)
+        if self._top is not None:
+            self._top.write(zip(tops, checks, strict=True))
         try:
             with self.path.open("ab") as file:
                 file.write(b"".join(lines))
@@ -100,7 +111,8 @@ def writing(path: str | Path, settings: Mapping[str, Any], count: int, batch: in
     """Begin a file of recorded answers, or continue one; nobody else writes it meanwhile (PATH.lock, which stays, is locked).
 
     Args:
-        settings: what makes these answers differ from others; of JSON's types.
+        settings: what makes these answers differ from others; of JSON's types. With "top" and "vocab_size" so many most likely
+            tokens a place are written beside it.
         count: answers that there will be.
         batch: answers written together.
     Raises:
@@ -162,6 +174,19 @@ def read_answers(path: str | Path, limit: int | None = None) -> Iterator[Recorde
             f"answers {str(path)!r}: got {there} of its {settings['count']} answers; expected all. Give the same command"
             " (`paceline record`) again: it continues where it was."
         )
+
+
+def read_tops(path: str | Path, limit: int | None = None) -> Iterator[TopRows] | None:
+    """Return the most likely tokens of each of `read_answers`; None where they were not recorded.
+
+    Raises:
+        ConfigError: as `read_answers`; the file beside it is missing, damaged or of other answers.
+    """
+    settings = read_settings(path)
+    if settings is None or not settings.get("top"):
+        return None
+    (_, owner, _), *answers = islice(_lines(Path(path)), None if limit is None else limit + 1)
+    return read_rows(path, [Place(check, len(record["output_ids"])) for record, check, _ in answers], owner)
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

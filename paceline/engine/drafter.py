@@ -34,7 +34,8 @@ class TopTokens:
 
     Attributes:
         token_ids: [1 + n, k].
-        probs: float32 [1 + n, k], by the softmax of the model's own logits: at temperature 1, without penalties.
+        probs: float32 [1 + n, k], by the softmax of the model's own logits: at temperature 1, without penalties. A row of zeros
+            is not known, as in a replay.
     """
 
     token_ids: IntArray

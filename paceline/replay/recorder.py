@@ -7,7 +7,9 @@ may fall otherwise behind another one.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -22,9 +24,11 @@ from paceline.engine.identity import model_identity
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import CapacityError, ConfigError
 from paceline.llm import LLM, Completion
+from paceline.replay.keeping import KeepsTop
 from paceline.report.prompts import Prompt, encode
 
 _LEAST_ROOM = 8  # context tokens for a prompt
+_MOST_TOP = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Recorded:
 
 def record_answers(
     path: str | Path, llm: LLM, questions: ListLike[Question], params: SamplingParams, *, batch: int = 8, model: str = "",
-    drafter: str | None = None, progress: bool = False,
+    drafter: str | None = None, top: int = 0, progress: bool = False,
 ) -> Recorded:  # fmt: skip
     """Answer all questions into a file; one that an interruption left unfinished is continued.
 
@@ -63,33 +67,51 @@ def record_answers(
         batch: questions answered together, and written together.
         model: name to note beside the model's fingerprint.
         drafter: spec to note; default the drafter's name.
+        top: most likely tokens of the target to keep at every place, for replays of drafters that learn from them; 0 = none.
         progress: whether to show a bar on standard error.
     Raises:
         ConfigError: no question, or a file that is of other settings, damaged, being written, or another one.
     """
     require_range("record", "batch", batch, 1)
+    require_range("record", "top", top, 0, _MOST_TOP)
     if not questions:
         raise ConfigError("record: got no prompt; expected at least one. Name a file that has some.")
-    target = llm.model.model
+    target, top = llm.model.model, min(top, llm.model.vocab_size)
     settings = {
         "model": model, "model_fingerprint": model_identity(target)[0], "tokenizer": fingerprint_of(llm.tokenizer),
         "vocab_size": llm.model.vocab_size, "dtype": str(target.dtype).removeprefix("torch."),
         "drafter": llm.drafter.name if drafter is None else drafter, "sampling": asdict(params),
-        "prompts": digest_of({"questions": [asdict(question) for question in questions]}),
+        "prompts": digest_of({"questions": [asdict(question) for question in questions]}), **({"top": top} if top else {}),
     }  # fmt: skip
     columns = (TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TextColumn("answers"), TimeRemainingColumn())
     tokens = 0
-    with writing(path, settings, len(questions), batch) as file:
+    with writing(path, settings, len(questions), batch) as file, _keeping(llm, top) as keeper:
         begin, first = time.perf_counter(), file.done
         with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
             task = bar.add_task("", total=len(questions), completed=first)
             for start in range(first, len(questions), batch):
                 group = questions[start : start + batch]
                 completions = answer(llm, [question.prompt_ids for question in group], params, start)
-                file.write([_recorded(*pair) for pair in zip(group, completions, strict=True)])
+                answers = [_recorded(*pair) for pair in zip(group, completions, strict=True)]
+                file.write(answers, () if keeper is None else keeper.taken())
                 tokens += sum(len(completion.token_ids) for completion in completions)
                 bar.update(task, completed=file.done)
         return Recorded(len(questions), len(questions) - first, tokens, time.perf_counter() - begin)
+
+
+@contextmanager
+def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
+    """Let the engine's drafter keep the most likely tokens while this is open, if any are wanted."""
+    if not top:
+        yield None
+        return
+    inner = llm.drafter
+    keeper = KeepsTop(inner, top)
+    llm.change_drafter(keeper)
+    try:
+        yield keeper
+    finally:
+        llm.change_drafter(inner)
 
 
 def answer(llm: LLM, prompts: ListLike[list[int]], params: SamplingParams, first: int) -> list[Completion]:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from paceline.engine.drafter import Drafter, Outcome
+import numpy as np
+
+from paceline.engine.drafter import Drafter, Outcome, TopTokens
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import DraftTree
 from paceline.errors import ConfigError
@@ -58,7 +61,14 @@ class ReplayResult:
         return 1e6 * self.seconds / max(1, self.steps)
 
 
-def replay(drafter: Drafter, traces: Iterable[Trace], max_nodes: int = 16, *, batch_size: int = 1) -> ReplayResult:
+def replay(
+    drafter: Drafter,
+    traces: Iterable[Trace],
+    max_nodes: int = 16,
+    *,
+    batch_size: int = 1,
+    told: Iterable[TopTokens] | None = None,
+) -> ReplayResult:
     """Run recorded answers through a drafter.
 
     Args:
@@ -66,28 +76,54 @@ def replay(drafter: Drafter, traces: Iterable[Trace], max_nodes: int = 16, *, ba
         traces: (prompt ids, output ids) of each answer; those without output are skipped.
         max_nodes: most nodes of a draft tree.
         batch_size: answers that go on at a time; one that ends makes room for the next.
+        told: the target's most likely tokens at every place of each answer, [n, k] (`paceline record --top`).
     Raises:
-        ConfigError: max_nodes or batch_size out of range, or an empty prompt.
+        ConfigError: max_nodes or batch_size out of range, an empty prompt, or a drafter that learns from the target's most likely
+            tokens where they were not recorded.
     """
     if max_nodes < 0 or batch_size < 1:
         raise ConfigError(f"replay: got max_nodes={max_nodes}, batch_size={batch_size}; expected at least 0 and 1.")
     run = _Run(drafter, max_nodes)
-    waiting = iter([trace for trace in traces if len(trace[1])])
-    going: list[tuple[Sequence, ListLike[int]]] = []
+    waiting = iter([_Answer(*trace, top) for trace, top in _with_told(drafter, traces, told) if len(trace[1])])
+    going: list[tuple[Sequence, _Answer]] = []
     try:
         while True:
-            while len(going) < batch_size and (trace := next(waiting, None)) is not None:
-                going.append(run.start(*trace))
+            while len(going) < batch_size and (answer := next(waiting, None)) is not None:
+                going.append((run.start(answer), answer))
             if not going:
                 return ReplayResult(max_nodes, batch_size, run.tokens, run.steps, run.drafted, run.accepted, run.seconds)
             run.step(going)
             for seq, _ in going:
                 if not seq.remaining:
                     run.stop(seq)
-            going = [(seq, output) for seq, output in going if seq.remaining]
+            going = [(seq, answer) for seq, answer in going if seq.remaining]
     finally:
         for seq, _ in going:
             drafter.stop(seq)
+
+
+class _Answer(NamedTuple):
+    """What a sequence is going to say, and the target's most likely tokens at every place of it."""
+
+    prompt: ListLike[int]
+    output: ListLike[int]
+    told: TopTokens | None
+
+
+def _with_told(
+    drafter: Drafter, traces: Iterable[Trace], told: Iterable[TopTokens] | None
+) -> Iterable[tuple[Trace, TopTokens | None]]:
+    if not drafter.top_k:
+        return ((trace, None) for trace in traces)
+    told = None if told is None else list(told)
+    kept = 0 if not told else told[0].token_ids.shape[1]
+    if told is None or kept < drafter.top_k:
+        raise ConfigError(
+            f"replay: drafter {drafter.name!r} learns from the target's {drafter.top_k} most likely tokens after every node: got"
+            f" answers with {kept} of them; expected a file of `paceline record --top {drafter.top_k}`. Record one, or choose"
+            " another drafter."
+        )
+    return zip(traces, told, strict=True)
 
 
 class _Run:
@@ -98,15 +134,15 @@ class _Run:
         self.tokens = self.steps = self.drafted = self.accepted = 0
         self.seconds = 0.0
 
-    def start(self, prompt: ListLike[int], output: ListLike[int]) -> tuple[Sequence, ListLike[int]]:
-        """Start a sequence; return it and what it is going to say."""
-        if not len(prompt):
+    def start(self, answer: _Answer) -> Sequence:
+        """Start a sequence."""
+        if not len(answer.prompt):
             raise ConfigError("replay: got an empty prompt; expected at least one token. Put the first one of the answer there.")
-        seq = Sequence(list(prompt), SamplingParams(max_new_tokens=len(output), ignore_eos=True))
+        seq = Sequence(list(answer.prompt), SamplingParams(max_new_tokens=len(answer.output), ignore_eos=True))
         begin = time.perf_counter()
         self._drafter.start(seq)
         self.seconds += time.perf_counter() - begin
-        return seq, list(output)
+        return seq
 
     def stop(self, seq: Sequence) -> None:
         """Stop a sequence that has said everything."""
@@ -114,13 +150,15 @@ class _Run:
         self._drafter.stop(seq)
         self.seconds += time.perf_counter() - begin
 
-    def step(self, going: list[tuple[Sequence, ListLike[int]]]) -> None:
+    def step(self, going: list[tuple[Sequence, _Answer]]) -> None:
         """Run one step of all sequences."""
         seqs = [seq for seq, _ in going]
         begin = time.perf_counter()
         trees = self._drafter.propose(seqs, [self._max_nodes] * len(seqs))
         self.seconds += time.perf_counter() - begin
-        outcomes = [said(seq, tree, output) for (seq, output), tree in zip(going, trees, strict=True)]
+        outcomes = [said(seq, tree, answer.output) for (seq, answer), tree in zip(going, trees, strict=True)]
+        if self._drafter.top_k:
+            outcomes = [_with_top(outcome, answer.told) for outcome, (_, answer) in zip(outcomes, going, strict=True)]
         for outcome in outcomes:
             outcome.seq.append(outcome.new_token_ids)
             self.tokens += len(outcome.new_token_ids)
@@ -144,3 +182,14 @@ def said(seq: Sequence, tree: DraftTree, output: ListLike[int]) -> Outcome:
         depths[index + 1] = depths[parent + 1] + 1
     argmax = [rest[min(depth, len(rest) - 1)] for depth in depths]
     return Outcome(seq, tree, path, list(rest[: len(path) + 1]), argmax)
+
+
+def _with_top(outcome: Outcome, told: TopTokens | None) -> Outcome:
+    """Add what was recorded of the target's most likely tokens: after the root and the accepted nodes; of the others, zeros."""
+    assert told is not None, "a drafter with top_k gets them"
+    first = len(outcome.seq) - outcome.seq.prompt_length
+    rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]
+    shape = 1 + len(outcome.tree), told.token_ids.shape[1]
+    token_ids, probs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    token_ids[rows], probs[rows] = (some[first : first + len(rows)] for some in (told.token_ids, told.probs))
+    return replace(outcome, target_top=TopTokens(token_ids, probs))

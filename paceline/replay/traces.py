@@ -6,8 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from paceline.common.answers import read_answers, read_settings
+import numpy as np
+
+from paceline.common.answers import read_answers, read_settings, read_tops
 from paceline.datastore.inputs import check_recorded, parse_record
+from paceline.engine.drafter import TopTokens
 from paceline.errors import ConfigError
 
 
@@ -38,6 +41,16 @@ def read_traces(path: str | Path, tokenizer: Any = None, limit: int | None = Non
     if not traces:
         raise ConfigError(f"traces {str(path)!r}: got no record; expected lines with prompt and output. Check its name.")
     return traces
+
+
+def read_told(path: str | Path, limit: int | None = None) -> list[TopTokens] | None:
+    """Return the target's most likely tokens at every place of each of `read_traces`; None where they were not recorded.
+
+    Raises:
+        ConfigError: the file beside the recording is missing, damaged or of other answers.
+    """
+    found = read_tops(path, limit)
+    return None if found is None else [TopTokens(rows.token_ids, np.exp(rows.log_probs)) for rows in found]
 
 
 def tokenizer_of(paths: Iterable[str | Path]) -> str | None:

@@ -124,7 +124,7 @@ def remember(
     Args:
         newest: up to LONGEST_KEY tokens, the root's the last.
         drafted, parents: [n] the nodes.
-        token_ids, probs: [1 + n, k], as in `TopTokens`.
+        token_ids, probs: [1 + n, k], as in `TopTokens`; rows that are not known change nothing.
     """
     rows, width = token_ids.shape
     tails = np.empty((rows, LONGEST_KEY), dtype=np.int64)
@@ -139,5 +139,7 @@ def remember(
             tails[row, :-1] = tails[above, 1:]
             tails[row, -1] = drafted[row - 1]
             known[row] = min(known[above] + 1, LONGEST_KEY)
+        if flat_probs[row * width] <= 0.0:  # not known
+            continue
         for size in range(1, min(keys, known[row]) + 1):
             write(table, tails[row], size, flat_ids, flat_probs, row * width, width)

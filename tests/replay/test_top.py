@@ -1,0 +1,139 @@
+"""The target's most likely tokens beside recorded answers: written, continued, damaged, and replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import DraftTree, SamplingParams, ScriptedDrafter
+from paceline.common.answers import read_answers, read_tops
+from paceline.common.top_tokens import top_path
+from paceline.drafters import create
+from paceline.engine.drafter import TopTokens
+from paceline.errors import ConfigError
+from paceline.replay import replay
+from paceline.replay.recorder import Question, record_answers
+from paceline.replay.traces import read_told, read_traces
+from tests.support.cli import call
+from tests.support.shared import Pair, interrupt
+
+TOKENS = 16
+
+
+def record(path: Path, pair: Pair, spec: str = "prompt_lookup", top: int = 8, temperature: float = 0.0) -> Path:
+    questions = [Question(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts[:5])]
+    params = SamplingParams(TOKENS, temperature, ignore_eos=True)
+    record_answers(path, pair.engine(spec, max_nodes=6), questions, params, batch=2, top=top)
+    return path
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_they_are_the_targets_own(pair: Pair, tmp_path: Path, temperature: float) -> None:
+    """Whoever drafts: rows of the likeliest tokens of the plain forward at that place, three digits of their chance."""
+    path = record(tmp_path / "a.jsonl", pair, temperature=temperature)
+    tops = read_tops(path)
+    assert tops is not None
+    for answer, rows in zip(read_answers(path), tops, strict=True):
+        assert rows.token_ids.shape == rows.log_probs.shape == (TOKENS, 8)
+        ids = torch.tensor([answer.prompt_ids + answer.output_ids])
+        with torch.inference_mode():
+            plain = pair.target(ids).logits[0, len(answer.prompt_ids) - 1 : -1].float().log_softmax(-1)
+        best = plain.topk(8)
+        assert np.allclose(rows.log_probs, best.values, atol=2e-2)
+        assert np.allclose(plain.gather(1, torch.from_numpy(rows.token_ids)), rows.log_probs, atol=2e-2)
+        assert temperature or rows.token_ids[:, 0].tolist() == answer.output_ids
+
+
+def test_answers_are_the_same_with_them_and_without(pair: Pair, tmp_path: Path) -> None:
+    with_top, without = record(tmp_path / "a.jsonl", pair), record(tmp_path / "b.jsonl", pair, top=0)
+    assert list(read_answers(with_top)) == list(read_answers(without))
+    assert not top_path(without).exists()
+    assert read_tops(without) is None
+    assert "top" not in json.loads(without.read_text().partition("\n")[0])
+    with pytest.raises(ConfigError, match="top: got None; expected 8, as the file was begun"):
+        record(with_top, pair, top=0)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, path = record(tmp_path / "whole.jsonl", pair), tmp_path / "cut.jsonl"
+    with monkeypatch.context() as patch:
+        interrupt(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            record(path, pair)
+    with top_path(path).open("ab") as file:
+        file.write(b"what a kill left between both files")
+    assert len(path.read_bytes().splitlines()) == 3
+    record(path, pair)
+    assert path.read_bytes() == whole.read_bytes()
+    assert top_path(path).read_bytes() == top_path(whole).read_bytes()
+
+
+def test_any_changed_byte_is_found_and_the_file_stays(pair: Pair, tmp_path: Path) -> None:
+    path = record(tmp_path / "a.jsonl", pair)
+    whole = top_path(path).read_bytes()
+    for place in [*range(0, len(whole), 37), len(whole) - 1]:
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        top_path(path).write_bytes(changed)
+        with pytest.raises(ConfigError, match=r"a\.jsonl\.top.*Delete both"):
+            list(read_tops(path) or ())
+    for other in (whole[:-1], b"notes", b""):
+        top_path(path).write_bytes(other)
+        with pytest.raises(ConfigError, match="got a file that cannot be used"):
+            record(path, pair)
+        assert top_path(path).read_bytes() == other
+    top_path(path).unlink()
+    with pytest.raises(ConfigError, match="No such file"):
+        read_told(path)
+    top_path(path).write_bytes(top_path(record(tmp_path / "b.jsonl", pair, temperature=1.0)).read_bytes())
+    with pytest.raises(ConfigError, match="or of other answers"):
+        read_told(path)
+
+
+class Watching(ScriptedDrafter):
+    """Scripted trees, and the target's two likeliest tokens."""
+
+    top_k = 2
+
+
+def test_a_replay_tells_what_is_known_and_nothing_else() -> None:
+    drafter = Watching([DraftTree([5, 1, 2, 9], [-1, -1, 1, 2]), DraftTree([7], [-1]), DraftTree([5, 6, 7], [-1, 0, 1])])
+    token_ids = np.array([[place + 1, 10 + place] for place in range(6)])
+    probs = np.array([[0.5 + place / 100, 0.25] for place in range(6)], dtype=np.float32)
+    replay(drafter, [([0], [1, 2, 3, 4, 5, 6])], told=[TopTokens(token_ids, probs)])
+    known = [[0, None, 1, 2, None], [3, None], [4, 5, None, None]]  # places of the answer at root and nodes
+    for outcome, places in zip(drafter.outcomes, known, strict=True):
+        top = outcome.target_top
+        assert top is not None
+        for row, place in enumerate(places):
+            wanted = (token_ids[place].tolist(), probs[place].tolist()) if place is not None else ([0, 0], [0.0, 0.0])
+            assert (top.token_ids[row].tolist(), top.probs[row].tolist()) == wanted
+
+
+@pytest.mark.parametrize("spec", ["token_recycling", "token_recycling:tree=paper,keys=1", "auto"])
+def test_drafters_learn_from_them(pair: Pair, tmp_path: Path, spec: str) -> None:
+    path = record(tmp_path / "a.jsonl", pair)
+    traces, told = read_traces(path), read_told(path)
+    assert told is not None
+    found = replay(create(spec), traces, 8, told=told)
+    nothing = [TopTokens(top.token_ids, np.zeros_like(top.probs)) for top in told]
+    without = replay(create(spec), traces, 8, told=nothing)
+    assert found.drafted > without.drafted
+    assert found.tokens_per_step >= without.tokens_per_step
+    assert spec == "auto" or found.tokens_per_step > without.tokens_per_step, "which has nothing else"
+    assert replay(create(spec), traces, 8, told=told, batch_size=1).accepted == found.accepted
+
+
+def test_without_them_such_drafters_are_refused(pair: Pair, tmp_path: Path) -> None:
+    path = record(tmp_path / "a.jsonl", pair, top=4)
+    bare = record(tmp_path / "b.jsonl", pair, top=0)
+    for name, kept in ((path, 4), (bare, 0)):
+        with pytest.raises(ConfigError, match=f"drafter 'auto' learns .* got answers with {kept} of them; .*--top 8"):
+            call("replay", name, "--drafters", "auto", "--nodes", "4")
+        assert call("replay", name, "--drafters", "sssd", "--nodes", "4")[0] == 0
+    with pytest.raises(ConfigError, match="top: got 65; expected from 0 to 64"):
+        call("record", "--out", tmp_path / "c.jsonl", "--top", "65", "--limit", "1", "-n", "4")
