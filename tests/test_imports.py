@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 
 LIGHT = [
-    *("paceline", "paceline.cli.main", "paceline.replay", "paceline.datastore"),
+    *("paceline", "paceline.cli.main", "paceline.replay", "paceline.datastore", "paceline.plan.named"),
     *(f"paceline.engine.{name}" for name in ("tree", "sequence", "drafter")),
     *(f"paceline.drafters.{name}" for name in ("scripted", "prompt_lookup", "rest.drafter", "pia.drafter", "sssd.drafter")),
 ]
