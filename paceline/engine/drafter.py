@@ -17,7 +17,9 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from itertools import islice
 from operator import lt
+from threading import Lock, RLock
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -156,6 +158,18 @@ class DelegatingDrafter(Drafter):
     def forward_seconds(self) -> float:
         """Those of the inner drafter."""
         return self.inner.forward_seconds
+
+
+_turns: WeakValueDictionary[int, RLock] = WeakValueDictionary()  # by the id of the drafter, as long as an engine holds it
+_guard = Lock()
+
+
+def turn_of(drafter: Drafter) -> RLock:
+    """Return the lock that engines with this drafter hold in their steps: drafters need not know of threads."""
+    while isinstance(drafter, DelegatingDrafter):
+        drafter = drafter.inner
+    with _guard:
+        return _turns.setdefault(id(drafter), RLock())
 
 
 def check_vocabulary(drafter: Drafter, vocab: int) -> None:

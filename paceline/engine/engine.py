@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.engine.budget import node_limit
 from paceline.engine.cost_curve import cost_curve
-from paceline.engine.drafter import Drafter, Outcome, check_vocabulary
+from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, turn_of
 from paceline.engine.grouping import fed_by, next_group
 from paceline.engine.interrupts import interrupts_held
 from paceline.engine.invariance import settle
@@ -202,7 +202,7 @@ class Engine:
         Raises:
             ConfigError: it was called from inside a step, by a drafter that asks its own engine.
         """
-        with self._turn:
+        with self._turn, self._drafting:
             if self._stepping:
                 raise ConfigError("got a call from inside a step of the same engine; expected none there. Use another LLM.")
             start, self._stepping = time.perf_counter(), True
@@ -227,7 +227,7 @@ class Engine:
         """Give waiting requests their place in the cache and to the drafter, as far as there is room."""
         if not self._waiting:
             return
-        with self._turn:
+        with self._turn, self._drafting:
             free = len(self._waiting) if self._max_batch is None else self._max_batch - len(self._active)
             fresh = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
             wanted = len(fresh) + self.model.open_sequences
@@ -247,7 +247,7 @@ class Engine:
 
     def withdraw(self, tickets: Iterable[Ticket]) -> None:
         """Drop requests, waiting or active, and free everything they still hold; those that have ended are no matter."""
-        with self._turn:
+        with self._turn, self._drafting:
             if self._stepping:  # a stream that nobody holds any more may be closed in the middle of its own thread's step
                 self._leaving.extend(tickets)
                 return
@@ -315,4 +315,5 @@ class Engine:
         budget = drafter.budget and self._parallel is None
         if budget and drafter not in self._spendings:
             self._spendings[drafter] = Spending(lambda: cost_curve(self.model, self._most_rows))
+        self._drafting = turn_of(drafter)  # other engines may have it, too
         self._drafter, self._spending = drafter, self._spendings[drafter] if budget else None

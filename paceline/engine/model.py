@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as ListLike
 from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from paceline.engine.products.choice import fastest
 from paceline.engine.products.own import Products
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.engine.view import ModelView
 from paceline.errors import CapacityError, UnsupportedModelError
 
 PREFILL_CHUNK = 512  # pending tokens
@@ -59,6 +61,7 @@ class CachedLM:
         self.products = fastest(model) if products is None else products
         self.forward_seconds = 0.0
         self._model = model
+        self._view = ModelView(model)
         self._cache = SlotCache(self.architecture.layers)
         self._layout: Layout | None = None
         self._seqs: list[Sequence] = []
@@ -111,6 +114,8 @@ class CachedLM:
             raise CapacityError(
                 f"sequence {seq.id} has {len(seq)} tokens; the model's context is {self.context_length}. Shorten the prompt."
             )
+        if self._view.stale:
+            self._view = ModelView(self._model)
         seq.slot, seq.cached = self._cache.take(), 0
         self._owner[seq.slot] = seq
 
@@ -160,8 +165,9 @@ class CachedLM:
         """
         fed: list[Tensor] = []
         head = self._model.get_output_embeddings() or torch.nn.Identity()
-        # Held for this forward only: other CachedLMs may share the model.
-        hook = head.register_forward_pre_hook(lambda module, inputs: fed.append(inputs[0]))
+        thread = get_ident()
+        # Held for this forward only, and for this thread: others may share the model.
+        hook = head.register_forward_pre_hook(lambda _, inputs: fed.append(inputs[0]) if get_ident() == thread else None)
         try:
             logits = self.forward(seqs, trees)
         finally:
@@ -204,12 +210,12 @@ class CachedLM:
             inputs["logits_to_keep"] = torch.arange(columns - layout.width - 1, columns, device=device)
         start = time.perf_counter()
         with self._attention(layout, inputs["attention_mask"] is not None), self.products.in_force():
-            logits: Tensor = self._model(**inputs).logits
+            logits: Tensor = self._view.module(**inputs).logits
         self.forward_seconds += time.perf_counter() - start
         return logits[:, -(layout.width + 1) :]
 
     def _attention(self, layout: Layout, masked: bool) -> AbstractContextManager[None]:
-        arch, config = self.architecture, self._model.config.get_text_config(decoder=True)
+        arch, config = self.architecture, self._view.config
         if arch.by_position:
             order = KeyOrder.of(layout.cached, layout.places, layout.positions, layout.padding)
             return tree_attention(config, order=order)
@@ -268,7 +274,8 @@ class CachedLM:
     @torch.inference_mode()
     def plain_logits(self, token_ids: list[int]) -> Tensor:
         """Logits [vocab] after `token_ids` by the model's own forward, without cache, mask or positions: the reference."""
-        logits: Tensor = self._model(input_ids=torch.tensor([token_ids], device=self.device), use_cache=False).logits
+        tokens = torch.tensor([token_ids], device=self.device)
+        logits: Tensor = self._view.module(input_ids=tokens, use_cache=False).logits
         return logits[0, -1]
 
     def _line_up(self) -> None:

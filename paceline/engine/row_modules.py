@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -108,8 +109,11 @@ def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:
     """Return the kinds of modules that take part in a forward, and why they cannot be tried alone; "" where they can."""
     found: dict[tuple[Any, ...], RowModule] = {}
     seen: set[nn.Module] = set()
+    thread = get_ident()
 
     def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if get_ident() != thread:  # others may use the model
+            return
         made = _row_module(name, module, inputs, output)
         if made is None:
             return

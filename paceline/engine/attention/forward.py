@@ -37,6 +37,7 @@ def tree_attention(config: PretrainedConfig, causal: int = 0, order: KeyOrder | 
     """For the forward inside, let a model with this (text) config use one of our attention functions.
 
     Args:
+        config: one that no other thread reads, see `paceline.engine.view`.
         causal: the first so many columns see exactly themselves and the columns before them, and nothing is cached: a prompt.
         order: the keys by position; with it attention is by position, batch-invariant, else by SDPA.
     """
