@@ -134,6 +134,22 @@ def test_models_that_cannot_be_loaded(model: Any, options: dict[str, Any], words
         LLM(model, **options)
 
 
+def test_models_in_a_wrapper_are_refused_with_the_way_out(pair: Pair) -> None:
+    class PeftModel:
+        def __init__(self, *known: str) -> None:
+            vars(self).update(dict.fromkeys(known))
+
+    for known, words in (
+        (("merge_and_unload", "get_base_model"), r"got a PeftModel; .* Pass what its merge_and_unload\(\) returns"),
+        (("get_base_model",), "cannot be merged into the weights: use its own generate"),
+        (("_orig_mod",), "Pass the model that was compiled"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            LLM(PeftModel(*known), "none")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=words):
+            LLM(pair.target, "draft_model", draft_model=PeftModel(*known))  # type: ignore[arg-type]
+
+
 def test_a_directory_without_a_tokenizer_answers_token_ids(pair: Pair) -> None:
     llm = LLM(DATA / "tiny_target", dtype="float32", drafter="draft_model", draft_model=DATA / "tiny_noisy_0.05")
     assert llm.generate([pair.prompts[1]], SamplingParams(12))[0].token_ids == pair.answers[1][:12]

@@ -34,6 +34,7 @@ def load_model(
     if not isinstance(model, str | Path):
         raise ConfigError(
             f"model: got a {type(model).__name__}; expected a directory, a hub id, a GGUF file or a loaded transformers model."
+            f"{_how_to_unwrap(model)}"
         )
     if isinstance(dtype, str) and dtype != "auto":
         if dtype not in _DTYPES:
@@ -48,6 +49,14 @@ def load_model(
         raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {error}") from error
     moved: PreTrainedModel = loaded.to(device).eval()
     return moved
+
+
+def _how_to_unwrap(model: Any) -> str:
+    if hasattr(model, "merge_and_unload"):  # a PeftModel passes on what its adapter can do
+        return " Pass what its merge_and_unload() returns."
+    if hasattr(model, "get_base_model"):
+        return " Its adapter cannot be merged into the weights: use its own generate."
+    return " Pass the model that was compiled, its _orig_mod." if hasattr(model, "_orig_mod") else ""
 
 
 def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:

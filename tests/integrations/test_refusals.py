@@ -103,6 +103,27 @@ def test_batches_that_are_refused(target: Any, three: Any) -> None:
         target.generate(**three, stopping_criteria=[Never()], eos_token_id=None, **options)
 
 
+def test_adapters_with_virtual_tokens_are_refused(target: Any, one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PEFT 0.21 does while it generates, without PEFT; an adapter in the weights needs nothing of it."""
+
+    class Config:
+        is_prompt_learning = False
+
+    class Adapted:
+        active_peft_config = Config()
+        prepare = target.prepare_inputs_for_generation
+
+        def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+            return self.prepare(*args, **kwargs)
+
+    adapted = Adapted()
+    monkeypatch.setitem(vars(target), "prepare_inputs_for_generation", adapted.prepare_inputs_for_generation)
+    target.generate(**one, max_new_tokens=2, custom_generate=Strategy())
+    adapted.active_peft_config.is_prompt_learning = True
+    with pytest.raises(ConfigError, match="got a Config, an adapter that puts virtual tokens before the text"):
+        target.generate(**one, max_new_tokens=2, custom_generate=Strategy())
+
+
 def test_models_and_arguments_that_are_refused(target: Any, draft: Any, one: Any) -> None:
     embeds = target.get_input_embeddings()(one["input_ids"]).detach()
     with pytest.raises(ConfigError, match="inputs_embeds"):

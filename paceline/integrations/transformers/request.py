@@ -91,6 +91,7 @@ class Request:
             ConfigError: something that cannot be done here; CapacityError: more tokens than the model's context.
         """
         _refuse_modes(model, config)
+        _refuse_virtual_tokens(model)
         _refuse_inputs(input_ids, inputs)
         mask, cache = inputs.get("attention_mask"), inputs.get("past_key_values")
         padding = _left_padding(input_ids, mask)
@@ -174,6 +175,17 @@ def _refuse_modes(model: PreTrainedModel, config: GenerationConfig) -> None:
     if model.training:
         raise ConfigError(
             "got a model in training mode, where dropout changes every forward; expected none. Call model.eval() first."
+        )
+
+
+def _refuse_virtual_tokens(model: PreTrainedModel) -> None:
+    # While it generates, PEFT puts its own method here; that of prompt and prefix tuning adds embeddings or a cache.
+    adapter = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
+    config = getattr(adapter, "active_peft_config", None)
+    if getattr(config, "is_prompt_learning", False):
+        raise ConfigError(
+            f"got a {type(config).__name__}, an adapter that puts virtual tokens before the text; expected one in the weights, as"
+            " LoRA. Use model.generate without custom_generate."
         )
 
 
