@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from paceline.common.config import parse_spec, require_range
+from paceline.common.config import parse_spec, require_count
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.drafters import create, entry
 from paceline.engine.detokenizer import Detokenizer
@@ -24,10 +26,14 @@ from paceline.engine.model import CachedLM
 from paceline.engine.parallel.model import check_columns
 from paceline.engine.parallel.ranks import Ranks, local_device
 from paceline.engine.reliability import Reliability
+from paceline.engine.requests import Intake
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.text import StopStrings
 from paceline.engine.ticket import Ticket
-from paceline.errors import CapacityError, ConfigError
+from paceline.errors import ConfigError
+
+Prompt = str | ListLike[int] | NDArray[np.integer[Any]] | torch.Tensor
+Prompts = str | ListLike[Prompt] | NDArray[np.integer[Any]] | torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +111,21 @@ class LLM:
         lookahead_parallel: bool | Ranks = False,
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
     ) -> None:
-        require_range("LLM", "max_batch", max_batch, 1)
-        require_range("LLM", "max_nodes", max_nodes, 0)
+        require_count("LLM", "max_batch", max_batch, 1)
+        require_count("LLM", "max_nodes", max_nodes, 0)
         if max_length is not None:
-            require_range("LLM", "max_length", max_length, 2)
+            require_count("LLM", "max_length", max_length, 2)
+        if not isinstance(drafter, str | Drafter):
+            raise ConfigError(
+                f"drafter: got {drafter!r}; expected a name, 'name:key=value' or a Drafter object. Plain decoding is 'none'."
+            )
         ranks = Ranks.join(device) if lookahead_parallel is True else lookahead_parallel or None
         if isinstance(drafter, str) and not entry(parse_spec(drafter)[0]).needs_draft_model:
             drafter = create(drafter)  # before a model is loaded: mistakes are told at once
         if ranks is not None and isinstance(drafter, Drafter):
             check_columns(drafter, ranks.size)
         loaded = load_model(model, dtype, device if ranks is None else local_device(device))
-        self.tokenizer = load_tokenizer(tokenizer, model)
+        self.tokenizer, self._source = load_tokenizer(tokenizer, model), model
         if isinstance(drafter, str):
             draft = None if draft_model is None else load_draft(draft_model, dtype, str(loaded.device))
             drafter = create(drafter, draft_model=draft)
@@ -157,27 +167,27 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | ListLike[str] | ListLike[ListLike[int]],
+        prompts: Prompts,
         params: SamplingParams | ListLike[SamplingParams] | None = None,
     ) -> list[Completion]:
         """Answer all prompts, in their order.
 
         Args:
-            prompts: one text, texts, or lists of token ids.
+            prompts: one text, texts, or lists of token ids, which may be arrays or tensors.
             params: for all, or one per prompt; default `SamplingParams()`.
         Raises:
             ConfigError, CapacityError: a prompt that cannot be used. Nothing has been started then.
         """
-        tickets = self._engine.submit(self._sequences(prompts, params))
+        tickets = self._engine.submit(self._intake.sequences(prompts, params))
         try:
             self._engine.finish(tickets)
         finally:
             self._engine.withdraw(tickets)
         return [self._completion(ticket) for ticket in tickets]
 
-    def stream(self, prompt: str | ListLike[int], params: SamplingParams | None = None) -> Generator[Chunk, None, None]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Chunk, None, None]:
         """Answer one prompt, a chunk per step. Closing the iterator frees everything it holds."""
-        (seq,) = self._sequences([prompt], params)
+        (seq,) = self._intake.sequences([prompt], params)
         return self._stream(seq)
 
     def _stream(self, seq: Sequence) -> Generator[Chunk, None, None]:
@@ -203,61 +213,18 @@ class LLM:
         """Token ids of a conversation, ready for the answer; for `generate` and `stream`.
 
         Raises:
-            ConfigError: no tokenizer, or one without a chat template.
+            ConfigError: no conversation, no tokenizer, or one without a chat template or whose template refuses it.
         """
-        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
-            raise ConfigError(
-                "got a conversation for a tokenizer without chat template; expected one with. Use generate with a plain prompt."
-            )
-        ids = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-        return [int(i) for i in ids]
+        return self._intake.conversation(messages)
 
     @property
     def timing(self) -> Timing:
         """Where the time of all steps went since this object was built."""
         return self._engine.timing
 
-    def _sequences(self, prompts: Any, params: SamplingParams | ListLike[SamplingParams] | None) -> list[Sequence]:
-        if isinstance(prompts, str):
-            prompts = [prompts]
-        if not isinstance(prompts, ListLike):
-            raise ConfigError(f"prompts: got a {type(prompts).__name__}; expected a text, texts, or lists of token ids.")
-        if prompts and isinstance(prompts[0], int):
-            raise ConfigError("prompts: got one list of token ids; expected a list of such lists, as [[1, 2, 3]].")
-        each = (
-            [params or SamplingParams()] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
-        )
-        if len(each) != len(prompts):
-            raise ConfigError(f"got {len(each)} SamplingParams for {len(prompts)} prompts; expected one for all, or one each.")
-        return [self._sequence(place, prompt, one) for place, (prompt, one) in enumerate(zip(prompts, each, strict=True))]
-
-    def _sequence(self, place: int, prompt: str | ListLike[int], params: SamplingParams) -> Sequence:
-        ids = self._token_ids(place, prompt)
-        if not ids:
-            raise ConfigError(f"prompt {place}: got no token; expected at least one. Leave empty prompts out.")
-        if min(ids) < 0 or max(ids) >= self.model.vocab_size:
-            raise ConfigError(
-                f"prompt {place}: got token ids from {min(ids)} to {max(ids)}; expected 0 to {self.model.vocab_size - 1}."
-            )
-        if len(ids) >= self.max_length:
-            raise CapacityError(
-                f"prompt {place}: got {len(ids)} tokens, which leave no room for an answer; expected less than {self.max_length}."
-                " Shorten it, or raise max_length if the model's context allows."
-            )
-        if params.stop and self.tokenizer is None:
-            raise ConfigError("stop: got stop strings and no tokenizer; expected both. Pass tokenizer=... to LLM.")
-        stop = StopStrings(params.stop, self.tokenizer) if params.stop else None
-        return Sequence(ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop)
-
-    def _token_ids(self, place: int, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ConfigError(f"prompt {place}: got text and no tokenizer; expected token ids, or tokenizer=... to LLM.")
-            return [int(i) for i in self.tokenizer(prompt)["input_ids"]]
-        ids = prompt.tolist() if isinstance(prompt, torch.Tensor) else prompt
-        if not isinstance(ids, ListLike) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            raise ConfigError(f"prompt {place}: got {str(ids)[:60]!r}; expected a text or a list of integer token ids.")
-        return list(ids)
+    @property
+    def _intake(self) -> Intake:
+        return Intake(self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length)
 
     def _completion(self, ticket: Ticket) -> Completion:
         seq = ticket.seq

@@ -145,9 +145,9 @@ def test_models_in_a_wrapper_are_refused_with_the_way_out(pair: Pair) -> None:
         (("_orig_mod",), "Pass the model that was compiled"),
     ):
         with pytest.raises(ConfigError, match=words):
-            LLM(PeftModel(*known), "none")  # type: ignore[arg-type]
+            LLM(PeftModel(*known), "none")
         with pytest.raises(ConfigError, match=words):
-            LLM(pair.target, "draft_model", draft_model=PeftModel(*known))  # type: ignore[arg-type]
+            LLM(pair.target, "draft_model", draft_model=PeftModel(*known))
 
 
 def test_a_directory_without_a_tokenizer_answers_token_ids(pair: Pair) -> None:
@@ -200,7 +200,7 @@ def test_what_is_close_to_bad_is_fine(pair: Pair) -> None:
     assert (len(out.token_ids), out.finish_reason) == (1, "length")
     expected = llm.generate([GOOD], SamplingParams(4))[0].token_ids
     for prompts in ([tuple(GOOD)], [torch.tensor(GOOD)], (GOOD,)):
-        assert llm.generate(prompts, SamplingParams(4))[0].token_ids == expected  # type: ignore[arg-type]
+        assert llm.generate(prompts, SamplingParams(4))[0].token_ids == expected
     assert llm.generate([]) == []
 
 

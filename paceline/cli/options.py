@@ -13,7 +13,7 @@ from typing import Any
 from cyclopts import Group, Parameter
 from cyclopts.field_info import FieldInfo
 
-from paceline.common.config import require_range, split_spec
+from paceline.common.config import cut_outside_quotes, in_quotes, require_range, split_spec
 from paceline.common.options import ModelOptions, PromptOptions
 from paceline.drafters import entry
 from paceline.engine.sequence import SamplingParams
@@ -73,10 +73,14 @@ class ParallelOptions:
 
 
 def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the specs in repeated options: separated by spaces, or by commas before one of `names`, "none" or module:Class."""
+    """Return the specs in repeated options: separated by spaces, or by commas before one of `names`, "none" or module:Class.
+
+    Neither separates within the quotes around a value.
+    """
     known = "|".join(re.escape(name) for name in ("none", *names))
     outside = r"[\w.]+:[^\W\d][\w.]*(?=[:,\s]|$)"  # module:Class
-    return [spec for value in values for spec in re.split(rf"\s+|,\s*(?=(?:{known})\b|{outside})", value) if spec]
+    separator = rf"\s+|,\s*(?=(?:{known})\b|{outside})"
+    return [spec for value in values for spec in cut_outside_quotes(value, separator) if spec]
 
 
 def with_store(spec: str, datastore: str | None) -> str:
@@ -84,4 +88,4 @@ def with_store(spec: str, datastore: str | None) -> str:
     name, options = split_spec(spec)
     if datastore is None or "datastore=" in options or not hasattr(entry(name).load().Options, "datastore"):
         return spec
-    return f"{name}:{','.join(filter(None, [options, f'datastore={datastore}']))}"
+    return f"{name}:{','.join(filter(None, [options, f'datastore={in_quotes(datastore)}']))}"

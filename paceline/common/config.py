@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from collections.abc import Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -13,25 +14,52 @@ T = TypeVar("T")
 
 _TRUE = {"true", "1", "yes", "on"}
 _FALSE = {"false", "0", "no", "off"}
+_QUOTED = re.compile(r"""(?<==)(?:"[^"]*"|'[^']*')""")
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     """Split "name:key=value,key=value" into the name and its options, values still text; the name may be "module:Class".
 
+    A value with commas, or with spaces in a list of specs, stands in quotes, single or double: sssd:datastore="my, store".
+
     Raises:
-        ConfigError: an option without `=` or given twice.
+        ConfigError: an option without `=` or given twice, or a quote that is not closed.
     """
     name, rest = split_spec(spec)
     options: dict[str, str] = {}
-    for item in filter(None, (part.strip() for part in rest.split(","))):
+    for item in filter(None, (part.strip() for part in cut_outside_quotes(rest, ","))):
         key, equals, value = item.partition("=")
         key = key.strip()
         if not equals:
             raise ConfigError(f"got {item!r} in {spec!r}; expected options as key=value, for example 'draft_model:length=4'.")
         if key in options:
             raise ConfigError(f"got option {key!r} twice in {spec!r}; expected it once. Keep one.")
-        options[key] = value.strip()
+        options[key] = _unquoted(value.strip(), spec)
     return name, options
+
+
+def cut_outside_quotes(text: str, separator: str) -> list[str]:
+    """Split `text` where the regular expression `separator` matches, but not inside of a value in quotes."""
+    quoted = [match.span() for match in _QUOTED.finditer(text)]
+    parts, start = [], 0
+    for match in re.finditer(separator, text):
+        if not any(first <= match.start() < last for first, last in quoted):
+            parts.append(text[start : match.start()])
+            start = match.end()
+    return [*parts, text[start:]]
+
+
+def in_quotes(value: str) -> str:
+    """Return `value` as it can stand in a spec whatever is in it, but for double quotes."""
+    return f'"{value}"'
+
+
+def _unquoted(value: str, spec: str) -> str:
+    if value[:1] not in ("'", '"'):
+        return value
+    if len(value) < 2 or value[-1] != value[0]:
+        raise ConfigError(f"got {value!r} in {spec!r}; expected a quote at its end, too. Close it.")
+    return value[1:-1]
 
 
 def split_spec(spec: str) -> tuple[str, str]:
@@ -95,3 +123,14 @@ def require_range(owner: str, name: str, value: float, low: float, high: float |
     if value < low or (high is not None and value > high):
         expected = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{owner}: {name}: got {value}; expected {expected}.")
+
+
+def require_count(owner: str, name: str, value: object, low: int) -> None:
+    """Refuse what is no whole number of at least `low`.
+
+    Raises:
+        ConfigError: naming what is allowed.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{owner}: {name}: got {value!r}; expected a whole number.")
+    require_range(owner, name, value, low)

@@ -68,16 +68,11 @@ class CheckedDrafter(DelegatingDrafter):
         """Return the drafter's trees, which keep the contract.
 
         Raises:
-            DrafterError: a tree breaks it, or the drafter changed what belongs to the engine.
+            DrafterError: a tree breaks it.
         """
-        before = [list(seq.token_ids) for seq in seqs]
         budget = [min(limit, self._random.choice(self._budgets)) for limit in max_nodes]
         trees = super().propose(seqs, list(budget))
         check_trees(self.inner, seqs, budget, trees, self._vocab)
-        if [seq.token_ids for seq in seqs] != before:
-            raise DrafterError(
-                f"drafter {self.name!r}: got changed token_ids after propose; expected them as they were. Copy them."
-            )
         self.steps += len(trees)
         self.empty_on_zero += budget.count(0)
         self.nodes += sum(map(len, trees))

@@ -13,7 +13,9 @@ A wrong guess may only cost time. Nothing here mentions caches, masks or batches
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from operator import lt
@@ -26,7 +28,7 @@ import numpy.typing as npt
 
 from paceline.engine.budget import NodeRule
 from paceline.engine.sequence import Sequence
-from paceline.engine.tree import DraftTree, IntArray
+from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.errors import ConfigError, DrafterError
 
 
@@ -162,6 +164,7 @@ class DelegatingDrafter(Drafter):
 
 _turns: WeakValueDictionary[int, RLock] = WeakValueDictionary()  # by the id of the drafter, as long as an engine holds it
 _guard = Lock()
+_INTEGERS = {int}
 
 
 def turn_of(drafter: Drafter) -> RLock:
@@ -170,6 +173,22 @@ def turn_of(drafter: Drafter) -> RLock:
         drafter = drafter.inner
     with _guard:
         return _turns.setdefault(id(drafter), RLock())
+
+
+@contextmanager
+def untouched(drafter: Drafter, seqs: ListLike[Sequence]) -> Iterator[None]:
+    """Hold a call of a drafter to leaving the tokens of sequences as they are.
+
+    Raises:
+        DrafterError: it has changed some, which would be said in the model's name.
+    """
+    before = [seq.token_ids[:] for seq in seqs]
+    yield
+    for seq, tokens in zip(seqs, before, strict=True):
+        if seq.token_ids != tokens:
+            raise DrafterError(
+                f"drafter {drafter.name!r}: got changed token_ids of sequence {seq.id}; expected them as they were. Copy them."
+            )
 
 
 def check_vocabulary(drafter: Drafter, vocab: int) -> None:
@@ -196,17 +215,36 @@ def check_trees(drafter: Drafter, seqs: ListLike[Sequence], max_nodes: list[int]
     Raises:
         DrafterError: naming the drafter, the sequence and the rule.
     """
+    if not isinstance(trees, list | tuple) or not all(isinstance(tree, DraftTree) for tree in trees):
+        raise DrafterError(f"drafter {drafter.name!r} proposed {_short(trees)}; expected a list of DraftTrees, one per sequence.")
     if len(trees) != len(seqs):
         raise DrafterError(f"drafter {drafter.name!r} proposed {len(trees)} trees for {len(seqs)} sequences; one each.")
     for seq, tree, limit in zip(seqs, trees, max_nodes, strict=True):
-        broken = _broken_rule(tree, limit, vocab) if tree.token_ids or tree.parents else None
+        broken = None if tree is EMPTY_TREE else _broken_type(tree) or _broken_rule(tree, limit, vocab)
         if broken:
             raise DrafterError(f"drafter {drafter.name!r} {broken.format(seq=f'sequence {seq.id}')}")
+
+
+def _broken_type(tree: DraftTree) -> str | None:
+    for name, values in (("token_ids", tree.token_ids), ("parents", tree.parents)):
+        if not isinstance(values, list | tuple) or not _INTEGERS.issuperset(map(type, values)):
+            return f"gave {{seq}} {name} {_short(values)}; expected a list of integers of Python. Call tolist() on arrays."
+    for name, optional in (("probs", tree.probs), ("confidence", tree.confidence)):
+        if optional is not None and not isinstance(optional, list | tuple):
+            return f"gave {{seq}} {name} {_short(optional)}; expected a list, or None."
+    return None
+
+
+def _short(value: object) -> str:
+    """A value in an error, without braces, which `str.format` would take for places."""
+    return f"{str(value)[:40]!r} ({type(value).__name__})".replace("{", "(").replace("}", ")")
 
 
 def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
     tokens, parents = tree.token_ids, tree.parents
     count = len(tokens)
+    if not count and not parents:
+        return None
     if len(parents) != count:
         return f"gave {{seq}} {count} token_ids and {len(parents)} parents; both have one entry per node."
     if count > max_nodes:
@@ -236,6 +274,6 @@ def _broken_draw_rule(tree: DraftTree, probs: ListLike[object], vocab: int) -> s
             guessed.add(parent)
         elif parent in guessed:
             return "gave {seq} a drawn node after a guessed sibling; drawn siblings come first."
-        elif tuple(dist.shape) != (vocab,):  # type: ignore[attr-defined]
-            return f"gave {{seq}} probs of shape {tuple(dist.shape)}; each is [{vocab}]."  # type: ignore[attr-defined]
+        elif tuple(getattr(dist, "shape", ())) != (vocab,):
+            return f"gave {{seq}} probs {_short(dist)} of shape {tuple(getattr(dist, 'shape', ()))}; each is a tensor [{vocab}]."
     return None

@@ -6,6 +6,7 @@ No pickle is read: safetensors and GGUF only.
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError, did_you_mean
 
 _SMALL = 10_000_000  # parameters
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -42,6 +44,9 @@ def load_model(
         dtype = _DTYPES[dtype]
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    missing = _missing(model)
+    if missing:
+        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {missing}")
     place = _directory(model)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, use_safetensors=True)
@@ -60,18 +65,50 @@ def _how_to_unwrap(model: Any) -> str:
 
 
 def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
-    """The tokenizer given, by name or as an object, or the one beside `model`; None where neither has one."""
-    if tokenizer is None and isinstance(model, PreTrainedModel):
-        return None
-    if tokenizer is None or isinstance(tokenizer, str | Path):
-        source = _directory(model if tokenizer is None else tokenizer)
-        try:
-            return AutoTokenizer.from_pretrained(source)
-        except (OSError, ValueError) as error:
-            if tokenizer is None:
-                return None  # token-id prompts need none; text prompts are refused with a hint
-            raise ConfigError(f"cannot load a tokenizer from {source!r}: {error}") from error
-    return tokenizer
+    """The tokenizer given, by name or as an object, or the one beside `model`; None where there is none that can be read.
+
+    Raises:
+        ConfigError: the one that is named cannot be read.
+    """
+    if tokenizer is None:
+        return None if isinstance(model, PreTrainedModel) else _tokenizer_of(model)[0]
+    if not isinstance(tokenizer, str | Path):
+        if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
+            raise ConfigError(
+                f"tokenizer: got a {type(tokenizer).__name__}; expected a directory, a hub id or a tokenizer of transformers."
+            )
+        return tokenizer
+    found, error = _tokenizer_of(tokenizer)
+    if found is None:
+        raise ConfigError(f"cannot load a tokenizer from {str(tokenizer)!r}: {error}")
+    return found
+
+
+def why_no_tokenizer(model: str | Path | PreTrainedModel) -> str:
+    """What went wrong with the tokenizer beside `model`, as the end of a message; "" where there is none."""
+    if isinstance(model, PreTrainedModel) or (Path(model).is_dir() and not any(Path(model).glob("*[tv]o[kc]*"))):
+        return ""
+    error = _tokenizer_of(model)[1]
+    return error and f" The one beside the model cannot be read: {error}"
+
+
+def _tokenizer_of(source: str | Path) -> tuple[Any, str]:
+    """The tokenizer there, and why it cannot be read; token-id prompts need none."""
+    missing = _missing(source)
+    if missing:
+        return None, missing
+    try:
+        return AutoTokenizer.from_pretrained(_directory(source)), ""
+    except Exception as error:  # the libraries raise plain ones for damaged files
+        return None, " ".join(str(error).split()) or type(error).__name__
+
+
+def _missing(source: str | Path) -> str:
+    """Why there is nothing at a path; "" for what exists, and for what may be a hub id or an embedded word."""
+    is_file = str(source).endswith(".gguf")
+    if (source != "" and Path(source).exists()) or (isinstance(source, str) and not is_file and _HUB_ID.fullmatch(source)):
+        return ""
+    return f"there is no such {'file' if is_file else 'folder'}. Check the path."
 
 
 def load_draft(

@@ -23,6 +23,8 @@ TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
 
 _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
+_COLD = 1e-3  # temperatures below which logits are shifted before they are divided
+_LEAST, _MOST = 1e-30, 1e30  # of what logits are divided by: float32 ends not far off
 _SORTED = 128  # most likely tokens looked at first when truncating
 
 
@@ -46,12 +48,21 @@ def target_scores(logits: Tensor, seqs: ListLike[Sequence], trees: ListLike[Draf
         return torch.tensor(values, device=scores.device)[:, None, None]
 
     if any(p.temperature not in (0.0, 1.0) for p in params):
-        scores = scores / column([p.temperature or 1.0 for p in params])
+        scores = _at_temperature(scores, [p.temperature or 1.0 for p in params])
     limits = [(0, 1.0, 0.0) if p.greedy else (p.top_k, p.top_p, p.min_p) for p in params]
     if any(limit != (0, 1.0, 0.0) for limit in limits):
         top_k, top_p, min_p = (list(one) for one in zip(*limits, strict=True))
         scores = _truncate(scores, top_k, column(top_p), column(min_p))
     return scores
+
+
+def _at_temperature(scores: Tensor, temperatures: list[float]) -> Tensor:
+    """Divide the rows of a batch; at tiny temperatures the best score of each row becomes 0, so that none overflows."""
+    kept = [min(max(one, _LEAST), _MOST) for one in temperatures]
+    cold = torch.tensor([one < _COLD for one in temperatures], device=scores.device)[:, None, None]
+    if min(temperatures) < _COLD:
+        scores = torch.where(cold, scores - scores.amax(-1, keepdim=True), scores)
+    return scores / torch.tensor(kept, device=scores.device)[:, None, None]
 
 
 def _truncate(scores: Tensor, top_k: list[int], top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -84,7 +95,7 @@ def _penalise(scores: Tensor, seqs: ListLike[Sequence], trees: ListLike[DraftTre
     seen = torch.zeros_like(scores, dtype=torch.bool)
     penalty = torch.ones(len(seqs), 1, 1)
     for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
-        penalty[row] = seq.params.repetition_penalty
+        penalty[row] = min(max(seq.params.repetition_penalty, _LEAST), _MOST)
         if seq.params.repetition_penalty == 1.0:
             continue
         seen[row, :, torch.tensor(seq.token_ids, device=scores.device)] = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from paceline.engine.text import StopStrings
@@ -25,7 +25,7 @@ class SamplingParams:
         min_p: drop tokens less likely than min_p times the most likely one; 0 = none.
         repetition_penalty: divide positive and multiply negative logits of tokens already in prompt or answer; 1 = off.
         seed: the same seed gives the same text under every guess drafter and in any batch.
-        stop: strings that end the answer; the text is cut before them.
+        stop: strings that end the answer; the text is cut before them. One string or None will do.
         ignore_eos: go on after an end-of-sequence token.
 
     Raises:
@@ -43,9 +43,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
         _require(_is_int(self.max_new_tokens) and self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens,
                  "an integer of at least 1")  # fmt: skip
         _require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature,
@@ -56,7 +54,7 @@ class SamplingParams:
         _require(_is_number(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty",
                  self.repetition_penalty, "a positive number, 1 = off")  # fmt: skip
         _require(_is_int(self.seed), "seed", self.seed, "an integer")
-        _require(all(isinstance(text, str) and text for text in self.stop), "stop", self.stop, "non-empty strings")
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
 
     @property
     def greedy(self) -> bool:
@@ -149,6 +147,19 @@ class Sequence:
         if run:
             self.finish_reason = self.end_reason(run)
             self.token_ids.extend(run)
+
+
+def _stop_strings(value: object) -> tuple[str, ...]:
+    if value is None or isinstance(value, str):
+        value = () if value is None else (value,)
+    texts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping | bytes) else (value,)
+    _require(all(map(_is_text, texts)), "stop", value, "non-empty strings, or None")
+    return texts
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string that has an encoding: no lone surrogates."""
+    return isinstance(value, str) and value.encode("utf-8", "ignore").decode() == value != ""
 
 
 def _is_int(value: object) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as ListLike
 
 from torch import Tensor
 
-from paceline.engine.drafter import Drafter, Outcome, check_trees
+from paceline.engine.drafter import Drafter, Outcome, check_trees, untouched
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
@@ -67,11 +67,13 @@ def decode_step(
     if outcomes:
         if spending is not None:
             spending.observe(outcomes, seconds)
-        drafter.observe(outcomes)
+        with untouched(drafter, seqs):
+            drafter.observe(outcomes)
     return outcomes
 
 
 def _propose(model: CachedLM, drafter: Drafter, seqs: list[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-    trees = drafter.propose(seqs, max_nodes)
+    with untouched(drafter, seqs):
+        trees = drafter.propose(seqs, max_nodes)
     check_trees(drafter, seqs, max_nodes, trees, model.vocab_size)
     return trees if model.takes_trees else [tree.best_chain() for tree in trees]

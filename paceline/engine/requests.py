@@ -1,0 +1,133 @@
+"""What callers ask for, checked before any work starts: prompts, parameters and conversations of many kinds, as sequences."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.engine.loading import why_no_tokenizer
+from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.engine.text import StopStrings
+from paceline.errors import CapacityError, ConfigError
+
+_BYTES = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """Makes sequences of prompts.
+
+    Attributes:
+        source: what the model was named by, where a tokenizer was looked for.
+        vocab_size: of the model. eos_token_ids: tokens that end an answer. max_length: most tokens of prompt and answer.
+    """
+
+    tokenizer: Any
+    source: Any
+    vocab_size: int
+    eos_token_ids: list[int]
+    max_length: int
+
+    def sequences(self, prompts: Any, params: Any) -> list[Sequence]:
+        """Return one sequence per prompt.
+
+        Args:
+            prompts: a text, texts, lists, tuples or one-dimensional arrays or tensors of token ids, or a two-dimensional one.
+            params: `SamplingParams` for all, or one each; None = the default.
+        Raises:
+            ConfigError, CapacityError: a prompt or parameter that cannot be used.
+        """
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        prompts = _plain(prompts)
+        if not isinstance(prompts, ListLike) or isinstance(prompts, _BYTES):
+            raise ConfigError(f"prompts: got a {type(prompts).__name__}; expected a text, texts, or lists of token ids.")
+        if prompts and _is_id(prompts[0]):
+            raise ConfigError("prompts: got one list of token ids; expected a list of such lists, as [[1, 2, 3]].")
+        each = _one_each(params, len(prompts))
+        return [self._sequence(place, prompt, one) for place, (prompt, one) in enumerate(zip(prompts, each, strict=True))]
+
+    def conversation(self, messages: Any) -> list[int]:
+        """Return the token ids of a conversation, ready for the answer.
+
+        Raises:
+            ConfigError: no conversation, no tokenizer, or one without a chat template or whose template refuses it.
+        """
+        fine = isinstance(messages, ListLike) and not isinstance(messages, str) and len(messages) > 0
+        if not fine or not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in messages):
+            raise ConfigError(
+                f"messages: got {str(messages)[:60]!r}; expected a list of messages with a role. Write"
+                " [{'role': 'user', 'content': '...'}]."
+            )
+        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
+            raise ConfigError(
+                "got a conversation for a tokenizer without chat template; expected one with. Use generate with a plain prompt."
+            )
+        try:
+            ids = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # templates are programs: anything may go wrong in them
+            raise ConfigError(
+                f"messages: the tokenizer's chat template refused them: {' '.join(str(error).split())}. Change them, or use"
+                " generate with a plain prompt."
+            ) from error
+        return [int(i) for i in ids]
+
+    def _sequence(self, place: int, prompt: Any, params: SamplingParams) -> Sequence:
+        ids = self._token_ids(place, prompt)
+        if not ids:
+            raise ConfigError(f"prompt {place}: got no token; expected at least one. Leave empty prompts out.")
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            raise ConfigError(
+                f"prompt {place}: got token ids from {min(ids)} to {max(ids)}; expected 0 to {self.vocab_size - 1}."
+            )
+        if len(ids) >= self.max_length:
+            raise CapacityError(
+                f"prompt {place}: got {len(ids)} tokens, which leave no room for an answer; expected less than {self.max_length}."
+                " Shorten it, or raise max_length if the model's context allows."
+            )
+        if params.stop and self.tokenizer is None:
+            raise ConfigError("stop: got stop strings and no tokenizer; expected both. Pass tokenizer=... to LLM.")
+        stop = StopStrings(params.stop, self.tokenizer) if params.stop else None
+        return Sequence(ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop)
+
+    def _token_ids(self, place: int, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ConfigError(
+                    f"prompt {place}: got text and no tokenizer; expected token ids, or tokenizer=... to LLM."
+                    f"{why_no_tokenizer(self.source)}"
+                )
+            try:
+                return [int(i) for i in self.tokenizer(prompt)["input_ids"]]
+            except (UnicodeError, TypeError) as error:  # lone surrogates, which no bytes stand for
+                raise ConfigError(f"prompt {place}: got text that cannot be encoded: {error}. Repair it first.") from error
+        ids = _plain(prompt)
+        if not isinstance(ids, ListLike) or isinstance(ids, _BYTES) or not all(map(_is_id, ids)):
+            raise ConfigError(f"prompt {place}: got {str(ids)[:60]!r}; expected a text or a list of integer token ids.")
+        return [operator.index(i) for i in ids]
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and tensors as lists."""
+    return value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _one_each(params: Any, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if not isinstance(params, list | tuple) or not all(isinstance(one, SamplingParams) for one in params):
+        hint = " Write SamplingParams(**params)." if isinstance(params, Mapping) else ""
+        raise ConfigError(f"params: got {str(params)[:60]!r}; expected SamplingParams, or a list with one per prompt.{hint}")
+    if len(params) != count:
+        raise ConfigError(f"got {len(params)} SamplingParams for {count} prompts; expected one for all, or one each.")
+    return list(params)
