@@ -134,6 +134,13 @@ def _refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: 
         raise UnsupportedModelError(f"got {name}, an encoder-decoder; expected a decoder-only language model.")
     if not model.can_generate():
         raise UnsupportedModelError(f"{name} has no language-model head; load it with AutoModelForCausalLM.")
+    dynamic = next((one for one in model.modules() if "quantized.dynamic" in type(one).__module__), None)
+    if dynamic is not None:
+        raise UnsupportedModelError(
+            f"{name} quantises its activations while it runs ({type(dynamic).__module__}): a token's logits then depend on how"
+            " many others are in the forward, and drafts would change answers; expected weights quantised alone, as in GGUF"
+            " files. Load the model without dynamic quantisation."
+        )
     if getattr(config, "index_topk", None) is not None:
         raise UnsupportedModelError(
             f"{name} selects keys with an indexer (index_topk), whose cache cannot be rolled back; use model.generate."

@@ -152,3 +152,40 @@ def test_text_streams_end_also_after_an_error(target: Any, text: Any, one: Any) 
         with pytest.raises(ConfigError):
             generate(target, **one, streamer=streamer, max_new_tokens=8, **{"drafter": "none", **broken})
         assert "".join(streamer) == ""
+
+
+@pytest.mark.parametrize("spec", DRAFTERS[:2])
+def test_a_streamer_given_to_the_models_own_generate(target: Any, text: Any, one: Any, three: Any, spec: str) -> None:
+    strategy = Strategy(spec)
+    for inputs in (one, three):
+        ours, theirs = Recorder(), Recorder()
+        options = {**GREEDY, "max_new_tokens": 12, "eos_token_id": ENDS, "pad_token_id": 0}
+        target.generate(**inputs, **options, streamer=theirs)
+        target.generate(**inputs, **options, streamer=ours, custom_generate=strategy)
+        assert all(torch.equal(*pair) for pair in zip(ours.values, theirs.values, strict=True))
+        assert ours.ended == 1
+    streamer = TextIteratorStreamer(text, timeout=5)
+    found = target.generate(**one, streamer=streamer, custom_generate=strategy, max_new_tokens=8)
+    assert "".join(streamer) == text.decode(found[0])
+    streamer = TextIteratorStreamer(text, timeout=5, skip_prompt=True)
+    with pytest.raises(ConfigError, match="assistant_model: got one beside a Strategy"):
+        target.generate(**one, streamer=streamer, assistant_model=target, custom_generate=strategy, max_new_tokens=8)
+    assert "".join(streamer) == ""
+
+
+@pytest.mark.parametrize("how", ["model.compile", "model.forward", "torch.compile"])
+def test_compiled_models(target: Any, one: Any, how: str) -> None:
+    """Our forwards run as they are written, and what the caller has compiled stays his."""
+    model = copy.deepcopy(target)
+    expected = model.generate(**one, max_new_tokens=8, do_sample=False)
+    compiled = model
+    if how == "model.compile":
+        model.compile(backend="eager")
+    elif how == "model.forward":
+        model.forward = torch.compile(model.forward, backend="eager")
+    else:
+        compiled = torch.compile(model, backend="eager")
+    mine = model._compiled_call_impl, vars(model).get("forward")
+    found = compiled.generate(**one, max_new_tokens=8, do_sample=False, custom_generate=Strategy("prompt_lookup"))
+    assert torch.equal(found, expected)
+    assert (model._compiled_call_impl, vars(model).get("forward")) == mine

@@ -11,6 +11,7 @@ with one row at a time. In a batch the rows end at different steps here; the res
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 import weakref
 from typing import Any, cast
@@ -42,8 +43,8 @@ class Strategy:
     """Decodes with drafts inside `model.generate(..., custom_generate=Strategy(...))`. Reusable, for any number of
     models; what a model's largest call needed of cache memory is kept until the model or the Strategy goes.
 
-    transformers drops `streamer`, `tokenizer`, `stop_strings`, `assistant_model` and `synced_gpus` on the way to a callable;
-    where one of them is needed, call `generate` of this module.
+    A `streamer` works as it does without. Stop strings need a tokenizer, which transformers drops on the way to a callable:
+    for them call `generate` of this module.
 
     Args:
         drafter: "name", "name:key=value,key=value", or a `Drafter`.
@@ -93,15 +94,21 @@ class Strategy:
 
         Args:
             input_ids: [batch, width], padded on the left.
-            streamer: gets the tokens and is ended; transformers passes none, see `generate`.
+            streamer: gets the tokens and is ended; default the one that `model.generate` was given.
         Returns:
             token ids [batch, total], or a `GenerateDecoderOnlyOutput` with `return_dict_in_generate`.
         Raises:
-            ConfigError: an option that cannot be honoured; UnsupportedModelError: a model that cannot be verified losslessly;
-            CapacityError: more tokens than the model's context.
+            ConfigError: an option that cannot be honoured, or an `assistant_model`; UnsupportedModelError: a model that cannot be
+            verified losslessly; CapacityError: more tokens than the model's context.
         """
-        refuse_synced_gpus(model, synced_gpus)
+        given = _given_to_generate(self)
+        streamer = streamer or given.get("streamer")
         try:
+            refuse_synced_gpus(model, synced_gpus)
+            if given.get("assistant_model") is not None:
+                raise ConfigError(
+                    "assistant_model: got one beside a Strategy; expected None. Pass draft_model=... to the Strategy."
+                )
             return self._decode(
                 model, input_ids, streamer, logits_processor, stopping_criteria, generation_config, **model_kwargs
             )
@@ -144,6 +151,18 @@ class Strategy:
             engine = Engine(unowned, self.drafter, max_batch=None, batch_invariant=self.batch_invariant, verify=verify_rows)
             held = self._engines[model] = (facts, model.device, engine)
         return held[2]
+
+
+def _given_to_generate(strategy: Strategy) -> dict[str, Any]:
+    """The arguments of the `model.generate` that calls a strategy. transformers passes no streamer and no assistant on to a
+    callable: one that reads the stream would wait for ever.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "generate" and frame.f_locals.get("custom_generate") is strategy:
+            return dict(frame.f_locals)
+        frame = frame.f_back
+    return {}
 
 
 def generate(
