@@ -240,7 +240,8 @@ def test_a_model_without_a_head_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_dynamic_quantisation_is_refused() -> None:
     """The number of rows would decide about answers."""
-    model = torch.ao.quantization.quantize_dynamic(copy.deepcopy(make("llama")), {torch.nn.Linear}, dtype=torch.qint8)
+    quantize: Any = torch.ao.quantization.quantize_dynamic
+    model = quantize(copy.deepcopy(make("llama")), {torch.nn.Linear}, dtype=torch.qint8)
     with pytest.raises(UnsupportedModelError, match=r"quantises its activations while it runs \(torch\.ao.*dynamic"):
         LLM(model, "none")
     with pytest.raises(UnsupportedModelError, match="quantises its activations"):
