@@ -14,7 +14,6 @@ from paceline.bench.settings import ASSISTANT, LOOKUP, PLAIN, BenchConfig
 from paceline.cli.files import ResultFiles
 from paceline.cli.options import ParallelOptions, flattened, split_specs, with_store, without
 from paceline.cli.parallel import joined_ranks
-from paceline.cli.show import table_console
 from paceline.common.options import ModelOptions
 from paceline.drafters import REGISTRY, available
 from paceline.errors import ConfigError
@@ -62,7 +61,7 @@ def run_and_report(config: BenchConfig, files: ResultFiles, ranks: Ranks | None 
     first = ranks is None or ranks.rank == 0
     result = run_bench(config, progress=first, ranks=ranks)
     if first:
-        print_table(result, table_console())
+        print_table(result, files.console())
         files.write(partial(write_json, result), partial(write_png, result), lambda picture: markdown(result))
     return result
 

@@ -15,6 +15,7 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.loading import build_llm
 from paceline.cli.options import only
 from paceline.cli.show import print_note, print_stream
+from paceline.common.files import make_folder
 from paceline.common.options import ModelOptions, PromptOptions
 from paceline.drafters import REGISTRY
 from paceline.engine.sequence import SamplingParams
@@ -83,7 +84,8 @@ def run_demo(
         output: folder for the table's JSON and the picture.
         small: run on the embedded pair, even where SmolLM2 is installed.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
+    files = ResultFiles(output / "demo.json", output / "demo.png")
     show = _SMALL if small or not _has_real_model() else _REAL
     show = replace(show, drafters=show.drafters or model_free())
     models = replace(models, model=show.model)
@@ -95,7 +97,7 @@ def run_demo(
         replace(models, dtype="bfloat16"), show.drafters, show.baselines, sampling=SamplingParams(max_new_tokens=show.tokens[1]),
         cost_scale=show.cost_scale, max_seconds=show.seconds[1],
     )  # fmt: skip
-    run_and_report(config, ResultFiles(output / "demo.json", output / "demo.png"))
+    run_and_report(config, files)
     console.rule(f"3. An answer as it comes; green: {show.green}", align="left")
     console.print(f"[bold]> {_QUESTION}[/bold]")
     llm = build_llm(models, show.streaming)

@@ -12,7 +12,7 @@ from rich.text import Text
 from paceline.cli.loading import build_llm
 from paceline.cli.options import ParallelOptions, without
 from paceline.cli.parallel import joined_ranks, refuse_standard_input
-from paceline.cli.show import out, print_error, print_note, print_stream, summary
+from paceline.cli.show import out, print_error, print_note, print_stream, summary, write
 from paceline.common.options import ModelOptions
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import PacelineError
@@ -34,7 +34,7 @@ def generate(
     models: ModelOptions = ModelOptions(),
     sampling: SamplingParams = SamplingParams(),
     parallel: ParallelOptions = ParallelOptions(),
-) -> None:
+) -> int:
     """Answer prompts; a single one is streamed, several run as a batch.
 
     Args:
@@ -48,12 +48,12 @@ def generate(
         llm = build_llm(models, drafter, ranks)
         asked: list[Any] = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts] if chat else texts
         if len(asked) == 1:
-            print_stream(llm.stream(asked[0], sampling))
-            return
+            return 0 if print_stream(llm.stream(asked[0], sampling)).complete else 130
         for text, completion in zip(texts, llm.generate(asked, sampling), strict=True):
             out.rule(Text(text.strip().splitlines()[0][:60] if text.strip() else ""), align="left")
-            out.print(Text(completion.text))
+            write(f"{completion.text}\n")
             print_note(summary(completion))
+        return 0
 
 
 def chat(
@@ -86,7 +86,7 @@ def chat(
         elif text.strip():
             messages.append({"role": "user", "content": text})
             try:
-                answer = print_stream(llm.stream(llm.chat_prompt(messages), sampling))
+                answer = print_stream(llm.stream(llm.chat_prompt(messages), sampling), end="\n").text
             except PacelineError as error:  # the conversation outgrew the context: say so, and go on
                 messages.pop()
                 print_error(error)

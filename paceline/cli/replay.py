@@ -13,8 +13,9 @@ from rich.console import Console
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import load_tokenizer
 from paceline.cli.options import split_specs, with_store, without
-from paceline.cli.show import print_note, table_console
+from paceline.cli.show import print_note
 from paceline.common.config import split_spec
+from paceline.common.files import require_writable
 from paceline.drafters import available, create, entry
 from paceline.errors import ConfigError
 
@@ -65,7 +66,7 @@ def replay(
     rows = _rows(found, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch))
     from paceline.replay.report import draw_replays, print_replays, write_replays
 
-    print_replays(rows, table_console())
+    print_replays(rows, files.console())
     files.write(partial(write_replays, rows), partial(draw_replays, rows), lambda picture: "")
 
 
@@ -79,6 +80,7 @@ def read(traces: ListLike[Path], tokenizer: str | None, limit: int | None = None
 
 def fit_calibration(found: dict[str, list[Trace]], datastore: str | None, tokenizer: Any, path: Path) -> None:
     """Fit the calibration of sssd on recorded answers and write it."""
+    require_writable(path)
     from paceline.datastore import open as open_store
     from paceline.replay.fit import Answers, calibrate
 
