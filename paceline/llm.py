@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from paceline.common.config import parse_spec, require_range
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
+from paceline.common.tokens import chat_ids, text_ids
 from paceline.drafters import create, entry
 from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.drafter import Drafter
@@ -209,8 +210,7 @@ class LLM:
             raise ConfigError(
                 "got a conversation for a tokenizer without chat template; expected one with. Use generate with a plain prompt."
             )
-        ids = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-        return [int(i) for i in ids]
+        return chat_ids(self.tokenizer, messages, "conversation")
 
     @property
     def timing(self) -> Timing:
@@ -253,7 +253,7 @@ class LLM:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ConfigError(f"prompt {place}: got text and no tokenizer; expected token ids, or tokenizer=... to LLM.")
-            return [int(i) for i in self.tokenizer(prompt)["input_ids"]]
+            return text_ids(self.tokenizer, prompt, f"prompt {place}")
         ids = prompt.tolist() if isinstance(prompt, torch.Tensor) else prompt
         if not isinstance(ids, ListLike) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
             raise ConfigError(f"prompt {place}: got {str(ids)[:60]!r}; expected a text or a list of integer token ids.")

@@ -12,6 +12,7 @@ from rich.text import Text
 from paceline.cli.loading import build_llm
 from paceline.cli.options import ParallelOptions, without
 from paceline.cli.parallel import joined_ranks, refuse_standard_input
+from paceline.cli.reading import read_line, read_prompt, require_standard_input
 from paceline.cli.show import out, print_error, print_note, print_stream, summary, write
 from paceline.common.options import ModelOptions
 from paceline.engine.sequence import SamplingParams
@@ -44,7 +45,7 @@ def generate(
     """
     with joined_ranks(parallel, models.device) as ranks:
         refuse_standard_input(parallel.lookahead_parallel, prompts)
-        texts = [sys.stdin.read() if text == "-" else text for text in prompts]
+        texts = [read_prompt() if text == "-" else text for text in prompts]
         llm = build_llm(models, drafter, ranks)
         asked: list[Any] = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts] if chat else texts
         if len(asked) == 1:
@@ -69,6 +70,7 @@ def chat(
         drafter: name:key=value,key=value; see `paceline drafters`.
         system: system message.
     """
+    require_standard_input()
     llm = build_llm(models, drafter)
     opening = [{"role": "system", "content": system}] if system else []
     llm.chat_prompt([*opening, {"role": "user", "content": "-"}])  # a model without a chat template is refused here
@@ -76,10 +78,13 @@ def chat(
     print_note(f"{models.model} with {drafter}. /reset forgets the conversation, /quit leaves.")
     while True:
         try:
-            text = out.input("[bold]> [/bold]") if sys.stdin.isatty() else input()
+            text = _next_line()
+        except PacelineError as error:
+            print_error(error)
+            continue
         except (EOFError, KeyboardInterrupt):
             return
-        if text.strip() == "/quit":
+        if text is None or text.strip() == "/quit":
             return
         if text.strip() == "/reset":
             messages = list(opening)
@@ -92,3 +97,9 @@ def chat(
                 print_error(error)
                 continue
             messages.append({"role": "assistant", "content": answer})
+
+
+def _next_line() -> str | None:
+    if sys.stdin is not None and sys.stdin.isatty():
+        return out.input("[bold]> [/bold]")
+    return read_line()

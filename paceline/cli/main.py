@@ -18,6 +18,7 @@ from paceline.cli.parallel import prints_for_all
 from paceline.cli.show import print_error
 from paceline.errors import PacelineError
 
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}  # what concerns users, we say ourselves
 _HELP = ("--help", "-h")
 _FAILED, _INTERRUPTED, _NOBODY_READS = 2, 130, 141
 
@@ -74,7 +75,8 @@ def run(words: ListLike[str]) -> int:
 
 def main() -> None:
     """Entry point: what goes wrong is one line and exit status 2, Ctrl-C is 130, a closed pipe is silent."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
     _prepare_streams()
     status = _status(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):

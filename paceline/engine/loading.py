@@ -6,6 +6,7 @@ No pickle is read: safetensors and GGUF only.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from paceline.engine import gguf
 from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError, did_you_mean
 
+_NAMED = 3  # weights that an error names
 _SMALL = 10_000_000  # parameters
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -27,7 +29,7 @@ def load_model(
     """A model in eval mode. A loaded one is taken as it is (dtype and device are its own).
 
     Raises:
-        ConfigError: nothing to load there, or an unknown dtype.
+        ConfigError: nothing to load there, a damaged or unfitting checkpoint, an unknown dtype, or no such device.
     """
     if isinstance(model, PreTrainedModel):
         return model.eval()
@@ -39,13 +41,16 @@ def load_model(
         if dtype not in _DTYPES:
             raise ConfigError(f"dtype: got {dtype!r}.{did_you_mean(dtype, {'auto', *_DTYPES})}")
         dtype = _DTYPES[dtype]
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _usable(device)
     place = _directory(model)
+    loaded: Any
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, use_safetensors=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {error}") from error
+        loaded, found = AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    except Exception as error:  # a damaged checkpoint fails wherever it is first looked at
+        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {_reason(place, error)}") from error
+    _require_whole(model, loaded, found)
     moved: PreTrainedModel = loaded.to(device).eval()
     return moved
 
@@ -58,10 +63,10 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
         source = _directory(model if tokenizer is None else tokenizer)
         try:
             return AutoTokenizer.from_pretrained(source)
-        except (OSError, ValueError) as error:
-            if tokenizer is None:
+        except Exception as error:  # a damaged file fails wherever it is first looked at
+            if tokenizer is None and not any(Path(source).glob("tokenizer*")):
                 return None  # token-id prompts need none; text prompts are refused with a hint
-            raise ConfigError(f"cannot load a tokenizer from {source!r}: {error}") from error
+            raise ConfigError(f"cannot load a tokenizer from {source!r}: {_reason(source, error)}") from error
     return tokenizer
 
 
@@ -70,6 +75,49 @@ def load_draft(
 ) -> PreTrainedModel:
     """A draft model, as `load_model`; the word "demo" is the draft of the embedded pair here."""
     return load_model(demo.draft_of(model) if isinstance(model, str) else model, dtype, device)
+
+
+def _usable(device: str | torch.device) -> str | torch.device:
+    """Return a device that there is; "auto" is a GPU where there is one.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        if torch.device(device).type == "meta":
+            raise RuntimeError("it has no memory")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        count = torch.cuda.device_count()
+        there = ["auto", "cpu", *(f"cuda:{number}" for number in range(count)), *["mps"] * torch.backends.mps.is_available()]
+        raise ConfigError(
+            f"device: got {str(device)!r}, which torch cannot use here; expected one of: {', '.join(there)}. Choose one."
+        ) from error
+    return device
+
+
+def _require_whole(model: object, loaded: PreTrainedModel, found: Mapping[str, Any]) -> None:
+    """Refuse a model that its files do not fill: what they lack would be random."""
+    if getattr(loaded.config.get_text_config(decoder=True), "num_hidden_layers", 1) < 1:
+        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: its config names no layers. Correct it.")
+    wrong = {name: f"of shape {list(theirs)}, not {list(ours)}" for name, theirs, ours in found["mismatched_keys"]}
+    wrong |= dict.fromkeys(sorted(found["missing_keys"]), "missing")
+    if wrong:
+        some = ", ".join(f"{name} is {what}" for name, what in list(wrong.items())[:_NAMED])
+        raise ConfigError(
+            f"cannot load a causal language model from {str(model)!r}: got {len(wrong)} weights that do not fit its config, as"
+            f" {some}; expected all of them. Correct the config, or fetch the weights again."
+        )
+
+
+def _reason(place: str, error: Exception) -> str:
+    """Return why nothing could be loaded, in words for a folder where the name can be no other thing."""
+    looks_local = place.startswith((".", "/", "~")) or place.count("/") > 1
+    if looks_local and not Path(place).exists():
+        return "there is no such folder. Correct the path, or give a hub id (owner/name)."
+    return f"{error} ({type(error).__name__})"
 
 
 def _directory(source: str | Path | PreTrainedModel) -> str:

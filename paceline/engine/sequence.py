@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from paceline.common.tokens import is_text
 from paceline.engine.text import StopStrings
 from paceline.errors import ConfigError
 
@@ -56,7 +57,7 @@ class SamplingParams:
         _require(_is_number(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty",
                  self.repetition_penalty, "a positive number, 1 = off")  # fmt: skip
         _require(_is_int(self.seed), "seed", self.seed, "an integer")
-        _require(all(isinstance(text, str) and text for text in self.stop), "stop", self.stop, "non-empty strings")
+        _require(all(is_text(text) and text for text in self.stop), "stop", self.stop, "non-empty strings of Unicode")
 
     @property
     def greedy(self) -> bool:
