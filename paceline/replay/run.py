@@ -62,13 +62,18 @@ def replay(drafter: Drafter, traces: Iterable[Trace], max_nodes: int = 16, *, ba
     """Run recorded answers through a drafter.
 
     Args:
-        drafter: one that needs no model of its own.
+        drafter: one that needs no model of its own, nor the target's predictions behind guesses that were wrong.
         traces: (prompt ids, output ids) of each answer; those without output are skipped.
         max_nodes: most nodes of a draft tree.
         batch_size: answers that go on at a time; one that ends makes room for the next.
     Raises:
-        ConfigError: max_nodes or batch_size out of range, or an empty prompt.
+        ConfigError: max_nodes or batch_size out of range, an empty prompt, or another drafter.
     """
+    if drafter.needs_predictions:
+        raise ConfigError(
+            f"replay: got drafter {drafter.name!r}, which learns from what the target says behind every guess; expected one that"
+            " learns from text alone, as a record of answers holds nothing else. Measure it with `paceline bench`."
+        )
     if max_nodes < 0 or batch_size < 1:
         raise ConfigError(f"replay: got max_nodes={max_nodes}, batch_size={batch_size}; expected at least 0 and 1.")
     run = _Run(drafter, max_nodes)
