@@ -49,7 +49,7 @@ def load_model(
             place, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
         )
     except Exception as error:  # a damaged checkpoint fails wherever it is first looked at
-        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {_reason(place, error)}") from error
+        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {error} ({type(error).__name__})") from error
     _require_whole(model, loaded, found)
     moved: PreTrainedModel = loaded.to(device).eval()
     return moved
@@ -63,10 +63,10 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
         source = _directory(model if tokenizer is None else tokenizer)
         try:
             return AutoTokenizer.from_pretrained(source)
-        except Exception as error:  # a damaged file fails wherever it is first looked at
-            if tokenizer is None and not any(Path(source).glob("tokenizer*")):
+        except (OSError, ValueError) as error:
+            if tokenizer is None:
                 return None  # token-id prompts need none; text prompts are refused with a hint
-            raise ConfigError(f"cannot load a tokenizer from {source!r}: {_reason(source, error)}") from error
+            raise ConfigError(f"cannot load a tokenizer from {source!r}: {error}") from error
     return tokenizer
 
 
@@ -102,7 +102,7 @@ def _require_whole(model: object, loaded: PreTrainedModel, found: Mapping[str, A
     """Refuse a model that its files do not fill: what they lack would be random."""
     if getattr(loaded.config.get_text_config(decoder=True), "num_hidden_layers", 1) < 1:
         raise ConfigError(f"cannot load a causal language model from {str(model)!r}: its config names no layers. Correct it.")
-    wrong = {name: f"of shape {list(theirs)}, not {list(ours)}" for name, theirs, ours in found["mismatched_keys"]}
+    wrong = {name: f"of shape {list(theirs)}, not {list(ours)}" for name, theirs, ours in sorted(found["mismatched_keys"])}
     wrong |= dict.fromkeys(sorted(found["missing_keys"]), "missing")
     if wrong:
         some = ", ".join(f"{name} is {what}" for name, what in list(wrong.items())[:_NAMED])
@@ -110,14 +110,6 @@ def _require_whole(model: object, loaded: PreTrainedModel, found: Mapping[str, A
             f"cannot load a causal language model from {str(model)!r}: got {len(wrong)} weights that do not fit its config, as"
             f" {some}; expected all of them. Correct the config, or fetch the weights again."
         )
-
-
-def _reason(place: str, error: Exception) -> str:
-    """Return why nothing could be loaded, in words for a folder where the name can be no other thing."""
-    looks_local = place.startswith((".", "/", "~")) or place.count("/") > 1
-    if looks_local and not Path(place).exists():
-        return "there is no such folder. Correct the path, or give a hub id (owner/name)."
-    return f"{error} ({type(error).__name__})"
 
 
 def _directory(source: str | Path | PreTrainedModel) -> str:

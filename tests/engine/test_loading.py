@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.engine.loading import load_model, load_tokenizer
+from paceline.engine.loading import load_model
 from paceline.errors import ConfigError
 from tests.conftest import DATA
 
@@ -50,20 +50,6 @@ def test_configs_that_do_not_fit(checkpoint: Path, changed: dict[str, Any] | Non
     (checkpoint / "config.json").write_text("{" if changed is None else json.dumps({**config, **changed}))
     with pytest.raises(ConfigError, match=message):
         load_model(checkpoint)
-
-
-@pytest.mark.parametrize("name", ["no/such/folder", "/no/such", "./none"])
-def test_a_folder_that_is_not_there_is_called_one(name: str) -> None:
-    for load in (load_model, lambda place: load_tokenizer(place, place)):
-        with pytest.raises(ConfigError, match="there is no such folder"):
-            load(name)
-
-
-def test_a_damaged_tokenizer_is_not_taken_for_none(checkpoint: Path) -> None:
-    assert load_tokenizer(None, checkpoint) is None
-    (checkpoint / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot load a tokenizer"):
-        load_tokenizer(None, checkpoint)
 
 
 @pytest.mark.parametrize("device", ["foo", "cpu:x", "meta", "cuda:99", "mps"])
