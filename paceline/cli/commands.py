@@ -21,9 +21,8 @@ COMMANDS = {
         "The main job on SmolLM2, else on the embedded pair: drafters beside transformers, a table, a picture, a streamed answer."
     ),
 }
-_ELSEWHERE = {"chat": "generate"}
 
 
 def place(name: str) -> str:
     """Return "module:function" of a command, or "module:app" of one that has commands of its own."""
-    return f"paceline.cli.{_ELSEWHERE.get(name, name)}:{name}"
+    return f"paceline.cli.{name}:{name}"

@@ -14,7 +14,7 @@ from paceline.cli.bench import BASELINES, run_and_report
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import build_llm
 from paceline.cli.options import only
-from paceline.cli.show import print_note, print_stream
+from paceline.cli.show import INTERRUPTED, print_note, print_stream
 from paceline.common.files import make_folder
 from paceline.common.options import ModelOptions, PromptOptions
 from paceline.drafters import REGISTRY
@@ -77,7 +77,7 @@ def demo(
     output: Path = Path("demo-output"),
     small: bool = False,
     models: Annotated[ModelOptions, only("threads")] = ModelOptions(),
-) -> None:
+) -> int:
     """The main job on SmolLM2, else on the embedded pair: drafters beside transformers, a table, a picture, a streamed answer.
 
     Args:
@@ -90,22 +90,25 @@ def demo(
     show = replace(show, drafters=show.drafters or model_free())
     models = replace(models, model=show.model)
     console = Console(highlight=False)
-    _check(show, models, console)
+    if not _check(show, models, console):
+        return INTERRUPTED
     console.rule("2. Sooner: one prompt at a time in bfloat16, every method on every prompt in turn", align="left")
     console.print(show.remark + "\n")
     config = BenchConfig(
         replace(models, dtype="bfloat16"), show.drafters, show.baselines, sampling=SamplingParams(max_new_tokens=show.tokens[1]),
         cost_scale=show.cost_scale, max_seconds=show.seconds[1],
     )  # fmt: skip
-    run_and_report(config, files)
+    if not run_and_report(config, files).complete:
+        return INTERRUPTED
     console.rule(f"3. An answer as it comes; green: {show.green}", align="left")
     console.print(f"[bold]> {_QUESTION}[/bold]")
     llm = build_llm(models, show.streaming)
-    print_stream(llm.stream(llm.chat_prompt([{"role": "user", "content": _QUESTION}]), SamplingParams(show.answer)))
+    chunks = llm.stream(llm.chat_prompt([{"role": "user", "content": _QUESTION}]), SamplingParams(show.answer))
+    return 0 if print_stream(chunks).complete else INTERRUPTED
 
 
-def _check(show: _Show, models: ModelOptions, console: Console) -> None:
-    """Compare answers in float32, in batches, with those of transformers."""
+def _check(show: _Show, models: ModelOptions, console: Console) -> bool:
+    """Compare answers in float32, in batches, with those of transformers; return whether it came to its end."""
     from paceline.bench import run_bench
 
     console.rule(f"1. The same answers as transformers, in float32, in batches of {show.batch}", align="left")
@@ -119,6 +122,7 @@ def _check(show: _Show, models: ModelOptions, console: Console) -> None:
         if figures.compared:
             same = f"{figures.equal} of {figures.compared} answers have exactly the tokens of transformers"
             console.print(f"{figures.method}: {same}")
+    return result.complete
 
 
 def model_free() -> tuple[str, ...]:

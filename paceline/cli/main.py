@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence as ListLike
 from typing import get_args
 
 from cyclopts import App, ArgumentCollection, CycloptsError
-from cyclopts.exceptions import CoercionError
+from cyclopts.exceptions import CoercionError, MissingArgumentError
 
 from paceline import __version__
 from paceline.cli.commands import COMMANDS, place
 from paceline.cli.options import DEFAULTS
 from paceline.cli.parallel import prints_for_all
-from paceline.cli.show import print_error
+from paceline.cli.show import INTERRUPTED, print_error
 from paceline.errors import PacelineError
 
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}  # what concerns users, we say ourselves
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*(=|$)")
 _HELP = ("--help", "-h")
-_FAILED, _INTERRUPTED, _NOBODY_READS = 2, 130, 141
+_FAILED, _NOBODY_READS = 2, 141
 
 
 def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -48,12 +50,13 @@ app = _put_together(listed=False)
 
 
 class _Word(str):
-    """A command-line word; a lone hyphen is not the beginning of an option, as cyclopts would have it, but a value."""
+    """A command-line word; what no option is called like ("-", "-5 degrees", "-> x") is a value, and not taken for one."""
 
     __slots__ = ()
 
     def startswith(self, *arguments: object) -> bool:
-        return self != "-" and super().startswith(*arguments)  # type: ignore[arg-type]
+        is_value = super().startswith("-") and self != "--" and _OPTION.match(self) is None
+        return not is_value and super().startswith(*arguments)  # type: ignore[arg-type]
 
 
 def run(words: ListLike[str]) -> int:
@@ -97,7 +100,7 @@ def _status(words: ListLike[str]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else _FAILED
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         return _NOBODY_READS
     except PacelineError as error:
@@ -128,4 +131,5 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, CoercionError) and error.token is not None and error.token.keyword and error.msg is None:
         expected = getattr(error.target_type, "__name__", str(error.target_type))
         return f"{error.token.keyword}: got {error.token.value!r}; expected {expected}."
-    return " ".join(str(error).split())
+    text = " ".join(str(error).split())
+    return f"{text} A value that begins with '-' is written --option=VALUE." if isinstance(error, MissingArgumentError) else text

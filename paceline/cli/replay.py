@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import load_tokenizer
 from paceline.cli.options import split_specs, with_store, without
-from paceline.cli.show import print_note
+from paceline.cli.show import INTERRUPTED, print_note
 from paceline.common.config import split_spec
 from paceline.common.files import require_writable
 from paceline.drafters import available, create, entry
@@ -45,7 +46,7 @@ def replay(
     limit: int | None = None,
     fit: Path | None = None,
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
-) -> None:
+) -> int:
     """Run recorded answers through retrieval drafters: tokens per step, drafted per step, microseconds per step.
 
     Args:
@@ -61,13 +62,18 @@ def replay(
     found, loaded = read(traces, tokenizer, limit)
     if fit is not None:
         fit_calibration(found, datastore, loaded, fit)
-        return
+        return 0
     specs = [with_store(spec, datastore) for spec in split_specs(drafters or ["prompt_lookup,sssd"], available())]
-    rows = _rows(found, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch))
+    rows, complete = _rows(found, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch))
+    if not complete:
+        print_note(f"interrupted; {len(rows)} replays were finished")
+    if not rows:
+        return INTERRUPTED
     from paceline.replay.report import draw_replays, print_replays, write_replays
 
     print_replays(rows, files.console())
     files.write(partial(write_replays, rows), partial(draw_replays, rows), lambda picture: "")
+    return 0 if complete else INTERRUPTED
 
 
 def read(traces: ListLike[Path], tokenizer: str | None, limit: int | None = None) -> tuple[dict[str, list[Trace]], Any]:
@@ -92,21 +98,25 @@ def fit_calibration(found: dict[str, list[Trace]], datastore: str | None, tokeni
     print_note(f"wrote {path}: {fitted.about}")
 
 
-def _rows(found: dict[str, list[Trace]], specs: list[str], tokenizer: Any, nodes: list[int], batch: list[int]) -> list[ReplayRow]:
+def _rows(
+    found: dict[str, list[Trace]], specs: list[str], tokenizer: Any, nodes: list[int], batch: list[int]
+) -> tuple[list[ReplayRow], bool]:
+    """Return the replays, and whether they are all: Ctrl-C ends with what is finished."""
     from paceline.replay.report import ReplayRow
     from paceline.replay.run import replay as run
 
     rows = []
     with Console(stderr=True).status("replay") as status:
-        for spec in specs:
-            run(_drafter(spec, tokenizer), next(iter(found.values()))[:1], nodes[0])  # compiles
-            for name, some in found.items():
-                for size in nodes:
-                    for together in batch:
-                        status.update(f"{name}, {spec}, {size} nodes, batch {together}")
-                        fresh = _drafter(spec, tokenizer)  # pia, and live stores, know the answers they have been through
-                        rows.append(ReplayRow(spec, name, run(fresh, some, size, batch_size=together)))
-    return rows
+        try:
+            for spec in specs:
+                run(_drafter(spec, tokenizer), next(iter(found.values()))[:1], nodes[0])  # compiles
+                for (name, some), size, together in product(found.items(), nodes, batch):
+                    status.update(f"{name}, {spec}, {size} nodes, batch {together}")
+                    fresh = _drafter(spec, tokenizer)  # pia, and live stores, know the answers they have been through
+                    rows.append(ReplayRow(spec, name, run(fresh, some, size, batch_size=together)))
+        except KeyboardInterrupt:
+            return rows, False
+    return rows, True
 
 
 def _drafter(spec: str, tokenizer: Any) -> Drafter:

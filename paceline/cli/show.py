@@ -13,6 +13,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from paceline.llm import Chunk, Completion
 
+INTERRUPTED = 130  # exit status after Ctrl-C
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"

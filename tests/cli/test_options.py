@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.bench.settings import BenchConfig
+from paceline.cli.chat import ChatSampling
 from paceline.cli.commands import COMMANDS as COMMAND_LIST
-from paceline.cli.generate import ChatSampling
 from paceline.cli.main import app
 from paceline.common.options import ModelOptions, changed, flat
 from paceline.engine.sequence import SamplingParams
