@@ -66,7 +66,7 @@ def test_files_in_and_json_lines_out(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     (tmp_path / "p.txt").write_bytes(b"- Six\r\n\nSeven\xc2\x85\n")
     out = tmp_path / "out.jsonl"
-    words = ["-n", "4", "--drafter", "none", "--output", out, "--max-length", "200", "--tokenizer", "demo", "--dtype", "float32"]
+    words: list[str | Path] = ["-n", "4", "--drafter", "none", "--output", out, "--max-length", "200", "--tokenizer", "demo"]
     assert call("generate", "Zero.", "--file", tmp_path / "p.jsonl", *words) == (0, "")
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [one["prompt"] for one in found] == ["Zero.", "One.", "Two.", "Three.", "Five."]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
@@ -49,7 +50,7 @@ def test_colour_is_for_terminals(no_color: bool, expected: bytes, monkeypatch: p
     with terminal(monkeypatch) as reader:
         show.write("a\tb", accepted=True)
         show.write("c")
-        show.sys.stdout.flush()
+        sys.stdout.flush()
         assert os.read(reader, 100) == expected
 
 
