@@ -74,7 +74,7 @@ def _editor(words: ListLike[str]) -> Callable[[], str]:
         history = InMemoryHistory()
     completer = WordCompleter(list(words), sentence=True)
     session: PromptSession[str] = PromptSession(_PROMPT, history=history, completer=completer, complete_while_typing=False)
-    return session.prompt
+    return lambda: str(session.prompt())
 
 
 def _until_the_end(ask: Callable[[], str]) -> str | None:
