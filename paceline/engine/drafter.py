@@ -74,7 +74,7 @@ class Drafter:
         budget: the engine feeds as many nodes of its trees as pay for their forward, the first ones; none where drafting does not
             (`paceline.engine.spending`). Its trees should carry confidence and have the likeliest paths first.
         top_k: how many of the target's most likely tokens after every node outcomes are to carry; 0 = none, which is free.
-        needs_predictions: it learns from what the target says behind guesses it did not keep (`target_argmax`, `target_top`),
+        needs_predictions: it learns from what the target says behind guesses it did not keep (`target_argmax`),
             which no record of an answer has.
         needs_draft_model: of a class: `build` takes a draft model beside the options.
         needs_trained: of a class: it reads a file trained or built for the models at hand.

@@ -52,7 +52,7 @@ def test_by_hand() -> None:
     assert not drafter.open
 
 
-@pytest.mark.parametrize("name", ["jacobi", "lookahead", "token_recycling", "auto"])
+@pytest.mark.parametrize("name", ["jacobi", "lookahead"])
 def test_drafters_that_learn_from_predictions_are_refused(name: str, tmp_path: Path) -> None:
     """After a wrong guess a record would tell them the right token: a drafter would seem forty times as good as it is."""
     with pytest.raises(ConfigError, match=f"got drafter '{name}', which learns from what the target says.*paceline bench"):

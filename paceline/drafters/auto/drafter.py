@@ -26,7 +26,6 @@ class Auto(Drafter):
     """Guesses only: lossless and seed-identical at any temperature."""
 
     name = "auto"
-    needs_predictions = True
     top_k = TOP
     Options = AutoOptions
 

@@ -25,7 +25,6 @@ class TokenRecycling(Drafter):
     """Guesses only: lossless and seed-identical at any temperature. What is kept is shared by all requests."""
 
     name = "token_recycling"
-    needs_predictions = True
     top_k = TOP
     Options = TokenRecyclingOptions
 
