@@ -11,12 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from paceline import demo
-from paceline.drafters.scripted import ScriptedDrafter
-from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.sequence import SamplingParams
-from paceline.engine.tree import DraftTree
 
 if TYPE_CHECKING:
+    from paceline.drafters.scripted import ScriptedDrafter
+    from paceline.engine.drafter import Drafter, Outcome
+    from paceline.engine.sequence import SamplingParams
+    from paceline.engine.tree import DraftTree
     from paceline.llm import LLM, Chunk, Completion
 
 __version__ = "0.1.0"
@@ -24,11 +24,17 @@ __all__ = [
     "LLM", "Chunk", "Completion", "DraftTree", "Drafter", "Outcome", "SamplingParams", "ScriptedDrafter", "__version__", "demo",
 ]  # fmt: skip
 
-_NEEDS_TORCH = {"LLM", "Chunk", "Completion"}
+_MODULES = {  # imported when one of their names is asked for: a command that only says what is wrong should not wait for torch
+    "paceline.llm": ("LLM", "Chunk", "Completion"),
+    "paceline.drafters.scripted": ("ScriptedDrafter",),
+    "paceline.engine.drafter": ("Drafter", "Outcome"),
+    "paceline.engine.sequence": ("SamplingParams",),
+    "paceline.engine.tree": ("DraftTree",),
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Drafters, trees and replay work without torch; the engine is imported when it is asked for.
-    if name in _NEEDS_TORCH:
-        return getattr(import_module("paceline.llm"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

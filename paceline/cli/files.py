@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from paceline.cli.options import flattened
-from paceline.cli.show import print_note
+from paceline.cli.show import print_note, table_console
+from paceline.common.files import STANDARD_OUTPUT, append, require_writable
 from paceline.errors import ConfigError
 
 
@@ -18,12 +21,12 @@ class ResultFiles:
     """Where results go. Made before anything is measured, so that no result is lost to a wrong name.
 
     Attributes:
-        json: write the results here.
+        json: write the results here; '-' is standard output, in place of the table.
         png: draw the results here.
         markdown: append a section about the results here.
 
     Raises:
-        ConfigError: a folder that is not there.
+        ConfigError: a file that cannot be written, or two for standard output.
     """
 
     json: Path | None = None
@@ -32,10 +35,16 @@ class ResultFiles:
 
     def __post_init__(self) -> None:
         for path in self._paths():
-            refuse_missing_folder(path)
+            require_writable(path)
+        if self._paths().count(STANDARD_OUTPUT) > 1:
+            raise ConfigError("files: got '-' more than once; expected one result on standard output. Name files for the others.")
+
+    def console(self) -> Console | None:
+        """Return where tables are shown, as `table_console`: beside a result that has standard output to itself."""
+        return table_console(stderr=STANDARD_OUTPUT in self._paths())
 
     def write(self, json: Callable[[Path], None], png: Callable[[Path], None], section: Callable[[str | None], str]) -> None:
-        """Write those that are wanted and name them on standard error.
+        """Write those that are wanted and name them on standard error; one that fails keeps no other from being written.
 
         Args:
             json, png: write such a file.
@@ -43,33 +52,23 @@ class ResultFiles:
         Raises:
             ConfigError: a file cannot be written.
         """
-        if self.json is not None:
-            json(self.json)
-        if self.png is not None:
-            png(self.png)
-        if self.markdown is not None:
-            picture = None if self.png is None else os.path.relpath(self.png, self.markdown.parent)
-            _append(self.markdown, section(picture))
-        for path in self._paths():
-            print_note(f"wrote {path}")
+        failed: ConfigError | None = None
+        for path, write in ((self.json, json), (self.png, png), (self.markdown, lambda path: self._append(path, section))):
+            if path is None:
+                continue
+            try:
+                write(path)
+            except ConfigError as error:
+                failed = failed or error
+                continue
+            if path != STANDARD_OUTPUT:
+                print_note(f"wrote {path}")
+        if failed is not None:
+            raise failed
+
+    def _append(self, path: Path, section: Callable[[str | None], str]) -> None:
+        picture = None if self.png is None else os.path.relpath(self.png, path.parent)
+        append(path, f"{section(picture)}\n".encode())
 
     def _paths(self) -> list[Path]:
         return [path for path in (self.json, self.png, self.markdown) if path is not None]
-
-
-def refuse_missing_folder(path: Path | None) -> None:
-    """Refuse a file to be written in a folder that is not there.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
-    if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}. Make it first.")
-
-
-def _append(path: Path, text: str) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error}") from error

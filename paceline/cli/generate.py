@@ -1,94 +1,116 @@
-"""The commands that answer: `paceline generate` and `paceline chat`."""
+"""The command `paceline generate`."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
-from typing import Annotated, Any
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich.text import Text
 
-from paceline.cli.loading import build_llm
-from paceline.cli.options import ParallelOptions, without
+from paceline.cli.answers import Asked, answer_all
+from paceline.cli.loading import DEFAULT_DRAFTER, build_llm
+from paceline.cli.options import ParallelOptions
 from paceline.cli.parallel import joined_ranks, refuse_standard_input
-from paceline.cli.show import out, print_error, print_note, print_stream, summary
+from paceline.cli.reading import read_prompt
+from paceline.cli.show import INTERRUPTED, print_stream
+from paceline.common.files import require_writable
 from paceline.common.options import ModelOptions
+from paceline.common.tokens import require_text
 from paceline.engine.sequence import SamplingParams
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError
 
-_DRAFTER = "auto"
+if TYPE_CHECKING:
+    from paceline.llm import LLM
 
-
-@dataclass(frozen=True, slots=True)
-class ChatSampling(SamplingParams):
-    """Sampling with the default length of an answer in a conversation."""
-
-    max_new_tokens: int = 256
+_FIELDS = ("prompt", "text", "turns", "messages")
 
 
 def generate(
-    *prompts: Annotated[str, Parameter(name="PROMPTS", required=True)],
-    drafter: str = _DRAFTER,
+    *prompts: Annotated[str, Parameter(name="PROMPTS")],
+    drafter: str = DEFAULT_DRAFTER,
     chat: bool = False,
+    system: str | None = None,
+    file: Path | None = None,
+    output: Path | None = None,
+    tokenizer: str | None = None,
+    max_length: int | None = None,
     models: ModelOptions = ModelOptions(),
     sampling: SamplingParams = SamplingParams(),
     parallel: ParallelOptions = ParallelOptions(),
-) -> None:
+) -> int:
     """Answer prompts; a single one is streamed, several run as a batch.
 
     Args:
-        prompts: one or more prompts; '-' reads one from standard input.
+        prompts: one or more prompts; '-' reads one from standard input. One that looks like an option comes after '--'.
         drafter: name:key=value,key=value; see `paceline drafters`.
         chat: wrap each prompt in the chat template.
+        system: system message; implies --chat.
+        file: more prompts: .jsonl with a prompt, text, turns or messages in each line (and an id), or one in each line of text.
+        output: write the answers here as JSON lines, one for each prompt; '-' is standard output.
+        tokenizer: directory or hub id; default: the one beside the model.
+        max_length: most tokens of prompt and answer; default: the model's context.
     """
+    if output is not None:
+        require_writable(output)
+    more = [] if file is None else read_prompts(file)
+    if not prompts and not more:
+        raise ConfigError("generate: got no prompt; expected at least one. Give it, or a --file of them.")
+    chat = chat or system is not None
     with joined_ranks(parallel, models.device) as ranks:
         refuse_standard_input(parallel.lookahead_parallel, prompts)
-        texts = [sys.stdin.read() if text == "-" else text for text in prompts]
-        llm = build_llm(models, drafter, ranks)
-        asked: list[Any] = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts] if chat else texts
-        if len(asked) == 1:
-            print_stream(llm.stream(asked[0], sampling))
-            return
-        for text, completion in zip(texts, llm.generate(asked, sampling), strict=True):
-            out.rule(Text(text.strip().splitlines()[0][:60] if text.strip() else ""), align="left")
-            out.print(Text(completion.text))
-            print_note(summary(completion))
+        texts = [read_prompt() if text == "-" else text for text in prompts]
+        llm = build_llm(models, drafter, ranks, tokenizer=tokenizer, max_length=max_length)
+        asked = [*(Asked(text, None, text) for text in texts), *more]
+        ready = [replace(one, prompt=_prompt(llm, one, chat, system)) for one in asked]
+        if len(ready) == 1 and output is None:
+            return 0 if print_stream(llm.stream(ready[0].prompt, sampling)).complete else INTERRUPTED
+        return answer_all(llm, ready, sampling, output)
 
 
-def chat(
-    *,
-    drafter: str = _DRAFTER,
-    system: str | None = None,
-    models: ModelOptions = ModelOptions(),
-    sampling: Annotated[ChatSampling, without("stop", "ignore_eos")] = ChatSampling(),
-) -> None:
-    """Talk to the model. Drafted-and-accepted tokens are green. Ctrl-C stops an answer, Ctrl-D or /quit leaves.
+def read_prompts(path: Path) -> list[Asked]:
+    """Return the prompts of a file.
 
     Args:
-        drafter: name:key=value,key=value; see `paceline drafters`.
-        system: system message.
+        path: .jsonl: one in each line, in the field prompt, text, turns (the first one is asked) or messages, perhaps with an id;
+            any other file: one in each line. Empty lines are left out.
+    Raises:
+        ConfigError: a file that cannot be read, or a line that is no prompt; file and line are named.
     """
-    llm = build_llm(models, drafter)
-    opening = [{"role": "system", "content": system}] if system else []
-    llm.chat_prompt([*opening, {"role": "user", "content": "-"}])  # a model without a chat template is refused here
-    messages = list(opening)
-    print_note(f"{models.model} with {drafter}. /reset forgets the conversation, /quit leaves.")
-    while True:
-        try:
-            text = out.input("[bold]> [/bold]") if sys.stdin.isatty() else input()
-        except (EOFError, KeyboardInterrupt):
-            return
-        if text.strip() == "/quit":
-            return
-        if text.strip() == "/reset":
-            messages = list(opening)
-        elif text.strip():
-            messages.append({"role": "user", "content": text})
-            try:
-                answer = print_stream(llm.stream(llm.chat_prompt(messages), sampling))
-            except PacelineError as error:  # the conversation outgrew the context: say so, and go on
-                messages.pop()
-                print_error(error)
-                continue
-            messages.append({"role": "assistant", "content": answer})
+    try:
+        lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+    except OSError as error:
+        raise ConfigError(f"file: got {str(path)!r}, {error.strerror}; expected a file to read. Check the path.") from error
+    read = _record if path.suffix == ".jsonl" else lambda line, where: Asked(line, None, line)
+    numbered = ((line.rstrip("\r"), f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
+    return [read(require_text(where, line), where) for line, where in numbered]
+
+
+def _record(line: str, where: str) -> Asked:
+    """Return the prompt of a line of JSON."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]") from error
+    found = next((record[name] for name in _FIELDS if name in record), None) if isinstance(record, dict) else None
+    if isinstance(found, list) and found and isinstance(found[0], str):
+        found = found[0]
+    name = str(record["id"]) if isinstance(record, dict) and "id" in record else None
+    if isinstance(found, str):
+        return Asked(require_text(where, found), name, found)
+    if isinstance(found, list) and found and all(map(_is_message, found)):
+        return Asked(require_text(where, found[-1]["content"]), name, found)
+    raise ConfigError(f"{where}: got {line[:60]!r}; expected an object with {', '.join(_FIELDS)}. Add one of them.")
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
+
+
+def _prompt(llm: LLM, asked: Asked, chat: bool, system: str | None) -> str | list[int]:
+    """Return what the model is given."""
+    if isinstance(asked.prompt, str) and not chat:
+        return asked.prompt
+    messages = [{"role": "user", "content": asked.prompt}] if isinstance(asked.prompt, str) else asked.prompt
+    return llm.chat_prompt([*([{"role": "system", "content": system}] if system else []), *messages])

@@ -16,6 +16,7 @@ from paceline.cli.loading import use_threads
 from paceline.cli.options import flattened, only, without
 from paceline.cli.show import print_note, table_console
 from paceline.common.config import require_range
+from paceline.common.files import make_folder
 from paceline.common.options import ModelOptions
 from paceline.head.settings import RecordConfig, TrainConfig
 
@@ -68,6 +69,7 @@ def train(
     Args:
         out: folder of the head.
     """
+    make_folder(out)
     use_threads(models.threads)
     from paceline.head.evaluate import evaluate as judge
     from paceline.head.evaluate import print_judgement
@@ -97,7 +99,7 @@ def evaluate(
 
     read, draft = _recordings(recordings, models.draft_model)
     judgement = judge(AcceptanceHead.load(head_folder, draft), read)
-    print_judgement(judgement, table_console())
+    print_judgement(judgement, files.console())
     files.write(partial(write_judgement, judgement), partial(draw_judgement, judgement), lambda picture: "")
 
 

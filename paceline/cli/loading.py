@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from paceline.engine.parallel.ranks import Ranks
     from paceline.llm import LLM
 
+DEFAULT_DRAFTER = "auto"
+
 
 def use_threads(count: int | None) -> None:
     """Set the CPU threads of torch, if the option was given."""

@@ -86,6 +86,6 @@ def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
 def with_store(spec: str, datastore: str | None) -> str:
     """Return `spec` with the store, where the drafter takes one and none is named."""
     name, options = split_spec(spec)
-    if datastore is None or "datastore=" in options or not hasattr(entry(name).load().Options, "datastore"):
+    if datastore is None or "datastore=" in options or not hasattr(entry(name).options(), "datastore"):
         return spec
     return f"{name}:{','.join(filter(None, [options, f'datastore={in_quotes(datastore)}']))}"

@@ -13,7 +13,7 @@ from paceline.bench.papers.specdec_pp.options import SpecDecConfig
 from paceline.bench.papers.sssd.options import SssdConfig
 from paceline.cli.files import ResultFiles
 from paceline.cli.options import flattened
-from paceline.cli.show import table_console
+from paceline.cli.show import INTERRUPTED
 
 for _kind in (LookaheadConfig, OuroborosConfig, SpecDecConfig, SssdConfig):
     flattened("Measuring")(_kind)
@@ -50,6 +50,6 @@ def _measure(config: PaperConfig, files: ResultFiles) -> int:
     from paceline.bench import draw_paper, paper_markdown, print_paper, run_paper, write_paper_json
 
     result = run_paper(config)
-    print_paper(result, table_console())
+    print_paper(result, files.console())
     files.write(partial(write_paper_json, result), partial(draw_paper, result), partial(paper_markdown, result))
-    return 0 if result.complete else 130
+    return 0 if result.complete else INTERRUPTED

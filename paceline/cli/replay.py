@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,9 @@ from rich.console import Console
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import load_tokenizer
 from paceline.cli.options import split_specs, with_store, without
-from paceline.cli.show import print_note, table_console
+from paceline.cli.show import INTERRUPTED, print_note
 from paceline.common.config import split_spec
+from paceline.common.files import require_writable
 from paceline.drafters import available, create, entry
 from paceline.errors import ConfigError
 
@@ -44,7 +46,7 @@ def replay(
     limit: int | None = None,
     fit: Path | None = None,
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
-) -> None:
+) -> int:
     """Run recorded answers through retrieval drafters: tokens per step, drafted per step, microseconds per step.
 
     Args:
@@ -60,16 +62,21 @@ def replay(
     found, loaded = read(traces, tokenizer, limit)
     if fit is not None:
         fit_calibration(found, datastore, loaded, fit)
-        return
+        return 0
     specs = [with_store(spec, datastore) for spec in split_specs(drafters or ["prompt_lookup,sssd"], available())]
     from paceline.replay.report import draw_replays, print_replays, write_replays
     from paceline.replay.traces import read_told
 
     told = {path.stem: read_told(path, limit) for path in traces}
-    rows = _rows(found, told, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch))
+    rows, complete = _rows(found, told, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch))
+    if not complete:
+        print_note(f"interrupted; {len(rows)} replays were finished")
+    if not rows:
+        return INTERRUPTED
 
-    print_replays(rows, table_console())
+    print_replays(rows, files.console())
     files.write(partial(write_replays, rows), partial(draw_replays, rows), lambda picture: "")
+    return 0 if complete else INTERRUPTED
 
 
 def read(traces: ListLike[Path], tokenizer: str | None, limit: int | None = None) -> tuple[dict[str, list[Trace]], Any]:
@@ -82,6 +89,7 @@ def read(traces: ListLike[Path], tokenizer: str | None, limit: int | None = None
 
 def fit_calibration(found: dict[str, list[Trace]], datastore: str | None, tokenizer: Any, path: Path) -> None:
     """Fit the calibration of sssd on recorded answers and write it."""
+    require_writable(path)
     from paceline.datastore import open as open_store
     from paceline.replay.fit import Answers, calibrate
 
@@ -100,22 +108,24 @@ def _rows(
     tokenizer: Any,
     nodes: list[int],
     batch: list[int],
-) -> list[ReplayRow]:
+) -> tuple[list[ReplayRow], bool]:
+    """Return the replays, and whether they are all: Ctrl-C ends with what is finished."""
     from paceline.replay.report import ReplayRow
     from paceline.replay.run import replay as run
 
     rows = []
     with Console(stderr=True).status("replay") as status:
-        for spec in specs:
-            name, top = next(iter(told.items()))
-            run(_drafter(spec, tokenizer), found[name][:1], nodes[0], told=top and top[:1])  # compiles
-            for name, some in found.items():
-                for size in nodes:
-                    for together in batch:
-                        status.update(f"{name}, {spec}, {size} nodes, batch {together}")
-                        fresh = _drafter(spec, tokenizer)  # pia, and live stores, know the answers they have been through
-                        rows.append(ReplayRow(spec, name, run(fresh, some, size, batch_size=together, told=told[name])))
-    return rows
+        try:
+            for spec in specs:
+                name, top = next(iter(told.items()))
+                run(_drafter(spec, tokenizer), found[name][:1], nodes[0], told=top and top[:1])  # compiles
+                for (name, some), size, together in product(found.items(), nodes, batch):
+                    status.update(f"{name}, {spec}, {size} nodes, batch {together}")
+                    fresh = _drafter(spec, tokenizer)  # pia, and live stores, know the answers they have been through
+                    rows.append(ReplayRow(spec, name, run(fresh, some, size, batch_size=together, told=told[name])))
+        except KeyboardInterrupt:
+            return rows, False
+    return rows, True
 
 
 def _drafter(spec: str, tokenizer: Any) -> Drafter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,15 +13,30 @@ from rich.text import Text
 if TYPE_CHECKING:
     from paceline.llm import Chunk, Completion
 
+INTERRUPTED = 130  # exit status after Ctrl-C
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
-_ACCEPTED = "green"
+_GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 _LOG_WIDTH = 150  # of a table that goes to a file or a pipe
 
 
-def table_console() -> Console | None:
-    """Return where tables are shown: None, the terminal's own console, or a wide one for a file or a pipe."""
-    return None if sys.stdout.isatty() else Console(width=_LOG_WIDTH, highlight=False)
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An answer as far as it was shown; `complete`: to its end."""
+
+    text: str
+    complete: bool
+
+
+def table_console(stderr: bool = False) -> Console | None:
+    """Return where tables are shown: None, the terminal's own console, or a wide one for a file, a pipe or standard error."""
+    return None if sys.stdout.isatty() and not stderr else Console(width=_LOG_WIDTH, highlight=False, stderr=stderr)
+
+
+def write(text: str, accepted: bool = False) -> None:
+    """Write what a model said to standard output, byte for byte; on a terminal, what came from a draft is green."""
+    coloured = accepted and sys.stdout.isatty() and not out.no_color
+    sys.stdout.write(f"{_GREEN}{text}{_PLAIN}" if coloured else text)
 
 
 def print_note(text: str) -> None:
@@ -30,27 +46,38 @@ def print_note(text: str) -> None:
 
 def print_error(error: Exception | str) -> None:
     """Print an error as one line on standard error; it wraps on a terminal only, and there at words."""
-    err.print(Text(f"error: {error}", style="red"), soft_wrap=not err.is_terminal)
+    line = " ".join(str(error).split())
+    err.print(Text(f"error: {line}", style="red"), soft_wrap=not err.is_terminal)
 
 
-def print_stream(chunks: Iterator[Chunk]) -> str:
-    """Show an answer as it comes, and return its text; Ctrl-C ends it early."""
-    text = ""
+def print_stream(chunks: Iterator[Chunk], end: str = "") -> Shown:
+    """Show an answer as it comes; Ctrl-C ends it early.
+
+    Args:
+        end: what follows an answer that does not go to a terminal; there a new line begins in any case.
+    """
+    text, complete = "", True
     try:
         for chunk in chunks:
             for piece, accepted in chunk.pieces:
-                out.print(Text(piece, style=_ACCEPTED if accepted else ""), end="")
-            out.file.flush()
+                write(piece, accepted)
+            sys.stdout.flush()
             text += chunk.text
             if chunk.completion is not None:
-                out.print()
+                _end(end)
                 print_note(summary(chunk.completion))
     except KeyboardInterrupt:
-        out.print()
+        complete = False
+        _end(end)
         print_note("stopped")
     finally:
         chunks.close()  # type: ignore[attr-defined]
-    return text
+    return Shown(text, complete)
+
+
+def _end(end: str) -> None:
+    write("\n" if sys.stdout.isatty() else end)
+    sys.stdout.flush()
 
 
 def summary(completion: Completion) -> str:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json as to_json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.console import Console
 from rich.text import Text
 
 from paceline.bench.settings import BenchConfig
 from paceline.cli.bench import chosen_drafters
-from paceline.cli.files import refuse_missing_folder
+from paceline.cli.files import ResultFiles
 from paceline.cli.options import without
-from paceline.cli.show import out, print_note
+from paceline.cli.show import err, out
+from paceline.common.files import STANDARD_OUTPUT, write_atomically
 
 if TYPE_CHECKING:
-    from paceline.bench.verify import Difference, DrafterVerdict
+    from paceline.bench.verify import Difference, DrafterVerdict, VerifyResult
 
 _NOT_ASKED = ("drafters", "baselines", "stop", "cost_scale", "draft_cost_scale", "repeats", "warmup", "max_seconds",
               "lookahead_parallel")  # fmt: skip
@@ -27,7 +30,7 @@ _NOT_ASKED = ("drafters", "baselines", "stop", "cost_scale", "draft_cost_scale",
 def verify(
     *,
     drafters: Annotated[list[str] | None, Parameter(name=("--drafter", "--drafters"))] = None,
-    json: Path | None = None,
+    files: Annotated[ResultFiles, without("png", "markdown")] = ResultFiles(),
     config: Annotated[BenchConfig, without(*_NOT_ASKED)] = BenchConfig(),
 ) -> int:
     """Decode every prompt alone and without drafts, then in batches with each drafter; exit status 1 if any answer differs.
@@ -37,41 +40,40 @@ def verify(
 
     Args:
         drafters: a drafter spec; repeat it, or separate with spaces or commas; default: all that run with what is there.
-        json: write the results here.
     """
-    refuse_missing_folder(json)
     config = replace(config, drafters=chosen_drafters(drafters, config.models), baselines=())
     from paceline.bench.verify import run_verify
 
-    result = run_verify(config, _print_verdict)
-    out.print(
-        Text(f"{result.differing} of {result.answers} answers differ: {result.model}, {result.dtype}, batch {result.batch}")
-    )
+    console = err if files.json == STANDARD_OUTPUT else out
+    result = run_verify(config, partial(_print_verdict, console))
+    differing = f"{result.differing} of {result.answers} answers differ: {result.model}, {result.dtype}, batch {result.batch}"
+    console.print(Text(differing))
     proof = "on" if result.invariance.on else "off"
-    out.print(Text(f"batch invariance is {proof}: {result.invariance.reason}"))
-    if json is not None:
-        text = to_json.dumps({**dataclasses.asdict(result), "differing": result.differing, "answers": result.answers}, indent=1)
-        json.write_text(text + "\n", encoding="utf-8")
-        print_note(f"wrote {json}")
+    console.print(Text(f"batch invariance is {proof}: {result.invariance.reason}"))
+    files.write(partial(_write_json, result), lambda path: None, lambda picture: "")
     return 1 if result.differing else 0
 
 
-def _print_verdict(verdict: DrafterVerdict) -> None:
+def _write_json(result: VerifyResult, path: Path) -> None:
+    text = to_json.dumps({**dataclasses.asdict(result), "differing": result.differing, "answers": result.answers}, indent=1)
+    write_atomically(path, f"{text}\n".encode())
+
+
+def _print_verdict(console: Console, verdict: DrafterVerdict) -> None:
     figures = f"{verdict.tokens} tokens, {verdict.accepted} accepted drafts, {verdict.tokens_per_forward:.2f} tokens per forward"
     if not verdict.answers:
-        out.print(
-            Text(f"{verdict.drafter}: draws tokens of its own, so not the text but its distribution is the same; {figures}")
-        )
+        line = f"{verdict.drafter}: draws tokens of its own, so not the text but its distribution is the same; {figures}"
+        console.print(Text(line))
         return
     style = "red" if verdict.differing else ""
-    out.print(Text(f"{verdict.drafter}: {verdict.differing} of {verdict.answers} answers differ; {figures}", style=style))
+    console.print(Text(f"{verdict.drafter}: {verdict.differing} of {verdict.answers} answers differ; {figures}", style=style))
     if verdict.first is not None:
-        _print_difference(verdict.first)
+        _print_difference(console, verdict.first)
 
 
-def _print_difference(first: Difference) -> None:
+def _print_difference(console: Console, first: Difference) -> None:
     names = [f"{token} {text!r}" for token, text in zip(first.tokens, first.texts, strict=True)]
-    out.print(Text(f"  prompt {first.prompt}, token {first.position}: {names[0]} without drafts, {names[1]} with"))
+    console.print(Text(f"  prompt {first.prompt}, token {first.position}: {names[0]} without drafts, {names[1]} with"))
     for side, logits in (("without drafts", first.plain), ("with drafts", first.drafted)):
         shown = ", ".join(f"{logit.value:.9g} ({logit.bits})" for logit in logits)
-        out.print(Text(f"  their logits {side}: {shown}"))
+        console.print(Text(f"  their logits {side}: {shown}"))

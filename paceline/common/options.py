@@ -10,6 +10,7 @@ from paceline.common.config import require_range
 from paceline.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
+_MOST_THREADS = 1024  # many thousands make OpenMP crash
 BatchInvariant = bool | Literal["auto"]
 InvarianceWord = Literal["auto", "on", "off"]  # the same on a command line
 INVARIANCE_WORDS: dict[InvarianceWord, BatchInvariant] = {"auto": "auto", "on": True, "off": False}
@@ -47,7 +48,7 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            require_range("models", "threads", self.threads, 1)
+            require_range("models", "threads", self.threads, 1, _MOST_THREADS)
 
 
 @dataclass(frozen=True, slots=True)

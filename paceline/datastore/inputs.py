@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common.answers import read_answers, read_settings
+from paceline.common.tokens import chat_text, require_text
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document
 from paceline.errors import ConfigError
@@ -21,10 +22,19 @@ DATASET = "datasets:"  # prefix of the name of a data set
 _SUFFIXES = (".jsonl", ".txt", ".npy", ".parquet")
 _BATCH = 512  # texts tokenized together
 _TEXT_PIECE = 1 << 20  # characters of a plain text tokenized at a time
+_Bad = Callable[[ConfigError], None]
 _FIELDS = "text, messages (a list of {role, content}), or prompt and output"
 
 
-def documents(inputs: Iterable[str], tokenizer: Any, *, answers_only: bool = False) -> Iterator[Document]:
+class _Line(str):
+    """A line of JSON lines, not read yet."""
+
+    __slots__ = ()
+
+
+def documents(
+    inputs: Iterable[str], tokenizer: Any, *, answers_only: bool = False, left_out: Callable[[ConfigError], None] | None = None
+) -> Iterator[Document]:
     """Return the token ids of all documents of `inputs`, one file after the other.
 
     Args:
@@ -35,10 +45,12 @@ def documents(inputs: Iterable[str], tokenizer: Any, *, answers_only: bool = Fal
             each row.
         tokenizer: of transformers. Texts get no special tokens, conversations the chat template where it has one.
         answers_only: leave out prompts and what others than the assistant say.
+        left_out: called with what is wrong with each record or line that is no document; None: that is raised.
     Raises:
-        ConfigError: a file that is not there, of another kind or without such fields, or recorded answers that are damaged,
-            unfinished or of another tokenizer; it and the line are named.
+        ConfigError: a file that is not there or of another kind, recorded answers that are damaged, unfinished or of another
+            tokenizer, or a record that is no document (no JSON, no UTF-8, other fields); it and the line are named.
     """
+    bad = _raised if left_out is None else left_out
     names = list(inputs)
     for name in names:
         if not name.startswith(DATASET):
@@ -48,7 +60,7 @@ def documents(inputs: Iterable[str], tokenizer: Any, *, answers_only: bool = Fal
         if name.endswith(".npy") and not name.startswith(DATASET):
             yield from _arrays(Path(name))
         else:
-            yield from _tokenized(_texts(name, tokenizer, answers_only), tokenizer)
+            yield from _tokenized(_texts(name, tokenizer, answers_only, bad), tokenizer)
 
 
 def _check_file(path: Path) -> None:
@@ -81,14 +93,26 @@ def check_recorded(path: str | Path, tokenizer: Any) -> bool:
     return True
 
 
-def _texts(name: str, tokenizer: Any, answers_only: bool) -> Iterator[list[str | list[int]]]:
+def _raised(error: ConfigError) -> None:
+    raise error
+
+
+def _texts(name: str, tokenizer: Any, answers_only: bool, bad: _Bad) -> Iterator[list[str | list[int]]]:
     """Yield each document as the parts that are tokenized one by one and put together."""
     if name.endswith(".txt"):
-        for piece in _pieces(Path(name)):
+        for piece in _pieces(Path(name), bad):
             yield [piece]
         return
     for where, record in _records(name):
-        yield _parts(where, record, tokenizer, answers_only)
+        try:
+            parts = _parts(where, parse_record(where, record) if isinstance(record, _Line) else record, tokenizer, answers_only)
+            for part in parts:
+                if isinstance(part, str):
+                    require_text(where, part)
+        except ConfigError as error:
+            bad(error)
+            continue
+        yield parts
 
 
 def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterator[list[int]]:
@@ -108,7 +132,7 @@ def _parts(where: str, record: Any, tokenizer: Any, answers_only: bool) -> list[
         if isinstance(text, str):
             return [text]
         if isinstance(messages, list) and all(_is_message(message) for message in messages):
-            return _conversation(messages, tokenizer, answers_only)
+            return _conversation(where, messages, tokenizer, answers_only)
         if _is_part(output) and _is_part(prompt):
             return [output] if answers_only else [prompt, output]
     fields = ", ".join(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
@@ -123,16 +147,16 @@ def _is_part(value: Any) -> TypeGuard[str | list[int]]:
     return isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value))
 
 
-def _conversation(messages: list[Any], tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
+def _conversation(where: str, messages: list[Any], tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
     if answers_only:
         return ["\n".join(message["content"] for message in messages if message["role"] == "assistant")]
     if getattr(tokenizer, "chat_template", None):
-        return [tokenizer.apply_chat_template(messages, tokenize=False)]
+        return [chat_text(tokenizer, messages, where)]
     return ["\n".join(message["content"] for message in messages)]
 
 
 def _records(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield records with a description of where each is."""
+    """Yield records, or the lines they are in, with a description of where each is."""
     if not name.startswith(DATASET) and read_settings(name) is not None:
         for answer in read_answers(name):
             yield f"{name}, answer {answer.id}", {"prompt": answer.prompt_ids, "output": answer.output_ids}
@@ -141,9 +165,9 @@ def _records(name: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}, record {number}", row) for number, row in enumerate(rows, 1))
     else:
         with _opened(Path(name)) as file:
-            for number, line in enumerate(_lines(Path(name), file), 1):
+            for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield f"{name}, line {number}", parse_record(f"{name}, line {number}", line)
+                    yield f"{name}, line {number}", _Line(line)
 
 
 def _dataset(name: str) -> Iterator[Any]:
@@ -173,20 +197,25 @@ def parse_record(where: str, line: str) -> Any:
     """Return what a line of JSON lines says.
 
     Raises:
-        ConfigError: it is not JSON; `where` names the line.
+        ConfigError: it is no UTF-8, or not JSON; `where` names the line.
     """
+    require_text(where, line)
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: it is not JSON: got {error}; expected one record in each line. Convert it first.") from error
 
 
-def _pieces(path: Path) -> Iterator[str]:
+def _pieces(path: Path, bad: _Bad) -> Iterator[str]:
     """Yield a plain text in pieces of about _TEXT_PIECE characters, cut at the ends of lines."""
     with _opened(path) as file:
         piece, size = [], 0
-        for line in _lines(path, file):
-            piece.append(line)
+        for number, line in enumerate(file, 1):
+            try:
+                piece.append(require_text(f"{path}, line {number}", line))
+            except ConfigError as error:
+                bad(error)
+                continue
             size += len(line)
             if size >= _TEXT_PIECE:
                 yield "".join(piece)
@@ -194,16 +223,9 @@ def _pieces(path: Path) -> Iterator[str]:
         yield "".join(piece)
 
 
-def _lines(path: Path, file: Iterable[str]) -> Iterator[str]:
-    try:
-        yield from file
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"input {str(path)!r} is not UTF-8: got {error}; expected UTF-8 text. Convert it first.") from error
-
-
 def _opened(path: Path) -> Any:
     try:
-        return path.open(encoding="utf-8")
+        return path.open(encoding="utf-8", errors="surrogateescape")  # the line that is not UTF-8 is named, and no other
     except OSError as error:
         raise ConfigError(f"input {str(path)!r}: got {error}; expected a file that can be read. Check its rights.") from error
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from paceline.common.files import digest_of, write_atomically
+from paceline.common.limits import EMBEDDED
 from paceline.datastore.hashing import PAGE
 from paceline.datastore.rows import SUFFIXES_PER_PIVOT
 from paceline.errors import ConfigError, DatastoreError
 
-EMBEDDED = "demo"  # the word for the store of the embedded models
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 VERSION = 1

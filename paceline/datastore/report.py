@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def verify(path: str | Path) -> list[Damage]:
     try:
         manifest = read_manifest(path)
     except DatastoreError as error:
-        if not (path / MANIFEST).is_file():
+        if not os.path.isfile(path / MANIFEST):  # nor where nobody may look
             raise
         return [Damage(MANIFEST, str(error))]
     found = [(shard.name, find_damage(path, shard, manifest.vocab_size, manifest.width)) for shard in manifest.shards]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common.compiled import Records, kernel
+from paceline.common.limits import SORTED
 from paceline.datastore.rows import (
     DAMAGED,
     PIVOT_BYTES,
@@ -23,7 +24,6 @@ from paceline.datastore.rows import (
     token_at,
     within,
 )
-from paceline.datastore.suffixes import SORTED
 
 _FIRST_LENGTH = 4  # the length of a match that is tried first
 

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common.compiled import compiled, load_uint64
+from paceline.common.limits import SORTED
 
-SORTED = 64  # tokens of a suffix that its place in the array depends on; suffixes equal so far stand in text order
 _SHORT = 12  # runs up to this size are sorted by comparing
 _LEAST_BUCKETS, _MOST_BUCKETS = 1 << 12, 1 << 22  # no more than tokens, for a small text of a large vocabulary
 _PARTS_PER_WORKER = 16

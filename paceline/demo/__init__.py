@@ -5,7 +5,6 @@ training.json, head/card.json and store.json say how they were made.
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 
 from paceline.errors import ConfigError
@@ -46,9 +45,11 @@ def draft_of(name: str) -> str | Path:
 
 def find_smollm2() -> Path | None:
     """Return the GGUF file of SmolLM2 in the wheel, which is not imported; None where it is not installed."""
+    from importlib import metadata  # slow to import, and rarely needed
+
     try:
-        files = importlib.metadata.files(_WHEEL.partition("=")[0]) or []
-    except importlib.metadata.PackageNotFoundError:
+        files = metadata.files(_WHEEL.partition("=")[0]) or []
+    except metadata.PackageNotFoundError:
         return None
     paths = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
     return next((path for path in paths if path.is_file()), None)

@@ -2,8 +2,8 @@
 
 A drafter class names itself, says what it needs (`needs_draft_model` ... of `Drafter`), holds a frozen dataclass `Options` and is
 built by `Class.build(options)`, or `Class.build(options, draft_model)` where it needs one. One of this package is a file and a
-line below; another package declares its own in the entry point group `paceline.drafters`. No drafter's module is imported before
-the drafter is chosen.
+line below, which repeats what it needs, so that lists load no model code; another package declares its own in the entry point
+group `paceline.drafters`. No drafter's module is imported before the drafter is chosen.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from paceline.common.config import build_options, parse_spec
-from paceline.engine.drafter import Drafter
 from paceline.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from paceline.engine.drafter import Drafter
     from paceline.engine.model import CachedLM
 
 GROUP = "paceline.drafters"
@@ -36,12 +35,16 @@ class Entry:
         target: "module:Class".
         summary: what it does, for lists; empty where only the class can tell.
         source: the package that declares it, for messages; empty for `module:Class` as the user wrote it.
+        light: "module:Class" of its options, which can be imported without torch or a compiler; empty: as `target` has them.
+        needs: what it is built with, out of "draft_model", "trained" and "datastore"; None: only the class can tell.
     """
 
     name: str
     target: str
     summary: str = ""
     source: str = ""
+    light: str = ""
+    needs: frozenset[str] | None = None
 
     def load(self) -> Any:
         """Import and return its class.
@@ -49,9 +52,8 @@ class Entry:
         Raises:
             ConfigError: the module cannot be imported, or what it holds there is no drafter that can be built.
         """
-        module, _, attribute = self.target.partition(":")
         try:
-            found = reduce(getattr, attribute.split("."), import_module(module))
+            found = _imported(self.target)
         except Exception as error:  # whatever a foreign module does while it is imported
             raise ConfigError(self._refusal(f"which cannot be imported ({type(error).__name__}: {error})")) from error
         missing = _missing(found)
@@ -63,20 +65,28 @@ class Entry:
         """Return what it does, in one line; loads the class where no summary is registered."""
         return self.summary or (self.load().__doc__ or "").strip().partition("\n")[0]
 
+    def options(self) -> Any:
+        """Return the dataclass of its options.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        return _imported(self.light) if self.light else self.load().Options
+
     @property
     def needs_draft_model(self) -> bool:
-        """Whether it is built with a draft model; loads the class, as the two below do."""
-        return bool(self.load().needs_draft_model)
+        """Whether it is built with a draft model; loads the class where nothing is registered, as the two below do."""
+        return bool(self.load().needs_draft_model) if self.needs is None else "draft_model" in self.needs
 
     @property
     def needs_trained(self) -> bool:
         """Whether it reads a file trained for the models at hand."""
-        return bool(self.load().needs_trained)
+        return bool(self.load().needs_trained) if self.needs is None else "trained" in self.needs
 
     @property
     def needs_store(self) -> bool:
         """Whether its option `datastore` must be given."""
-        return bool(self.load().needs_store)
+        return bool(self.load().needs_store) if self.needs is None else "datastore" in self.needs
 
     def _refusal(self, fault: str) -> str:
         origin = f" of {self.source}" if self.source else ""
@@ -87,8 +97,15 @@ class Entry:
         )
 
 
+def _imported(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return reduce(getattr, attribute.split("."), import_module(module))
+
+
 def _missing(found: Any) -> str | None:
     """What `found` lacks to be a drafter that can be built from its options."""
+    from paceline.engine.drafter import Drafter  # it brings numpy along, and the names alone need none
+
     if not isinstance(found, type) or not issubclass(found, Drafter):
         return "which is no subclass of paceline.Drafter"
     if found.propose is Drafter.propose:
@@ -99,28 +116,54 @@ def _missing(found: Any) -> str | None:
     return None if callable(getattr(found, "build", None)) else "which has no class method build"
 
 
-def _own(*lines: tuple[str, str, str]) -> dict[str, Entry]:
-    return {name: Entry(name, f"paceline.drafters.{target}", summary, "paceline") for name, target, summary in lines}
+def _own(name: str, target: str, options: str, summary: str, needs: str = "") -> Entry:
+    inside = f"paceline.drafters.{name}"
+    words = frozenset(needs.split())
+    return Entry(name, f"{inside}{target}", summary, "paceline", f"{inside}{options}", words)
 
 
-REGISTRY: dict[str, Entry] = _own(
-    ("none", "none:NoDrafter", "plain decoding: empty trees"),
-    ("prompt_lookup", "prompt_lookup:PromptLookup", "continues the latest earlier match of the newest n-gram"),
-    ("draft_model", "draft_model.drafter:DraftModel", "a small model drafts a tree, or a chain of fixed length"),
-    ("specdec_pp", "specdec_pp.drafter:SpecDecPP", "a small model drafts until a trained head expects a rejection"),
-    ("ouroboros", "ouroboros.drafter:Ouroboros", "a small model drafts phrase by phrase; the target teaches the phrases"),
-    ("sssd", "sssd.drafter:Sssd", "what followed the newest tokens in the request and in a datastore, by its chance"),
-    ("jacobi", "jacobi:Jacobi", "guesses the whole rest of the answer, or a block of it, and repeats until it agrees"),
-    ("lookahead", "lookahead.drafter:Lookahead", "the target fills a window with n-grams and verifies those that fit"),
-    (
-        "token_recycling",
-        "token_recycling.drafter:TokenRecycling",
+_OWN = (
+    _own("none", ":NoDrafter", ":NoOptions", "plain decoding: empty trees"),
+    _own("prompt_lookup", ":PromptLookup", ":PromptLookupOptions", "continues the latest earlier match of the newest n-gram"),
+    _own(
+        "draft_model", ".drafter:DraftModel", ".options:DraftModelOptions",
+        "a small model drafts a tree, or a chain of fixed length", "draft_model",
+    ),
+    _own(
+        "specdec_pp", ".drafter:SpecDecPP", ".options:SpecDecPPOptions",
+        "a small model drafts until a trained head expects a rejection", "draft_model trained",
+    ),
+    _own(
+        "ouroboros", ".drafter:Ouroboros", ".options:OuroborosOptions",
+        "a small model drafts phrase by phrase; the target teaches the phrases", "draft_model",
+    ),
+    _own(
+        "sssd", ".drafter:Sssd", ".options:SssdOptions",
+        "what followed the newest tokens in the request and in a datastore, by its chance",
+    ),
+    _own(
+        "jacobi", ":Jacobi", ":JacobiOptions",
+        "guesses the whole rest of the answer, or a block of it, and repeats until it agrees",
+    ),
+    _own(
+        "lookahead", ".drafter:Lookahead", ".options:LookaheadOptions",
+        "the target fills a window with n-grams and verifies those that fit",
+    ),
+    _own(
+        "token_recycling", ".drafter:TokenRecycling", ".options:TokenRecyclingOptions",
         "what the target said followed the newest tokens, the last time it saw them",
     ),
-    ("auto", "auto.drafter:Auto", "one tree of retrieved text and the target's own kept guesses, the likeliest first"),
-    ("rest", "rest.drafter:Rest", "the most frequent continuations of the newest tokens in a datastore"),
-    ("pia", "pia.drafter:Pia", "phrases of the prompt and of all outputs so far, from tries"),
-)
+    _own(
+        "auto", ".drafter:Auto", ".options:AutoOptions",
+        "one tree of retrieved text and the target's own kept guesses, the likeliest first",
+    ),
+    _own(
+        "rest", ".drafter:Rest", ".options:RestOptions",
+        "the most frequent continuations of the newest tokens in a datastore", "datastore"
+    ),
+    _own("pia", ".drafter:Pia", ".drafter:PiaOptions", "phrases of the prompt and of all outputs so far, from tries"),
+)  # fmt: skip
+REGISTRY: dict[str, Entry] = {one.name: one for one in _OWN}
 
 
 def available() -> list[str]:
@@ -154,6 +197,8 @@ def entry(name: str) -> Entry:
 
 def _installed() -> Iterator[Entry]:
     """The entry points of installed packages; none of them is imported."""
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
     for point in entry_points(group=GROUP):
         package = point.dist.name if point.dist is not None else "an unnamed package"
         yield Entry(point.name, point.value, source=f"package {package}")
@@ -168,6 +213,8 @@ def create(spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = 
     Raises:
         ConfigError: unknown name or option, a class that is no drafter, a value out of range, or a missing draft model.
     """
+    from paceline.engine.drafter import Drafter
+
     name, text = parse_spec(spec)
     cls = entry(name).load()
     for key in options.keys() & text.keys():

@@ -57,6 +57,7 @@ class Jacobi(Drafter):
     """A chain of guesses: lossless and seed-identical at any temperature."""
 
     name = "jacobi"
+    needs_predictions = True
     Options = JacobiOptions
 
     def __init__(self, options: JacobiOptions) -> None:

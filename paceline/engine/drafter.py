@@ -79,6 +79,8 @@ class Drafter:
         budget: the engine feeds as many nodes of its trees as pay for their forward, the first ones; none where drafting does not
             (`paceline.engine.spending`). Its trees should carry confidence and have the likeliest paths first.
         top_k: how many of the target's most likely tokens after every node outcomes are to carry; 0 = none, which is free.
+        needs_predictions: it learns from what the target says behind guesses it did not keep (`target_argmax`),
+            which no record of an answer has.
         needs_draft_model: of a class: `build` takes a draft model beside the options.
         needs_trained: of a class: it reads a file trained or built for the models at hand.
         needs_store: of a class: its option `datastore` must name a token store.
@@ -91,6 +93,7 @@ class Drafter:
     node_rule: NodeRule = NodeRule()
     budget: bool = False
     top_k: int = 0
+    needs_predictions: bool = False
     needs_draft_model: ClassVar[bool] = False
     needs_trained: ClassVar[bool] = False
     needs_store: ClassVar[bool] = False
@@ -133,7 +136,7 @@ class DelegatingDrafter(Drafter):
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        for name in ("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k"):
+        for name in ("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k", "needs_predictions"):
             setattr(self, name, getattr(inner, name))
 
     def check_tokenizer(self, tokenizer: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from paceline.engine import gguf
 from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError, did_you_mean
 
+_NAMED = 3  # weights that an error names
 _SMALL = 10_000_000  # parameters
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -29,7 +31,7 @@ def load_model(
     """A model in eval mode. A loaded one is taken as it is (dtype and device are its own).
 
     Raises:
-        ConfigError: nothing to load there, or an unknown dtype.
+        ConfigError: nothing to load there, a damaged or unfitting checkpoint, an unknown dtype, or no such device.
     """
     if isinstance(model, PreTrainedModel):
         return model.eval()
@@ -42,16 +44,19 @@ def load_model(
         if dtype not in _DTYPES:
             raise ConfigError(f"dtype: got {dtype!r}.{did_you_mean(dtype, {'auto', *_DTYPES})}")
         dtype = _DTYPES[dtype]
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _usable(device)
     missing = _missing(model)
     if missing:
         raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {missing}")
     place = _directory(model)
+    loaded: Any
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, use_safetensors=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {error}") from error
+        loaded, found = AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    except Exception as error:  # a damaged checkpoint fails wherever it is first looked at
+        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {error} ({type(error).__name__})") from error
+    _require_whole(model, loaded, found)
     moved: PreTrainedModel = loaded.to(device).eval()
     return moved
 
@@ -116,6 +121,41 @@ def load_draft(
 ) -> PreTrainedModel:
     """A draft model, as `load_model`; the word "demo" is the draft of the embedded pair here."""
     return load_model(demo.draft_of(model) if isinstance(model, str) else model, dtype, device)
+
+
+def _usable(device: str | torch.device) -> str | torch.device:
+    """Return a device that there is; "auto" is a GPU where there is one.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        if torch.device(device).type == "meta":
+            raise RuntimeError("it has no memory")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        count = torch.cuda.device_count()
+        there = ["auto", "cpu", *(f"cuda:{number}" for number in range(count)), *["mps"] * torch.backends.mps.is_available()]
+        raise ConfigError(
+            f"device: got {str(device)!r}, which torch cannot use here; expected one of: {', '.join(there)}. Choose one."
+        ) from error
+    return device
+
+
+def _require_whole(model: object, loaded: PreTrainedModel, found: Mapping[str, Any]) -> None:
+    """Refuse a model that its files do not fill: what they lack would be random."""
+    if getattr(loaded.config.get_text_config(decoder=True), "num_hidden_layers", 1) < 1:
+        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: its config names no layers. Correct it.")
+    wrong = {name: f"of shape {list(theirs)}, not {list(ours)}" for name, theirs, ours in sorted(found["mismatched_keys"])}
+    wrong |= dict.fromkeys(sorted(found["missing_keys"]), "missing")
+    if wrong:
+        some = ", ".join(f"{name} is {what}" for name, what in list(wrong.items())[:_NAMED])
+        raise ConfigError(
+            f"cannot load a causal language model from {str(model)!r}: got {len(wrong)} weights that do not fit its config, as"
+            f" {some}; expected all of them. Correct the config, or fetch the weights again."
+        )
 
 
 def _directory(source: str | Path | PreTrainedModel) -> str:

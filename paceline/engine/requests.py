@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.common.tokens import chat_ids, text_ids
 from paceline.engine.loading import why_no_tokenizer
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.text import StopStrings
@@ -69,14 +70,7 @@ class Intake:
             raise ConfigError(
                 "got a conversation for a tokenizer without chat template; expected one with. Use generate with a plain prompt."
             )
-        try:
-            ids = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-        except Exception as error:  # templates are programs: anything may go wrong in them
-            raise ConfigError(
-                f"messages: the tokenizer's chat template refused them: {' '.join(str(error).split())}. Change them, or use"
-                " generate with a plain prompt."
-            ) from error
-        return [int(i) for i in ids]
+        return chat_ids(self.tokenizer, messages, "messages")
 
     def _sequence(self, place: int, prompt: Any, params: SamplingParams) -> Sequence:
         ids = self._token_ids(place, prompt)
@@ -103,10 +97,7 @@ class Intake:
                     f"prompt {place}: got text and no tokenizer; expected token ids, or tokenizer=... to LLM."
                     f"{why_no_tokenizer(self.source)}"
                 )
-            try:
-                return [int(i) for i in self.tokenizer(prompt)["input_ids"]]
-            except (UnicodeError, TypeError) as error:  # lone surrogates, which no bytes stand for
-                raise ConfigError(f"prompt {place}: got text that cannot be encoded: {error}. Repair it first.") from error
+            return text_ids(self.tokenizer, prompt, f"prompt {place}")
         ids = _plain(prompt)
         if not isinstance(ids, ListLike) or isinstance(ids, _BYTES) or not all(map(_is_id, ids)):
             raise ConfigError(f"prompt {place}: got {str(ids)[:60]!r}; expected a text or a list of integer token ids.")

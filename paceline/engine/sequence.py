@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from paceline.common.tokens import is_text
 from paceline.engine.text import StopStrings
 from paceline.errors import ConfigError
 
@@ -153,13 +154,8 @@ def _stop_strings(value: object) -> tuple[str, ...]:
     if value is None or isinstance(value, str):
         value = () if value is None else (value,)
     texts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping | bytes) else (value,)
-    _require(all(map(_is_text, texts)), "stop", value, "non-empty strings, or None")
+    _require(all(is_text(text) and text for text in texts), "stop", value, "non-empty strings, or None")
     return texts
-
-
-def _is_text(value: object) -> bool:
-    """Whether it is a string that has an encoding: no lone surrogates."""
-    return isinstance(value, str) and value.encode("utf-8", "ignore").decode() == value != ""
 
 
 def _is_int(value: object) -> bool:

@@ -34,7 +34,7 @@ def train(recordings: ListLike[Recording], config: TrainConfig | None = None, pr
     """Train a head on recordings of one pair, calibrate and judge it; it is not saved yet.
 
     Raises:
-        ConfigError: no recording, recordings of different drafts, or too few prompts to split.
+        ConfigError: no recording, recordings of different drafts, too few prompts to split, or a rate that trains nothing.
     """
     config = config or TrainConfig()
     _check_same_draft(recordings)
@@ -43,6 +43,7 @@ def train(recordings: ListLike[Recording], config: TrainConfig | None = None, pr
     card = _card(recordings, config, parts)
     tensors = fit(training, card, config, progress)
     scale, shift = platt(AcceptanceHead(card, tensors), dev)
+    _require_finite(torch.tensor([scale, shift]), config)  # weights may be finite and far too large
     head = AcceptanceHead(dataclasses.replace(card, scale=scale, shift=shift, prior=prior(training)), tensors)
     metrics = {"held_out": judge(head, held_out).as_dict(), "dev": judge(head, dev).as_dict()}
     return AcceptanceHead(dataclasses.replace(head.card, metrics=metrics), tensors)
@@ -64,13 +65,21 @@ def fit(recordings: ListLike[Recording], card: HeadCard, config: TrainConfig, pr
             for places in torch.split(torch.randperm(len(labels), generator=generator), config.batch):
                 logits = raw_logits(tensors, card, hidden[places].float(), scalars[places])
                 loss = weighted_loss(logits, labels[places], config.reject_weight)
+                _require_finite(loss, config)
                 optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 torch.nn.utils.clip_grad_norm_(tensors.values(), _CLIP)
                 optimiser.step()
                 schedule.step()
                 bar.advance(task)
+    for tensor in tensors.values():
+        _require_finite(tensor, config)
     return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def _require_finite(values: Tensor, config: TrainConfig) -> None:
+    if not torch.isfinite(values).all():
+        raise ConfigError(f"head train: lr: got {config.lr:g}, and a loss that is not finite; expected less. Lower it.")
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, reject_weight: float) -> Tensor:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from paceline.drafters.sssd.calibration import Calibration
-from paceline.drafters.sssd.drafter import Sssd, SssdOptions
+from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.features import FEATURES, HIDDEN
+from paceline.drafters.sssd.options import SssdOptions
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.errors import ConfigError
 from paceline.replay.run import Trace, said

@@ -72,15 +72,20 @@ def replay(
     """Run recorded answers through a drafter.
 
     Args:
-        drafter: one that needs no model of its own.
+        drafter: one that needs no model of its own, nor the target's predictions behind guesses that were wrong.
         traces: (prompt ids, output ids) of each answer; those without output are skipped.
         max_nodes: most nodes of a draft tree.
         batch_size: answers that go on at a time; one that ends makes room for the next.
         told: the target's most likely tokens at every place of each answer, [n, k] (`paceline record --top`).
     Raises:
         ConfigError: max_nodes or batch_size out of range, an empty prompt, or a drafter that learns from the target's most likely
-            tokens where they were not recorded.
+            tokens where they were not recorded, or from its predictions, which never are.
     """
+    if drafter.needs_predictions:
+        raise ConfigError(
+            f"replay: got drafter {drafter.name!r}, which learns from what the target says behind every guess; expected one that"
+            " learns from text alone, as a record of answers holds nothing else. Measure it with `paceline bench`."
+        )
     if max_nodes < 0 or batch_size < 1:
         raise ConfigError(f"replay: got max_nodes={max_nodes}, batch_size={batch_size}; expected at least 0 and 1.")
     run = _Run(drafter, max_nodes)

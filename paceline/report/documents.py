@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -49,10 +50,21 @@ def read_document(path: str | Path, *kinds: Kind[T]) -> T:
         expected = " or ".join(f"kind {kind.name!r}, schema {kind.schema}" for kind in kinds)
         raise ConfigError(f"{str(path)!r}: got kind {found[0]!r}, schema {found[1]!r}; expected {expected}. Measure it again.")
     try:
-        return _CONVERTER.structure(document, kind.content)
+        return structured(document, kind.content)
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} is damaged: {error}. Measure it again.") from error
+
+
+def structured(values: Mapping[str, Any], kind: type[T]) -> T:
+    """Return a dataclass from what JSON holds of it, every value of its field's type.
+
+    Raises:
+        ValueError: fields that are missing or of another type, up to three of which are named.
+    """
+    try:
+        return _CONVERTER.structure(values, kind)
     except Exception as error:  # cattrs wraps whatever a field raises
-        wrong = "; ".join(cattrs.transform_error(error, path="", format_exception=_describe)[:3])
-        raise ConfigError(f"{str(path)!r} is damaged: {wrong}. Measure it again.") from error
+        raise ValueError("; ".join(cattrs.transform_error(error, path="", format_exception=_describe)[:3])) from error
 
 
 def kind_of(path: str | Path) -> str:

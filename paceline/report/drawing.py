@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Sequence as ListLike
 from pathlib import Path
 from typing import Any
 
+from paceline.common.files import write_atomically
 from paceline.errors import ConfigError
 from paceline.report.tables import Table
 
@@ -45,11 +47,9 @@ def save(figure: Any, path: str | Path, setting: ListLike[str], columns: int, si
     text = "; ".join(piece.replace(" ", "\N{NO-BREAK SPACE}") for piece in setting)
     lines = textwrap.wrap(text, columns, break_long_words=False)
     figure.suptitle("\n".join(lines), fontsize=size, color=INK, x=0.01, ha="left")
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.canvas.print_png(path)  # savefig draws everything twice
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error}") from error
+    picture = io.BytesIO()
+    figure.canvas.print_png(picture)  # savefig draws everything twice
+    write_atomically(path, picture.getvalue())
 
 
 def label(axes: Any, title: str, below: str, beside: str, grid: str, legend: int = 0) -> None:

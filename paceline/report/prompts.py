@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline import demo
 from paceline.common.config import require_range
+from paceline.common.tokens import chat_ids, text_ids
 from paceline.errors import ConfigError
 
 _HEAD = 4  # tokens kept from the front of a prompt that is too long: the chat template's opening
@@ -52,14 +53,13 @@ def encode(prompt: Prompt, tokenizer: Any, limit: int) -> list[int]:
     Args:
         limit: most tokens; a longer prompt keeps its first 4 and its last `limit - 4`.
     Raises:
-        ConfigError: a prompt without any token.
+        ConfigError: a prompt without any token, or one that tokenizer or chat template cannot take.
     """
+    where = f"prompt {prompt.id!r}"
     if getattr(tokenizer, "chat_template", None):
-        message = [{"role": "user", "content": prompt.text}]
-        ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+        ids = chat_ids(tokenizer, [{"role": "user", "content": prompt.text}], where)
     else:
-        ids = tokenizer(prompt.text)["input_ids"]
-    ids = [int(token) for token in ids]
+        ids = text_ids(tokenizer, prompt.text, where)
     if not ids:
         raise ConfigError(f"prompt {prompt.id!r}: got no tokens; expected at least one. Give it some text.")
     return ids if len(ids) <= limit else ids[:_HEAD] + ids[len(ids) - (limit - _HEAD) :]

@@ -67,7 +67,7 @@ def test_documents_of_text_and_arrays(tmp_path: Path, tokenizer: Any, monkeypatc
     [
         ("a.jsonl", b'{"text": "x"}\n{', "line 2: it is not JSON"),
         ("a.jsonl", b'{"words": "x"}', "line 1: got a record of words; expected text, messages"),
-        ("a.jsonl", b'{"text": "\xff"}', "is not UTF-8"),
+        ("a.jsonl", b'{"text": "\xff"}', "line 1: got .* not UTF-8"),
         ("a.npy", b"nothing", "no array of numpy"),
         ("a.csv", b"", "got a .csv file; expected"),
     ],

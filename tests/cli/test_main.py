@@ -114,3 +114,4 @@ def test_ctrl_c_ends_generate_quietly() -> None:
     _, errors = process.communicate(timeout=30)
     assert "stopped" in errors
     assert "Traceback" not in errors
+    assert process.returncode == 130

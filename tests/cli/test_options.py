@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.bench.settings import BenchConfig
-from paceline.cli.generate import ChatSampling
+from paceline.cli.chat import ChatSampling
+from paceline.cli.commands import COMMANDS as COMMAND_LIST
 from paceline.cli.main import app
 from paceline.common.options import ModelOptions, changed, flat
 from paceline.engine.sequence import SamplingParams
@@ -24,7 +25,13 @@ COMMANDS = [
 ]
 
 
-def test_help_and_wrong_options_need_no_torch() -> None:
+def test_the_list_of_commands_says_what_their_help_says() -> None:
+    for name, summary in COMMAND_LIST.items():
+        assert (app[name].help or "").partition("\n")[0] == summary
+
+
+def test_help_lists_and_mistakes_need_no_torch() -> None:
+    """What only says something, or what is wrong, comes at once: nothing slow to import is imported."""
     code = f"""
 import sys
 from paceline.cli.main import run
@@ -34,12 +41,19 @@ for words in {[[], *COMMANDS]!r}:
         run([*words, "--no-such-option"])
     except SystemExit as end:
         assert end.code == 2
+assert run(["drafters"]) == 0
+for words in (["genrate"], ["generate", "x", "-t", "-1"], ["bench", "--json", "no/such/folder"], ["replay", "x", "--limit", "0"]):
+    try:
+        assert run(words) == 2
+    except (SystemExit, ValueError):
+        pass
 assert not {{"torch", "transformers", "numba"}} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"COLUMNS": "80"})
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert done.stderr.count("error: Unknown") == len(COMMANDS) + 1
+    assert done.stderr.count("error: Unknown") == len(COMMANDS) + 2
+    assert all(f"{name} " in done.stdout for name in COMMAND_LIST)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

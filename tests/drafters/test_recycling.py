@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from paceline import DraftTree, Outcome, SamplingParams
+from paceline.common.limits import LONGEST_KEY
 from paceline.drafters import create
 from paceline.drafters.shared.chances import cell_of, new_chances
-from paceline.drafters.shared.recycled import ABSENT, LONGEST_KEY, look_up, new_table, remember
+from paceline.drafters.shared.recycled import ABSENT, look_up, new_table, remember
 from paceline.drafters.shared.recycler import Recycler
 from paceline.drafters.token_recycling.paper_tree import CHILDREN, PARENTS, RANKS
 from paceline.engine.drafter import TopTokens

@@ -13,7 +13,7 @@ from paceline.bench import BenchConfig, run_bench
 from paceline.cli.options import split_specs
 from paceline.common.config import split_spec
 from paceline.common.options import PromptOptions
-from paceline.drafters import available, create, entry
+from paceline.drafters import REGISTRY, available, create, entry
 from paceline.errors import ConfigError
 from paceline.integrations.transformers import Strategy
 from paceline.replay import replay
@@ -201,3 +201,12 @@ def test_specs_split_into_name_and_options() -> None:
     assert split_specs(specs, available()) == [
         "none", "my.module:Class:length=2,width=3", "other:Class", "sssd:datastore=demo,nodes=4", "none",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_registry_says_what_the_class_says(name: str) -> None:
+    found, cls = REGISTRY[name], REGISTRY[name].load()
+    assert found.options() is cls.Options
+    assert (found.needs_draft_model, found.needs_trained, found.needs_store) == (
+        cls.needs_draft_model, cls.needs_trained, cls.needs_store,
+    )  # fmt: skip

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -164,14 +165,33 @@ def test_a_card_that_does_not_fit_its_file_is_refused(tmp_path: Path, facts: dic
         AcceptanceHead.load(tmp_path, draft)
 
 
-def test_another_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("version", 9, "got version 9; expected 1"),
+        ("depth", "1", r"depth"),
+        ("depth", True, r"depth"),
+        ("inputs", "hidden", r"inputs"),
+        ("inputs", 3, r"inputs"),
+        ("prior", ["x"], r"prior"),
+        ("scale", None, r"scale"),
+        ("scale", math.nan, r"not finite"),
+        ("curve", {"threshold": 1}, r"curve"),
+        ("curve", [{"threshold": 0.5}], r"curve"),
+        ("recipe", [], r"recipe"),
+        ("train_prompts", 7, r"train_prompts"),
+        ("more", 1, r"more is one too many"),
+    ],
+)
+def test_entries_that_no_card_has_are_refused(tmp_path: Path, entry: str, value: Any, message: str) -> None:
+    """Even where the checksum fits."""
     some_head(tiny_llama()).save(tmp_path)
     entries = json.loads((tmp_path / CARD).read_text())
     entries.pop("sha256")
-    entries["version"] = 9
+    entries[entry] = value
     sums = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
     (tmp_path / CARD).write_text(json.dumps({**entries, "sha256": sums}))
-    with pytest.raises(ConfigError, match="got version 9; expected 1"):
+    with pytest.raises(ConfigError, match=message):
         AcceptanceHead.load(tmp_path, tiny_llama())
 
 

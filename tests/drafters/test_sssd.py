@@ -18,9 +18,10 @@ from paceline import DraftTree, SamplingParams, datastore
 from paceline.datastore.search import suffix_at
 from paceline.drafters import create
 from paceline.drafters.sssd.calibration import SHIPPED, Calibration
-from paceline.drafters.sssd.drafter import Sssd, SssdOptions
+from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.evidence import look_up, new_pool, sample
 from paceline.drafters.sssd.features import FEATURES, HIDDEN
+from paceline.drafters.sssd.options import SssdOptions
 from paceline.drafters.sssd.paper import branch_length
 from paceline.drafters.sssd.request_index import LONGEST, RequestIndex
 from paceline.engine.budget import node_limit

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from paceline import SamplingParams
-from paceline.drafters.sssd.drafter import Sssd, SssdOptions
+from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.evidence import Pool, new_pool
 from paceline.drafters.sssd.features import FEATURES
 from paceline.drafters.sssd.hints import follow_copy
+from paceline.drafters.sssd.options import SssdOptions
 from paceline.drafters.sssd.pointers import POINTER, REQUEST
 from paceline.drafters.sssd.request_index import LONGEST
 from paceline.engine.sequence import Sequence

@@ -52,6 +52,12 @@ def test_a_trained_head_predicts_and_is_calibrated(pair: Pair, tmp_path: Path, d
     assert roc_area(first, made.labels) > 0.5
 
 
+def test_a_rate_that_trains_nothing_is_refused(pair: Pair, tmp_path: Path) -> None:
+    made = made_up(tmp_path, pair, count=20, each=10)
+    with pytest.raises(ConfigError, match=r"lr: got .*not finite"):
+        train([made], TrainConfig(epochs=1, lr=1e30))
+
+
 def test_training_is_reproducible_and_the_card_says_how(pair: Pair, tmp_path: Path) -> None:
     made = made_up(tmp_path, pair, count=20, each=10)
     config = TrainConfig(depth=2, epochs=2)

@@ -52,6 +52,13 @@ def test_by_hand() -> None:
     assert not drafter.open
 
 
+@pytest.mark.parametrize("name", ["jacobi", "lookahead"])
+def test_drafters_that_learn_from_predictions_are_refused(name: str, tmp_path: Path) -> None:
+    """After a wrong guess a record would tell them the right token: a drafter would seem forty times as good as it is."""
+    with pytest.raises(ConfigError, match=f"got drafter '{name}', which learns from what the target says.*paceline bench"):
+        replay(create(name), some_traces())
+
+
 def test_plain_decoding_is_one() -> None:
     result = replay(create("none"), some_traces())
     assert result.tokens_per_step == 1.0

@@ -8,46 +8,18 @@ likeliest on its whole path, from either source.
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 from typing import Any
 
-from paceline.common.config import require_range
-from paceline.drafters.shared.recycled import LONGEST_KEY, TOP
+from paceline.drafters.auto.options import AutoOptions
+from paceline.drafters.shared.recycled import TOP
 from paceline.drafters.shared.recycler import Recycler, node_rule_of
-from paceline.drafters.sssd.drafter import Sssd, SssdOptions
+from paceline.drafters.sssd.drafter import Sssd
+from paceline.drafters.sssd.options import SssdOptions
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
 
-_MOST_NODES = 256
 _RETRIEVED = 48  # nodes that retrieval may propose
-
-
-@dataclass(frozen=True, slots=True)
-class AutoOptions:
-    """Attributes:
-    datastore: folder of a store, or "demo", that of the embedded target; none = without.
-    calibration: of the retrieval: a file of `paceline replay --fit`; none = the one that comes with the package.
-    keys: most newest tokens under which a distribution is kept.
-    nodes: most nodes of a tree. Not given: 48 with the budget; without it 16, and in a larger batch what makes 48 in all.
-    budget: of these, the engine feeds what pays for its forward.
-    least: chance of a path below which it is not proposed.
-    live: finished answers go into the datastore.
-    """
-
-    datastore: str | None = None
-    calibration: str | None = None
-    keys: int = 3
-    nodes: int | None = None
-    budget: bool = True
-    least: float = 0.001
-    live: bool = False
-
-    def __post_init__(self) -> None:
-        require_range("auto", "keys", self.keys, 1, LONGEST_KEY)
-        require_range("auto", "least", self.least, 0, 1)
-        if self.nodes is not None:
-            require_range("auto", "nodes", self.nodes, 1, _MOST_NODES)
 
 
 class Auto(Drafter):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.common.config import require_range
-from paceline.drafters.shared.chains import require_verification
-from paceline.drafters.shared.length_rules import (
-    ConfidenceRule,
-    EntropyRule,
-    HeuristicRule,
-    LengthRule,
-    ProductRule,
-    ThresholdRule,
-)
+from paceline.drafters.shared.verification import require_verification
 from paceline.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from paceline.drafters.shared.length_rules import LengthRule, ThresholdRule
 
 MOST_NODES = 24  # where no length is given
 _RULES = ("product", "confidence", "entropy", "heuristic")
@@ -73,6 +69,14 @@ class DraftModelOptions:
 
     def length_rule(self) -> LengthRule:
         """Return the rule for chains."""
+        from paceline.drafters.shared.length_rules import (
+            ConfidenceRule,
+            EntropyRule,
+            HeuristicRule,
+            LengthRule,
+            ProductRule,
+        )
+
         if self.rule == "heuristic":
             return HeuristicRule(self.longest)
         rules: dict[str, type[ThresholdRule]] = {"product": ProductRule, "confidence": ConfidenceRule, "entropy": EntropyRule}

@@ -67,6 +67,7 @@ class Lookahead(Drafter):
     """Guesses only: lossless and seed-identical at any temperature. A pool is shared only where one is given."""
 
     name = "lookahead"
+    needs_predictions = True
     Options = LookaheadOptions
 
     def __init__(self, options: LookaheadOptions) -> None:

@@ -50,6 +50,7 @@ class Ouroboros(Drafter):
     """Drafts chains by a `CachedLM` that holds a shadow of every sequence, sped up by a phrase drafter. Guesses only."""
 
     name = "ouroboros"
+    needs_predictions = True
     needs_draft_model = True
     Options = OuroborosOptions
 

@@ -26,22 +26,9 @@ from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.engine.verify import follow
-from paceline.errors import ConfigError, did_you_mean
 
 LOOKUP_LENGTH = 8  # tokens looked up at once
 _LOOKUP_NGRAMS = (1, 3)  # shortest and longest n-gram looked up for the draft model
-_VERIFICATIONS = ("reject", "follow")
-
-
-def require_verification(owner: str, verification: str) -> None:
-    """Refuse a value of the option `verification` that names no rule.
-
-    Raises:
-        ConfigError: the close match is named.
-    """
-    if verification not in _VERIFICATIONS:
-        hint = did_you_mean(verification, _VERIFICATIONS)
-        raise ConfigError(f"{owner}: got verification={verification!r}; expected a known value.{hint}")
 
 
 class DraftStep(NamedTuple):

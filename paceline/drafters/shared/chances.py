@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common.compiled import kernel
-from paceline.drafters.shared.recycled import LONGEST_KEY
+from paceline.common.limits import LONGEST_KEY
 from paceline.engine.reliability import step_of
 
 _EDGES = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)  # between the steps of a probability or a confidence

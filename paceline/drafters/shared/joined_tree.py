@@ -14,8 +14,9 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from paceline.common.compiled import Records, compiled, kernel, record_dtype
+from paceline.common.limits import LONGEST_KEY
 from paceline.drafters.shared.chances import Chances, cell_of, count_trial
-from paceline.drafters.shared.recycled import ABSENT, LONGEST_KEY, TOP, Table, look_up
+from paceline.drafters.shared.recycled import ABSENT, TOP, Table, look_up
 from paceline.engine.tree import IntArray
 
 _ROOM_EACH, _ROOM = 2 * TOP, 64  # guesses on the frontier: for each node, and besides

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common.compiled import Records, compiled, kernel, record_dtype
+from paceline.common.limits import LONGEST_KEY
 from paceline.engine.tree import IntArray
 
 TOP = 8  # tokens kept of a distribution
-LONGEST_KEY = 4
 ABSENT = -1
 _WAYS = 4
 _LEAST_PROB = 0.001  # of a token that is kept

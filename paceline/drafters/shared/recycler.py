@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.common.limits import LONGEST_KEY, ROWS
 from paceline.drafters.shared.chances import new_chances
 from paceline.drafters.shared.joined_tree import GUESS, Drafted, grow, learn
-from paceline.drafters.shared.recycled import LONGEST_KEY, new_table, remember
+from paceline.drafters.shared.recycled import new_table, remember
 from paceline.engine.budget import WITH_BUDGET, NodeRule
 from paceline.engine.drafter import Outcome
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 
-ROWS = 1 << 17  # of the table: 14 MB
 _NODES, _BATCH_NODES = 16, 48  # without a budget: of a tree, and of a batch
 _NOTHING_DRAFTED = Drafted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 from paceline.common.files import digest_of
 from paceline.engine.identity import model_identity
 from paceline.errors import ConfigError
+from paceline.report.documents import structured
 
 KIND, VERSION = "paceline acceptance head", 1
 SCALARS = ("log_prob", "log_rest", "entropy")  # of the drafted token's distribution; log_rest: the log of all the others' share
@@ -94,6 +96,12 @@ class HeadCard:
     weights_sha256: str = ""
 
     @property
+    def numbers(self) -> tuple[float, ...]:
+        """All that is calculated with."""
+        points = (number for point in self.curve for number in dataclasses.astuple(point))
+        return (self.scale, self.shift, *self.prior, *points)
+
+    @property
     def dev_names(self) -> set[str]:
         """Names of the development prompts."""
         return _names(self.dev_prompts)
@@ -132,10 +140,13 @@ class HeadCard:
             )
         del entries["kind"], entries["version"]
         try:
-            curve = tuple(CurvePoint(**point) for point in entries["curve"])
-            tuples = {name: tuple(entries[name]) for name in ("inputs", "prior")}
-            return HeadCard(**{**entries, **tuples, "curve": curve})
-        except (LookupError, TypeError) as error:
+            if wrong := entries.keys() ^ {one.name for one in dataclasses.fields(HeadCard)}:
+                raise ValueError(f"{min(wrong)} is one too many, or is missing")
+            card = structured(entries, HeadCard)
+            if not all(map(math.isfinite, card.numbers)):
+                raise ValueError("a number is not finite")
+            return card
+        except ValueError as error:
             raise ConfigError(
                 f"head {where!r}: got a card with other entries ({error}); expected those of this release. {HELP}"
             ) from error

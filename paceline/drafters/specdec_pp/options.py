@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.common.config import require_range
-from paceline.drafters.shared.chains import require_verification
+from paceline.drafters.shared.verification import require_verification
 from paceline.errors import ConfigError, did_you_mean
 
 AUTO = "auto"

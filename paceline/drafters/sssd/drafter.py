@@ -14,18 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.config import require_range
 from paceline.common.machine import usable_cores
-from paceline.datastore.layout import EMBEDDED
 from paceline.datastore.rows import SHARD
 from paceline.drafters.sssd.batch import JOB, draft_batch
 from paceline.drafters.sssd.calibration import Calibration
+from paceline.drafters.sssd.options import MOST_NODES, SssdOptions
 from paceline.drafters.sssd.request_index import RequestIndex
 from paceline.drafters.sssd.search import OFFER, Known
 from paceline.drafters.sssd.tree import DRAFT_NODE
@@ -33,49 +31,9 @@ from paceline.engine.budget import WITH_BUDGET, NodeRule
 from paceline.engine.drafter import Drafter
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
-from paceline.errors import ConfigError
 
-FUSIONS = ("calibrated", "paper")
 _SHARE = 4  # sequences of a batch that are worth a thread
-_MOST_NODES = 512
 _NODES, _BATCH_NODES = 7, 24  # of a tree (with the root 8 tokens, a number that products like), and of a batch
-
-
-@dataclass(frozen=True, slots=True)
-class SssdOptions:
-    """Attributes:
-    datastore: folder of a store, or "demo", that of the embedded target; none = the request alone.
-    fusion: calibrated | paper.
-    calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
-    nodes: most nodes of a tree. Not given: 48 with the budget; without it 7, and in a larger batch what makes 24 in all.
-    budget: of these, the engine feeds what pays for its forward.
-    live: finished answers go into the datastore.
-    """
-
-    datastore: str | None = None
-    fusion: str = "calibrated"
-    calibration: str | None = None
-    nodes: int | None = None
-    budget: bool = True
-    live: bool = False
-
-    def __post_init__(self) -> None:
-        if self.nodes is not None:
-            require_range("sssd", "nodes", self.nodes, 1, _MOST_NODES)
-        if self.fusion not in FUSIONS:
-            raise ConfigError(f"sssd: got fusion={self.fusion!r}; expected one of {', '.join(FUSIONS)}.")
-        if self.fusion == "paper" and self.calibration is not None:
-            raise ConfigError(
-                f"sssd: got calibration={self.calibration} with fusion=paper, whose weights are fixed; expected one of them."
-                " Leave the other out."
-            )
-        if self.live and self.datastore is None:
-            raise ConfigError("sssd: got live=true without a datastore; expected one to append to. Give datastore=PATH.")
-        if self.live and self.datastore == EMBEDDED:
-            raise ConfigError(
-                f"sssd: got live=true with datastore={EMBEDDED}, which belongs to the package and is only read; expected a"
-                " store of your own. Build one (paceline datastore build), and name its folder."
-            )
 
 
 class Sssd(Drafter):
@@ -150,7 +108,7 @@ class Sssd(Drafter):
             self._store.append(seq.token_ids[max(0, seq.prompt_length - 3) :])
 
     def _drafted(self, seqs: ListLike[Sequence], max_nodes: list[int], known: Known) -> list[DraftTree]:
-        most = self._options.nodes or _MOST_NODES
+        most = self._options.nodes or MOST_NODES
         batch = _Batch(seqs, [self._index[seq.id] for seq in seqs], [min(limit, most) for limit in max_nodes])
         snapshot = None if self._store is None else self._store.snapshot
         fusion = (None, None, True) if self._options.fusion == "paper" else (self._calibration.weights, known, None)

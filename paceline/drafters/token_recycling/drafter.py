@@ -7,51 +7,18 @@ has longer keys and grows the tree best first, by how often a guess of that kind
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.common.config import require_range
+from paceline.common.limits import LONGEST_KEY
 from paceline.drafters.shared.joined_tree import GUESS
-from paceline.drafters.shared.recycled import LONGEST_KEY, TOP
-from paceline.drafters.shared.recycler import ROWS, Recycler, as_draft, node_rule_of
+from paceline.drafters.shared.recycled import TOP
+from paceline.drafters.shared.recycler import Recycler, as_draft, node_rule_of
+from paceline.drafters.token_recycling.options import MOST_NODES, TokenRecyclingOptions
 from paceline.drafters.token_recycling.paper_tree import PARENTS, RANKS, fill
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
-from paceline.errors import ConfigError
-
-TREES = ("best", "paper")
-_MOST_NODES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRecyclingOptions:
-    """Attributes:
-    keys: most newest tokens under which a distribution is kept; the paper has 1.
-    tree: best = the likeliest nodes | paper = its fixed tree.
-    nodes: most nodes of a tree. Not given: 48 with the budget, without it 16, and in a larger batch what makes 48 in all; with
-        tree=paper all 80.
-    budget: of these, the engine feeds what pays for its forward; not of the paper's tree, which is fed whole.
-    least: chance of a path below which it is not proposed (tree=best).
-    rows: distributions kept, of all requests together; 110 bytes each.
-    """
-
-    keys: int = 3
-    tree: str = "best"
-    nodes: int | None = None
-    budget: bool = True
-    least: float = 0.001
-    rows: int = ROWS
-
-    def __post_init__(self) -> None:
-        require_range("token_recycling", "keys", self.keys, 1, LONGEST_KEY)
-        require_range("token_recycling", "least", self.least, 0, 1)
-        require_range("token_recycling", "rows", self.rows, 1, 1 << 26)
-        if self.nodes is not None:
-            require_range("token_recycling", "nodes", self.nodes, 1, _MOST_NODES)
-        if self.tree not in TREES:
-            raise ConfigError(f"token_recycling: got tree={self.tree!r}; expected one of {', '.join(TREES)}.")
 
 
 class TokenRecycling(Drafter):
@@ -75,7 +42,7 @@ class TokenRecycling(Drafter):
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence."""
-        most = self._options.nodes or _MOST_NODES
+        most = self._options.nodes or MOST_NODES
         draft = self._fixed_tree if self._options.tree == "paper" else self._best_tree
         return [draft(seq, min(limit, most)) for seq, limit in zip(seqs, max_nodes, strict=True)]
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.common.compiled import Records, compiled
+from paceline.common.limits import LONGEST_KEY
 from paceline.drafters.shared.joined_tree import Guess
-from paceline.drafters.shared.recycled import ABSENT, LONGEST_KEY, Table, look_up
+from paceline.drafters.shared.recycled import ABSENT, Table, look_up
 from paceline.engine.tree import IntArray
 
 Ranks = tuple[int, ...]

@@ -1,0 +1,78 @@
+"""Texts and conversations into token ids: the one place that knows what a tokenizer cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as ListLike
+from typing import Any
+
+from paceline.errors import ConfigError
+
+Messages = ListLike[Mapping[str, str]]
+
+
+def is_text(text: object) -> bool:
+    """Whether it is a string that can be written as UTF-8: half a surrogate pair, or a byte that was none, cannot."""
+    if not isinstance(text, str):
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def require_text(where: str, text: str) -> str:
+    """Return `text`, if it is one.
+
+    Raises:
+        ConfigError: it has a lone surrogate; `where` names it.
+    """
+    if not is_text(text):
+        raise ConfigError(
+            f"{where}: got {text[:60]!a}, with half a surrogate pair or bytes that are not UTF-8; expected text. Write it in"
+            " UTF-8."
+        )
+    return text
+
+
+def text_ids(tokenizer: Any, text: str, where: str) -> list[int]:
+    """Return the token ids of a text, special tokens of the tokenizer's included.
+
+    Raises:
+        ConfigError: it is no text; `where` names it.
+    """
+    return [int(token) for token in tokenizer(require_text(where, text))["input_ids"]]
+
+
+def chat_ids(tokenizer: Any, messages: Messages, where: str) -> list[int]:
+    """Return the token ids of a conversation, ready for the answer, through the tokenizer's chat template.
+
+    Raises:
+        ConfigError: a message that is no text, or a template that refuses the conversation or does not compile.
+    """
+    ids = _templated(tokenizer, messages, where, add_generation_prompt=True, return_dict=False)
+    return [int(token) for token in ids]
+
+
+def chat_text(tokenizer: Any, messages: Messages, where: str) -> str:
+    """Return a conversation as text, through the tokenizer's chat template.
+
+    Raises:
+        ConfigError: as `chat_ids`.
+    """
+    return str(_templated(tokenizer, messages, where, tokenize=False))
+
+
+def _templated(tokenizer: Any, messages: Messages, where: str, **options: Any) -> Any:
+    for message in messages:
+        for value in message.values():
+            if isinstance(value, str):
+                require_text(where, value)
+    try:
+        return tokenizer.apply_chat_template(list(messages), **options)
+    except Exception as error:  # a template is a program of its author's, and may fail in any way
+        raise ConfigError(
+            f"{where}: got {error} ({type(error).__name__}) from the chat template; expected one that takes this conversation."
+            " Change the messages, or leave the template out (a plain prompt)."
+        ) from error

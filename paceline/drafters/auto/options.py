@@ -1,0 +1,37 @@
+"""Options of the auto drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.common.config import require_range
+from paceline.common.limits import LONGEST_KEY
+
+_MOST_NODES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AutoOptions:
+    """Attributes:
+    datastore: folder of a store, or "demo", that of the embedded target; none = without.
+    calibration: of the retrieval: a file of `paceline replay --fit`; none = the one that comes with the package.
+    keys: most newest tokens under which a distribution is kept.
+    nodes: most nodes of a tree. Not given: 48 with the budget; without it 16, and in a larger batch what makes 48 in all.
+    budget: of these, the engine feeds what pays for its forward.
+    least: chance of a path below which it is not proposed.
+    live: finished answers go into the datastore.
+    """
+
+    datastore: str | None = None
+    calibration: str | None = None
+    keys: int = 3
+    nodes: int | None = None
+    budget: bool = True
+    least: float = 0.001
+    live: bool = False
+
+    def __post_init__(self) -> None:
+        require_range("auto", "keys", self.keys, 1, LONGEST_KEY)
+        require_range("auto", "least", self.least, 0, 1)
+        if self.nodes is not None:
+            require_range("auto", "nodes", self.nodes, 1, _MOST_NODES)

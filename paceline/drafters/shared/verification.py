@@ -1,0 +1,18 @@
+"""The option `verification` of the drafters that draw from a draft model."""
+
+from __future__ import annotations
+
+from paceline.errors import ConfigError, did_you_mean
+
+_VERIFICATIONS = ("reject", "follow")
+
+
+def require_verification(owner: str, verification: str) -> None:
+    """Refuse a value of the option `verification` that names no rule.
+
+    Raises:
+        ConfigError: the close match is named.
+    """
+    if verification not in _VERIFICATIONS:
+        hint = did_you_mean(verification, _VERIFICATIONS)
+        raise ConfigError(f"{owner}: got verification={verification!r}; expected a known value.{hint}")

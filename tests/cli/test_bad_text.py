@@ -1,0 +1,138 @@
+"""Texts, templates and streams that cannot be used: one line, whatever they come from."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.cli.main import main
+from paceline.common.options import ModelOptions
+from paceline.common.tokens import chat_ids, is_text
+from paceline.datastore import verify
+from paceline.errors import ConfigError, DatastoreError
+from paceline.report.prompts import encode, load_prompts
+from tests.support.cli import call
+
+HALF = "\udcff"  # what Python makes of a byte that is not UTF-8; "\ud800" in JSON is of the same kind
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("demo", "none", dtype="float32")
+
+
+def test_texts_with_half_a_surrogate_pair(llm: LLM) -> None:
+    assert is_text("é\U0001f600\0")
+    for refused in (
+        lambda: llm.generate(HALF),
+        lambda: llm.generate(["fine", "half \ud800"]),
+        lambda: llm.stream(HALF),
+        lambda: llm.chat([{"role": "user", "content": HALF}]),
+        lambda: SamplingParams(stop=("fine", HALF)),
+    ):
+        with pytest.raises(ConfigError, match=r"\\ud"):
+            refused()
+
+
+def test_prompts_from_json(tmp_path: Path, llm: LLM) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "\\ud800", "category": "c", "turns": ["half \\udfff"]}\n')
+    (prompt,) = load_prompts([path])
+    with pytest.raises(ConfigError, match=r"half \\udfff"):
+        encode(prompt, llm.tokenizer, 100)
+
+
+@pytest.mark.parametrize("template", ['{{ raise_exception("no") }}', "{% for %}", "{{ messages[0].content.a.b }}", "{{ 1 / 0 }}"])
+def test_templates_that_fail(template: str, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.tokenizer, "chat_template", template)
+    with pytest.raises(ConfigError, match="chat template"):
+        llm.chat([{"role": "user", "content": "hi"}])
+    with pytest.raises(ConfigError, match="chat template"):
+        chat_ids(llm.tokenizer, [], "conversation")
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("words", [["generate", "-"], ["chat"]], ids=" ".join)
+def test_standard_input(
+    words: list[str], closed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None if closed else io.TextIOWrapper(io.BytesIO(b"\xff\n")))
+    monkeypatch.setattr(sys, "argv", ["paceline", *words, "--drafter", "none"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == (0 if words == ["chat"] and not closed else 2)  # a line that cannot be read ends no conversation
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert ("closed" in line) == closed
+
+
+@pytest.mark.parametrize("threads", [0, 1025, 100_000, 1 << 40])
+def test_threads_that_no_machine_has(threads: int) -> None:
+    with pytest.raises(ConfigError, match=f"threads: got {threads}; expected from 1 to 1024"):
+        ModelOptions(threads=threads)
+
+
+def test_bad_lines_are_left_out_of_a_store_and_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    good = json.dumps({"text": "good words"}).encode()
+    bad = [
+        b'{"text": "\xff"}',
+        b'{"text": "\\ud800"}',
+        b"{",
+        b'{"words": "x"}',
+        b"[" * 100_000,
+        b'{"messages": [{"role": "user"}]}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([good, *bad, good, *[b"{"] * 20]))
+    (tmp_path / "b.txt").write_bytes(b"first\n\xff\nthird\n")
+    names = [str(tmp_path / name) for name in ("a.jsonl", "b.txt")]
+    status, said = call("datastore", "build", tmp_path / "store", *names, "--tokenizer", "demo")
+    assert status == 0
+    assert "in 3 documents" in said
+    told = capfd.readouterr().err
+    assert told.count("left out: ") == 10
+    assert all(f"a.jsonl, line {number}: " in told for number in range(2, 8))
+    assert "27 records were left out, of which the first 10 are named" in told
+    call("datastore", "add", tmp_path / "store", names[1], "--tokenizer", "demo")
+    assert "b.txt, line 2: " in capfd.readouterr().err
+
+
+def test_a_store_of_bad_lines_alone_is_not_built(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"{\n{\n")
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 1: it is not JSON"):
+        call("datastore", "build", tmp_path / "store", tmp_path / "a.jsonl", "--tokenizer", "demo")
+    assert not (tmp_path / "store" / "manifest.json").exists()
+
+
+def test_stores_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+
+    def refuse(path: Path, *rest: Any, **more: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for name in ("read_bytes", "stat", "is_file"):
+        monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(DatastoreError, match=r"Permission denied.*Check its rights"):
+        verify(store)
+    monkeypatch.undo()
+    with pytest.raises(DatastoreError, match="File name too long"):
+        verify("n" * 300)
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """What is not written is not passed over, nor told twice."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "argv", ["paceline", "drafters"])
+        kept = os.dup(full.fileno())
+        with pytest.raises(SystemExit) as end:
+            main()
+        os.close(kept)
+    assert end.value.code == 2
+    assert capfd.readouterr().err == "error: No space left on device\n"
