@@ -106,12 +106,12 @@ def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: Tensor) ->
     Args:
         logits: [outcomes, 1 + width, vocab].
     """
-    rows = {outcome.seq.id: row for row, outcome in enumerate(outcomes)}
+    rows = {outcome.seq.id: row for row, outcome in enumerate(outcomes)} if len(parts) > 1 else {}
     for part in parts:
-        mine = [rows[seq.id] for seq in part.ready]
+        mine = [rows[seq.id] for seq in part.ready] if rows else range(len(outcomes))
         part.outcomes = [outcomes[row] for row in mine]
         if part.drafting.drafter.top_k:
-            own = logits if len(mine) == len(outcomes) else logits[mine]
+            own = logits[mine] if len(mine) < len(outcomes) else logits
             part.outcomes = with_top_tokens(part.outcomes, own, part.drafting.drafter.top_k)
 
 
