@@ -169,6 +169,30 @@ def test_a_drafter_that_fails_ends_its_own_requests_only(pair: Pair, where: str)
     assert engine.model.open_sequences == 0
 
 
+def test_the_likeliest_tokens_a_drafter_asks_for_are_of_its_own_requests(pair: Pair) -> None:
+    class Curious(Drafter):
+        top_k = 3
+
+        def __init__(self) -> None:
+            self.seen: list[Outcome] = []
+
+        def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+            return [DraftTree([1, 2], [-1, -1]) for _ in seqs]
+
+        def observe(self, outcomes: ListLike[Outcome]) -> None:
+            self.seen += outcomes
+
+    curious = Curious()
+    engine = Engine(pair.target, create("none"), make=lambda spec: curious if spec == "curious" else create(spec))
+    specs = [None, "curious", "sssd:budget=false", "curious"]
+    seqs = [Sequence(prompt, SamplingParams(9, speculation=spec)) for prompt, spec in zip(pair.prompts, specs, strict=False)]
+    engine.finish(engine.submit(seqs))
+    assert {outcome.seq.id for outcome in curious.seen} == {seqs[1].id, seqs[3].id}
+    for outcome in curious.seen:
+        assert outcome.target_top is not None
+        assert outcome.target_top.token_ids[:, 0].tolist() == outcome.target_argmax
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
