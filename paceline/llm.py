@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 
 from paceline.common.config import parse_spec, require_count
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
-from paceline.drafters import create, entry
+from paceline.drafters import Maker, create, entry
 from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.drafter import Drafter
 from paceline.engine.engine import Engine
 from paceline.engine.invariance import Invariance
-from paceline.engine.loading import eos_token_ids, load_draft, load_model, load_tokenizer
+from paceline.engine.loading import eos_token_ids, load_model, load_tokenizer
 from paceline.engine.metrics import Stats, Timing
 from paceline.engine.model import CachedLM
 from paceline.engine.parallel.model import check_columns
@@ -81,7 +81,7 @@ class LLM:
             eval mode).
         drafter: "auto", or another "name" or "name:key=value,key=value" (of `paceline drafters`, or "module:Class" of your
             own), or a `Drafter`.
-        draft_model: as `model`, for the drafters that need one.
+        draft_model: as `model`, for the drafters that need one, also those of single requests (`SamplingParams.speculation`).
         tokenizer: directory, hub id, GGUF file or object; default the one beside `model`. Token-id prompts need none.
         dtype: "auto" (the checkpoint's; bfloat16 for a GGUF file), "float32", "bfloat16" or "float16".
         device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
@@ -120,18 +120,19 @@ class LLM:
                 f"drafter: got {drafter!r}; expected a name, 'name:key=value' or a Drafter object. Plain decoding is 'none'."
             )
         ranks = Ranks.join(device) if lookahead_parallel is True else lookahead_parallel or None
+        spec = drafter if isinstance(drafter, str) else None
         if isinstance(drafter, str) and not entry(parse_spec(drafter)[0]).needs_draft_model:
             drafter = create(drafter)  # before a model is loaded: mistakes are told at once
         if ranks is not None and isinstance(drafter, Drafter):
             check_columns(drafter, ranks.size)
         loaded = load_model(model, dtype, device if ranks is None else local_device(device))
         self.tokenizer, self._source = load_tokenizer(tokenizer, model), model
+        make = Maker(draft_model, dtype, str(loaded.device))
         if isinstance(drafter, str):
-            draft = None if draft_model is None else load_draft(draft_model, dtype, str(loaded.device))
-            drafter = create(drafter, draft_model=draft)
+            drafter = make(drafter)
         self._engine = Engine(
-            loaded, drafter, tokenizer=self.tokenizer, max_batch=max_batch, max_nodes=max_nodes, ranks=ranks,
-            batch_invariant=batch_invariant,
+            loaded, drafter, spec=spec, make=make, tokenizer=self.tokenizer, max_batch=max_batch, max_nodes=max_nodes,
+            ranks=ranks, batch_invariant=batch_invariant,
         )  # fmt: skip
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
         context = self.model.context_length
@@ -144,7 +145,7 @@ class LLM:
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter in use."""
+        """The drafter of requests that name none."""
         return self._engine.drafter
 
     @property
@@ -176,7 +177,7 @@ class LLM:
             prompts: one text, texts, or lists of token ids, which may be arrays or tensors.
             params: for all, or one per prompt; default `SamplingParams()`.
         Raises:
-            ConfigError, CapacityError: a prompt that cannot be used. Nothing has been started then.
+            ConfigError, CapacityError: a prompt, or a drafter it names, that cannot be used. Nothing has been started then.
         """
         tickets = self._engine.submit(self._intake.sequences(prompts, params))
         try:

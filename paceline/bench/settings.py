@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.common.config import parse_spec, require_range
-from paceline.common.options import ModelOptions, PromptOptions, flat
+from paceline.common.options import ModelOptions, PromptOptions, flat, refuse_per_request
 from paceline.drafters import entry
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError, did_you_mean
@@ -94,6 +94,7 @@ class BenchConfig:
             ("lookahead_parallel", 0),
         ):
             require_range("bench", name, getattr(self, name), low)
+        refuse_per_request("bench", self.sampling)
         if self.sampling.stop:
             raise ConfigError(f"bench: stop: got {self.sampling.stop!r}; expected no stop strings. Leave them out.")
         for spec in self.drafters:

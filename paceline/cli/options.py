@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 from cyclopts.field_info import FieldInfo
@@ -47,9 +47,17 @@ def only(*names: str) -> Parameter:
     return Parameter(parse=re.compile(rf"^(?:models|{'|'.join(names)})$"))
 
 
+def _hide_per_request(group: type) -> None:
+    """Offer no options of single requests in any command: a command has its own for all requests."""
+    for field in fields(group):
+        if field.metadata.get("per_request"):
+            group.__annotations__[field.name] = Annotated[field.type, Parameter(parse=False)]
+
+
 flattened("Models")(ModelOptions)
 flattened("Prompts")(PromptOptions)
 flattened("Sampling")(SamplingParams)
+_hide_per_request(SamplingParams)
 
 
 @flattened("Parallel run")

@@ -11,6 +11,7 @@ from paceline.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 _MOST_THREADS = 1024  # many thousands make OpenMP crash
+PER_REQUEST = {"per_request": True}  # metadata of an option of single requests, which a whole run does not have
 BatchInvariant = bool | Literal["auto"]
 InvarianceWord = Literal["auto", "on", "off"]  # the same on a command line
 INVARIANCE_WORDS: dict[InvarianceWord, BatchInvariant] = {"auto": "auto", "on": True, "off": False}
@@ -75,12 +76,32 @@ class PromptOptions:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Return the values of a configuration by name; those of its groups stand beside its own, as on a command line."""
+    """Return the values of a configuration by name; those of its groups stand beside its own, as on a command line.
+
+    Options of single requests are left out.
+    """
     values: dict[str, Any] = {}
     for field in fields(config):
+        if field.metadata.get("per_request"):
+            continue
         value = getattr(config, field.name)
         values |= flat(value) if is_dataclass(value) else {field.name: value}
     return values
+
+
+def refuse_per_request(owner: str, group: Any) -> None:
+    """Refuse options of single requests in what holds for a whole run.
+
+    Raises:
+        ConfigError: one of them is set.
+    """
+    for field in fields(group):
+        value = getattr(group, field.name)
+        if field.metadata.get("per_request") and value != field.default:
+            raise ConfigError(
+                f"{owner}: {field.name}: got {value!r} among the sampling options; expected {field.default!r} there, since it is"
+                " an option of single requests. Leave it out."
+            )
 
 
 def changed(config: T, **values: Any) -> T:

@@ -19,6 +19,9 @@ from paceline.common.config import build_options, parse_spec
 from paceline.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
     from transformers import PreTrainedModel
 
     from paceline.engine.drafter import Drafter
@@ -235,3 +238,28 @@ def create(spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = 
     if not isinstance(built, Drafter):
         raise ConfigError(f"drafter {name!r}: got a {type(built).__name__} from {cls.__name__}.build; expected a Drafter.")
     return built
+
+
+class Maker:
+    """Builds drafters from their specs, all with the same draft model, which is loaded when one needs it.
+
+    Args:
+        draft_model: as for `create`; None = there is none.
+        dtype, device: to load it with.
+    """
+
+    def __init__(self, draft_model: str | Path | PreTrainedModel | None, dtype: str | torch.dtype, device: str) -> None:
+        self._named, self._dtype, self._device = draft_model, dtype, device
+        self._loaded: CachedLM | None = None
+
+    def __call__(self, spec: str) -> Drafter:
+        """Build one.
+
+        Raises:
+            as `create`.
+        """
+        if entry(parse_spec(spec)[0]).needs_draft_model and self._loaded is None and self._named is not None:
+            from paceline.engine.loading import draft_lm, load_draft
+
+            self._loaded = draft_lm(load_draft(self._named, self._dtype, self._device))
+        return create(spec, draft_model=self._loaded)

@@ -13,26 +13,25 @@ from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from contextlib import nullcontext, suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
-from paceline.engine.budget import node_limit
 from paceline.engine.cost_curve import cost_curve
 from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, turn_of
-from paceline.engine.grouping import fed_by, next_group
+from paceline.engine.grouping import next_group, parts_of
 from paceline.engine.interrupts import interrupts_held
 from paceline.engine.invariance import settle
 from paceline.engine.metrics import Timing
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
-from paceline.engine.parallel.model import ParallelLM, check_columns
+from paceline.engine.parallel.model import ParallelLM, check_columns, refuse_others
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.reliability import Reliability
+from paceline.engine.roster import Maker, Roster, no_maker
 from paceline.engine.selfcheck import check_if_unknown
 from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
-from paceline.engine.step import Verifier, decode_step
+from paceline.engine.step import Verifier, joint_step
 from paceline.engine.ticket import Ticket, raise_errors
 from paceline.engine.verify import verify as verify_batch
 from paceline.errors import ConfigError, PacelineError
@@ -49,7 +48,8 @@ class Engine:
 
     Args:
         model: a decoder-only transformers model, in eval mode, on its device.
-        drafter: guesses for all requests.
+        drafter: guesses for all requests that name no other.
+        spec: what it was made of, where that is known. make: builds the drafters that requests name, from their specs.
         tokenizer: of the prompts, for drafters whose guesses are ids of a certain one.
         max_batch: most sequences per forward; None = no limit.
         max_nodes: most draft nodes verified per sequence and step.
@@ -69,6 +69,8 @@ class Engine:
         model: PreTrainedModel,
         drafter: Drafter,
         *,
+        spec: str | None = None,
+        make: Maker = no_maker,
         tokenizer: Any = None,
         max_batch: int | None = 8,
         max_nodes: int = 256,
@@ -90,23 +92,25 @@ class Engine:
         if ranks is not None:
             self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes, **options)
             self._verify = self._parallel.verify
-        self._spendings: WeakKeyDictionary[Drafter, Spending] = WeakKeyDictionary()
-        self._use(drafter)
+        # The ranks of a parallel run must take the same trees, and each has a clock of its own.
+        self._spending = None if ranks is not None else Spending(lambda: cost_curve(self.model, self._most_rows))
+        self._roster = Roster(make if ranks is None else refuse_others, self._check, ranks is None)
+        self._use(drafter, spec)
         self._waiting: deque[Ticket] = deque()
         self._active: list[Ticket] = []  # in the order of their slots
         self._turn = threading.RLock()
         self._stepping = False
         self._leaving: deque[Ticket] = deque()  # withdrawn during a step
         self._steps = 0
-        self._step_seconds = 0.0
+        self._step_seconds = self._draft_seconds = 0.0
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter in use."""
-        return self._drafter
+        """The drafter of requests that name none."""
+        return self._roster.own.drafter
 
     def change_drafter(self, drafter: Drafter) -> None:
-        """Use another drafter from now on, between requests.
+        """Use another drafter from now on for requests that name none; between requests.
 
         Raises:
             ConfigError: requests are open, or the drafter does not fit the model.
@@ -119,12 +123,13 @@ class Engine:
                 )
             if self._parallel is not None:
                 check_columns(drafter, self._parallel.ranks.size)
-            self._use(drafter)
+            self._use(drafter, None)
 
     @property
     def reliability(self) -> Reliability | None:
         """What the drafter's confidence was worth so far; None where its trees are fed as they come."""
-        return None if self._spending is None else self._spending.reliability
+        worth = self._roster.own.worth
+        return None if worth is None else worth.reliability
 
     @property
     def unfinished(self) -> bool:
@@ -134,7 +139,7 @@ class Engine:
     @property
     def timing(self) -> Timing:
         """Where the time of all steps went."""
-        return Timing(self._step_seconds, self.model.forward_seconds, self._drafter.forward_seconds)
+        return Timing(self._step_seconds, self.model.forward_seconds, self._draft_seconds)
 
     def submit(self, seqs: ListLike[Sequence], *, keep_outcomes: bool = False, keep_slots: bool = False) -> list[Ticket]:
         """Queue sequences; they are admitted in order as places fall free. Never waits for a step.
@@ -143,12 +148,17 @@ class Engine:
             keep_outcomes: collect every step of theirs in `Ticket.outcomes`.
             keep_slots: leave what they have in the cache there when they end, until `withdraw`.
         Raises:
-            ConfigError: torch has another number of threads than batch invariance was proven for.
+            ConfigError: torch has another number of threads than batch invariance was proven for; or a drafter that a request
+                names cannot be made or used, and nothing has been queued then.
         """
         self.invariance.check_threads()
         if self._parallel is not None:
             self._parallel.check_requests(seqs, self._max_batch)
-        tickets = [Ticket(seq, deque() if keep_outcomes else None, keep_slots, self.invariance.on) for seq in seqs]
+        found = self._roster.find_all(seqs, lambda: {ticket.drafting for ticket in (*self._waiting.copy(), *self._active.copy())})
+        tickets = [
+            Ticket(seq, drafting, deque() if keep_outcomes else None, keep_slots, self.invariance.on)
+            for seq, drafting in zip(seqs, found, strict=True)
+        ]
         self._waiting.extend(tickets)
         return tickets
 
@@ -197,12 +207,13 @@ class Engine:
     def step(self) -> list[Outcome]:
         """Make one decode step of one group; sequences that end give their place back.
 
-        An error ends the requests that took part in the step, and is theirs to raise; all others go on.
+        An error ends the requests that took part in the step, that of a drafter those of them that have it, and is theirs to
+        raise; all others go on.
 
         Raises:
             ConfigError: it was called from inside a step, by a drafter that asks its own engine.
         """
-        with self._turn, self._drafting:
+        with self._turn, self._drafters_turn:
             if self._stepping:
                 raise ConfigError("got a call from inside a step of the same engine; expected none there. Use another LLM.")
             start, self._stepping = time.perf_counter(), True
@@ -227,7 +238,7 @@ class Engine:
         """Give waiting requests their place in the cache and to the drafter, as far as there is room."""
         if not self._waiting:
             return
-        with self._turn, self._drafting:
+        with self._turn, self._drafters_turn:
             free = len(self._waiting) if self._max_batch is None else self._max_batch - len(self._active)
             fresh = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
             wanted = len(fresh) + self.model.open_sequences
@@ -237,7 +248,7 @@ class Engine:
                 try:
                     self.model.reserve_slots(wanted, self._max_batch)  # a no-op after the first
                     self.model.open(ticket.seq)
-                    self._drafter.start(ticket.seq)
+                    ticket.drafting.drafter.start(ticket.seq)
                 except BaseException as error:
                     self._fail([ticket], error)
                     if not isinstance(error, Exception):
@@ -247,7 +258,7 @@ class Engine:
 
     def withdraw(self, tickets: Iterable[Ticket]) -> None:
         """Drop requests, waiting or active, and free everything they still hold; those that have ended are no matter."""
-        with self._turn, self._drafting:
+        with self._turn, self._drafters_turn:
             if self._stepping:  # a stream that nobody holds any more may be closed in the middle of its own thread's step
                 self._leaving.extend(tickets)
                 return
@@ -260,25 +271,28 @@ class Engine:
 
     def _decode(self, group: list[Ticket]) -> list[Outcome]:
         self._make_room()
-        seqs = [ticket.seq for ticket in group]
-        drafting = len(seqs) if self._drafter.node_rule.batch is None else sum(map(self.model.reaches_end, seqs))
-        limit = node_limit(self._drafter.node_rule, drafting, self._max_nodes)
-        if self._most_rows is not None:
-            limit = max(0, min(limit, self._most_rows // len(seqs) - max(fed_by(group, self.model.prefill_chunk))))
-        if self._spending is not None and not self._spending.drafts():
-            limit = 0
-        outcomes = decode_step(self.model, self._drafter, seqs, [limit] * len(seqs), self._verify, self._spending)
+        parts = parts_of(group, self.model, self._max_nodes, self._most_rows)
+        joint_step(self.model, parts, self._verify, self._spending)
+        self._draft_seconds += sum(part.draft_seconds for part in parts)
         holders = {id(ticket.seq): ticket for ticket in group}
-        for outcome in outcomes:
-            ticket = holders[id(outcome.seq)]
-            if ticket.outcomes is not None:
-                ticket.outcomes.append(outcome)
-            if outcome.seq.finish_reason is not None:
-                try:
-                    self._retire(ticket)
-                except Exception as error:  # it is this request's alone
-                    ticket.error = error
+        outcomes = []
+        for part in parts:
+            if part.error is not None:
+                self._fail([holders[id(seq)] for seq in part.seqs], part.error)
+                continue
+            for outcome in part.outcomes:
+                self._deliver(holders[id(outcome.seq)], outcome)
+            outcomes += part.outcomes
         return outcomes
+
+    def _deliver(self, ticket: Ticket, outcome: Outcome) -> None:
+        if ticket.outcomes is not None:
+            ticket.outcomes.append(outcome)
+        if ticket.seq.finish_reason is not None:
+            try:
+                self._retire(ticket)
+            except Exception as error:  # it is this request's alone
+                ticket.error = error
 
     def _make_room(self) -> None:
         """Allocate what the answers so far need and some more, so that growing is rare and early ends cost little memory."""
@@ -291,7 +305,7 @@ class Engine:
         ticket.ended = time.perf_counter()
         self._active.remove(ticket)
         try:
-            self._drafter.stop(ticket.seq)
+            ticket.drafting.drafter.stop(ticket.seq)
         finally:
             if not ticket.keep_slot:
                 self.model.close(ticket.seq)
@@ -307,13 +321,11 @@ class Engine:
                 with suppress(Exception):  # the first error is the one to tell
                     self._retire(ticket)
 
-    def _use(self, drafter: Drafter) -> None:
+    def _check(self, drafter: Drafter) -> None:
         check_vocabulary(drafter, self.model.vocab_size)
         if self._tokenizer is not None:
             drafter.check_tokenizer(self._tokenizer)
-        # The ranks of a parallel run must take the same trees, and each has a clock of its own.
-        budget = drafter.budget and self._parallel is None
-        if budget and drafter not in self._spendings:
-            self._spendings[drafter] = Spending(lambda: cost_curve(self.model, self._most_rows))
-        self._drafting = turn_of(drafter)  # other engines may have it, too
-        self._drafter, self._spending = drafter, self._spendings[drafter] if budget else None
+
+    def _use(self, drafter: Drafter, spec: str | None) -> None:
+        self._roster.use(drafter, spec)
+        self._drafters_turn = turn_of(drafter)  # other engines may have it, too

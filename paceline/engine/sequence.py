@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from paceline.common.options import PER_REQUEST
 from paceline.common.tokens import is_text
 from paceline.engine.text import StopStrings
 from paceline.errors import ConfigError
@@ -28,6 +29,9 @@ class SamplingParams:
         seed: the same seed gives the same text under every guess drafter and in any batch.
         stop: strings that end the answer; the text is cut before them. One string or None will do.
         ignore_eos: go on after an end-of-sequence token.
+        speculation: spec of the drafter of this request, such as "none", "auto" or "sssd:nodes=8"; None = the engine's own. It
+            decides how soon the answer is there, not what it says.
+        max_nodes: most draft nodes verified per step; None = as many as the engine allows.
 
     Raises:
         ConfigError: a value outside its range.
@@ -42,6 +46,8 @@ class SamplingParams:
     seed: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    speculation: str | None = field(default=None, metadata=PER_REQUEST)
+    max_nodes: int | None = field(default=None, metadata=PER_REQUEST)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
@@ -56,6 +62,10 @@ class SamplingParams:
                  self.repetition_penalty, "a positive number, 1 = off")  # fmt: skip
         _require(_is_int(self.seed), "seed", self.seed, "an integer")
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+        _require(self.speculation is None or (isinstance(self.speculation, str) and self.speculation.strip() != ""),
+                 "speculation", self.speculation, "a drafter's spec, such as 'none' or 'sssd:nodes=8', or None")  # fmt: skip
+        _require(self.max_nodes is None or (_is_int(self.max_nodes) and self.max_nodes >= 0), "max_nodes", self.max_nodes,
+                 "an integer of at least 0, or None")  # fmt: skip
 
     @property
     def greedy(self) -> bool:

@@ -2,11 +2,13 @@
 
 A step of a batch costs t(rows) seconds and yields Y tokens: for each sequence 1 + the chances of the paths to its nodes. Trees
 come with the likeliest path first, so their first nodes are the best ones of that number, and closed under parents. Rows are
-padded to the widest tree, so there is one width for the whole batch: that with the most tokens per second. 0 is plain decoding.
-The curve was measured with one short text; what steps with and without drafts really take corrects it, per number of sequences.
+padded to the widest tree, so there is one width for the whole batch, whatever its drafters: that with the most tokens per second.
+0 is plain decoding. The curve was measured with one short text; what steps with and without drafts really take corrects it, per
+number of sequences.
 
 Trees without confidence are fed whole or not at all: their drafter is left out while it yields less than plain decoding would in
-the same time, and tried again ever more rarely; once it has paid it is back.
+the same time, and tried again ever more rarely; once it has paid it is back. In a batch of several drafters up to that width the
+nodes of all others are free; and of drafters that feed whole trees each pays for what is wider than the next narrower one.
 """
 
 from __future__ import annotations
@@ -14,17 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common.compiled import compiled
 from paceline.engine.cost_curve import CostCurve
-from paceline.engine.drafter import Outcome
-from paceline.engine.gate import Gate
-from paceline.engine.reliability import FlatTrees, Reliability, corrected, count, new_reliability
-from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.engine.drafting import Part
+from paceline.engine.reliability import FlatTrees, Reliability, corrected
+from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _RATE = 0.1  # of the newest step in what steps were found to take
 _FORGETTING = 0.005  # of that, with every step that tells nothing about it: what was too dear is tried again
@@ -55,52 +55,47 @@ class _Pace:
 
 
 class Spending:
-    """Decides for one engine and one drafter.
+    """Decides for one engine.
 
     Args:
         curve: returns what a forward costs; asked when it is first needed.
-    Attributes:
-        reliability: what the drafter's confidence was worth so far.
     """
 
     def __init__(self, curve: Callable[[], CostCurve]) -> None:
-        self.reliability = new_reliability()
         self._curve = curve
         self._costs: dict[tuple[int, int], NDArray[np.float64]] = {}
-        self._gate = Gate()
-        self._proposed: FlatTrees | None = None  # by the trees of the step, where all of them carry confidence
-        self._cost = 0.0  # of the step, in steps without drafts
         self._paces: dict[int, _Pace] = {}  # by the number of sequences
         self._step: tuple[int, bool, float] | None = None  # sequences, whether there are drafts, seconds by the curve
 
-    def drafts(self) -> bool:
-        """Return whether the drafter is asked for the next step."""
-        return self._gate.opens()
-
-    def cut(self, trees: list[DraftTree], sequences: int, pending: int) -> list[DraftTree]:
-        """Return the trees with as many nodes as pay; those without confidence, and drawn ones, as they are.
+    def cut(self, parts: ListLike[Part], sequences: int, pending: int) -> None:
+        """Leave the trees of a step as many nodes as pay; those without confidence, and drawn ones, stay as they are.
 
         Args:
-            trees: what was proposed for a step.
             sequences: that take part in the forward. pending: tokens each of them feeds besides, padding included.
         """
-        widest = max(map(len, trees), default=0)
+        for part in parts:
+            if part.drafting.worth is not None:
+                part.flatten()
+        widest = max((part.width for part in parts), default=0)
         by_curve = self._seconds(sequences, pending, widest)
         seconds = by_curve.copy()
         seconds[1:] *= self._paces.setdefault(sequences, _Pace()).factor
-        self._proposed, self._cost, width = None, 0.0, widest
-        if widest and all(tree.probs is None and (tree.confidence is not None or not len(tree)) for tree in trees):
-            self._proposed = _flatten(trees)
-            width = best_width(self.reliability, self._proposed, seconds)
-            trees = [tree if len(tree) <= width else _first(tree, width) for tree in trees]
-        elif widest:
-            self._cost = float(seconds[-1] / seconds[0])
+        floor = max((part.width for part in parts if part.flat is None), default=0)
+        own = width = 0  # of the trees that may be cut: if there were no others, and as it is
+        if any(part.flat is not None for part in parts):
+            tokens = _expected_tokens(parts, widest)
+            own = best_width(tokens, seconds)
+            width = best_width(tokens, seconds, floor) if floor else own
+        for part in parts:
+            if part.flat is not None:
+                part.trees = [tree if len(tree) <= width else _first(tree, width) for tree in part.trees]
+        _charge(parts, own, seconds)
         # Prompts say nothing about decoding.
-        self._step = (sequences, width > 0, float(by_curve[width])) if pending == 1 else None
-        return trees
+        fed = max(floor, width)
+        self._step = (sequences, fed > 0, float(by_curve[fed])) if pending == 1 else None
 
-    def observe(self, outcomes: ListLike[Outcome], seconds: float) -> None:
-        """Count what came true of the trees that were cut last, in their order.
+    def observe(self, parts: ListLike[Part], seconds: float) -> None:
+        """Count what came true of the trees that were cut last.
 
         Args:
             seconds: from before the forward until the target had spoken.
@@ -109,12 +104,9 @@ class Spending:
             sequences, drafted, expected = self._step
             self._paces[sequences].note(drafted, seconds, expected)
             self._step = None
-        emitted = [outcome.new_token_ids for outcome in outcomes]
-        if self._proposed is not None:
-            ends = np.cumsum([0, *map(len, emitted)], dtype=np.int64)
-            count(self.reliability, self._proposed, np.array(list(chain.from_iterable(emitted)), dtype=np.int64), ends)
-        elif self._cost:
-            self._gate.note(sum(map(len, emitted)) / len(emitted), self._cost, len(emitted))
+        tokens = sum(part.new_tokens for part in parts)
+        for part in parts:
+            part.learn(tokens)
 
     def _seconds(self, sequences: int, pending: int, widest: int) -> NDArray[np.float64]:
         """Return the seconds of a step by its width, [1 + widest], as the curve has them."""
@@ -124,14 +116,42 @@ class Spending:
         return self._costs[key][: widest + 1]
 
 
-@compiled
-def best_width(reliability: Reliability, trees: FlatTrees, seconds: NDArray[np.float64]) -> int:
+def best_width(tokens: NDArray[np.float64], seconds: NDArray[np.float64], floor: int = 0) -> int:
     """Return the width with the most tokens per second.
 
     Args:
-        seconds: of a step, by its width.
+        tokens, seconds: of a step, by its width.
+        floor: least width of the step, which other trees have anyway.
     """
-    gains = np.zeros(len(seconds))
+    return floor + int((tokens[floor:] / seconds[floor:]).argmax())
+
+
+def _expected_tokens(parts: ListLike[Part], widest: int) -> NDArray[np.float64]:
+    """Return what a step brings by the width that trees are cut to, [1 + widest]; nothing is expected of those fed whole."""
+    gains = np.zeros(widest + 1)
+    gains[0] = sum(len(part.trees) for part in parts)
+    for part in parts:
+        if part.flat is not None and part.drafting.worth is not None:
+            _add_gains(part.drafting.worth.reliability, part.flat, gains)
+    return gains.cumsum()
+
+
+def _charge(parts: ListLike[Part], width: int, seconds: NDArray[np.float64]) -> None:
+    """Say what whole trees cost, in steps without them, where somebody asks: each what is wider than all that is narrower.
+
+    Args:
+        width: of the trees that can be cut.
+    """
+    below = width
+    for part in sorted((part for part in parts if part.flat is None), key=lambda part: part.width):
+        if part.width and part.drafting.worth is not None:
+            part.cost = float(seconds[max(below, part.width)] / seconds[below])
+        below = max(below, part.width)
+
+
+@compiled
+def _add_gains(reliability: Reliability, trees: FlatTrees, gains: NDArray[np.float64]) -> None:
+    """Add the chances of the paths to all nodes number i of some trees to gains[1 + i]."""
     chances = np.empty(len(trees.parents))
     for tree in range(len(trees.starts) - 1):
         first = trees.starts[tree]
@@ -140,26 +160,6 @@ def best_width(reliability: Reliability, trees: FlatTrees, seconds: NDArray[np.f
             chance = corrected(reliability, trees.confidence[node])
             chances[node] = chance if above < 0 else chance * chances[first + above]
             gains[node - first + 1] += chances[node]
-    tokens, best, most = float(len(trees.starts) - 1), 0, (len(trees.starts) - 1) / seconds[0]
-    for width in range(1, len(seconds)):
-        tokens += gains[width]
-        if tokens / seconds[width] > most:
-            best, most = width, tokens / seconds[width]
-    return best
-
-
-def _flatten(trees: ListLike[DraftTree]) -> FlatTrees:
-    parents: list[int] = []
-    token_ids: list[int] = []
-    confidence: list[float] = []
-    starts = [0]
-    for tree in trees:
-        parents += tree.parents
-        token_ids += tree.token_ids
-        confidence += tree.confidence or ()
-        starts.append(len(parents))
-    integers: list[IntArray] = [np.array(column, dtype=np.int64) for column in (parents, token_ids, starts)]
-    return FlatTrees(integers[0], integers[1], np.array(confidence, dtype=np.float64), integers[2])
 
 
 def _first(tree: DraftTree, width: int) -> DraftTree:

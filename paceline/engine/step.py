@@ -9,6 +9,7 @@ from collections.abc import Sequence as ListLike
 from torch import Tensor
 
 from paceline.engine.drafter import Drafter, Outcome, check_trees, untouched
+from paceline.engine.drafting import Drafting, Part
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
@@ -20,40 +21,51 @@ Verifier = Callable[[ListLike[Sequence], ListLike[DraftTree], Tensor], list[Outc
 
 
 def decode_step(
-    model: CachedLM,
-    drafter: Drafter,
-    seqs: ListLike[Sequence],
-    max_nodes: list[int],
-    verify: Verifier = verify_batch,
-    spending: Spending | None = None,
+    model: CachedLM, drafter: Drafter, seqs: ListLike[Sequence], max_nodes: list[int], verify: Verifier = verify_batch
 ) -> list[Outcome]:
-    """Advance every sequence by one forward of the target.
-
-    A sequence with more pending tokens than a prefill chunk only moves a chunk forward; it has no outcome yet.
+    """Advance every sequence by one forward of the target, all with one drafter, whose trees are fed as proposed.
 
     Args:
         max_nodes: per sequence, the largest tree that may be verified.
         verify: the rule by which tokens are chosen.
-        spending: cuts the trees to what pays; None = they are fed as proposed.
     Raises:
         DrafterError: the drafter broke its contract.
     """
-    ready = [row for row, seq in enumerate(seqs) if model.reaches_end(seq)]
-    trees = [EMPTY_TREE] * len(seqs)
-    if ready:
-        proposed = _propose(model, drafter, [seqs[row] for row in ready], [max_nodes[row] for row in ready])
-        if spending is not None:
-            proposed = spending.cut(proposed, len(seqs), max(min(seq.pending, model.prefill_chunk) for seq in seqs))
-        for row, tree in zip(ready, proposed, strict=True):
-            trees[row] = tree
+    part = Part(Drafting(drafter, None), list(seqs), max_nodes)
+    joint_step(model, [part], verify)
+    if part.error is not None:
+        raise part.error
+    return part.outcomes
+
+
+def joint_step(model: CachedLM, parts: ListLike[Part], verify: Verifier = verify_batch, spending: Spending | None = None) -> None:
+    """Advance the sequences of all parts by one forward of the target; their outcomes are in their parts.
+
+    A sequence with more pending tokens than a prefill chunk only moves a chunk forward; it has no outcome yet. Where a drafter
+    raises while it proposes, its sequences are left out.
+
+    Args:
+        spending: cuts the trees to what pays; None = they are fed as proposed.
+    """
+    for part in parts:
+        _propose(model, part)
+    parts = [part for part in parts if part.error is None]
+    seqs = parts[0].seqs if len(parts) == 1 else sorted((seq for part in parts for seq in part.seqs), key=lambda seq: seq.slot)
+    if not seqs:
+        return
+    asked = any(part.ready and part.drafting.worth is not None for part in parts)
+    if spending is not None and asked:
+        spending.cut(parts, len(seqs), max(min(seq.pending, model.prefill_chunk) for seq in seqs))
+    drafted = {seq.id: tree for part in parts for seq, tree in zip(part.ready, part.trees, strict=True)}
+    ready = [row for row, seq in enumerate(seqs) if seq.id in drafted]
+    trees = [drafted.get(seq.id, EMPTY_TREE) for seq in seqs]
 
     start = time.perf_counter()
     logits = model.forward(seqs, trees)
     if len(ready) < len(seqs):
         logits = logits[ready]
     outcomes = verify([seqs[row] for row in ready], [trees[row] for row in ready], logits)
-    if drafter.top_k:
-        outcomes = with_top_tokens(outcomes, logits, drafter.top_k)
+    _hand_out(outcomes, parts, logits)
 
     seconds = time.perf_counter() - start
     accepted: list[list[int]] = [[]] * len(seqs)
@@ -64,16 +76,51 @@ def decode_step(
         outcome.seq.append(outcome.new_token_ids)
         outcome.seq.counters.drafted_tokens += len(outcome.tree)
         outcome.seq.counters.accepted_tokens += len(outcome.accepted)
-    if outcomes:
-        if spending is not None:
-            spending.observe(outcomes, seconds)
-        with untouched(drafter, seqs):
-            drafter.observe(outcomes)
-    return outcomes
+    if spending is not None and asked:
+        spending.observe(parts, seconds)
+    for part in parts:
+        _observe(part)
 
 
-def _propose(model: CachedLM, drafter: Drafter, seqs: list[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-    with untouched(drafter, seqs):
-        trees = drafter.propose(seqs, max_nodes)
-    check_trees(drafter, seqs, max_nodes, trees, model.vocab_size)
-    return trees if model.takes_trees else [tree.best_chain() for tree in trees]
+def _propose(model: CachedLM, part: Part) -> None:
+    """Ask a part's drafter for the trees of those of its sequences that are ready."""
+    part.ready = [seq for seq in part.seqs if model.reaches_end(seq)]
+    if not part.ready:
+        return
+    limits = part.max_nodes
+    if len(part.ready) < len(part.seqs):
+        limits = [limit for seq, limit in zip(part.seqs, limits, strict=True) if model.reaches_end(seq)]
+    drafter, before = part.drafting.drafter, part.drafting.drafter.forward_seconds
+    try:
+        with untouched(drafter, part.ready):
+            trees = drafter.propose(part.ready, limits)
+        check_trees(drafter, part.ready, limits, trees, model.vocab_size)
+        part.trees = trees if model.takes_trees else [tree.best_chain() for tree in trees]
+    except Exception as error:
+        part.error = error
+    part.draft_seconds = drafter.forward_seconds - before
+
+
+def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: Tensor) -> None:
+    """Give every part the outcomes of its sequences, with the likeliest tokens its drafter asks for.
+
+    Args:
+        logits: [outcomes, 1 + width, vocab].
+    """
+    rows = {outcome.seq.id: row for row, outcome in enumerate(outcomes)} if len(parts) > 1 else {}
+    for part in parts:
+        mine = [rows[seq.id] for seq in part.ready] if rows else range(len(outcomes))
+        part.outcomes = [outcomes[row] for row in mine]
+        if part.drafting.drafter.top_k:
+            own = logits[mine] if len(mine) < len(outcomes) else logits
+            part.outcomes = with_top_tokens(part.outcomes, own, part.drafting.drafter.top_k)
+
+
+def _observe(part: Part) -> None:
+    """Show a part's drafter what the target said."""
+    if part.outcomes:
+        try:
+            with untouched(part.drafting.drafter, part.ready):
+                part.drafting.drafter.observe(part.outcomes)
+        except Exception as error:
+            part.error = error

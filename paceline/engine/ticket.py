@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.engine.drafter import Outcome
+from paceline.engine.drafting import Drafting
 from paceline.engine.metrics import Stats
 from paceline.engine.sequence import Sequence
 
@@ -17,6 +18,7 @@ class Ticket:
     """What a caller holds of one request.
 
     Attributes:
+        drafting: its drafter.
         outcomes: steps not yet taken out by the caller; None where it did not ask for them.
         keep_slot: what it has in the cache stays there when it ends, until it is withdrawn.
         batch_invariant: the engine computes it batch-invariantly.
@@ -26,6 +28,7 @@ class Ticket:
     """
 
     seq: Sequence
+    drafting: Drafting
     outcomes: deque[Outcome] | None = None
     keep_slot: bool = False
     batch_invariant: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.common.config import require_range
-from paceline.common.options import ModelOptions, PromptOptions
+from paceline.common.options import ModelOptions, PromptOptions, refuse_per_request
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError
 
@@ -45,6 +45,7 @@ class RecordConfig:
         require_range("head record", "batch", self.batch, 1)
         require_range("head record", "mixtures", self.mixtures, 1)
         require_range("head record", "skip_every", self.skip_every, 0)
+        refuse_per_request("head record", self.sampling)
         if not 0 <= self.keep < 1:
             raise ConfigError(f"head record: got keep={self.keep}; expected 0 to below 1.")
         if self.sampling.repetition_penalty != 1:

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline.common.answers import RecordedAnswer, writing
 from paceline.common.config import require_range
 from paceline.common.files import digest_of
+from paceline.common.options import flat
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.engine.identity import model_identity
 from paceline.engine.sequence import SamplingParams
@@ -80,7 +81,7 @@ def record_answers(
     settings = {
         "model": model, "model_fingerprint": model_identity(target)[0], "tokenizer": fingerprint_of(llm.tokenizer),
         "vocab_size": llm.model.vocab_size, "dtype": str(target.dtype).removeprefix("torch."),
-        "drafter": llm.drafter.name if drafter is None else drafter, "sampling": asdict(params),
+        "drafter": llm.drafter.name if drafter is None else drafter, "sampling": flat(params),
         "prompts": digest_of({"questions": [asdict(question) for question in questions]}), **({"top": top} if top else {}),
     }  # fmt: skip
     columns = (TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TextColumn("answers"), TimeRemainingColumn())

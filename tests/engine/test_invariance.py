@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from paceline import LLM, SamplingParams
 from paceline.engine import invariance
+from paceline.engine.drafter import Drafter
+from paceline.engine.drafting import Drafting
 from paceline.engine.grouping import next_group
 from paceline.engine.invariance import MOST_ROWS, Finding, Proof, prove, search, settle
 from paceline.engine.layout import lay_out
@@ -264,7 +266,7 @@ def test_prompts_share_a_forward_as_far_as_the_class_goes() -> None:
     for slot in range(4):
         seq = Sequence([3] * 10, SamplingParams())
         seq.slot = slot
-        tickets.append(Ticket(seq))
+        tickets.append(Ticket(seq, Drafting(Drafter(), None)))
     assert len(next_group(tickets, 512)) == 4
     assert len(next_group(tickets, 512, 29)) == 2
     assert len(next_group(tickets, 512, 5)) == 1

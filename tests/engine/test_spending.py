@@ -14,7 +14,9 @@ from paceline.drafters import create
 from paceline.engine import cost_curve as costs
 from paceline.engine.cost_curve import CostCurve, cost_curve, measure
 from paceline.engine.drafter import Drafter
+from paceline.engine.drafting import Drafting, Part, Worth
 from paceline.engine.gate import Gate
+from paceline.engine.reliability import Reliability
 from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
 from tests.support.shared import Pair
@@ -22,6 +24,28 @@ from tests.support.shared import Pair
 CHEAP = CostCurve((1, 1000), (1.0, 1.001))
 DEAR = CostCurve((1, 1000), (1.0, 1000.0))
 KNEE = CostCurve((1, 8, 16), (1.0, 1.2, 3.0))
+
+
+class Alone:
+    """The budget of one drafter that has all sequences."""
+
+    def __init__(self, curve: CostCurve) -> None:
+        self._drafting, self._spending = Drafting(Drafter(), Worth()), Spending(lambda: curve)
+        self._part = Part(self._drafting, [], [])
+
+    @property
+    def reliability(self) -> Reliability:
+        assert self._drafting.worth is not None
+        return self._drafting.worth.reliability
+
+    def cut(self, trees: list[DraftTree], sequences: int, pending: int) -> list[DraftTree]:
+        self._part = Part(self._drafting, [], [], trees=trees)
+        self._spending.cut([self._part], sequences, pending)
+        return self._part.trees
+
+    def observe(self, outcomes: list[Outcome], seconds: float) -> None:
+        self._part.outcomes = outcomes
+        self._spending.observe([self._part], seconds)
 
 
 def random_tree(chance: random.Random, nodes: int) -> DraftTree:
@@ -50,7 +74,7 @@ def test_one_width_for_the_batch_has_the_most_tokens_per_second(curve: CostCurve
     chance = random.Random(seed)
     trees = [random_tree(chance, chance.randrange(20)) for _ in range(chance.randrange(1, 5))]
     pending = chance.choice([1, 1, 30])
-    cut = Spending(lambda: curve).cut(trees, len(trees), pending)
+    cut = Alone(curve).cut(trees, len(trees), pending)
 
     def speed(width: int) -> float:
         rows = np.array([len(trees) * (pending + min(width, max(map(len, trees))))])
@@ -64,13 +88,13 @@ def test_one_width_for_the_batch_has_the_most_tokens_per_second(curve: CostCurve
 
 def test_all_where_rows_are_free_and_nothing_where_they_are_dear() -> None:
     tree = random_tree(random.Random(1), 12)
-    assert Spending(lambda: CHEAP).cut([tree], 1, 1) == [tree]
-    assert len(Spending(lambda: DEAR).cut([tree], 1, 1)[0]) == 0
+    assert Alone(CHEAP).cut([tree], 1, 1) == [tree]
+    assert len(Alone(DEAR).cut([tree], 1, 1)[0]) == 0
 
 
 def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
     """Also by nodes that were not fed: the target's next token tells whether the first of them was right."""
-    spending = Spending(lambda: KNEE)
+    spending = Alone(KNEE)
     boast = DraftTree([5], [-1], None, [0.9])
     lengths = []
     for _ in range(300):
@@ -92,7 +116,7 @@ def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
 
 def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
     """With drafts twice as long as without, beyond the curve: not worth it; once they are not, tried again."""
-    spending, tree = Spending(lambda: CHEAP), DraftTree([5], [-1], None, [0.6])
+    spending, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
     seq = Sequence([1], SamplingParams())
     widths = []
     for _ in range(4000):
@@ -113,7 +137,7 @@ def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
 
 def test_drawn_trees_and_trees_without_confidence_are_not_cut() -> None:
     chain = DraftTree.chain([1, 2, 3])
-    assert Spending(lambda: DEAR).cut([chain], 1, 1) == [chain]
+    assert Alone(DEAR).cut([chain], 1, 1) == [chain]
 
 
 def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:

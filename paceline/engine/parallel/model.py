@@ -163,6 +163,18 @@ def check_columns(drafter: Drafter, size: int) -> None:
         )
 
 
+def refuse_others(spec: str) -> Drafter:
+    """The maker of a parallel engine, which has one drafter for all requests.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(
+        f"got {spec!r} in lookahead parallelism, where the processes share out the trees of one drafter; expected None, or the"
+        " spec of that drafter. Leave it out."
+    )
+
+
 @torch.no_grad()
 def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...], int]]:
     """Name, dtype, shape and sum of every parameter and buffer: equal for equal models, wherever they are.

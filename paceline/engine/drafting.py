@@ -1,0 +1,110 @@
+"""What is known of one drafter's drafts: what its confidence was worth, and whether drafts that are fed whole pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+
+from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.gate import Gate
+from paceline.engine.reliability import FlatTrees, Reliability, count, new_reliability
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import DraftTree, IntArray
+
+
+@dataclass(eq=False, slots=True)
+class Worth:
+    """Of one drafter in one engine. Attributes:
+
+    reliability: what its confidence was worth so far. gate: whether its trees that carry none are worth their forwards.
+    """
+
+    reliability: Reliability = field(default_factory=new_reliability)
+    gate: Gate = field(default_factory=Gate)
+
+
+@dataclass(eq=False, slots=True)
+class Drafting:
+    """One drafter of an engine.
+
+    Attributes:
+        worth: what is known of its drafts; None = they are fed as proposed.
+    """
+
+    drafter: Drafter
+    worth: Worth | None
+
+
+@dataclass(eq=False, slots=True)
+class Part:
+    """The sequences of a step that have the same drafter, and what came of them.
+
+    Attributes:
+        seqs, max_nodes: they, and per sequence the largest tree that may be verified.
+        ready: those of them whose newest token is fed. trees: what is proposed for these.
+        outcomes: what the target said about the trees.
+        flat: the trees as they were proposed, where the budget may cut them; else None.
+        cost: what the trees cost the step, fed whole, in steps without them; 0 = that is of no interest.
+        draft_seconds: in forwards of the drafter's own model.
+        error: what the drafter raised, which ends its requests and no others.
+    """
+
+    drafting: Drafting
+    seqs: list[Sequence]
+    max_nodes: list[int]
+    ready: list[Sequence] = field(default_factory=list)
+    trees: list[DraftTree] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    flat: FlatTrees | None = None
+    cost: float = 0.0
+    draft_seconds: float = 0.0
+    error: Exception | None = None
+
+    @property
+    def width(self) -> int:
+        """Nodes of its largest tree."""
+        return max(map(len, self.trees), default=0)
+
+    @property
+    def new_tokens(self) -> int:
+        """How many tokens its sequences got."""
+        return sum(len(outcome.new_token_ids) for outcome in self.outcomes)
+
+    def flatten(self) -> None:
+        """Set `flat` where there are trees, and all of them are guesses with confidence."""
+        if self.width and all(tree.probs is None and (tree.confidence is not None or not len(tree)) for tree in self.trees):
+            self.flat = _flatten(self.trees)
+
+    def learn(self, all_tokens: int) -> None:
+        """Count what came true.
+
+        Args:
+            all_tokens: that all sequences of the step got, also those of other drafters.
+        """
+        worth = self.drafting.worth
+        if worth is None or not self.outcomes:
+            return
+        if self.flat is not None:
+            emitted = [outcome.new_token_ids for outcome in self.outcomes]
+            ends = np.cumsum([0, *map(len, emitted)], dtype=np.int64)
+            count(worth.reliability, self.flat, np.array(list(chain.from_iterable(emitted)), dtype=np.int64), ends)
+        elif self.cost:
+            without = all_tokens - self.new_tokens + len(self.outcomes)  # tokens of a step without these drafts
+            worth.gate.note(all_tokens / without, self.cost, len(self.outcomes))
+
+
+def _flatten(trees: ListLike[DraftTree]) -> FlatTrees:
+    parents: list[int] = []
+    token_ids: list[int] = []
+    confidence: list[float] = []
+    starts = [0]
+    for tree in trees:
+        parents += tree.parents
+        token_ids += tree.token_ids
+        confidence += tree.confidence or ()
+        starts.append(len(parents))
+    integers: list[IntArray] = [np.array(column, dtype=np.int64) for column in (parents, token_ids, starts)]
+    return FlatTrees(integers[0], integers[1], np.array(confidence, dtype=np.float64), integers[2])

@@ -1,0 +1,121 @@
+"""The drafters of one engine: its own, and those that single requests name."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from collections.abc import Set as AbstractSet
+from weakref import WeakKeyDictionary
+
+from paceline.common.config import parse_spec
+from paceline.engine.drafter import Drafter
+from paceline.engine.drafting import Drafting, Worth
+from paceline.engine.sequence import Sequence
+from paceline.errors import ConfigError, PacelineError
+
+MOST_DRAFTERS = 16  # besides the engine's own
+Maker = Callable[[str], Drafter]
+_Key = tuple[str, frozenset[tuple[str, str]]]
+
+
+def no_maker(spec: str) -> Drafter:
+    """The maker of an engine that can make no drafters.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(f"got {spec!r}; expected None, since this engine was given one drafter and no way to make others.")
+
+
+class Roster:
+    """Makes a drafter for each spec that a request names, once, and keeps it with what is known of it for later ones.
+
+    Args:
+        make: builds a drafter from its spec.
+        check: raises where a drafter does not fit the engine.
+        spending: whether trees may be cut to what pays.
+    """
+
+    def __init__(self, make: Maker, check: Callable[[Drafter], None], spending: bool) -> None:
+        self._make, self._check, self._spending = make, check, spending
+        self._worths: WeakKeyDictionary[Drafter, Worth] = WeakKeyDictionary()
+        self._named: OrderedDict[_Key, Drafting] = OrderedDict()  # the one that was asked for last at the end
+        self._own: Drafting | None = None
+        self._own_key: _Key | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def own(self) -> Drafting:
+        """The engine's own, for requests that name none."""
+        assert self._own is not None, "use comes first"
+        return self._own
+
+    def use(self, drafter: Drafter, spec: str | None) -> None:
+        """Make a drafter the engine's own.
+
+        Args:
+            spec: what it was made of, where that is known: requests that name it get the same object.
+        Raises:
+            as `check`.
+        """
+        self._check(drafter)
+        self._own, self._own_key = self._drafting(drafter), None if spec is None else _key(spec)
+
+    def find(self, spec: str | None, in_use: Callable[[], AbstractSet[Drafting]]) -> Drafting:
+        """Return the drafter of a spec, the engine's own for None.
+
+        Args:
+            in_use: returns those that open requests have; asked where one has to go to make room.
+        Raises:
+            ConfigError: it cannot be made, does not fit, or too many are in use; and what `make` raises.
+        """
+        if spec is None:
+            return self.own
+        key = _key(spec)
+        if key == self._own_key:
+            return self.own
+        with self._lock:
+            if key not in self._named:
+                self._make_room(in_use)
+                drafter = self._make(spec)
+                self._check(drafter)
+                self._named[key] = self._drafting(drafter)
+            self._named.move_to_end(key)
+            return self._named[key]
+
+    def find_all(self, seqs: ListLike[Sequence], in_use: Callable[[], AbstractSet[Drafting]]) -> list[Drafting]:
+        """Return the drafter of every sequence, by its `params.speculation`.
+
+        Raises:
+            as `find`, naming the prompt.
+        """
+        found = []
+        for place, seq in enumerate(seqs):
+            try:
+                found.append(self.find(seq.params.speculation, in_use))
+            except PacelineError as error:
+                raise type(error)(f"prompt {place}: speculation: {error}") from error
+        return found
+
+    def _drafting(self, drafter: Drafter) -> Drafting:
+        return Drafting(drafter, self._worths.setdefault(drafter, Worth()) if drafter.budget and self._spending else None)
+
+    def _make_room(self, in_use: Callable[[], AbstractSet[Drafting]]) -> None:
+        if len(self._named) < MOST_DRAFTERS:
+            return
+        busy = in_use()
+        idle = next((key for key, drafting in self._named.items() if drafting not in busy), None)
+        if idle is None:
+            raise ConfigError(
+                f"got one more drafter while {MOST_DRAFTERS} others are in use; expected at most so many. Let some requests end,"
+                " or name a drafter that is in use."
+            )
+        del self._named[idle]
+
+
+def _key(spec: str) -> _Key:
+    """The same for specs that differ in spaces and the order of options."""
+    name, options = parse_spec(spec)
+    return name, frozenset(options.items())

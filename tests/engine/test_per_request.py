@@ -1,0 +1,355 @@
+"""Every request its own drafter: in the same forwards, with the same answers, and with nobody's trouble but its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
+from paceline.bench.settings import BenchConfig
+from paceline.common.options import flat
+from paceline.drafters import create
+from paceline.engine.cost_curve import CostCurve
+from paceline.engine.drafting import Drafting, Part, Worth
+from paceline.engine.engine import Engine
+from paceline.engine.parallel.model import refuse_others
+from paceline.engine.roster import MOST_DRAFTERS, Roster
+from paceline.engine.sequence import Sequence
+from paceline.engine.spending import Spending
+from paceline.errors import ConfigError, DrafterError
+from paceline.head.settings import RecordConfig
+from tests.support.shared import COUNT, Pair, without_budget
+
+MIXED = ["none", "sssd", "prompt_lookup", "lookahead", "draft_model:verification=follow", "token_recycling", "auto"]
+
+
+def each(pair: Pair, specs: ListLike[str | None], **options: Any) -> list[SamplingParams]:
+    """Parameters for every prompt, the specs in turn."""
+    return [SamplingParams(COUNT, speculation=specs[row % len(specs)], **options) for row in range(len(pair.prompts))]
+
+
+@pytest.fixture
+def llm(pair: Pair) -> LLM:
+    return LLM(pair.target, "none", pair.draft, max_batch=len(pair.prompts))
+
+
+@pytest.mark.parametrize("budget", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_batch_of_many_drafters_says_what_each_says_alone(pair: Pair, llm: LLM, temperature: float, budget: bool) -> None:
+    plain = llm.generate(pair.prompts, SamplingParams(COUNT, temperature, seed=7))
+    if temperature == 0:
+        assert [out.token_ids for out in plain] == pair.answers
+    params = each(pair, MIXED if budget else [without_budget(spec) for spec in MIXED], temperature=temperature, seed=7)
+    for turn in range(2):  # the second with all drafters warm, and the prompts and drafters paired otherwise
+        params = params[turn:] + params[:turn]
+        outs = llm.generate(pair.prompts, params)
+        assert [out.token_ids for out in outs] == [out.token_ids for out in plain]
+        for out, one in zip(outs, params, strict=True):
+            name = str(one.speculation).partition(":")[0]
+            assert out.stats.drafted_tokens == 0 or name != "none"
+            assert (out.stats.draft_forwards > 0) == (name == "draft_model")
+            assert len(out.stats.fed) == out.stats.target_forwards
+    assert llm.model.open_sequences == 0
+    if not budget:
+        assert all(out.stats.drafted_tokens > 0 for out, one in zip(outs, params, strict=True) if one.speculation != "none")
+    assert llm.drafter.name == "none"
+
+
+def test_they_share_their_forwards(pair: Pair, llm: LLM) -> None:
+    """As many steps as the slowest request needs, not as all of them together."""
+    steps: list[int] = []
+    forward = llm.model.forward
+
+    def counted(seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Any:
+        steps.append(len({seq.params.speculation for seq in seqs}))
+        return forward(seqs, trees)
+
+    llm.model.forward = counted  # type: ignore[method-assign]
+    outs = llm.generate(pair.prompts, each(pair, [without_budget(spec) for spec in MIXED]))
+    assert [out.token_ids for out in outs] == pair.answers
+    assert len(steps) < 2 * COUNT
+    assert max(steps) == len(MIXED)
+
+
+def test_a_drafter_is_made_once_and_the_engines_own_is_used_for_its_own_spec(pair: Pair) -> None:
+    llm = LLM(pair.target, "sssd:nodes=9,budget=false")
+    with_own: list[int] = []
+    start = llm.drafter.start
+    llm.drafter.start = lambda seq: (with_own.append(seq.id), start(seq))[1]  # type: ignore[method-assign, func-returns-value]
+    specs = [None, "sssd:nodes=9,budget=false", " sssd: budget=false, nodes=9", "sssd:nodes=9"]
+    outs = llm.generate(pair.prompts[:4], [SamplingParams(8, speculation=spec) for spec in specs])
+    assert [out.token_ids for out in outs] == [answer[:8] for answer in pair.answers[:4]]
+    assert len(with_own) == 3
+    roster = llm._engine._roster
+    first = roster.find("sssd:nodes=9", set)
+    assert first is not roster.own
+    assert roster.find("sssd:nodes=9", set) is first
+    assert first.worth is not None
+
+
+def test_most_nodes_of_a_request(pair: Pair) -> None:
+    llm = pair.engine("prompt_lookup")
+    caps = [0, 1, 3, None]
+    params = [SamplingParams(COUNT, max_nodes=caps[row % 4]) for row in range(len(pair.prompts))]
+    outs = llm.generate(pair.prompts, params)
+    assert [out.token_ids for out in outs] == pair.answers
+    for cap in caps:
+        mine = [out.stats for out, one in zip(outs, params, strict=True) if one.max_nodes == cap]
+        widest = max(fed - 1 for stats in mine for fed in stats.fed[stats.prefill_forwards :])
+        assert widest > 3 if cap is None else widest == cap
+        assert (sum(stats.drafted_tokens for stats in mine) == 0) == (cap == 0)
+
+
+def test_streams_of_several_drafters(pair: Pair, llm: LLM) -> None:
+    streams = [
+        llm.stream(prompt, SamplingParams(COUNT, speculation=without_budget(spec)))
+        for prompt, spec in zip(pair.prompts, MIXED, strict=False)
+    ]
+    firsts = [next(stream).token_ids for stream in streams]
+    with ThreadPoolExecutor(3) as threads:
+        rests = list(threads.map(lambda stream: [token for chunk in stream for token in chunk.token_ids], streams))
+    assert [first + rest for first, rest in zip(firsts, rests, strict=True)] == pair.answers[: len(MIXED)]
+    assert llm.model.open_sequences == 0
+
+
+class Breaks(Drafter):
+    """Fails at a call of one of its methods: the third where that is about one sequence, else the eighth."""
+
+    name = "breaks"
+
+    def __init__(self, where: str) -> None:
+        self._where, self._calls = where, 0
+        self.open: set[int] = set()
+
+    def _call(self, where: str) -> None:
+        self._calls += where == self._where
+        if where == self._where and self._calls == (3 if where in ("start", "stop") else 8):
+            raise RuntimeError(f"broken in {where}")
+
+    def start(self, seq: Sequence) -> None:
+        self.open.add(seq.id)
+        self._call("start")
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        self._call("propose")
+        wrong = self._where == "tree" and any(len(seq.output_ids) == 5 for seq in seqs)
+        return [DraftTree([1], [0 if wrong else -1]) for _ in seqs]
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        self._call("observe")
+
+    def stop(self, seq: Sequence) -> None:
+        self.open.discard(seq.id)
+        self._call("stop")
+
+
+@pytest.mark.parametrize("where", ["start", "propose", "tree", "observe", "stop"])
+def test_a_drafter_that_fails_ends_its_own_requests_only(pair: Pair, where: str) -> None:
+    broken = Breaks(where)
+    engine = Engine(pair.target, create("none"), make=lambda spec: broken if spec == "breaks" else create(spec))
+    specs = ["breaks", None, "sssd:budget=false", "breaks", "prompt_lookup", "breaks"]
+    seqs = [
+        Sequence(prompt, SamplingParams(COUNT - 5 * row, speculation=spec))
+        for row, (prompt, spec) in enumerate(zip(pair.prompts, specs, strict=False))
+    ]
+    tickets = engine.submit(seqs)
+    while engine.unfinished:
+        engine.step()
+    failed = [ticket for ticket in tickets if ticket.error is not None]
+    assert 0 < len(failed) == (1 if where in ("start", "stop") else 3)
+    assert {ticket.seq.params.speculation for ticket in failed} == {"breaks"}
+    assert all(isinstance(ticket.error, DrafterError if where == "tree" else RuntimeError) for ticket in failed)
+    for ticket, answer in zip(tickets, pair.answers, strict=False):
+        if ticket not in failed:
+            assert ticket.seq.output_ids == answer[: ticket.seq.params.max_new_tokens]
+    assert not broken.open
+    assert engine.model.open_sequences == 0
+
+
+def test_the_likeliest_tokens_a_drafter_asks_for_are_of_its_own_requests(pair: Pair) -> None:
+    class Curious(Drafter):
+        top_k = 3
+
+        def __init__(self) -> None:
+            self.seen: list[Outcome] = []
+
+        def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+            return [DraftTree([1, 2], [-1, -1]) for _ in seqs]
+
+        def observe(self, outcomes: ListLike[Outcome]) -> None:
+            self.seen += outcomes
+
+    curious = Curious()
+    engine = Engine(pair.target, create("none"), make=lambda spec: curious if spec == "curious" else create(spec))
+    specs = [None, "curious", "sssd:budget=false", "curious"]
+    seqs = [Sequence(prompt, SamplingParams(9, speculation=spec)) for prompt, spec in zip(pair.prompts, specs, strict=False)]
+    engine.finish(engine.submit(seqs))
+    assert {outcome.seq.id for outcome in curious.seen} == {seqs[1].id, seqs[3].id}
+    for outcome in curious.seen:
+        assert outcome.target_top is not None
+        assert outcome.target_top.token_ids[:, 0].tolist() == outcome.target_argmax
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nonsense", "prompt 2: speculation: there is no drafter 'nonsense'"),
+        ("sssd:nodes=x", "prompt 2: speculation: drafter 'sssd':nodes: got 'x'"),
+        ("sssd:nodes", "prompt 2: speculation: drafter 'sssd': got 'nodes' for its options; expected options as key=value"),
+        ("sssd:nodes=3,x", "prompt 2: speculation: got 'x' in 'sssd:nodes=3,x'; expected options as key=value"),
+        ("draft_model", "prompt 2: speculation: drafter 'draft_model' needs a draft model"),
+    ],
+)
+def test_a_spec_that_cannot_be_made_is_told_before_anything_starts(pair: Pair, spec: str, message: str) -> None:
+    llm = LLM(pair.target, "none")
+    params = [SamplingParams(4, speculation=one) for one in (None, "sssd", spec)]
+    with pytest.raises(ConfigError, match=message):
+        llm.generate(pair.prompts[:3], params)
+    assert not llm._engine.unfinished
+    assert llm.timing.step == 0
+    with pytest.raises(ConfigError, match=message.replace("prompt 2", "prompt 0")):
+        next(llm.stream(pair.prompts[0], params[2]))
+
+
+def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair) -> None:
+    class Foreign(Drafter):
+        vocab_size = 7
+
+    engine = Engine(pair.target, create("none"), make=lambda spec: Foreign())
+    with pytest.raises(ConfigError, match="prompt 0: speculation: drafter 'drafter': got a vocabulary of 7 tokens"):
+        engine.submit([Sequence([1], SamplingParams(speculation="foreign"))])
+
+
+def test_an_engine_that_can_make_none_says_so(pair: Pair) -> None:
+    with pytest.raises(ConfigError, match="prompt 0: speculation: got 'none'; expected None, since this engine was given one"):
+        Engine(pair.target, create("none")).submit([Sequence([1], SamplingParams(speculation="none"))])
+
+
+@pytest.mark.parametrize("options", [{"speculation": ""}, {"speculation": 3}, {"max_nodes": -1}, {"max_nodes": 1.5}])
+def test_values_that_cannot_be(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ConfigError, match=f"{name}: got {next(iter(options.values()))!r}; expected"):
+        SamplingParams(**options)
+
+
+def test_a_bounded_number_of_drafters() -> None:
+    made: list[str] = []
+
+    def make(spec: str) -> Drafter:
+        made.append(spec)
+        return create("none")
+
+    roster = Roster(make, lambda drafter: None, spending=True)
+    roster.use(create("none"), "none")
+    found = [roster.find(f"none:x={number}", set) for number in range(MOST_DRAFTERS)]
+    roster.find("none:x=0", set)
+    roster.find("none:x=99", lambda: {found[1]})  # takes the place of the one not in use that was asked for first
+    assert roster.find("none:x=0", set) is found[0]
+    assert roster.find("none:x=1", set) is found[1]
+    assert len(made) == MOST_DRAFTERS + 1
+    assert roster.find("none:x=2", set) is not found[2]
+    with pytest.raises(ConfigError, match=f"got one more drafter while {MOST_DRAFTERS} others are in use"):
+        roster.find("none:x=100", lambda: set(roster._named.values()))
+    assert roster.find("none", set) is roster.own
+
+
+def test_what_was_learnt_of_a_drafter_stays_for_later_requests(pair: Pair) -> None:
+    llm = LLM(pair.target, "none")
+    for _ in range(2):
+        llm.generate(pair.prompts, SamplingParams(COUNT, speculation="sssd"))
+    worth = llm._engine._roster.find("sssd", set).worth
+    assert worth is not None
+    assert worth.reliability.trials.sum() > 0
+    assert llm.reliability is None  # of its own drafter
+
+
+def test_processes_of_a_parallel_run_have_one_drafter() -> None:
+    roster = Roster(refuse_others, lambda drafter: None, spending=False)
+    roster.use(create("lookahead:window=4"), "lookahead:window=4")
+    assert roster.find("lookahead:window=4", set) is roster.own
+    with pytest.raises(ConfigError, match="got 'sssd' in lookahead parallelism, where the processes share out the trees of one"):
+        roster.find("sssd", set)
+
+
+def part(trees: list[DraftTree], worth: Worth | None) -> Part:
+    return Part(Drafting(Drafter(), worth), [], [], trees=trees)
+
+
+def test_confidence_is_corrected_by_what_is_known_of_its_own_drafter() -> None:
+    """The same trees from two drafters: the one that boasts is cut to nothing, and the other is not."""
+    honest, boastful, chain = Worth(), Worth(), DraftTree.chain([5, 6], confidence=[0.9, 0.9])
+    spending = Spending(lambda: CostCurve((1, 1000), (1.0, 1.001)))
+    for _ in range(200):
+        parts = [part([chain], honest), part([chain], boastful)]
+        spending.cut(parts, 2, 1)
+        for one, tokens in zip(parts, ([5, 6, 7], [9]), strict=True):
+            one.outcomes = [Outcome(Sequence([1], SamplingParams()), one.trees[0], [], tokens, [])]
+        spending.observe(parts, 1.0)
+    assert honest.reliability.hits.sum() == 400
+    assert boastful.reliability.hits.sum() == 0
+    steep = Spending(lambda: CostCurve((1, 100), (1.0, 30.0)))
+    parts = [part([chain], honest), part([chain], boastful)]
+    steep.cut([parts[0]], 1, 1)
+    steep.cut([parts[1]], 1, 1)
+    assert [len(one.trees[0]) for one in parts] == [2, 0]
+
+
+def test_up_to_the_width_of_trees_fed_whole_nodes_are_free() -> None:
+    unlikely = DraftTree.chain([5] * 6, confidence=[0.3] * 6)
+    for whole in (part([DraftTree.chain([1] * 4)], None), part([DraftTree.chain([1] * 4)], Worth())):
+        own = part([unlikely], Worth())
+        Spending(lambda: CostCurve((1, 100), (1.0, 100.0))).cut([own, whole], 2, 1)
+        assert len(own.trees[0]) == 4
+        assert len(whole.trees[0]) == 4
+
+
+def test_each_whole_tree_pays_for_what_is_wider_than_the_next() -> None:
+    linear = CostCurve((1, 101), (1.0, 101.0))
+    narrow, wide, plain = (part([DraftTree.chain([1] * length)], Worth()) for length in (3, 7, 0))
+    untold = part([DraftTree.chain([1] * 2)], None)
+    Spending(lambda: linear).cut([wide, plain, narrow, untold], 1, 1)
+    assert [one.cost for one in (untold, narrow, wide, plain)] == pytest.approx([0, 4 / 3, 8 / 4, 0])
+    for one, count in ((wide, 2), (plain, 1), (narrow, 1), (untold, 3)):
+        one.outcomes = [Outcome(Sequence([1], SamplingParams()), one.trees[0], [], [4] * count, [])]
+    notes: list[tuple[float, float, int]] = []
+    assert wide.drafting.worth is not None
+    wide.drafting.worth.gate.note = lambda *seen: notes.append(seen)  # type: ignore[method-assign]
+    wide.learn(2 + 1 + 1 + 3)
+    assert notes == [(7 / 6, 2.0, 1)]  # seven tokens, of which six had come without it, in twice the time
+
+
+def test_a_useless_drafter_is_left_out_and_the_others_go_on(pair: Pair) -> None:
+    """One whose wide trees never come true: its gate shuts, and nobody else's."""
+
+    class Useless(Drafter):
+        budget = True
+
+        def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+            return [DraftTree.chain([0] * min(40, limit)) for limit in max_nodes]
+
+    engine = Engine(pair.target, create("none"), make=lambda spec: Useless() if spec == "useless" else create(spec))
+    engine._spending = Spending(lambda: CostCurve((1, 1000), (1.0, 1000.0)))
+    seqs = [
+        Sequence(prompt, SamplingParams(COUNT, speculation="useless" if row % 2 else "lookahead:budget=false"))
+        for row, prompt in enumerate(pair.prompts[:8])
+    ]
+    engine.finish(engine.submit(seqs))
+    assert [seq.output_ids for seq in seqs] == pair.answers[:8]
+    useless = [seq for seq in seqs if seq.params.speculation == "useless"]
+    assert sum(fed > 30 for seq in useless for fed in seq.counters.fed[1:]) <= 4 * len(useless)
+    assert all(sum(seq.counters.fed) > 2 * len(seq.counters.fed) for seq in seqs if seq not in useless)
+
+
+def test_they_are_no_options_of_a_run() -> None:
+    """A bench has a `max_nodes` and drafters of its own."""
+    assert not {"speculation"} & flat(BenchConfig()).keys()
+    assert not {"speculation", "max_nodes"} & flat(SamplingParams(speculation="none")).keys()
+    assert flat(BenchConfig(max_nodes=3))["max_nodes"] == 3
+    for config in (BenchConfig, RecordConfig):
+        with pytest.raises(ConfigError, match=r"max_nodes: got 3 among the sampling options; expected None there"):
+            config(sampling=SamplingParams(max_nodes=3))
+        with pytest.raises(ConfigError, match="speculation: got 'none' among the sampling options"):
+            config(sampling=SamplingParams(speculation="none"))
