@@ -19,7 +19,7 @@ from paceline.engine.tree import DraftTree, IntArray
 class Worth:
     """Of one drafter in one engine. Attributes:
 
-    reliability: what its confidence was worth so far. gate: whether its trees that carry none are worth their forwards.
+    reliability: what its confidence was worth so far. gate: whether it is asked.
     """
 
     reliability: Reliability = field(default_factory=new_reliability)
@@ -91,6 +91,7 @@ class Part:
             emitted = [outcome.new_token_ids for outcome in self.outcomes]
             ends = np.cumsum([0, *map(len, emitted)], dtype=np.int64)
             count(worth.reliability, self.flat, np.array(list(chain.from_iterable(emitted)), dtype=np.int64), ends)
+            worth.gate.note_cut(self.width)
         elif self.cost:
             without = all_tokens - self.new_tokens + len(self.outcomes)  # tokens of a step without these drafts
             worth.gate.note(all_tokens / without, self.cost, len(self.outcomes))

@@ -1,9 +1,13 @@
-"""Whether drafts that are fed whole are worth their forwards: tried in bursts, ever more rarely while they are not."""
+"""Whether a drafter is asked at all. Drafts that are fed whole are tried in bursts, ever more rarely while they do not pay.
+
+A drafter whose trees are cut to what pays is asked at most steps: one step in five once they have been cut to nothing for long.
+"""
 
 from __future__ import annotations
 
 _BURST, _LEAST_STEPS = 8, 2  # steps of a sequence after which a burst may end, and steps
 _SHORTEST, _LONGEST = 32, 512  # steps without drafts between two bursts
+_PATIENCE, _LONGEST_REST = 4, 4  # steps whose trees were cut to nothing before the first is left out; and most in a row
 _KEPT = 0.94  # of what earlier steps of a burst say, with every step
 
 
@@ -14,6 +18,7 @@ class Gate:
         self._tokens = self._cost = 0.0  # of the burst so far: tokens per sequence, and steps of plain decoding they took
         self._steps = self._samples = 0
         self._pause, self._next = 0, _SHORTEST
+        self._in_vain = 0  # steps in a row whose trees were cut to nothing
 
     def opens(self) -> bool:
         """Return whether the next step has drafts."""
@@ -41,3 +46,8 @@ class Gate:
         self._pause, self._next = self._next, min(2 * self._next, _LONGEST)
         self._tokens = self._cost = 0.0
         self._steps = self._samples = 0
+
+    def note_cut(self, nodes: int) -> None:
+        """Take in a step whose trees were cut, to so many nodes at most."""
+        self._in_vain = 0 if nodes else self._in_vain + 1
+        self._pause = min(max(0, self._in_vain - _PATIENCE), _LONGEST_REST)

@@ -26,30 +26,36 @@ from paceline.engine.drafting import Part
 from paceline.engine.reliability import FlatTrees, Reliability, corrected
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
-_RATE = 0.1  # of the newest step in what steps were found to take
+_RATE = 0.1  # of the newest step in what steps were found to take; of the first ones all count alike
+_MARGIN = 1.03  # of the seconds of steps with drafts: a gain that is smaller is no gain for sure
 _FORGETTING = 0.005  # of that, with every step that tells nothing about it: what was too dear is tried again
 _MOST_OFF = 3.0  # a curve is believed to be off by no more
 
 
 class _Pace:
-    """How much longer steps with drafts take than the curve says, compared with steps without; of one number of sequences."""
+    """How much longer steps with drafts take than the curve says, compared with steps without; of one number of sequences.
 
-    def __init__(self) -> None:
-        self._off = [0.0, 0.0]  # logarithms of seconds over those of the curve: without drafts, and with them
-        self._known = [False, False]
+    Args:
+        like: of another number of sequences, to begin with.
+    """
+
+    def __init__(self, like: _Pace | None = None) -> None:
+        # Logarithms of seconds over those of the curve, without drafts and with them.
+        self._off: list[float] = [0.0, 0.0] if like is None else [*like._off]
+        self._steps: list[int] = [0, 0] if like is None else [min(steps, 1) for steps in like._steps]
 
     @property
     def factor(self) -> float:
         """Of the seconds of steps with drafts."""
-        if not all(self._known):
+        if not all(self._steps):
             return 1.0
         return min(_MOST_OFF, max(1 / _MOST_OFF, math.exp(self._off[1] - self._off[0])))
 
     def note(self, drafted: bool, seconds: float, expected: float) -> None:
         """Take in a step."""
         off = math.log(max(seconds, 1e-9) / expected)
-        self._off[drafted] = self._off[drafted] + _RATE * (off - self._off[drafted]) if self._known[drafted] else off
-        self._known[drafted] = True
+        self._steps[drafted] += 1
+        self._off[drafted] += max(_RATE, 1 / self._steps[drafted]) * (off - self._off[drafted])
         if not drafted:
             self._off[1] += _FORGETTING * (self._off[0] - self._off[1])
 
@@ -65,7 +71,8 @@ class Spending:
         self._curve = curve
         self._costs: dict[tuple[int, int], NDArray[np.float64]] = {}
         self._paces: dict[int, _Pace] = {}  # by the number of sequences
-        self._step: tuple[int, bool, float] | None = None  # sequences, whether there are drafts, seconds by the curve
+        self._pace: _Pace | None = None  # the newest
+        self._step: tuple[bool, float] | None = None  # whether there are drafts, and seconds by the curve
 
     def cut(self, parts: ListLike[Part], sequences: int, pending: int) -> None:
         """Leave the trees of a step as many nodes as pay; those without confidence, and drawn ones, stay as they are.
@@ -78,8 +85,11 @@ class Spending:
                 part.flatten()
         widest = max((part.width for part in parts), default=0)
         by_curve = self._seconds(sequences, pending, widest)
+        if sequences not in self._paces:
+            self._paces[sequences] = _Pace(self._pace)
+        self._pace = self._paces[sequences]
         seconds = by_curve.copy()
-        seconds[1:] *= self._paces.setdefault(sequences, _Pace()).factor
+        seconds[1:] *= _MARGIN * self._pace.factor
         floor = max((part.width for part in parts if part.flat is None), default=0)
         own = width = 0  # of the trees that may be cut: if there were no others, and as it is
         if any(part.flat is not None for part in parts):
@@ -92,17 +102,17 @@ class Spending:
         _charge(parts, own, seconds)
         # Prompts say nothing about decoding.
         fed = max(floor, width)
-        self._step = (sequences, fed > 0, float(by_curve[fed])) if pending == 1 else None
+        self._step = (fed > 0, float(by_curve[fed])) if pending == 1 else None
 
     def observe(self, parts: ListLike[Part], seconds: float) -> None:
         """Count what came true of the trees that were cut last.
 
         Args:
-            seconds: from before the forward until the target had spoken.
+            seconds: of the whole step, drafting included.
         """
-        if self._step is not None:
-            sequences, drafted, expected = self._step
-            self._paces[sequences].note(drafted, seconds, expected)
+        if self._step is not None and self._pace is not None:
+            drafted, expected = self._step
+            self._pace.note(drafted, seconds, expected)
             self._step = None
         tokens = sum(part.new_tokens for part in parts)
         for part in parts:

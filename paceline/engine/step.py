@@ -47,6 +47,7 @@ def joint_step(model: CachedLM, parts: ListLike[Part], verify: Verifier = verify
     Args:
         spending: cuts the trees to what pays; None = they are fed as proposed.
     """
+    start = time.perf_counter()
     for part in parts:
         _propose(model, part)
     parts = [part for part in parts if part.error is None]
@@ -60,14 +61,11 @@ def joint_step(model: CachedLM, parts: ListLike[Part], verify: Verifier = verify
     ready = [row for row, seq in enumerate(seqs) if seq.id in drafted]
     trees = [drafted.get(seq.id, EMPTY_TREE) for seq in seqs]
 
-    start = time.perf_counter()
     logits = model.forward(seqs, trees)
     if len(ready) < len(seqs):
         logits = logits[ready]
     outcomes = verify([seqs[row] for row in ready], [trees[row] for row in ready], logits)
     _hand_out(outcomes, parts, logits)
-
-    seconds = time.perf_counter() - start
     accepted: list[list[int]] = [[]] * len(seqs)
     for row, outcome in zip(ready, outcomes, strict=True):
         accepted[row] = outcome.accepted
@@ -76,10 +74,10 @@ def joint_step(model: CachedLM, parts: ListLike[Part], verify: Verifier = verify
         outcome.seq.append(outcome.new_token_ids)
         outcome.seq.counters.drafted_tokens += len(outcome.tree)
         outcome.seq.counters.accepted_tokens += len(outcome.accepted)
-    if spending is not None and asked:
-        spending.observe(parts, seconds)
     for part in parts:
         _observe(part)
+    if spending is not None and asked:
+        spending.observe(parts, time.perf_counter() - start)
 
 
 def _propose(model: CachedLM, part: Part) -> None:

@@ -19,6 +19,7 @@ from paceline.engine.gate import Gate
 from paceline.engine.reliability import Reliability
 from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
+from paceline.engine.tree import EMPTY_TREE
 from tests.support.shared import Pair
 
 CHEAP = CostCurve((1, 1000), (1.0, 1.001))
@@ -154,6 +155,40 @@ def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
     assert pauses(2.0, 500) == []
     assert pauses(1.0, 4000)[:5] == [32, 64, 128, 256, 512]
     assert set(pauses(1.0, 4000)[4:-1]) == {512}
+
+
+def test_a_drafter_whose_trees_are_cut_to_nothing_rests_and_is_back_at_once() -> None:
+    gate = Gate()
+    asked = []
+    for _ in range(60):
+        asked.append(gate.opens())
+        if asked[-1]:
+            gate.note_cut(0)
+    assert asked[:9] == [True] * 5 + [False, True, False, False]
+    assert sum(asked[30:]) == 6
+    while not gate.opens():
+        pass
+    gate.note_cut(3)
+    for _ in range(4):
+        assert gate.opens()
+        gate.note_cut(0)
+
+
+def test_what_steps_take_is_believed_of_other_numbers_of_sequences_until_they_are_known() -> None:
+    spending, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
+    seq = Sequence([1], SamplingParams())
+    for turn in range(60):
+        trees = [tree] * 4 if turn % 2 else [EMPTY_TREE] * 4
+        cut = spending.cut(trees, 4, 1)
+        spending.observe([Outcome(seq, one, [], [5], [5]) for one in cut], 3.0 if any(map(len, cut)) else 1.0)
+    assert not any(map(len, spending.cut([tree] * 3, 3, 1)))
+    assert all(map(len, Alone(CHEAP).cut([tree] * 3, 3, 1)))
+
+
+def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
+    small = CostCurve((1, 2), (1.0, 1.39))
+    assert not len(Alone(small).cut([DraftTree([5], [-1], None, [0.4])], 1, 1)[0])
+    assert len(Alone(CostCurve((1, 2), (1.0, 1.3))).cut([DraftTree([5], [-1], None, [0.4])], 1, 1)[0])
 
 
 def test_a_batch_shows_sooner_whether_drafting_pays() -> None:
