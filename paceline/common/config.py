@@ -15,6 +15,7 @@ T = TypeVar("T")
 _TRUE = {"true", "1", "yes", "on"}
 _FALSE = {"false", "0", "no", "off"}
 _QUOTED = re.compile(r"""(?<==)(?:"[^"]*"|'[^']*')""")
+_NEEDS_QUOTES = re.compile(r"""[\s,'"]|^$""")
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -50,8 +51,8 @@ def cut_outside_quotes(text: str, separator: str) -> list[str]:
 
 
 def in_quotes(value: str) -> str:
-    """Return `value` as it can stand in a spec whatever is in it, but for double quotes."""
-    return f'"{value}"'
+    """Return `value` as it can stand in a spec whatever is in it, but for double quotes; as it is where it needs none."""
+    return f'"{value}"' if _NEEDS_QUOTES.search(value) else value
 
 
 def _unquoted(value: str, spec: str) -> str:

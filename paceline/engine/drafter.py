@@ -278,5 +278,5 @@ def _broken_draw_rule(tree: DraftTree, probs: ListLike[object], vocab: int) -> s
         elif parent in guessed:
             return "gave {seq} a drawn node after a guessed sibling; drawn siblings come first."
         elif tuple(getattr(dist, "shape", ())) != (vocab,):
-            return f"gave {{seq}} probs {_short(dist)} of shape {tuple(getattr(dist, 'shape', ()))}; each is a tensor [{vocab}]."
+            return f"gave {{seq}} probs of shape {tuple(getattr(dist, 'shape', ()))}, {_short(dist)}; each is a tensor [{vocab}]."
     return None

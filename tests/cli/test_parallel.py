@@ -90,7 +90,7 @@ def test_a_lost_process_ends_the_others(tmp_path: Path, end: signal.Signals, pat
 def test_ctrl_c_in_one_process_ends_all_quietly(tmp_path: Path) -> None:
     group = start_endless(tmp_path, 2)
     os.kill(group.processes[1].pid or 0, signal.SIGINT)
-    assert group.wait() == [0, 0]
+    assert group.wait() == [130, 130]
     assert group.errors() == ["stopped"]
 
 

@@ -49,7 +49,7 @@ def test_what_is_refused(words: tuple[str, ...], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [((), "--hardware"), (("--hardware", "h100", "--png", "nowhere/x.png"), "there is no folder 'nowhere'")],
+    [((), "--hardware"), (("--hardware", "h100", "--png", "nowhere/x.png"), "cannot write 'nowhere/x.png': there is no folder")],
 )
 def test_lines_that_cannot_be_read(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
