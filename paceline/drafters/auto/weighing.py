@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import math
+from time import perf_counter
 
 _TRIAL = 8  # steps of a trial
 _SHORTEST, _LONGEST = 32, 512  # steps between two trials
@@ -19,7 +20,8 @@ class Weighing:
     def __init__(self) -> None:
         self.asks = True
         self._better: bool | None = None  # not known
-        self._tokens, self._seconds = [0.0, 0.0], [0.0, 0.0]  # without the source, and with it
+        # Without the source, and with it: steps, their tokens, and logarithms of their seconds, of which outliers change little.
+        self._steps, self._tokens, self._logs = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
         self._left, self._pause = _TRIAL, _SHORTEST
         self._fresh = True  # the first step of a kind pays for the change
 
@@ -29,18 +31,19 @@ class Weighing:
             self._fresh = False
             return
         way = self.asks
-        self._tokens[way] = _KEPT * self._tokens[way] + tokens
-        self._seconds[way] = _KEPT * self._seconds[way] + seconds
+        for sums, new in ((self._steps, 1.0), (self._tokens, tokens), (self._logs, math.log(max(seconds, 1e-9)))):
+            sums[way] = _KEPT * sums[way] + new
         self._left -= 1
         if self._left == 0:
             self._decide()
 
     def _decide(self) -> None:
         """Go on with the better way, or try the other one."""
-        if self._better == self.asks or not all(self._seconds):
+        if self._better == self.asks or not all(self._steps):
             self._go_on(not self.asks, _TRIAL)
             return
-        better = self._tokens[1] * self._seconds[0] >= self._tokens[0] * self._seconds[1]
+        without, having = (self._tokens[way] / self._steps[way] / math.exp(self._logs[way] / self._steps[way]) for way in (0, 1))
+        better = having >= without
         self._pause = min(2 * self._pause, _LONGEST) if better == self._better else _SHORTEST
         self._better = better
         self._go_on(better, self._pause)
@@ -64,7 +67,7 @@ class Weighings:
         Args:
             telling: whether its time says something.
         """
-        self._begun = time.perf_counter()
+        self._begun = perf_counter()
         weighing = self._weighings.setdefault(sequences, Weighing())
         self._running = weighing if telling else None
         return weighing.asks
@@ -72,5 +75,5 @@ class Weighings:
     def end(self, tokens: int) -> None:
         """End the step, which brought so many tokens."""
         if self._running is not None:
-            self._running.note(tokens, time.perf_counter() - self._begun)
+            self._running.note(tokens, perf_counter() - self._begun)
             self._running = None
