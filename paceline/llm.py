@@ -81,7 +81,8 @@ class LLM:
             eval mode).
         drafter: "auto", or another "name" or "name:key=value,key=value" (of `paceline drafters`, or "module:Class" of your
             own), or a `Drafter`.
-        draft_model: as `model`, for the drafters that need one, also those of single requests (`SamplingParams.speculation`).
+        draft_model: as `model`, for the drafters that need one, or take one as "auto" does; also for those of single requests
+            (`SamplingParams.speculation`).
         tokenizer: directory, hub id, GGUF file or object; default the one beside `model`. Token-id prompts need none.
         dtype: "auto" (the checkpoint's; bfloat16 for a GGUF file), "float32", "bfloat16" or "float16".
         device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
@@ -121,7 +122,7 @@ class LLM:
             )
         ranks = Ranks.join(device) if lookahead_parallel is True else lookahead_parallel or None
         spec = drafter if isinstance(drafter, str) else None
-        if isinstance(drafter, str) and not entry(parse_spec(drafter)[0]).needs_draft_model:
+        if isinstance(drafter, str) and not _built_with_draft(drafter, draft_model):
             drafter = create(drafter)  # before a model is loaded: mistakes are told at once
         if ranks is not None and isinstance(drafter, Drafter):
             check_columns(drafter, ranks.size)
@@ -233,6 +234,12 @@ class LLM:
         if seq.stop is not None:
             text = seq.stop.cut(text)
         return Completion(text, seq.output_ids, seq.finish_reason or "length", ticket.stats())
+
+
+def _built_with_draft(spec: str, draft_model: object) -> bool:
+    """Whether a drafter waits for its draft model, which is loaded after the target."""
+    named = entry(parse_spec(spec)[0])
+    return named.needs_draft_model or (draft_model is not None and named.takes_draft_model)
 
 
 class _Writer:

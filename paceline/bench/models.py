@@ -55,7 +55,7 @@ def load_models(config: BenchConfig, target: PreTrainedModel | None, draft: PreT
     tokenizer = load_tokenizer(tokenizer, place)
     device = local_device(asked.device) if config.lookahead_parallel else asked.device
     model = target or load_model(place, asked.dtype, device)
-    if not config.needs_draft():
+    if not (config.needs_draft() or config.with_draft()):
         draft = None
     elif draft is None and wanted is not None:
         draft = load_model(demo.draft_of(wanted), asked.dtype, str(model.device))

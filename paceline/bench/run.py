@@ -172,7 +172,10 @@ def _methods(
     if draft is not None:
         draft.reserve(config.batch, positions)
     ours: list[Method] = []
-    makers: dict[str, Callable[[], Drafter]] = {spec: partial(create, spec, draft_model=draft) for spec in config.drafters}
+    drafting = dict.fromkeys(config.with_draft(), draft)
+    makers: dict[str, Callable[[], Drafter]] = {
+        spec: partial(create, spec, draft_model=drafting.get(spec)) for spec in config.drafters
+    }
     if draft is not None:
         makers |= {name: partial(make, draft) for name, make in made.items()}
     if not budget:

@@ -116,6 +116,12 @@ class BenchConfig:
         drafters = [spec for spec in self.drafters if entry(parse_spec(spec)[0]).needs_draft_model]
         return drafters + [name for name in self.baselines if name == ASSISTANT and self.batch == 1]
 
+    def with_draft(self) -> list[str]:
+        """Return the drafters that are built with the draft model: those that need one, and where it is named, that take one."""
+        named = self.models.draft_model is not None
+        found = {spec: entry(parse_spec(spec)[0]) for spec in self.drafters}
+        return [spec for spec, one in found.items() if one.needs_draft_model or (named and one.takes_draft_model)]
+
     def command(self) -> str:
         """Return the `paceline bench` command line of this run; options at their defaults are left out, methods never."""
         words = ["paceline", "bench"]

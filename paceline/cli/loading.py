@@ -30,8 +30,9 @@ def build_llm(models: ModelOptions, drafter: str, ranks: Ranks | None = None, **
 
     use_threads(models.threads)
     name = demo.draft_name(models.model, models.draft_model)
-    needs_draft = entry(split_spec(drafter)[0]).needs_draft_model
-    draft = demo.draft_of(name) if needs_draft and name is not None else None
+    found = entry(split_spec(drafter)[0])
+    wanted = found.needs_draft_model or (found.takes_draft_model and models.draft_model is not None)
+    draft = demo.draft_of(name) if wanted and name is not None else None
     target = demo.target_of(models.model)
     return LLM(
         target, drafter, draft, dtype=models.dtype, device=models.device, lookahead_parallel=ranks or False,

@@ -1,9 +1,9 @@
 """The registry of drafters: this package's own, those of other packages (entry points), and any `module:Class`.
 
 A drafter class names itself, says what it needs (`needs_draft_model` ... of `Drafter`), holds a frozen dataclass `Options` and is
-built by `Class.build(options)`, or `Class.build(options, draft_model)` where it needs one. One of this package is a file and a
-line below, which repeats what it needs, so that lists load no model code; another package declares its own in the entry point
-group `paceline.drafters`. No drafter's module is imported before the drafter is chosen.
+built by `Class.build(options)`, or `Class.build(options, draft_model)` where it needs one, or takes one and there is one. One of
+this package is a file and a line below, which repeats what it needs, so that lists load no model code; another package declares
+its own in the entry point group `paceline.drafters`. No drafter's module is imported before the drafter is chosen.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Entry:
         summary: what it does, for lists; empty where only the class can tell.
         source: the package that declares it, for messages; empty for `module:Class` as the user wrote it.
         light: "module:Class" of its options, which can be imported without torch or a compiler; empty: as `target` has them.
-        needs: what it is built with, out of "draft_model", "trained" and "datastore"; None: only the class can tell.
+        needs: what it is built with, out of "draft_model", "draft_model_if_given", "trained" and "datastore"; None: only the
+            class can tell.
     """
 
     name: str
@@ -78,8 +79,15 @@ class Entry:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether it is built with a draft model; loads the class where nothing is registered, as the two below do."""
+        """Whether it is built with a draft model; loads the class where nothing is registered, as those below do."""
         return bool(self.load().needs_draft_model) if self.needs is None else "draft_model" in self.needs
+
+    @property
+    def takes_draft_model(self) -> bool:
+        """Whether it is built with a draft model where there is one; all that need one do."""
+        if self.needs is None:
+            return self.needs_draft_model or bool(self.load().takes_draft_model)
+        return not self.needs.isdisjoint(("draft_model", "draft_model_if_given"))
 
     @property
     def needs_trained(self) -> bool:
@@ -158,7 +166,8 @@ _OWN = (
     ),
     _own(
         "auto", ".drafter:Auto", ".options:AutoOptions",
-        "one tree of retrieved text and the target's own kept guesses, the likeliest first",
+        "one tree of retrieved text, the target's own kept guesses and those of a draft model, if there is one",
+        "draft_model_if_given",
     ),
     _own(
         "rest", ".drafter:Rest", ".options:RestOptions",
@@ -211,7 +220,7 @@ def create(spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = 
     """Build a drafter from "name", "name:key=value,...", "module:Class" or "module:Class:key=value,...".
 
     Args:
-        draft_model: directory, hub id, GGUF file or loaded model, for the drafters that need one.
+        draft_model: directory, hub id, GGUF file or loaded model, for the drafters that need or take one.
         options: more options, typed, as keywords.
     Raises:
         ConfigError: unknown name or option, a class that is no drafter, a value out of range, or a missing draft model.
@@ -225,16 +234,16 @@ def create(spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = 
             f"drafter {name!r}: got option {key!r} twice, in {spec!r} and as a keyword; expected it once. Keep one."
         )
     chosen = build_options(cls.Options, {**text, **options}, f"drafter {name!r}")
-    if not cls.needs_draft_model:
-        built = cls.build(chosen)
-    elif draft_model is None:
+    if draft_model is None and cls.needs_draft_model:
         raise ConfigError(
             f"drafter {name!r} needs a draft model: got none; expected a directory, hub id or loaded model. Pass draft_model=..."
         )
-    else:
+    if draft_model is not None and (cls.needs_draft_model or cls.takes_draft_model):
         from paceline.engine.loading import draft_lm
 
         built = cls.build(chosen, draft_lm(draft_model))
+    else:
+        built = cls.build(chosen)
     if not isinstance(built, Drafter):
         raise ConfigError(f"drafter {name!r}: got a {type(built).__name__} from {cls.__name__}.build; expected a Drafter.")
     return built
@@ -258,7 +267,7 @@ class Maker:
         Raises:
             as `create`.
         """
-        if entry(parse_spec(spec)[0]).needs_draft_model and self._loaded is None and self._named is not None:
+        if entry(parse_spec(spec)[0]).takes_draft_model and self._loaded is None and self._named is not None:
             from paceline.engine.loading import draft_lm, load_draft
 
             self._loaded = draft_lm(load_draft(self._named, self._dtype, self._device))

@@ -82,6 +82,7 @@ class Drafter:
         needs_predictions: it learns from what the target says behind guesses it did not keep (`target_argmax`),
             which no record of an answer has.
         needs_draft_model: of a class: `build` takes a draft model beside the options.
+        takes_draft_model: of a class: `build` may be given one, too, and does without.
         needs_trained: of a class: it reads a file trained or built for the models at hand.
         needs_store: of a class: its option `datastore` must name a token store.
     """
@@ -95,14 +96,22 @@ class Drafter:
     top_k: int = 0
     needs_predictions: bool = False
     needs_draft_model: ClassVar[bool] = False
+    takes_draft_model: ClassVar[bool] = False
     needs_trained: ClassVar[bool] = False
     needs_store: ClassVar[bool] = False
+
+    def check_vocab_size(self, vocab_size: int) -> None:
+        """An engine is being built for a target of so many tokens, which is not known earlier: guesses must be ids below.
+
+        Raises:
+            ConfigError: what the drafter has read is of another vocabulary; both sizes are named.
+        """
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """An engine is being built for prompts of `tokenizer` (of transformers): guesses must be ids of the same one.
 
         Raises:
-            DatastoreError: they are not, as far as the drafter knows; both fingerprints are named.
+            DatastoreError, ConfigError: they are not, as far as the drafter knows; both fingerprints are named.
         """
 
     def start(self, seq: Sequence) -> None:
@@ -138,6 +147,10 @@ class DelegatingDrafter(Drafter):
         self.inner = inner
         for name in ("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k", "needs_predictions"):
             setattr(self, name, getattr(inner, name))
+
+    def check_vocab_size(self, vocab_size: int) -> None:
+        """Pass on."""
+        self.inner.check_vocab_size(vocab_size)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Pass on."""
@@ -198,7 +211,8 @@ def check_vocabulary(drafter: Drafter, vocab: int) -> None:
     """Hold the drafter's vocabulary, if it has one, against the target's of `vocab` tokens; once, when an engine is built.
 
     Raises:
-        ConfigError: they differ, or the drafter's guesses may be beyond the target's; both sizes are named.
+        ConfigError: they differ, or the drafter's guesses may be beyond the target's; both sizes are named. And what
+            `check_vocab_size` raises.
     """
     if drafter.ids_below > vocab:
         raise ConfigError(
@@ -210,6 +224,7 @@ def check_vocabulary(drafter: Drafter, vocab: int) -> None:
             f"drafter {drafter.name!r}: got a vocabulary of {drafter.vocab_size} tokens; expected {vocab}, the target's."
             " Choose a draft model of the target's family."
         )
+    drafter.check_vocab_size(vocab)
 
 
 def check_trees(drafter: Drafter, seqs: ListLike[Sequence], max_nodes: list[int], trees: list[DraftTree], vocab: int) -> None:

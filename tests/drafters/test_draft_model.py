@@ -79,7 +79,7 @@ def test_hit_rates_move_from_the_prior_to_what_happened() -> None:
     assert 0.35 < before < 1
     tree = DraftTree([1, 2, 3], [-1, 0, 1])
     for _ in range(200):
-        rates.learn(tree, [0.95, 0.35, 0.35], [0])  # the third was never reached
+        rates.learn(tree, [0.95, 0.35, 0.35], [0], 2)  # the third was never reached
     assert rates.confidence(0.35) < 0.05 < before < 0.9 < rates.confidence(0.95) <= 1
     assert rates.confidence(0.65) == HitRates().confidence(0.65)
 

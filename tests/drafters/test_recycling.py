@@ -79,10 +79,14 @@ def test_the_longest_key_in_use_bounds_what_is_looked_up() -> None:
 
 def taught(said: Said, keys: int = 3) -> Recycler:
     made = Recycler(keys, rows=256)
+    teach(made, said, keys)
+    return made
+
+
+def teach(made: Recycler, said: Said, keys: int = 3) -> None:
     for newest, row in said.items():
         top = tops([row])
         remember(made.table, ids(*newest), keys, ids(), ids(), top.token_ids, top.probs)
-    return made
 
 
 def test_the_likeliest_paths_come_first_from_both_sources() -> None:
@@ -101,6 +105,27 @@ def test_the_likeliest_paths_come_first_from_both_sources() -> None:
     assert len(made.draft(seq, 2, 0.0, drafted)) == 2
     assert len(made.draft(seq, 8, 0.5, drafted)) < 4
     assert made.draft(seq, 0, 0.0, drafted) is EMPTY_TREE
+
+
+def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
+    """Where it was asked: 9 rises, 7 falls, 3 comes; behind 7 it was not, and 5 keeps its chance."""
+    made = taught({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
+    seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
+    plain, joint = made.draft(seq, 8, 0.0), made.draft(seq, 8, 0.0, modelled=DraftTree([9, 3], [-1, -1], None, [0.9, 0.2]))
+
+    def chances(tree: DraftTree) -> dict[int, float]:
+        assert tree.confidence is not None
+        return dict(zip(tree.token_ids, tree.confidence, strict=True))
+
+    before, after = chances(plain), chances(joint)
+    assert set(after) == {*before, 3}
+    assert after[9] > before[9]
+    assert after[7] < before[7]
+    assert after[5] == before[5]
+    counted = made.chances.trials.copy()
+    seq.append([9])
+    made.observe([Outcome(seq, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
+    assert (made.chances.trials != counted).sum() == 5  # of 7 and 9 two cells each, of 3 one
 
 
 def test_no_tree_is_deeper_than_the_answer_may_be_long() -> None:

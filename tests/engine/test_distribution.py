@@ -26,12 +26,12 @@ from transformers import (
 )
 
 from paceline import LLM, Drafter, DraftTree, SamplingParams
-from paceline.drafters import available, entry
+from paceline.drafters import available
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
 from tests.support.models import make
-from tests.support.shared import fits, with_head, with_store, without_budget
+from tests.support.shared import fits, has_draft, with_head, with_store, without_budget
 from tests.support.stores import some_documents
 
 PROMPT = [1, 3, 4, 3, 5, 3]
@@ -55,6 +55,8 @@ CHOSEN = [
     "rest:nodes=3",
     "pia:nodes=2",
     "sssd:nodes=3",
+    "auto",
+    "auto:draft=true,nodes=5",
 ]
 
 
@@ -96,8 +98,7 @@ def law(params: SamplingParams, length: int = 3) -> dict[tuple[int, ...], float]
 
 def sample(drafter: str | Drafter, params: SamplingParams) -> Counter[tuple[int, ...]]:
     """How often each beginning is emitted over `SAMPLES` seeds."""
-    needs_draft = isinstance(drafter, str) and entry(drafter.partition(":")[0]).needs_draft_model
-    draft = make("six_words_draft") if needs_draft else None
+    draft = make("six_words_draft") if isinstance(drafter, str) and has_draft(drafter) else None
     documents = tuple(map(tuple, some_documents(vocab_size=6)))
     chosen = with_store(with_head(without_budget(drafter), draft), documents, 6) if isinstance(drafter, str) else drafter
     llm = LLM(make("six_words"), drafter=chosen, draft_model=draft, max_batch=BATCH)

@@ -45,6 +45,8 @@ SPECS = [
     "rest:shortest=1,matches=1,length=4,nodes=5",
     "pia:nodes=6,length=3,query=4",
     "auto:budget=true",
+    "auto:draft=true",
+    "auto:draft=true,budget=true,nodes=12",
     "lookahead:budget=true",
     "token_recycling:tree=paper,keys=1",
 ]  # every drafter, and options that change what it proposes
@@ -64,13 +66,18 @@ class Pair:
 
     def engine(self, spec: str = "none", **options: Any) -> LLM:
         """The target behind the drafter `spec`, with the draft model where one is needed."""
-        needed = REGISTRY[spec.partition(":")[0]].needs_draft_model
+        needed = has_draft(spec)
         chosen = with_store(with_head(without_budget(spec), self.draft), self.near_copies(), 256)
         return LLM(self.target, drafter=chosen, draft_model=self.draft if needed else None, **options)
 
     def near_copies(self) -> tuple[tuple[int, ...], ...]:
         """Prompts and answers, twice, in which about every tenth token is another one."""
         return near_copies([[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)] * 2, 256)
+
+
+def has_draft(spec: str) -> bool:
+    """Whether `spec` is tested with a draft model: where it needs one, or says so."""
+    return entry(spec.partition(":")[0]).needs_draft_model or "draft=true" in spec
 
 
 def near_copies(texts: ListLike[ListLike[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:

@@ -1,8 +1,9 @@
-"""One tree from everything that is known: retrieval, and the target's own distributions, kept.
+"""One tree from everything that is known: retrieval, the target's own distributions, kept, and a draft model where there is one.
 
 Retrieval (`sssd`: the request itself and a datastore) gives long runs, the kept distributions (`shared/recycled`) the
-alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`); the tree takes what is
-likeliest on its whole path, from either source.
+alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`), and by what the draft
+model says, where it was asked (`model_source`; with the budget while it pays: `weighing`). The tree takes what is likeliest on
+its whole path, from any source.
 """
 
 from __future__ import annotations
@@ -10,66 +11,94 @@ from __future__ import annotations
 from collections.abc import Sequence as ListLike
 from typing import Any
 
+from paceline.drafters.auto.model_source import ModelSource
 from paceline.drafters.auto.options import AutoOptions
-from paceline.drafters.shared.recycled import TOP
-from paceline.drafters.shared.recycler import Recycler, node_rule_of
+from paceline.drafters.auto.weighing import Weighings
+from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, node_rule_of
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.options import SssdOptions
-from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.drafter import Outcome
+from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
-from paceline.engine.tree import DraftTree
+from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _RETRIEVED = 48  # nodes that retrieval may propose
 
 
-class Auto(Drafter):
+class Auto(RecyclingDrafter):
     """Guesses only: lossless and seed-identical at any temperature."""
 
     name = "auto"
-    top_k = TOP
+    takes_draft_model = True
     Options = AutoOptions
 
-    def __init__(self, options: AutoOptions) -> None:
+    def __init__(self, options: AutoOptions, draft: CachedLM | None = None) -> None:
         self._options = options
         self.budget = options.budget
         self.node_rule = node_rule_of(options.nodes, options.budget)
         self._retrieval = Sssd(
             SssdOptions(options.datastore, calibration=options.calibration, nodes=_RETRIEVED, live=options.live)
         )
-        self._recycler = Recycler(options.keys)
+        self._recycler = Recycler(options.keys, pool=options.pool)
         self.ids_below = self._retrieval.ids_below
+        self._model = None if draft is None or not options.draft else ModelSource(draft)
+        self._weighings = Weighings()
+        if self._model is not None:
+            self.vocab_size = self._model.vocab_size
 
     @classmethod
-    def build(cls, options: AutoOptions) -> Auto:
-        """Build one from its options.
+    def build(cls, options: AutoOptions, draft: CachedLM | None = None) -> Auto:
+        """Build one from its options, and a draft model if there is one.
 
         Raises:
-            DatastoreError, ConfigError: a store or a calibration that cannot be read.
+            DatastoreError, ConfigError: a store, a calibration or a pool that cannot be read.
         """
-        return cls(options)
+        return cls(options, draft)
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds spent in the draft model."""
+        return 0.0 if self._model is None else self._model.forward_seconds
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a store whose ids are not of `tokenizer`."""
+        """Refuse a store or a pool whose ids are not of `tokenizer`."""
+        super().check_tokenizer(tokenizer)
         self._retrieval.check_tokenizer(tokenizer)
 
     def start(self, seq: Sequence) -> None:
-        """Pass on to the retrieval."""
+        """Pass on to the sources."""
         self._retrieval.start(seq)
+        if self._model is not None:
+            self._model.start(seq)
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence."""
+        modelled = self._modelled(seqs, max_nodes)
         retrieved = self._retrieval.propose(seqs, [_RETRIEVED if limit else 0 for limit in max_nodes])
         return [
-            self._recycler.draft(seq, limit, self._options.least, beside)
-            for seq, limit, beside in zip(seqs, max_nodes, retrieved, strict=True)
+            self._recycler.draft(seq, limit, self._options.least, *beside)
+            for seq, limit, *beside in zip(seqs, max_nodes, retrieved, modelled, strict=True)
         ]
+
+    def _modelled(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Return the draft model's trees; empty ones where it does not pay, or is not there."""
+        if self._model is None:
+            return [EMPTY_TREE] * len(seqs)
+        # What prompts take says nothing about decoding.
+        asks = not self.budget or self._weighings.begin(len(seqs), all(seq.output_ids for seq in seqs))
+        return self._model.propose(seqs, max_nodes if asks else [0] * len(seqs))
 
     def observe(self, outcomes: ListLike[Outcome]) -> None:
         """Keep what the target said."""
         self._retrieval.observe(outcomes)
         self._recycler.observe(outcomes)
+        if self._model is not None:
+            self._model.observe(outcomes)
+            self._weighings.end(sum(len(outcome.new_token_ids) for outcome in outcomes))
 
     def stop(self, seq: Sequence) -> None:
         """Free what belongs to a sequence."""
         self._retrieval.stop(seq)
         self._recycler.stop(seq)
+        if self._model is not None:
+            self._model.stop(seq)

@@ -20,6 +20,8 @@ class AutoOptions:
     budget: of these, the engine feeds what pays for its forward.
     least: chance of a path below which it is not proposed.
     live: finished answers go into the datastore.
+    draft: a draft model, where one is given, is a source, too: with the budget while that pays, else at every step.
+    pool: file that the kept distributions are read from, if it is there, and saved to.
     """
 
     datastore: str | None = None
@@ -29,6 +31,8 @@ class AutoOptions:
     budget: bool = True
     least: float = 0.001
     live: bool = False
+    draft: bool = True
+    pool: str | None = None
 
     def __post_init__(self) -> None:
         require_range("auto", "keys", self.keys, 1, LONGEST_KEY)

@@ -85,7 +85,7 @@ class DraftModel(ChainDrafter):
         for outcome in outcomes:
             record = self._records.get(outcome.seq.id)
             if record is not None and len(record.first_choice_probs) == len(outcome.tree):
-                record.rates.learn(outcome.tree, record.first_choice_probs, outcome.accepted)
+                record.rates.learn(outcome.tree, record.first_choice_probs, outcome.accepted, len(outcome.new_token_ids))
 
     def _draft_trees(self, seqs: list[Sequence], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
         """Grow trees for sequences that may have one, then draft chains for the others."""

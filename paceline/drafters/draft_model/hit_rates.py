@@ -28,17 +28,18 @@ class HitRates:
         bucket = _bucket(prob)
         return (self._hits[bucket] + _PRIOR_WEIGHT * math.pow(prob, _PRIOR_POWER)) / (self._offered[bucket] + _PRIOR_WEIGHT)
 
-    def learn(self, tree: DraftTree, first_choice_probs: ListLike[float | None], accepted: ListLike[int]) -> None:
+    def learn(self, tree: DraftTree, first_choice_probs: ListLike[float | None], accepted: ListLike[int], said: int) -> None:
         """Take in what became of a tree.
 
         Args:
             tree: what was verified.
             first_choice_probs: per node the probability it was given, None where it was no first choice.
             accepted: nodes on the accepted path.
+            said: how many tokens the target has said; nothing is known of what follows the last of them.
         """
-        reached = {-1, *accepted}
+        reached, tried = {-1, *accepted}, {-1, *accepted[: said - 1]}
         for node, (parent, prob) in enumerate(zip(tree.parents, first_choice_probs, strict=True)):
-            if prob is not None and parent in reached:
+            if prob is not None and parent in tried:
                 self._offered[_bucket(prob)] += 1
                 self._hits[_bucket(prob)] += node in reached
 

@@ -8,6 +8,9 @@ has spoken at its parent, whether it was fed or not.
     drafted: absent    |   -             1/90        2/110        160/175
              below .01 |  3/80          ...
              ...
+
+Where a draft model has been asked what follows, what it says is weighed against that chance, in further cells: the chance by the
+cell above, and its confidence.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from paceline.engine.reliability import step_of
 
 _EDGES = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)  # between the steps of a probability or a confidence
 _SIDE = 1 + len(_EDGES) + 1  # absent, then the steps
-CELLS = 2 * (LONGEST_KEY + 1) * _SIDE * _SIDE  # greedy requests, then sampled ones
+_PAIRS = 2 * (LONGEST_KEY + 1) * _SIDE * _SIDE  # greedy requests, then sampled ones
+CELLS = _PAIRS + 2 * _SIDE * _SIDE  # and then those of guesses that a draft model was asked about
 _PRIOR_TRIALS = 4.0
 _TRUST = (0.0, 0.6, 0.75, 0.85, 0.9)  # in the probability kept under a key of so many tokens, before anything was counted
+_OF_BOTH, _OF_MODEL, _AGAINST_MODEL = 0.3, 0.9, 0.3  # what the others' chance, and a draft model's confidence, is worth at first
 _FADING = 2000.0  # trials of a cell that are remembered
 
 
@@ -39,12 +44,16 @@ class Chances(NamedTuple):
 def new_chances() -> Chances:
     """Return a table of the prior: the larger of what both sources say."""
     hits = np.empty((2, LONGEST_KEY + 1, _SIDE, _SIDE))
+    asked = np.empty((2, _SIDE, _SIDE))
     edges = np.array((0.002, *_EDGES, 1.0))
     middle = np.concatenate(([0.0], np.sqrt(edges[1:] * edges[:-1])))
     for size in range(LONGEST_KEY + 1):
         kept = middle * _TRUST[size]
         hits[:, size] = np.maximum(kept[:, None], middle[None, :])
-    return Chances(_PRIOR_TRIALS * hits.ravel(), np.full(CELLS, _PRIOR_TRIALS))
+    asked[:] = _OF_BOTH * middle[:, None] + (1 - _OF_BOTH) * middle[None, :]
+    asked[:, 0] = _OF_MODEL * middle
+    asked[:, :, 0] = _AGAINST_MODEL * middle
+    return Chances(_PRIOR_TRIALS * np.concatenate((hits.ravel(), asked.ravel())), np.full(CELLS, _PRIOR_TRIALS))
 
 
 @kernel
@@ -58,6 +67,18 @@ def cell_of(sampled: bool, size: int, kept: float, drafted: float) -> int:
     column = 0 if size == 0 else 1 + step_of(_EDGES, kept)
     row = 0 if drafted < 0 else 1 + step_of(_EDGES, drafted)
     return (((1 if sampled else 0) * (LONGEST_KEY + 1) + size) * _SIDE + column) * _SIDE + row
+
+
+@kernel
+def cell_of_asked(sampled: bool, chance: float, modelled: float) -> int:
+    """Return the cell of a guess at a place where a draft model was asked.
+
+    Args:
+        chance: by its other cell; 0 = no other source has it. modelled: the draft model's confidence; below 0 = it has not.
+    """
+    column = 0 if chance <= 0 else 1 + step_of(_EDGES, chance)
+    row = 0 if modelled < 0 else 1 + step_of(_EDGES, modelled)
+    return _PAIRS + ((1 if sampled else 0) * _SIDE + column) * _SIDE + row
 
 
 @kernel

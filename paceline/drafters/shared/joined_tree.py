@@ -1,4 +1,4 @@
-"""One tree of guesses from two sources, best first: the kept distributions, and the tree another drafter has proposed.
+"""One tree of guesses, best first: from the kept distributions, the tree of another drafter, and that of a draft model.
 
 drafted: 7 - 4        kept: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.common.compiled import Records, compiled, kernel, record_dtype
 from paceline.common.limits import LONGEST_KEY
-from paceline.drafters.shared.chances import Chances, cell_of, count_trial
+from paceline.drafters.shared.chances import Chances, cell_of, cell_of_asked, count_trial
 from paceline.drafters.shared.recycled import ABSENT, TOP, Table, look_up
 from paceline.engine.tree import IntArray
 
@@ -29,7 +29,9 @@ class Guess:
     parent: int  # -1 = the root
     depth: int  # 1 = a child of the root
     drafted: int  # its node in the drafted tree; ABSENT = it is not there
-    cell: int  # of `Chances`
+    modelled: int  # its node in the draft model's tree, likewise
+    cell: int  # of `Chances`; ABSENT = neither of the first two sources has it
+    asked: int  # its cell where the draft model was asked; else ABSENT
     confidence: float  # given the parent
     path_confidence: float
     known: int  # tokens of `tail` that are there
@@ -52,6 +54,7 @@ def grow(
     table: Table,
     chances: Chances,
     drafted: Drafted,
+    modelled: Drafted,
     newest: IntArray,
     keys: int,
     temperature: float,
@@ -68,11 +71,13 @@ def grow(
         tree: [most nodes], filled in the order taken: each path's chance is at most that of the one before.
     """
     most = len(tree)
-    frontier = np.empty(_ROOM + _ROOM_EACH * most + len(drafted.token_ids), dtype=GUESS)
+    frontier = np.empty(_ROOM + _ROOM_EACH * most + len(drafted.token_ids) + len(modelled.token_ids), dtype=GUESS)
     tail = np.empty(LONGEST_KEY, dtype=np.int64)
     tail[LONGEST_KEY - len(newest) :] = newest
     scratch = np.empty(TOP)
-    waiting = _offer(table, chances, drafted, tail, len(newest), keys, temperature, -1, 0, -1, 1.0, frontier, 0, scratch)
+    waiting = _offer(
+        table, chances, drafted, modelled, tail, len(newest), keys, temperature, -1, 0, -1, -1, 1.0, frontier, 0, scratch
+    )  # fmt: skip
     size = 0
     while size < most and waiting > 0:
         best = 0
@@ -87,8 +92,8 @@ def grow(
         node = tree[size]
         if node.depth < levels and size + 1 < most:
             waiting = _offer(
-                table, chances, drafted, node.tail, node.known, keys, temperature, size, node.depth, node.drafted,
-                node.path_confidence, frontier, waiting, scratch,
+                table, chances, drafted, modelled, node.tail, node.known, keys, temperature, size, node.depth, node.drafted,
+                node.modelled, node.path_confidence, frontier, waiting, scratch,
             )  # fmt: skip
         size += 1
     return size
@@ -99,6 +104,7 @@ def _offer(
     table: Table,
     chances: Chances,
     drafted: Drafted,
+    modelled: Drafted,
     tail: IntArray,
     known: int,
     keys: int,
@@ -106,6 +112,7 @@ def _offer(
     parent: int,
     depth: int,
     base: int,
+    model_base: int,
     path_confidence: float,
     frontier: Records[Guess],
     waiting: int,
@@ -114,7 +121,8 @@ def _offer(
     """Put what may follow a node on the frontier; return how many wait now.
 
     Args:
-        base: the node in the drafted tree, -1 = its root. Nodes that are not there have `parent` >= 0 and `base` ABSENT.
+        base, model_base: the node in the drafted tree and in the draft model's, -1 = the root. Nodes that are not there have
+            `parent` >= 0 and ABSENT.
     """
     first = waiting
     place, size = look_up(table, tail, min(keys, known))
@@ -143,13 +151,46 @@ def _offer(
             waiting += found == waiting
     for index in range(first, waiting):
         guess = frontier[index]
-        guess.parent, guess.depth = parent, depth + 1
+        guess.modelled, guess.asked = ABSENT, ABSENT
         guess.confidence = chances.hits[guess.cell] / chances.trials[guess.cell]
+    if parent < 0 or model_base >= 0:
+        waiting = _ask(chances, modelled, temperature > 0, model_base, frontier, first, waiting)
+    for index in range(first, waiting):
+        guess = frontier[index]
+        guess.parent, guess.depth = parent, depth + 1
         guess.path_confidence = path_confidence * guess.confidence
         guess.known = min(known + 1, LONGEST_KEY)
         for step in range(LONGEST_KEY - 1):
             guess.tail[step] = tail[step + 1]
         guess.tail[LONGEST_KEY - 1] = guess.token
+    return waiting
+
+
+@kernel
+def _ask(
+    chances: Chances, modelled: Drafted, sampled: bool, base: int, frontier: Records[Guess], first: int, waiting: int
+) -> int:
+    """Weigh guesses, the children of one node from `first` on, by what a draft model says there; return how many wait now."""
+    others, asked = waiting, False
+    for node in range(len(modelled.token_ids)):
+        if modelled.parents[node] != base or waiting == len(frontier):
+            continue
+        found, asked = waiting, True
+        for index in range(first, others):
+            if frontier[index].token == modelled.token_ids[node]:
+                found = index
+                break
+        guess = frontier[found]
+        if found == waiting:
+            guess.token, guess.drafted, guess.cell, guess.confidence = modelled.token_ids[node], ABSENT, ABSENT, 0.0
+            waiting += 1
+        guess.modelled = node
+    if asked:
+        for index in range(first, waiting):
+            guess = frontier[index]
+            confidence = -1.0 if guess.modelled == ABSENT else modelled.confidence[guess.modelled]
+            guess.asked = cell_of_asked(sampled, guess.confidence, confidence)
+            guess.confidence = chances.hits[guess.asked] / chances.trials[guess.asked]
     return waiting
 
 
@@ -174,7 +215,10 @@ def learn(chances: Chances, tree: Records[Guess], size: int, emitted: IntArray) 
         for node in range(size):
             if tree[node].parent == parent:
                 right = tree[node].token == emitted[place]
-                count_trial(chances, tree[node].cell, right)
+                if tree[node].cell != ABSENT:
+                    count_trial(chances, tree[node].cell, right)
+                if tree[node].asked != ABSENT:
+                    count_trial(chances, tree[node].asked, right)
                 if right:
                     passed = node
         if passed == ABSENT:

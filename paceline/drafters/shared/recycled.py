@@ -87,9 +87,8 @@ def look_up(table: Table, tail: IntArray, known: int) -> tuple[int, int]:
 
 
 @kernel
-def write(table: Table, tail: IntArray, size: int, token_ids: Any, probs: Any, offset: int, count: int) -> None:
-    """Keep what follows a key of the last `size` tokens: token_ids and probs [offset : offset + count], the likeliest first."""
-    key = key_of(tail, size)
+def _place_for(table: Table, key: Any) -> Any:
+    """Return the entry that a key has, or gets in the place of the oldest of its bucket, marked as the newest."""
     first = _bucket(table, key)
     chosen = first
     for place in range(first, first + _WAYS):
@@ -102,6 +101,13 @@ def write(table: Table, tail: IntArray, size: int, token_ids: Any, probs: Any, o
     table.clock[0] += 1
     entry = table.entries[chosen]
     entry.key, entry.written = key, table.clock[0]
+    return entry
+
+
+@kernel
+def write(table: Table, tail: IntArray, size: int, token_ids: Any, probs: Any, offset: int, count: int) -> None:
+    """Keep what follows a key of the last `size` tokens: token_ids and probs [offset : offset + count], the likeliest first."""
+    entry = _place_for(table, key_of(tail, size))
     kept = 0
     while kept < min(count, TOP) and probs[offset + kept] >= _LEAST_PROB:
         entry.tokens[kept], entry.probs[kept] = token_ids[offset + kept], probs[offset + kept]
@@ -143,3 +149,17 @@ def remember(
             continue
         for size in range(1, min(keys, known[row]) + 1):
             write(table, tails[row], size, flat_ids, flat_probs, row * width, width)
+
+
+@compiled
+def restore(table: Table, keys: NDArray[np.uint64], sizes: Any, tokens: Any, probs: NDArray[np.float32]) -> None:
+    """Put entries into a table, the oldest first.
+
+    Args:
+        keys, sizes: [n], as in `Entry`. tokens, probs: [n, TOP].
+    """
+    for row in range(len(keys)):
+        entry = _place_for(table, keys[row])
+        entry.size = sizes[row]
+        for index in range(TOP):
+            entry.tokens[index], entry.probs[index] = tokens[row, index], probs[row, index]

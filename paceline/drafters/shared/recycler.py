@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence as ListLike
 from typing import Any
 
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 from paceline.common.limits import LONGEST_KEY, ROWS
 from paceline.drafters.shared.chances import new_chances
 from paceline.drafters.shared.joined_tree import GUESS, Drafted, grow, learn
-from paceline.drafters.shared.recycled import new_table, remember
+from paceline.drafters.shared.recycled import TOP, new_table, remember
+from paceline.drafters.shared.recycled_file import KeptTable
 from paceline.engine.budget import WITH_BUDGET, NodeRule
-from paceline.engine.drafter import Outcome
+from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.errors import ConfigError
 
 _NODES, _BATCH_NODES = 16, 48  # without a budget: of a tree, and of a batch
 _NOTHING_DRAFTED = Drafted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
@@ -34,20 +37,31 @@ class Recycler:
     Args:
         keys: most tokens of a key.
         rows: of the table.
+        pool: file that the table and the counts are read from, if it is there, and saved to: while nobody waits, and when the
+            recycler is gone or the process ends.
+    Attributes:
+        kept: that file; None = without.
+    Raises:
+        ConfigError: the file is there and cannot be used.
     """
 
-    def __init__(self, keys: int, rows: int = ROWS) -> None:
+    def __init__(self, keys: int, rows: int = ROWS, pool: str | None = None) -> None:
         self.table = new_table(rows)
         self.chances = new_chances()
+        self.kept = None if pool is None else KeptTable(pool, self.table, self.chances)
+        if self.kept is not None:
+            weakref.finalize(self, self.kept.save_changes)
         self._keys = keys
         self._trees: dict[int, tuple[NDArray[np.void], int]] = {}  # sequence -> its newest tree, and that one's size
 
-    def draft(self, seq: Sequence, nodes: int, least: float, beside: DraftTree = EMPTY_TREE) -> DraftTree:
+    def draft(
+        self, seq: Sequence, nodes: int, least: float, beside: DraftTree = EMPTY_TREE, modelled: DraftTree = EMPTY_TREE
+    ) -> DraftTree:
         """Return a tree of up to `nodes` nodes, the likeliest first.
 
         Args:
             least: chance of a path below which it has no room.
-            beside: another drafter's tree of the same sequence, with confidences.
+            beside: another drafter's tree of the same sequence, with confidences. modelled: a draft model's.
         """
         levels = seq.remaining - 1
         if nodes <= 0 or levels <= 0:
@@ -55,17 +69,17 @@ class Recycler:
             return EMPTY_TREE
         tree: NDArray[np.void] = np.empty(nodes, dtype=GUESS)
         newest = _array(seq.token_ids[-LONGEST_KEY:])
-        drafted = _NOTHING_DRAFTED
-        if beside.token_ids:
-            drafted = Drafted(_array(beside.token_ids), _array(beside.parents), np.array(beside.confidence, dtype=np.float64))
         size = grow(
-            self.table, self.chances, drafted, newest, self._keys, seq.params.temperature, levels, least, tree
+            self.table, self.chances, _drafted(beside), _drafted(modelled), newest, self._keys, seq.params.temperature, levels,
+            least, tree,
         )  # fmt: skip
         self._trees[seq.id] = tree, size
         return as_draft(tree, size)
 
     def observe(self, outcomes: ListLike[Outcome]) -> None:
         """Keep what the target said, and count which guesses came true."""
+        if self.kept is not None:
+            self.kept.changed = True
         for outcome in outcomes:
             seq, tree, top = outcome.seq, outcome.tree, outcome.target_top
             assert top is not None, "a drafter with top_k gets them"
@@ -77,8 +91,39 @@ class Recycler:
                 learn(self.chances, *known, _array(outcome.new_token_ids))
 
     def stop(self, seq: Sequence) -> None:
-        """Free what belongs to a sequence."""
+        """Free what belongs to a sequence; save while nobody waits."""
         self._trees.pop(seq.id, None)
+        if self.kept is not None and not self._trees:
+            self.kept.save_changes(wait=True)
+
+
+class RecyclingDrafter(Drafter):
+    """A drafter that has a recycler, and with it perhaps a file."""
+
+    top_k = TOP
+    _recycler: Recycler
+
+    def check_vocab_size(self, vocab_size: int) -> None:
+        """Refuse a file of another vocabulary."""
+        if self._recycler.kept is not None:
+            self._recycler.kept.check_vocabulary(vocab_size)
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Refuse a file whose ids are not of `tokenizer`."""
+        if self._recycler.kept is not None:
+            self._recycler.kept.check_tokenizer(tokenizer)
+
+    def save_pool(self) -> None:
+        """Write the pool's file now, rather than when the drafter is idle or gone.
+
+        Raises:
+            ConfigError: there is no file, it cannot be written, or no engine has had the drafter.
+        """
+        if self._recycler.kept is None:
+            raise ConfigError(
+                f"{self.name}: got no file to save the pool to; expected the option pool. Choose one with pool=PATH."
+            )
+        self._recycler.kept.save()
 
 
 def as_draft(tree: NDArray[np.void], size: int) -> DraftTree:
@@ -87,6 +132,13 @@ def as_draft(tree: NDArray[np.void], size: int) -> DraftTree:
         return EMPTY_TREE
     taken = tree[:size]
     return DraftTree(taken["token"].tolist(), taken["parent"].tolist(), None, taken["confidence"].tolist())
+
+
+def _drafted(tree: DraftTree) -> Drafted:
+    """Return another drafter's tree as `grow` takes it."""
+    if not tree.token_ids:
+        return _NOTHING_DRAFTED
+    return Drafted(_array(tree.token_ids), _array(tree.parents), np.array(tree.confidence, dtype=np.float64))
 
 
 def _array(numbers: Any) -> IntArray:

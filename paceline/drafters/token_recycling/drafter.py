@@ -12,20 +12,18 @@ import numpy as np
 
 from paceline.common.limits import LONGEST_KEY
 from paceline.drafters.shared.joined_tree import GUESS
-from paceline.drafters.shared.recycled import TOP
-from paceline.drafters.shared.recycler import Recycler, as_draft, node_rule_of
+from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, as_draft, node_rule_of
 from paceline.drafters.token_recycling.options import MOST_NODES, TokenRecyclingOptions
 from paceline.drafters.token_recycling.paper_tree import PARENTS, RANKS, fill
-from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.drafter import Outcome
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
 
 
-class TokenRecycling(Drafter):
+class TokenRecycling(RecyclingDrafter):
     """Guesses only: lossless and seed-identical at any temperature. What is kept is shared by all requests."""
 
     name = "token_recycling"
-    top_k = TOP
     Options = TokenRecyclingOptions
 
     def __init__(self, options: TokenRecyclingOptions) -> None:
@@ -33,11 +31,15 @@ class TokenRecycling(Drafter):
         self.budget = options.budget and options.tree == "best"
         fixed = len(PARENTS) if options.tree == "paper" else None
         self.node_rule = node_rule_of(options.nodes or fixed, options.budget)
-        self._recycler = Recycler(options.keys, options.rows)
+        self._recycler = Recycler(options.keys, options.rows, options.pool)
 
     @classmethod
     def build(cls, options: TokenRecyclingOptions) -> TokenRecycling:
-        """Build one from its options."""
+        """Build one from its options.
+
+        Raises:
+            ConfigError: a pool that cannot be used.
+        """
         return cls(options)
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:

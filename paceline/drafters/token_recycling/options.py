@@ -22,6 +22,7 @@ class TokenRecyclingOptions:
     budget: of these, the engine feeds what pays for its forward; not of the paper's tree, which is fed whole.
     least: chance of a path below which it is not proposed (tree=best).
     rows: distributions kept, of all requests together; 110 bytes each.
+    pool: file that what is kept is read from, if it is there, and saved to.
     """
 
     keys: int = 3
@@ -30,6 +31,7 @@ class TokenRecyclingOptions:
     budget: bool = True
     least: float = 0.001
     rows: int = ROWS
+    pool: str | None = None
 
     def __post_init__(self) -> None:
         require_range("token_recycling", "keys", self.keys, 1, LONGEST_KEY)

@@ -1,0 +1,116 @@
+"""Kept distributions, and how often guesses from them came true, that outlive their process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.datastore import fingerprint_of
+from paceline.drafters.shared.chances import CELLS, Chances
+from paceline.drafters.shared.kept_file import Arrays, FileKind, Head, KeptFile
+from paceline.drafters.shared.recycled import TOP, Table, restore
+from paceline.errors import ConfigError
+
+_KIND = FileKind(
+    "paceline kept distributions",
+    "1",
+    ("keys", "sizes", "tokens", "probs", "hits", "trials"),  # [n], [n], [n, TOP], [n, TOP]; [CELLS], [CELLS]
+    "Delete it or name another file.",
+)
+_TYPES = {"keys": np.uint64, "sizes": np.int32, "tokens": np.int32, "probs": np.float32, "hits": np.float64, "trials": np.float64}
+
+
+class KeptTable(KeptFile):
+    """A table, the counts of its guesses, and their file.
+
+    The vocabulary and the tokenizer are known when an engine takes the drafter (`check_...`); before that nothing is written.
+
+    Args:
+        path: the file.
+        table, chances: filled from the file.
+    Raises:
+        ConfigError: the file is there and cannot be used, or its folder is not there; it says what is wrong.
+    """
+
+    def __init__(self, path: str, table: Table, chances: Chances) -> None:
+        super().__init__(path)
+        self._table, self._chances = table, chances
+        self._vocab_size = self._tokenizer = ""  # not known
+        found = self.load(read_table)
+        if found is not None:
+            head, arrays = found
+            self._vocab_size, self._tokenizer = head["vocab_size"], head["tokenizer"]
+            restore(table, *(arrays[name] for name in _KIND.arrays[:4]))
+            chances.hits[:], chances.trials[:] = arrays["hits"], arrays["trials"]
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Hold the model's vocabulary against that of what is kept.
+
+        Raises:
+            ConfigError: they differ; both sizes are named.
+        """
+        self._vocab_size = self._vocab_size or str(vocab_size)
+        _KIND.check_vocabulary(self.path, self._vocab_size, vocab_size)
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Hold the model's tokenizer against that of what is kept, where both are known.
+
+        Raises:
+            ConfigError: they differ; both fingerprints are named.
+        """
+        given = fingerprint_of(tokenizer) or ""
+        self._tokenizer = self._tokenizer or given
+        if given not in ("", self._tokenizer):
+            _KIND.refuse(self.path, f"ids of the tokenizer {self._tokenizer}", given)
+
+    def save(self) -> None:
+        """Write the file now.
+
+        Raises:
+            ConfigError: it cannot be written, or no engine has had the drafter, which leaves the vocabulary unknown.
+        """
+        if not self._vocab_size:
+            raise ConfigError(
+                f"pool {str(self.path)!r}: got no vocabulary to save it with; expected a drafter that an engine has used. Use it"
+                " in an LLM first."
+            )
+        super().save()
+
+    def content(self) -> bytes:
+        """Return the table as it is now, the oldest entry first."""
+        filled = entries_of(self._table)
+        beyond = np.arange(TOP) >= filled["size"][:, None]  # left over from what stood there before
+        columns = (
+            filled["key"], filled["size"], np.where(beyond, 0, filled["tokens"]), np.where(beyond, 0, filled["probs"]),
+            self._chances.hits, self._chances.trials,
+        )  # fmt: skip
+        arrays = {name: np.ascontiguousarray(column, _TYPES[name]) for name, column in zip(_KIND.arrays, columns, strict=True)}
+        return _KIND.to_bytes(arrays, vocab_size=self._vocab_size, tokenizer=self._tokenizer)
+
+
+def entries_of(table: Table) -> NDArray[np.void]:
+    """Return the entries of a table that are not free, the oldest first."""
+    entries = cast(NDArray[np.void], table.entries)
+    filled: NDArray[np.void] = entries[entries["key"] != 0]
+    ordered: NDArray[np.void] = filled[np.argsort(filled["written"])]
+    return ordered
+
+
+def read_table(path: Path) -> tuple[Head, Arrays]:
+    """Return the head of a file, and its arrays.
+
+    Raises:
+        ConfigError: the file cannot be read, is of another kind or version, is damaged, or has ids beyond its own vocabulary.
+    """
+    head, arrays = _KIND.read(path)
+    rows = len(arrays["keys"])
+    shapes = dict(zip(_KIND.arrays, ((rows,), (rows,), (rows, TOP), (rows, TOP), (CELLS,), (CELLS,)), strict=True))
+    if any(arrays[name].shape != shapes[name] or arrays[name].dtype != _TYPES[name] for name in shapes):
+        _KIND.refuse(path, "arrays of other shapes", f"distributions of {TOP} tokens and {CELLS} counts")
+    sizes, tokens, vocab_size = arrays["sizes"], arrays["tokens"], head["vocab_size"]
+    if rows and not (sizes.min() >= 0 and sizes.max() <= TOP and tokens.min() >= 0 and tokens.max() < int(vocab_size)):
+        _KIND.refuse(path, f"ids up to {tokens.max()}", f"ids below its vocabulary of {vocab_size}")
+    return head, arrays

@@ -1,0 +1,159 @@
+"""The file of the kept distributions: more tokens per forward in a second process; refused by name when it is not right."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.drafters import create
+from paceline.drafters.ouroboros.pool_file import pool_bytes
+from paceline.drafters.shared.ngram_pool import NgramPool
+from paceline.drafters.shared.recycled_file import entries_of, read_table
+from paceline.drafters.shared.recycler import Recycler
+from paceline.engine.sequence import Sequence
+from paceline.errors import ConfigError
+from tests.drafters.test_pool_file import spoil
+from tests.drafters.test_recycling import teach
+from tests.support.models import byte_tokenizer, piece_tokenizer
+from tests.support.shared import COUNT, Pair
+
+DRAFTERS = ("token_recycling", "auto")
+SAID = {(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)], (1, 2): [(7, 0.8)]}
+
+
+def written(path: Path, vocab_size: int = 50) -> Recycler:
+    """A recycler that was taught a little, and saved it."""
+    made = Recycler(3, rows=256, pool=str(path))
+    teach(made, SAID)
+    made.chances.hits[7] += 1
+    made.chances.trials[7] += 2
+    assert made.kept is not None
+    made.kept.check_vocabulary(vocab_size)
+    made.kept.save()
+    return made
+
+
+def answer(pair: Pair, name: str, path: Path, **options: Any) -> float:
+    """Tokens per forward over all prompts, one after the other."""
+    llm = LLM(pair.target, create(name, pool=str(path), budget=False, **options), max_batch=1)
+    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    assert [out.token_ids for out in outs] == pair.answers
+    return sum(len(out.token_ids) for out in outs) / sum(out.stats.target_forwards for out in outs)
+
+
+@pytest.mark.parametrize("rows", [256, 4096])
+def test_what_was_kept_comes_back(tmp_path: Path, rows: int) -> None:
+    """Also into a table of another size."""
+    first = written(tmp_path / "kept")
+    again = Recycler(3, rows=rows, pool=str(tmp_path / "kept"))
+    for column in (0, 1):
+        assert (again.chances[column] == first.chances[column]).all()
+    for text in ([1, 2], [8, 2], [8, 2, 7], [3]):
+        seqs = [Sequence(text, SamplingParams(max_new_tokens=8)) for _ in range(2)]
+        assert again.draft(seqs[0], 8, 0.0) == first.draft(seqs[1], 8, 0.0)
+    assert int(again.table.clock[0]) == len(entries_of(first.table))
+
+
+def test_the_oldest_entries_give_way_in_a_smaller_table(tmp_path: Path) -> None:
+    written(tmp_path / "kept")
+    small = Recycler(3, rows=4, pool=str(tmp_path / "kept"))
+    assert len(entries_of(small.table)) == 4
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_second_run_has_more_tokens_per_forward(pair: Pair, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "kept"
+    cold = answer(pair, name, path)
+    gc.collect()
+    content = path.read_bytes()
+    assert answer(pair, name, path) > 1.05 * cold
+    gc.collect()
+    assert path.read_bytes() != content
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_process_saves_when_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    code = (
+        "from paceline import LLM, SamplingParams, demo\n"
+        f"llm = LLM(demo.TARGET, 'auto:pool={path}')\n"
+        "prompt = llm.chat_prompt([{'role': 'user', 'content': 'Count to ten.'}])\n"
+        "stream = llm.stream(prompt, SamplingParams(max_new_tokens=30))\n"
+        "next(stream)\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], env=environment)
+    head, arrays = read_table(path)
+    assert len(arrays["keys"]) > 0
+    assert head["tokenizer"].startswith("sha256:")
+
+
+def test_two_that_share_a_file_leave_one_that_can_be_read(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    made: list[Any] = [create(name, pool=str(path), budget=False) for name in DRAFTERS]
+    for drafter in made * 2:
+        LLM(pair.target, drafter).generate(pair.prompts[:2], SamplingParams(max_new_tokens=8))
+        drafter.save_pool()
+        read_table(path)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_every_damage_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    written(path)
+    content, rng = path.read_bytes(), random.Random(1)
+    for _ in range(500):
+        path.write_bytes(spoil(content, rng))
+        with pytest.raises(ConfigError, match=r"kept.*Delete it or name another file"):
+            read_table(path)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_file_of_another_kind_version_or_vocabulary(pair: Pair, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "kept"
+    made = written(path, vocab_size=50)
+    with pytest.raises(ConfigError, match="got a vocabulary of 50 tokens; expected 256"):
+        LLM(pair.target, create(name, pool=str(path)))
+    path.write_bytes(path.read_bytes().replace(b'"version":"1"', b'"version":"9"'))
+    with pytest.raises(ConfigError, match="got version '9'; expected '1'"):
+        create(name, pool=str(path))
+    path.write_bytes(pool_bytes(NgramPool(3), 256))
+    with pytest.raises(ConfigError, match="got 'paceline phrase pool'; expected 'paceline kept distributions'"):
+        create(name, pool=str(path))
+    path.write_bytes(b"")
+    with pytest.raises(ConfigError, match="got a file that cannot be read"):
+        create(name, pool=str(path))
+    with pytest.raises(ConfigError, match="got no folder"):
+        create(name, pool=str(tmp_path / "nowhere" / "kept"))
+    assert made.kept is not None
+    teach(made, {(3,): [(99, 0.5)]})
+    made.kept.save()
+    with pytest.raises(ConfigError, match="got ids up to 99; expected ids below its vocabulary of 50"):
+        create(name, pool=str(path))
+
+
+def test_a_file_of_another_tokenizer(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    llm = LLM(pair.target, f"auto:pool={path}", tokenizer=byte_tokenizer())
+    llm.generate(pair.prompts[:1], SamplingParams(max_new_tokens=4))
+    LLM(pair.target, f"auto:pool={path}", tokenizer=byte_tokenizer())
+    LLM(pair.target, f"auto:pool={path}")  # not known, which fits all
+    with pytest.raises(ConfigError, match=r"got ids of the tokenizer sha256:.*; expected sha256:"):
+        LLM(pair.target, f"auto:pool={path}", tokenizer=piece_tokenizer())
+
+
+def test_nothing_is_written_before_the_vocabulary_is_known(tmp_path: Path) -> None:
+    made: Any = create("auto", pool=str(tmp_path / "kept"))
+    with pytest.raises(ConfigError, match="Use it in an LLM first"):
+        made.save_pool()
+    with pytest.raises(ConfigError, match=r"token_recycling: got no file .*Choose one with pool=PATH"):
+        create("token_recycling").save_pool()  # type: ignore[attr-defined]
+    assert not list(tmp_path.iterdir())
