@@ -57,6 +57,18 @@ def _adjust(scores: Tensor, seq: Sequence, tree: DraftTree) -> None:
         early = torch.tensor([depth < missing for depth in (0, *tree_shape(tuple(tree.parents))[0].tolist())])
         ends = torch.tensor(sorted(seq.eos_token_ids), device=scores.device)
         scores[early.nonzero().to(scores.device), ends] = -torch.inf
+    if params.bad_words or missing > 0:  # where all is forbidden there is a distribution even so; `forbidden` tells
+        scores.masked_fill_(~(scores > -torch.inf).any(-1, keepdim=True), 0.0)
+
+
+def forbidden(seq: Sequence, run: list[int]) -> bool:
+    """Whether `run`, tokens about to be appended, has one that is forbidden: there was no other to choose, then."""
+    start = len(seq) - seq.prompt_length
+    if not seq.eos_token_ids.isdisjoint(run[: max(0, seq.params.min_tokens - start)]):
+        return True
+    output = seq.output_ids + run if seq.params.bad_words else []
+    ends = range(start + 1, len(output) + 1)
+    return any(tuple(output[max(0, end - len(word)) : end]) == word for word in seq.params.bad_words for end in ends)
 
 
 def _counts(scores: Tensor, token_ids: list[int], tree: DraftTree) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 from paceline.common.tokens import is_text
@@ -87,7 +88,7 @@ def logits_processors(value: Any) -> tuple[Callable[..., Any], ...]:
 
 
 def _is_id(value: object) -> bool:
-    return not isinstance(value, bool) and hasattr(type(value), "__index__") and not hasattr(value, "shape") and value >= 0  # type: ignore[operator]
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:

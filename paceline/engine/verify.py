@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.engine import sampling
-from paceline.engine.adjustments import adjusted
+from paceline.engine.adjustments import adjusted, forbidden
 from paceline.engine.drafter import Outcome, TopTokens
 from paceline.engine.processors import OwnProcessors, Processed
 from paceline.engine.sequence import Sequence
@@ -136,8 +136,8 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor)
             probs = scores[row, : 1 + len(tree)].softmax(-1)
             accepted, run = _reject_row(seq, tree, lambda node, probs=probs: probs[node + 1])  # type: ignore[misc]
         walked = [0, *(node + 1 for node in accepted)][: len(run)]  # the row of scores that each token was chosen by
-        if seq.params.adjusts and not seq.params.logits_processors:
-            _check_chosen(seq, scores[row, walked, run])
+        if seq.params.adjusts and forbidden(seq, run):
+            seq.failure = seq.failure or _nothing_left()
         count = seq.params.logprobs
         logprobs = None if count is None else _logprobs(logits[row, walked], run, count)
         outcomes.append(Outcome(seq, tree, accepted, run, argmax[row][: 1 + len(tree)], logprobs=logprobs))
@@ -199,7 +199,8 @@ def _process_row(seq: Sequence, tree: DraftTree, logits: Tensor) -> tuple[list[i
                 one = processed(one.clone())
         except ConfigError as error:
             seq.failure = error
-        _check_chosen(seq, one.amax()[None])
+        if not bool(one.amax() > -torch.inf):  # NaN is not, either
+            seq.failure = seq.failure or _nothing_left()
         shaped: Tensor = sampling.shaped(one[None], [params])[0, 0]
         return shaped
 
@@ -214,13 +215,11 @@ def _process_row(seq: Sequence, tree: DraftTree, logits: Tensor) -> tuple[list[i
     return _reject_row(seq, tree, lambda node: scores(node).softmax(-1))
 
 
-def _check_chosen(seq: Sequence, scores: Tensor) -> None:
-    """Note a failure where a token was chosen that is forbidden, as it is where all are."""
-    if seq.failure is None and not bool((scores > -torch.inf).all()):
-        seq.failure = ConfigError(
-            "got a request whose bad_words, min_tokens or logits_processors leave no token to go on with; expected one at"
-            " least. Forbid less."
-        )
+def _nothing_left() -> ConfigError:
+    return ConfigError(
+        "got a request whose bad_words, min_tokens or logits_processors leave no token to go on with; expected one at least."
+        " Forbid less."
+    )
 
 
 def _logprobs(logits: Tensor, token_ids: list[int], count: int) -> list[dict[int, float]]:
