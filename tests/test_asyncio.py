@@ -47,10 +47,9 @@ def test_answers_and_streams_share_a_batch(pair: Pair, llm: LLM, monkeypatch: py
     rows = count_steps(llm, monkeypatch)
 
     async def run() -> tuple[list[Any], list[list[Chunk]]]:
-        answers = [llm.agenerate([prompt], PARAMS) for prompt in pair.prompts[:3]]
-        streams = [streamed(llm, prompt) for prompt in pair.prompts[3:6]]
-        done = await asyncio.gather(*answers, *streams)
-        return [outs[0] for outs in done[:3]], list(done[3:])
+        answers = asyncio.gather(*[llm.agenerate([prompt], PARAMS) for prompt in pair.prompts[:3]])
+        streams = asyncio.gather(*[streamed(llm, prompt) for prompt in pair.prompts[3:6]])
+        return [outs[0] for outs in await answers], await streams
 
     answers, streams = asyncio.run(run())
     assert [out.token_ids for out in answers] == pair.answers[:3]
@@ -109,14 +108,11 @@ def test_errors_reach_their_own_caller(pair: Pair, llm: LLM) -> None:
     bad = SamplingParams(COUNT, logits_processors=[breaks])
 
     async def run() -> list[Any]:
-        calls = [
-            llm.agenerate(pair.prompts[:1], PARAMS),
-            llm.agenerate(pair.prompts[1:2], bad),
-            streamed(llm, pair.prompts[1], bad),
-        ]
+        calls: list[Any] = [llm.agenerate([pair.prompts[row]], one) for row, one in enumerate([PARAMS, bad])]
+        calls.append(streamed(llm, pair.prompts[1], bad))
         with pytest.raises(ConfigError, match="prompt 0: got no token"):
             await llm.agenerate([[]], PARAMS)
-        return await asyncio.gather(*calls, return_exceptions=True)
+        return list(await asyncio.gather(*calls, return_exceptions=True))
 
     outs, *errors = asyncio.run(run())
     assert outs[0].token_ids == pair.answers[0]

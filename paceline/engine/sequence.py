@@ -33,7 +33,7 @@ class SamplingParams:
         seed: the same seed gives the same text under every guess drafter and in any batch.
         stop: strings that end the answer; the text is cut before them. One string or None will do.
         ignore_eos: go on after an end-of-sequence token.
-        min_tokens: no end-of-sequence token and none of `stop_token_ids` before so many tokens; stop strings end it even so.
+        min_tokens: no token that ends the answer comes before so many others; stop strings end it even so.
         presence_penalty: subtracted from the logits of tokens that are in the answer already; -2 to 2, 0 = off.
         frequency_penalty: subtracted from a token's logit for each time it is in the answer already; -2 to 2, 0 = off.
         stop_token_ids: tokens that end the answer, and are its last one, also with `ignore_eos`.
