@@ -206,6 +206,18 @@ def test_penalties_by_their_definition(pair: Pair, temperature: float) -> None:
         assert scores[row].tolist() == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("spec", ["none", "prompt_lookup:budget=false", "draft_model:length=3"])
+def test_a_processor_that_changes_nothing_changes_nothing(pair: Pair, spec: str) -> None:
+    """Asked token by token, draws are those made for a whole tree at once."""
+    llm = pair.engine(spec)
+    for temperature in (0.0, 0.8):
+        params = [
+            SamplingParams(12, temperature, 20, 0.9, seed=4, logits_processors=one) for one in ((), [lambda ids, scores: scores])
+        ]
+        ours, plain = (llm.generate(pair.prompts[:4], one) for one in params)
+        assert [out.token_ids for out in ours] == [out.token_ids for out in plain]
+
+
 def test_unasked_options_cost_nothing() -> None:
     """The logits come back as they are."""
     logits = torch.randn(1, 1, 12)

@@ -135,11 +135,12 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor)
         else:
             probs = scores[row, : 1 + len(tree)].softmax(-1)
             accepted, run = _reject_row(seq, tree, lambda node, probs=probs: probs[node + 1])  # type: ignore[misc]
-        walked = [0, *(node + 1 for node in accepted)][: len(run)]  # the row of scores that each token was chosen by
         if seq.params.adjusts and forbidden(seq, run):
             seq.failure = seq.failure or _nothing_left()
-        count = seq.params.logprobs
-        logprobs = None if count is None else _logprobs(logits[row, walked], run, count)
+        logprobs = None
+        if seq.params.logprobs is not None:
+            walked = [0, *(node + 1 for node in accepted)][: len(run)]
+            logprobs = _logprobs(logits[row, walked], run, seq.params.logprobs)
         outcomes.append(Outcome(seq, tree, accepted, run, argmax[row][: 1 + len(tree)], logprobs=logprobs))
     return outcomes
 
