@@ -52,7 +52,8 @@ def _hide_per_request(group: type) -> None:
     hints = get_type_hints(group)
     for field in fields(group):
         if field.metadata.get("per_request"):
-            group.__annotations__[field.name] = Annotated[hints[field.name], Parameter(parse=False)]
+            field.type = hints[field.name]  # a subclass is read in its own module, which may not know the names in it
+            group.__annotations__[field.name] = Annotated[field.type, Parameter(parse=False)]
 
 
 flattened("Models")(ModelOptions)
