@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 from paceline.common.config import parse_spec, require_count
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.drafters import Maker, create, entry
-from paceline.engine.detokenizer import Detokenizer
-from paceline.engine.drafter import Drafter
+from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.engine import Engine
 from paceline.engine.invariance import Invariance
 from paceline.engine.loading import eos_token_ids, load_model, load_tokenizer
@@ -28,8 +27,9 @@ from paceline.engine.parallel.ranks import Ranks, local_device
 from paceline.engine.reliability import Reliability
 from paceline.engine.requests import Intake
 from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.text import StopStrings
-from paceline.engine.ticket import Ticket
+from paceline.engine.ticket import Progress, Ticket
+from paceline.engine.waiters import Waiters
+from paceline.engine.writer import Writer
 from paceline.errors import ConfigError
 
 Prompt = str | ListLike[int] | NDArray[np.integer[Any]] | torch.Tensor
@@ -43,13 +43,23 @@ class Completion:
     Attributes:
         text: decoded answer, cut before a stop string; "" without a tokenizer.
         token_ids: the answer's tokens, an end-of-sequence token included.
-        finish_reason: "stop" (end-of-sequence or stop string) or "length".
+        finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
+        logprobs: per token, with `SamplingParams.logprobs`: token id -> log-probability by the model's own logits, before any
+            option changes them; the likeliest tokens, likeliest first, and the one that came.
+        others: the further answers, with `SamplingParams.n`.
     """
 
     text: str
     token_ids: list[int]
     finish_reason: str
     stats: Stats
+    logprobs: list[dict[int, float]] | None = None
+    others: tuple[Completion, ...] = ()
+
+    @property
+    def outputs(self) -> list[Completion]:
+        """All answers to the prompt, this one first."""
+        return [self, *self.others]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,7 @@ class Chunk:
         accepted: per token, whether it came from the draft.
         pieces: (text, accepted) per token with text, for displays; joined they are `text`.
         completion: the whole answer, with the last chunk.
+        logprobs: as in `Completion`, of the tokens of this step.
     """
 
     text: str
@@ -69,6 +80,7 @@ class Chunk:
     accepted: list[bool]
     pieces: list[tuple[str, bool]]
     completion: Completion | None = None
+    logprobs: list[dict[int, float]] | None = None
 
 
 class LLM:
@@ -135,6 +147,7 @@ class LLM:
             loaded, drafter, spec=spec, make=make, tokenizer=self.tokenizer, max_batch=max_batch, max_nodes=max_nodes,
             ranks=ranks, batch_invariant=batch_invariant,
         )  # fmt: skip
+        self._waiters = Waiters(self._engine)
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
         context = self.model.context_length
         self.max_length = context if max_length is None else min(max_length, context)
@@ -171,41 +184,80 @@ class LLM:
         self,
         prompts: Prompts,
         params: SamplingParams | ListLike[SamplingParams] | None = None,
+        progress: Callable[[Progress], object] | None = None,
     ) -> list[Completion]:
         """Answer all prompts, in their order.
 
         Args:
             prompts: one text, texts, or lists of token ids, which may be arrays or tensors.
             params: for all, or one per prompt; default `SamplingParams()`.
+            progress: called after every step, in this thread; what it raises ends the call.
+        Returns:
+            one answer per prompt; with `SamplingParams.n`, the further ones are in its `others`.
         Raises:
             ConfigError, CapacityError: a prompt, or a drafter it names, that cannot be used. Nothing has been started then.
         """
-        tickets = self._engine.submit(self._intake.sequences(prompts, params))
+        groups = self._intake.answers(prompts, params)
+        tickets = self._engine.submit([seq for group in groups for seq in group])
         try:
+            while progress is not None and (going := [ticket for ticket in tickets if not ticket.done]):
+                self._engine.advance(going)
+                progress(Progress.of(tickets))
             self._engine.finish(tickets)
         finally:
             self._engine.withdraw(tickets)
-        return [self._completion(ticket) for ticket in tickets]
+        return self._completions(groups, tickets)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Chunk, None, None]:
-        """Answer one prompt, a chunk per step. Closing the iterator frees everything it holds."""
-        (seq,) = self._intake.sequences([prompt], params)
-        return self._stream(seq)
+        """Answer one prompt, a chunk per step. Closing the iterator frees everything it holds.
+
+        Raises:
+            ConfigError, CapacityError: as `generate`; or several answers are asked for.
+        """
+        return self._stream(self._intake.single(prompt, params))
 
     def _stream(self, seq: Sequence) -> Generator[Chunk, None, None]:
         (ticket,) = self._engine.submit([seq], keep_outcomes=True)
-        writer, done = _Writer(self.tokenizer, seq.stop), False
+        writer, done = Writer(self.tokenizer, seq.stop), False
         try:
             while not done:
                 outcomes, done = self._engine.collect(ticket)
-                for outcome in outcomes:
-                    last = done and outcome is outcomes[-1]
-                    accepted = [place < len(outcome.accepted) for place in range(len(outcome.new_token_ids))]
-                    pieces = writer.write(outcome.new_token_ids, accepted, last)
-                    text = "".join(piece for piece, _ in pieces)
-                    yield Chunk(text, outcome.new_token_ids, accepted, pieces, self._completion(ticket) if last else None)
+                yield from self._chunks(ticket, writer, outcomes, done)
         finally:
             self._engine.withdraw([ticket])
+
+    async def agenerate(
+        self, prompts: Prompts, params: SamplingParams | ListLike[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """`generate` for asyncio: the event loop goes on meanwhile, and all calls share one batch.
+
+        Cancelling it frees everything it holds.
+        """
+        groups = self._intake.answers(prompts, params)
+        tickets = self._engine.submit([seq for group in groups for seq in group])
+        async with self._waiters.holding(tickets):
+            await self._waiters.finish(tickets)
+        return self._completions(groups, tickets)
+
+    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Chunk, None]:
+        """`stream` for asyncio; `aclose` frees everything it holds."""
+        seq = self._intake.single(prompt, params)
+        (ticket,) = self._engine.submit([seq], keep_outcomes=True)
+        writer, done = Writer(self.tokenizer, seq.stop), False
+        async with self._waiters.holding([ticket]):
+            while not done:
+                outcomes, done = await self._waiters.collect(ticket)
+                for chunk in self._chunks(ticket, writer, outcomes, done):
+                    yield chunk
+
+    def _chunks(self, ticket: Ticket, writer: Writer, outcomes: list[Outcome], done: bool) -> Iterator[Chunk]:
+        for outcome in outcomes:
+            last = done and outcome is outcomes[-1]
+            accepted = [place < len(outcome.accepted) for place in range(len(outcome.new_token_ids))]
+            pieces = writer.write(outcome.new_token_ids, accepted, last)
+            text = "".join(piece for piece, _ in pieces)
+            whole = self._completion(ticket) if last else None
+            yield Chunk(text, outcome.new_token_ids, accepted, pieces, whole, outcome.logprobs)
 
     def chat(self, messages: ListLike[Mapping[str, str]], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation through the tokenizer's chat template."""
@@ -228,54 +280,22 @@ class LLM:
     def _intake(self) -> Intake:
         return Intake(self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length)
 
+    def _completions(self, groups: list[list[Sequence]], tickets: list[Ticket]) -> list[Completion]:
+        """The answers to each prompt, given the tickets of all groups in their order."""
+        answers = map(self._completion, tickets)
+        each = [[next(answers) for _ in group] for group in groups]
+        return [replace(first, others=tuple(others)) if others else first for first, *others in each]
+
     def _completion(self, ticket: Ticket) -> Completion:
         seq = ticket.seq
         text = self.tokenizer.decode(seq.output_ids, skip_special_tokens=True) if self.tokenizer is not None else ""
         if seq.stop is not None:
             text = seq.stop.cut(text)
-        return Completion(text, seq.output_ids, seq.finish_reason or "length", ticket.stats())
+        logprobs = None if seq.params.logprobs is None else seq.logprobs
+        return Completion(text, seq.output_ids, seq.finish_reason or "length", ticket.stats(), logprobs)
 
 
 def _built_with_draft(spec: str, draft_model: object) -> bool:
     """Whether a drafter waits for its draft model, which is loaded after the target."""
     named = entry(parse_spec(spec)[0])
     return named.needs_draft_model or (draft_model is not None and named.takes_draft_model)
-
-
-class _Writer:
-    """Text of a stream: per token, nothing of a stop string, nothing that could still change."""
-
-    def __init__(self, tokenizer: Any, stop: StopStrings | None) -> None:
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
-        self._stop = stop
-        self._held: list[tuple[str, bool]] = []  # pieces that may be part of a stop string
-
-    def write(self, token_ids: list[int], accepted: list[bool], last: bool) -> list[tuple[str, bool]]:
-        """Pieces (text, accepted) that are certain now."""
-        if self._detokenizer is None:
-            return []
-        pieces = self._held
-        for token, flag in zip(token_ids, accepted, strict=True):
-            pieces.append((self._detokenizer.push(token), flag))
-        if last:
-            pieces.append((self._detokenizer.flush(), False))
-        pieces = [(text, flag) for text, flag in pieces if text]
-        if self._stop is None:
-            self._held = []
-            return pieces
-        text = "".join(piece for piece, _ in pieces)
-        certain = len(self._stop.cut(text)) if last else len(text) - self._stop.held_back(text)
-        ready, self._held = _split(pieces, certain)
-        return ready
-
-
-def _split(pieces: list[tuple[str, bool]], length: int) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
-    """Cut a list of pieces after `length` characters."""
-    head, tail = [], []
-    for text, flag in pieces:
-        if length > 0:
-            head.append((text[:length], flag))
-        if text[max(0, length) :]:
-            tail.append((text[max(0, length) :], flag))
-        length -= len(text)
-    return head, tail

@@ -29,6 +29,13 @@ FINE: dict[str, st.SearchStrategy[Any]] = {
     "seed": st.integers(),
     "stop": st.none() | st.text(st.characters(codec="ascii"), min_size=1, max_size=2) | st.lists(st.just("e"), max_size=2),
     "ignore_eos": st.booleans(),
+    "min_tokens": st.integers(0, 1),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "stop_token_ids": st.none() | st.integers(0, VOCAB - 1) | st.lists(st.integers(0, VOCAB - 1), max_size=90),
+    "logit_bias": st.none() | st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), max_size=9),
+    "bad_words": st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=2) | st.just("ab"), max_size=40),
+    "logprobs": st.none() | st.integers(0, 3) | st.just(1 << 70),
 }
 NONSENSE = st.sampled_from(
     [None, "4", b"x", [], {}, -1, -0.5, 1.5, 2.5, True, 0, math.nan, math.inf, -math.inf, 1j, object(), ("",), "\ud800", [3]]
@@ -90,24 +97,48 @@ def _check(llm: LLM, prompt: Any, params: SamplingParams) -> None:
         logits = llm.model.model(torch.tensor([tokens])).logits[0].double()
     for place, token in enumerate(out.token_ids):
         end = len(ids) + place
-        allowed, certain = (_scores(logits[end - 1], tokens[:end], params, slack) for slack in (CLOSE, -CLOSE))
+        adjusted = _adjusted(logits[end - 1], tokens[:end], len(ids), params, llm)
+        allowed, certain = (_scores(adjusted, params, slack) for slack in (CLOSE, -CLOSE))
         if not params.greedy:
             key = sampling.noise_key(params.seed, place, sampling.TARGET)
             noise = sampling.exponential_noise([key], VOCAB, logits.device)[0].double().log()
             allowed, certain = allowed - noise, certain - noise
         assert allowed[token] >= certain.max() - CLOSE * max(1.0, float(logits.abs().max()))
         assert _ends(llm, out.token_ids[: place + 1], params) == (place + 1 == len(out.token_ids) and out.finish_reason == "stop")
+        if params.logprobs is not None:
+            assert out.logprobs is not None
+            assert out.logprobs[place][token] == pytest.approx(float(logits[end - 1].log_softmax(-1)[token]), abs=CLOSE)
+            assert len(out.logprobs[place]) in (min(params.logprobs, VOCAB), params.logprobs + 1)
     if out.finish_reason == "length":
         assert len(out.token_ids) == min(params.max_new_tokens, LONGEST - len(ids))
 
 
-def _scores(logits: torch.Tensor, seen: list[int], params: SamplingParams, slack: float) -> torch.Tensor:
-    """Logarithms of the target distribution, but for a constant, with slack for the tokens at the edge of a truncation."""
-    scores = logits.clone()
+def _adjusted(logits: torch.Tensor, seen: list[int], prompt_length: int, params: SamplingParams, llm: LLM) -> torch.Tensor:
+    """What depends on the tokens before, one token at a time."""
+    scores, answer = logits.clone(), seen[prompt_length:]
+    for token, bias in (params.logit_bias or {}).items():
+        scores[token] += bias
     kept = scores[seen]
     scores[seen] = torch.where(kept < 0, kept * params.repetition_penalty, kept / params.repetition_penalty)
+    for token in set(answer):
+        scores[token] -= params.frequency_penalty * answer.count(token) + params.presence_penalty
+    words = [ids for ids in params.bad_words if not isinstance(ids, str)]
+    if len(words) < len(params.bad_words):
+        words += [llm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("ab", " ab")]
+    for word in words:
+        *before, last = word
+        if answer[len(answer) - len(before) :] == before:
+            scores[last] = -math.inf
+    if len(answer) < params.min_tokens:
+        scores[[*params.stop_token_ids, *([] if params.ignore_eos else llm.eos_token_ids)]] = -math.inf
+    return scores
+
+
+def _scores(adjusted: torch.Tensor, params: SamplingParams, slack: float) -> torch.Tensor:
+    """Logarithms of the target distribution, but for a constant, with slack for the tokens at the edge of a truncation."""
     if params.greedy:
-        return scores
+        return adjusted
+    scores = adjusted
     scores = (scores - scores.max()) / params.temperature
     excluded = torch.zeros(VOCAB, dtype=torch.bool)
     if 0 < params.top_k < VOCAB:
@@ -123,4 +154,5 @@ def _scores(logits: torch.Tensor, seen: list[int], params: SamplingParams, slack
 
 def _ends(llm: LLM, answer: list[int], params: SamplingParams) -> bool:
     ended = not params.ignore_eos and answer[-1] in llm.eos_token_ids
+    ended |= answer[-1] in params.stop_token_ids
     return ended or any(stop in llm.tokenizer.decode(answer, skip_special_tokens=True) for stop in params.stop)

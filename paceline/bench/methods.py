@@ -145,6 +145,7 @@ def same_rules(model: PreTrainedModel, params: SamplingParams, eos: list[int]) -
         eos_token_id=None if params.ignore_eos or not eos else eos,
         pad_token_id=pad,
         repetition_penalty=params.repetition_penalty,
+        min_new_tokens=params.min_tokens or None,
         **sampling,
     )
     transformers.logging.set_verbosity_error()  # its assistant warns about its own call
@@ -156,7 +157,7 @@ def same_rules(model: PreTrainedModel, params: SamplingParams, eos: list[int]) -
 
 
 def _with_length(params: SamplingParams, max_new_tokens: int) -> SamplingParams:
-    return dataclasses.replace(params, max_new_tokens=max_new_tokens)
+    return dataclasses.replace(params, max_new_tokens=max_new_tokens, min_tokens=min(params.min_tokens, max_new_tokens))
 
 
 def _cut(token_ids: list[int], eos: list[int]) -> list[int]:

@@ -97,6 +97,12 @@ class BenchConfig:
         refuse_per_request("bench", self.sampling)
         if self.sampling.stop:
             raise ConfigError(f"bench: stop: got {self.sampling.stop!r}; expected no stop strings. Leave them out.")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(self.sampling, name) and self.baselines:
+                raise ConfigError(
+                    f"bench: {name}: got {getattr(self.sampling, name)} with {self.baselines[0]!r}, which has none; expected 0."
+                    " Leave it out, or the baselines."
+                )
         for spec in self.drafters:
             entry(parse_spec(spec)[0])
         for baseline in self.baselines:

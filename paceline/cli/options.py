@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter
 from cyclopts.field_info import FieldInfo
@@ -49,8 +49,10 @@ def only(*names: str) -> Parameter:
 
 def _hide_per_request(group: type) -> None:
     """Offer no options of single requests in any command: a command has its own for all requests."""
+    hints = get_type_hints(group)
     for field in fields(group):
         if field.metadata.get("per_request"):
+            field.type = hints[field.name]  # a subclass is read in its own module, which may not know the names in it
             group.__annotations__[field.name] = Annotated[field.type, Parameter(parse=False)]
 
 

@@ -45,6 +45,19 @@ def text_ids(tokenizer: Any, text: str, where: str) -> list[int]:
     return [int(token) for token in tokenizer(require_text(where, text))["input_ids"]]
 
 
+def word_ids(tokenizer: Any, word: str, where: str) -> set[tuple[int, ...]]:
+    """Return the ways a word is spelled in tokens: as it begins a text, and as it stands behind a space.
+
+    Raises:
+        ConfigError: it is no text, or has no tokens; `where` names it.
+    """
+    bare = require_text(where, word).lstrip()
+    ways = {tuple(map(int, tokenizer(text, add_special_tokens=False)["input_ids"])) for text in (bare, f" {bare}")}
+    if () in ways:
+        raise ConfigError(f"{where}: got {word!r}, which has no tokens; expected words of the tokenizer's. Leave it out.")
+    return ways
+
+
 def chat_ids(tokenizer: Any, messages: Messages, where: str) -> list[int]:
     """Return the token ids of a conversation, ready for the answer, through the tokenizer's chat template.
 

@@ -56,6 +56,7 @@ class Outcome:
             exactly what was appended.
         target_argmax: 1 + n tokens: the target's most likely one after the root and after EVERY node.
         target_top: its most likely tokens there, where the drafter's `top_k` asks for them.
+        logprobs: per new token, where the request asks for them: token id -> log-probability, likeliest first.
     """
 
     seq: Sequence
@@ -64,6 +65,7 @@ class Outcome:
     new_token_ids: list[int]
     target_argmax: list[int]
     target_top: TopTokens | None = None
+    logprobs: list[dict[int, float]] | None = None
 
 
 class Drafter:

@@ -286,6 +286,9 @@ class Engine:
         return outcomes
 
     def _deliver(self, ticket: Ticket, outcome: Outcome) -> None:
+        if ticket.seq.failure is not None:
+            self._fail([ticket], ticket.seq.failure)
+            return
         if ticket.outcomes is not None:
             ticket.outcomes.append(outcome)
         if ticket.seq.finish_reason is not None:

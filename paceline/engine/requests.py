@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.common.tokens import chat_ids, text_ids
+from paceline.common.tokens import chat_ids, text_ids, word_ids
 from paceline.engine.loading import why_no_tokenizer
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.text import StopStrings
@@ -51,8 +51,30 @@ class Intake:
             raise ConfigError(f"prompts: got a {type(prompts).__name__}; expected a text, texts, or lists of token ids.")
         if prompts and _is_id(prompts[0]):
             raise ConfigError("prompts: got one list of token ids; expected a list of such lists, as [[1, 2, 3]].")
-        each = _one_each(params, len(prompts))
+        each = [self._params(one) for one in _one_each(params, len(prompts))]
         return [self._sequence(place, prompt, one) for place, (prompt, one) in enumerate(zip(prompts, each, strict=True))]
+
+    def single(self, prompt: Any, params: Any) -> Sequence:
+        """Return the sequence of a prompt that has one answer.
+
+        Raises:
+            ConfigError, CapacityError: as `sequences`; or several answers are asked for.
+        """
+        (seq,) = self.sequences([prompt], params)
+        if seq.params.n > 1:
+            raise ConfigError(f"n: got {seq.params.n} for a stream; expected 1. Open a stream for each seed, or use generate.")
+        return seq
+
+    def answers(self, prompts: Any, params: Any) -> list[list[Sequence]]:
+        """Return per prompt as many sequences as answers are asked for, with seed, seed + 1, ...; arguments as `sequences`."""
+        return [[first, *(self._other(first, number) for number in range(1, first.params.n))]
+                for first in self.sequences(prompts, params)]  # fmt: skip
+
+    def _other(self, first: Sequence, number: int) -> Sequence:
+        params = replace(first.params, seed=first.params.seed + number)
+        return Sequence(
+            first.token_ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=first.stop
+        )  # fmt: skip
 
     def conversation(self, messages: Any) -> list[int]:
         """Return the token ids of a conversation, ready for the answer.
@@ -71,6 +93,27 @@ class Intake:
                 "got a conversation for a tokenizer without chat template; expected one with. Use generate with a plain prompt."
             )
         return chat_ids(self.tokenizer, messages, "messages")
+
+    def _params(self, params: SamplingParams) -> SamplingParams:
+        """Check token ids among the parameters, and spell words in tokens."""
+        words = [one for one in params.bad_words if isinstance(one, str)]
+        if words:
+            if self.tokenizer is None:
+                raise ConfigError(
+                    "bad_words: got words and no tokenizer; expected both, or token ids. Pass tokenizer=... to LLM."
+                )
+            spelled = {ids for word in words for ids in word_ids(self.tokenizer, word, "bad_words")}
+            given = [one for one in params.bad_words if not isinstance(one, str)]
+            params = replace(params, bad_words=[*given, *sorted(spelled)])
+        named = {
+            "stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or (),
+            "bad_words": [token for word in params.bad_words for token in word],
+        }  # fmt: skip
+        for name, ids in named.items():
+            highest = max(map(int, ids), default=0)
+            if highest >= self.vocab_size:
+                raise ConfigError(f"{name}: got token id {highest}; expected 0 to {self.vocab_size - 1}. Leave it out.")
+        return params
 
     def _sequence(self, place: int, prompt: Any, params: SamplingParams) -> Sequence:
         ids = self._token_ids(place, prompt)

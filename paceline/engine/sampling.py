@@ -1,10 +1,10 @@
 """From logits to the target distribution, and the draw.
 
-One function makes the distribution (`target_scores`), in the order transformers uses: repetition penalty, temperature, top_k,
-top_p, min_p. The draw is `argmax(log target_probs + Gumbel noise)`, the noise keyed by (request seed, position in the
-answer, stream) through an integer hash: all rows of all requests are drawn in one call, on any device alike, and a token does
-not depend on the tree, the drafter or the batch it was verified in. Gumbel noise being -log of exponential noise E, the draw is
-computed as `argmax(target_probs / E)`.
+One function makes the distribution (`target_scores`), in the order transformers uses: what depends on the tokens before
+(`adjustments.py`), temperature, top_k, top_p, min_p. The draw is `argmax(log target_probs + Gumbel noise)`, the noise keyed by
+(request seed, position in the answer, stream) through an integer hash: all rows of all requests are drawn in one call, on any
+device alike, and a token does not depend on the tree, the drafter or the batch it was verified in. Gumbel noise being -log of
+exponential noise E, the draw is computed as `argmax(target_probs / E)`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from paceline.engine.sequence import Sequence
+from paceline.engine.adjustments import adjusted
+from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import DraftTree, tree_shape
 
 # Streams keep draws at one position independent of each other.
@@ -35,12 +36,13 @@ def target_scores(logits: Tensor, seqs: ListLike[Sequence], trees: ListLike[Draf
         logits: [batch, 1 + width, vocab]; row 0 follows the root, row 1 + i follows node i; rows beyond a tree are padding.
         seqs, trees: batch sequences and the trees that were fed.
     Returns:
-        float32 [batch, 1 + width, vocab], excluded tokens at -inf. Greedy sequences get penalties only.
+        float32 [batch, 1 + width, vocab], excluded tokens at -inf. Greedy sequences get what depends on tokens only.
     """
-    scores = logits.float()
-    params = [seq.params for seq in seqs]
-    if any(p.repetition_penalty != 1.0 for p in params):
-        scores = _penalise(scores, seqs, trees)
+    return shaped(adjusted(logits.float(), seqs, trees), [seq.params for seq in seqs])
+
+
+def shaped(scores: Tensor, params: ListLike[SamplingParams]) -> Tensor:
+    """Scores [batch, rows, vocab] at the temperature of each sequence, truncated to its top_k, top_p and min_p."""
     if all(p.greedy for p in params):
         return scores
 
@@ -88,24 +90,6 @@ def _truncate(scores: Tensor, top_k: list[int], top_p: Tensor, min_p: Tensor) ->
         sorted_size = min(vocab, 16 * sorted_size)
     floor = best.gather(-1, count - 1)
     return scores.masked_fill((scores < floor) & ~unbounded, -torch.inf)
-
-
-def _penalise(scores: Tensor, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Tensor:
-    """Repetition penalty (Keskar et al. 2019) on the tokens of each node's true prefix."""
-    seen = torch.zeros_like(scores, dtype=torch.bool)
-    penalty = torch.ones(len(seqs), 1, 1)
-    for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
-        penalty[row] = min(max(seq.params.repetition_penalty, _LEAST), _MOST)
-        if seq.params.repetition_penalty == 1.0:
-            continue
-        seen[row, :, torch.tensor(seq.token_ids, device=scores.device)] = True
-        if tree.token_ids:
-            nodes, ancestors = tree_shape(tuple(tree.parents))[1].nonzero()
-            tokens = torch.tensor(tree.token_ids)[torch.from_numpy(ancestors)]
-            seen[row, torch.from_numpy(nodes).to(scores.device) + 1, tokens.to(scores.device)] = True
-    penalty = penalty.to(scores.device)
-    penalised = torch.where(scores < 0, scores * penalty, scores / penalty)
-    return torch.where(seen, penalised, scores)
 
 
 def draw(scores: Tensor, seqs: ListLike[Sequence], trees: ListLike[DraftTree], stream: int = TARGET) -> list[list[int]]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from paceline.common.options import PER_REQUEST
-from paceline.common.tokens import is_text
+from paceline.engine import checks
+from paceline.engine.checks import is_int, is_number, require
 from paceline.engine.text import StopStrings
-from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.engine.processors import Processed
 
 _ids = itertools.count()
 
@@ -29,9 +33,25 @@ class SamplingParams:
         seed: the same seed gives the same text under every guess drafter and in any batch.
         stop: strings that end the answer; the text is cut before them. One string or None will do.
         ignore_eos: go on after an end-of-sequence token.
+        min_tokens: no token that ends the answer comes before so many others; stop strings end it even so.
+        presence_penalty: subtracted from the logits of tokens that are in the answer already; -2 to 2, 0 = off.
+        frequency_penalty: subtracted from a token's logit for each time it is in the answer already; -2 to 2, 0 = off.
+        stop_token_ids: tokens that end the answer, and are its last one, also with `ignore_eos`.
+        logit_bias: token id -> what is added to its logit, -100 to 100; None = nothing.
+        bad_words: what the answer must not contain: words, each as it begins a text and as it stands behind a space, or lists
+            of token ids. The last token of one is forbidden where the answer ends with the others.
+        logits_processors: transformers' `LogitsProcessor`s or other callables (ids [1, n], scores [1, vocab] in float32) ->
+            scores [1, vocab], asked once for each token, in order, with prompt and answer before it. Each answer has a shallow
+            copy of every processor, so that it may keep what it learns in its attributes.
+        logprobs: report the log-probabilities of so many likeliest tokens in every place, and of the token that came, by the
+            model's own logits (`Completion.logprobs`); None = none.
+        n: answers to give, with seed, seed + 1, ...; more than one needs a temperature (`Completion.outputs`).
         speculation: spec of the drafter of this request, such as "none", "auto" or "sssd:nodes=8"; None = the engine's own. It
             decides how soon the answer is there, not what it says.
         max_nodes: most draft nodes verified per step; None = as many as the engine allows.
+
+    The logits are changed in this order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, bad_words,
+    min_tokens, logits_processors, temperature, top_k, top_p, min_p.
 
     Raises:
         ConfigError: a value outside its range.
@@ -46,31 +66,63 @@ class SamplingParams:
     seed: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop_token_ids: ListLike[int] = field(default=(), metadata=PER_REQUEST)
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False, metadata=PER_REQUEST)
+    bad_words: ListLike[str | ListLike[int]] = field(default=(), metadata=PER_REQUEST)
+    logits_processors: ListLike[Callable[..., Any]] = field(default=(), hash=False, metadata=PER_REQUEST)
+    logprobs: int | None = field(default=None, metadata=PER_REQUEST)
+    n: int = field(default=1, metadata=PER_REQUEST)
     speculation: str | None = field(default=None, metadata=PER_REQUEST)
     max_nodes: int | None = field(default=None, metadata=PER_REQUEST)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", _stop_strings(self.stop))
-        _require(_is_int(self.max_new_tokens) and self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens,
+        object.__setattr__(self, "stop", checks.stop_strings(self.stop))
+        for name in ("stop_token_ids", "logit_bias", "bad_words", "logits_processors"):
+            object.__setattr__(self, name, getattr(checks, name)(getattr(self, name)))
+        require(is_int(self.max_new_tokens) and self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens,
                  "an integer of at least 1")  # fmt: skip
-        _require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature,
+        require(is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature,
                  "0 (greedy) or a positive number")  # fmt: skip
-        _require(_is_int(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive integer")
-        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (off)")
-        _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 (off) to 1")
-        _require(_is_number(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty",
+        require(is_int(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive integer")
+        require(is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (off)")
+        require(is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 (off) to 1")
+        require(is_number(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty",
                  self.repetition_penalty, "a positive number, 1 = off")  # fmt: skip
-        _require(_is_int(self.seed), "seed", self.seed, "an integer")
-        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
-        _require(self.speculation is None or (isinstance(self.speculation, str) and self.speculation.strip() != ""),
+        require(is_int(self.seed), "seed", self.seed, "an integer")
+        require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+        require(is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_new_tokens, "min_tokens", self.min_tokens,
+                "an integer from 0 to max_new_tokens")  # fmt: skip
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            require(is_number(value) and abs(value) <= checks.MOST_PENALTY, name, value, "a number from -2 to 2, 0 = off")
+        self._check_request()
+
+    def _check_request(self) -> None:
+        """Check the options of single requests."""
+        require(self.logprobs is None or (is_int(self.logprobs) and self.logprobs >= 0), "logprobs", self.logprobs,
+                "an integer of at least 0, or None")  # fmt: skip
+        require(is_int(self.n) and self.n >= 1, "n", self.n, "an integer of at least 1")
+        require(self.n == 1 or not self.greedy, "n", self.n, "1 with temperature 0, where all answers are the same")
+        require(self.speculation is None or (isinstance(self.speculation, str) and self.speculation.strip() != ""),
                  "speculation", self.speculation, "a drafter's spec, such as 'none' or 'sssd:nodes=8', or None")  # fmt: skip
-        _require(self.max_nodes is None or (_is_int(self.max_nodes) and self.max_nodes >= 0), "max_nodes", self.max_nodes,
+        require(self.max_nodes is None or (is_int(self.max_nodes) and self.max_nodes >= 0), "max_nodes", self.max_nodes,
                  "an integer of at least 0, or None")  # fmt: skip
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken, no draw made."""
         return self.temperature == 0.0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed in a way that depends on the token or on those before it."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+            or self.min_tokens or self.logit_bias or self.bad_words
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -97,9 +149,13 @@ class Sequence:
         token_ids: prompt and answer.
         prompt_length: how many of them are the prompt.
         max_length: the length at which it ends, in tokens.
+        eos_token_ids: the tokens that end it, `SamplingParams.stop_token_ids` included.
         cached: how many leading tokens have rows in the model's cache.
         slot: the cache row this sequence owns; -1 before it is opened.
         finish_reason: "stop" | "length" once it has ended.
+        logprobs: per token of the answer, where they are asked for: token id -> log-probability, likeliest first.
+        processed: its logits processors, made when they are first asked.
+        failure: why its next token cannot be chosen, which ends this request and no other.
     """
 
     def __init__(
@@ -115,7 +171,7 @@ class Sequence:
         self.token_ids = list(prompt_ids)
         self.prompt_length = len(prompt_ids)
         self.params = params
-        self.eos_token_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        self.eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids) | frozenset(params.stop_token_ids)
         wanted = self.prompt_length + params.max_new_tokens
         self.max_length = wanted if max_length is None else min(wanted, max_length)
         self.stop = stop
@@ -123,6 +179,9 @@ class Sequence:
         self.cached = 0
         self.slot = -1
         self.counters = Counters()
+        self.logprobs: list[dict[int, float]] = []
+        self.processed: Processed | None = None
+        self.failure: Exception | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -153,29 +212,9 @@ class Sequence:
             return "stop"
         return "length" if len(run) >= self.remaining else None
 
-    def append(self, run: list[int]) -> None:
-        """Add tokens the target has chosen."""
+    def append(self, run: list[int], logprobs: Iterable[dict[int, float]] = ()) -> None:
+        """Add tokens the target has chosen, with their log-probabilities where they are asked for."""
         if run:
             self.finish_reason = self.end_reason(run)
             self.token_ids.extend(run)
-
-
-def _stop_strings(value: object) -> tuple[str, ...]:
-    if value is None or isinstance(value, str):
-        value = () if value is None else (value,)
-    texts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping | bytes) else (value,)
-    _require(all(is_text(text) and text for text in texts), "stop", value, "non-empty strings, or None")
-    return texts
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _require(fine: bool, name: str, value: object, expected: str) -> None:
-    if not fine:
-        raise ConfigError(f"{name}: got {value!r}; expected {expected}.")
+            self.logprobs.extend(logprobs)

@@ -71,7 +71,7 @@ def joint_step(model: CachedLM, parts: ListLike[Part], verify: Verifier = verify
         accepted[row] = outcome.accepted
     model.commit(accepted)
     for outcome in outcomes:
-        outcome.seq.append(outcome.new_token_ids)
+        outcome.seq.append(outcome.new_token_ids, outcome.logprobs or ())
         outcome.seq.counters.drafted_tokens += len(outcome.tree)
         outcome.seq.counters.accepted_tokens += len(outcome.accepted)
     for part in parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
 from paceline.engine.drafter import Outcome
@@ -40,6 +41,26 @@ class Ticket:
     def stats(self) -> Stats:
         """Return the counts so far; seconds from admission to the end, or to now."""
         return Stats.of(self.seq, (self.ended or time.perf_counter()) - self.admitted, self.batch_invariant)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a call is.
+
+    Attributes:
+        finished: answers that have ended, of `answers`.
+        new_tokens: tokens emitted so far, over all answers.
+    """
+
+    finished: int
+    answers: int
+    new_tokens: int
+
+    @staticmethod
+    def of(tickets: ListLike[Ticket]) -> Progress:
+        """That of the call that holds `tickets`."""
+        tokens = sum(len(ticket.seq) - ticket.seq.prompt_length for ticket in tickets)
+        return Progress(sum(ticket.done for ticket in tickets), len(tickets), tokens)
 
 
 def raise_errors(tickets: Iterable[Ticket]) -> None:

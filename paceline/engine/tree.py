@@ -69,6 +69,14 @@ class DraftTree:
             result[parent + 1].append(node)
         return result
 
+    def path(self, node: int) -> list[int]:
+        """The nodes from below the root down to `node`; none for the root (-1)."""
+        path: list[int] = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
     def best_chain(self) -> DraftTree:
         """The single branch to keep where only a chain can be verified.
 
@@ -88,11 +96,7 @@ class DraftTree:
                 chance[node] = self.confidence[node] * (chance[parent] if parent >= 0 else 1.0)
                 expected[node] = chance[node] + (expected[parent] if parent >= 0 else 0.0)
             node = max(range(self.candidates), key=expected.__getitem__)
-        path: list[int] = []
-        while node >= 0:
-            path.append(node)
-            node = self.parents[node]
-        path.reverse()
+        path = self.path(node)
         return DraftTree.chain(
             [self.token_ids[i] for i in path],
             None if self.probs is None else [self.probs[i] for i in path],

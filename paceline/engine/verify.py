@@ -12,12 +12,16 @@ from collections.abc import Sequence as ListLike
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.engine import sampling
+from paceline.engine.adjustments import adjusted, forbidden
 from paceline.engine.drafter import Outcome, TopTokens
+from paceline.engine.processors import OwnProcessors, Processed
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree, node_depths
+from paceline.errors import ConfigError
 
 Vector = Any  # anything with indexing, -, /, .sum() and .clip(0): a Tensor here, an array of fractions in the tests
 
@@ -123,12 +127,21 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor)
     scores, drawn, argmax = answers(seqs, trees, logits)
     outcomes = []
     for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
-        if tree.probs is None or seq.params.greedy:
+        if seq.params.logits_processors:
+            accepted, run = _process_row(seq, tree, logits[row])
+        elif tree.probs is None or seq.params.greedy:
             tokens = drawn[row]
             accepted, run = follow(tree, lambda node, tokens=tokens: tokens[node + 1], seq.end_reason)  # type: ignore[misc]
         else:
-            accepted, run = _reject_row(seq, tree, scores[row])
-        outcomes.append(Outcome(seq, tree, accepted, run, argmax[row][: 1 + len(tree)]))
+            probs = scores[row, : 1 + len(tree)].softmax(-1)
+            accepted, run = _reject_row(seq, tree, lambda node, probs=probs: probs[node + 1])  # type: ignore[misc]
+        if seq.params.adjusts and forbidden(seq, run):
+            seq.failure = seq.failure or _nothing_left()
+        logprobs = None
+        if seq.params.logprobs is not None:
+            walked = [0, *(node + 1 for node in accepted)][: len(run)]
+            logprobs = _logprobs(logits[row, walked], run, seq.params.logprobs)
+        outcomes.append(Outcome(seq, tree, accepted, run, argmax[row][: 1 + len(tree)], logprobs=logprobs))
     return outcomes
 
 
@@ -149,8 +162,8 @@ def with_top_tokens(outcomes: list[Outcome], logits: Tensor, count: int) -> list
     ]
 
 
-def _reject_row(seq: Sequence, tree: DraftTree, scores: Tensor) -> tuple[list[int], list[int]]:
-    probs = scores[: 1 + len(tree)].softmax(-1)
+def _reject_row(seq: Sequence, tree: DraftTree, target: Callable[[int], Tensor]) -> tuple[list[int], list[int]]:
+    """Walk by `reject`, with the coins and draws of the request's seed."""
     seed, start = seq.params.seed, len(seq) - seq.prompt_length
     depths = node_depths(tree.parents)
 
@@ -162,4 +175,62 @@ def _reject_row(seq: Sequence, tree: DraftTree, scores: Tensor) -> tuple[list[in
     def draw(depth: int, weights: Tensor) -> int:
         return sampling.draw_one(weights, seed, start + depth, sampling.RESIDUAL)
 
-    return reject(tree, lambda node: probs[node + 1], coin, draw, seq.end_reason)
+    return reject(tree, target, coin, draw, seq.end_reason)
+
+
+def _process_row(seq: Sequence, tree: DraftTree, logits: Tensor) -> tuple[list[int], list[int]]:
+    """Walk with logits processors, which are asked node by node, as far as the walk goes.
+
+    Args:
+        logits: [1 + width, vocab].
+    """
+    params, start = seq.params, len(seq) - seq.prompt_length
+    rows = adjusted(logits[None, : 1 + len(tree)].float(), [seq], [tree])[0]
+    processed = seq.processed
+    if processed is None:
+        ids = torch.tensor([seq.token_ids], device=logits.device)
+        processed = seq.processed = Processed(OwnProcessors(params.logits_processors), ids)
+
+    def scores(node: int) -> Tensor:
+        told, path = len(processed), [tree.token_ids[above] for above in tree.path(node)]
+        processed.extend([*seq.token_ids[told:], *path[max(0, told - len(seq)) :]])
+        one = rows[node + 1][None]
+        try:
+            if seq.failure is None:
+                one = processed(one.clone())
+        except ConfigError as error:
+            seq.failure = error
+        if not bool(one.amax() > -torch.inf):  # NaN is not, either
+            seq.failure = seq.failure or _nothing_left()
+        shaped: Tensor = sampling.shaped(one[None], [params])[0, 0]
+        return shaped
+
+    def choose(node: int) -> int:
+        one = scores(node)
+        if params.greedy:
+            return int(one.argmax())
+        return sampling.draw_one(one.softmax(-1), params.seed, start + len(tree.path(node)), sampling.TARGET)
+
+    if tree.probs is None or params.greedy:
+        return follow(tree, choose, seq.end_reason)
+    return _reject_row(seq, tree, lambda node: scores(node).softmax(-1))
+
+
+def _nothing_left() -> ConfigError:
+    return ConfigError(
+        "got a request whose bad_words, min_tokens or logits_processors leave no token to go on with; expected one at least."
+        " Forbid less."
+    )
+
+
+def _logprobs(logits: Tensor, token_ids: list[int], count: int) -> list[dict[int, float]]:
+    """Per token the log-probabilities of the `count` likeliest in its place, then its own, by the model's logits.
+
+    Args:
+        logits: [tokens, vocab].
+    """
+    every = logits.float().log_softmax(-1)
+    best = every.topk(min(count, every.shape[-1]), dim=-1)
+    own = every.gather(-1, torch.tensor(token_ids, device=every.device)[:, None])[:, 0].tolist()
+    rows = zip(best.indices.tolist(), best.values.tolist(), token_ids, own, strict=True)
+    return [{**dict(zip(ids, values, strict=True)), token: value} for ids, values, token, value in rows]

@@ -24,7 +24,7 @@ class RecordConfig:
         skip_every: leave out each n-th line of each file, to report on later; 0 = none.
         keep: chance that a position keeps the target's token (the paper's r); near 1, features are more like those in use.
         mixtures: mixed sequences per answer; the paper's one leaves few drafted positions where `keep` is high.
-        sampling: how the target answers; prompt number n has seed + n. Penalties are not part of what a head learns.
+        sampling: how the target answers; prompt number n has seed + n. A head learns no penalties and no min_tokens.
         batch: prompts answered together, and per shard.
 
     Raises:
@@ -48,9 +48,10 @@ class RecordConfig:
         refuse_per_request("head record", self.sampling)
         if not 0 <= self.keep < 1:
             raise ConfigError(f"head record: got keep={self.keep}; expected 0 to below 1.")
-        if self.sampling.repetition_penalty != 1:
-            penalty = self.sampling.repetition_penalty
-            raise ConfigError(f"head record: repetition_penalty: got {penalty}; expected 1, off. Leave it out.")
+        for name, off in (("repetition_penalty", 1), ("presence_penalty", 0), ("frequency_penalty", 0), ("min_tokens", 0)):
+            value = getattr(self.sampling, name)
+            if value != off:
+                raise ConfigError(f"head record: {name}: got {value}; expected {off}, off. Leave it out.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,10 @@ class Ouroboros(Drafter):
         if len(seq) > context:
             return
         self._draft.reserve(0, min(seq.max_length, context) + self._options.gamma + 2 * self._phrases.most_nodes)
-        params = replace(seq.params, max_new_tokens=context, stop=())
+        params = replace(
+            seq.params, max_new_tokens=context, min_tokens=min(seq.params.min_tokens, context), stop=(), logits_processors=(),
+            logprobs=None,
+        )  # fmt: skip
         shadow = Sequence(seq.token_ids, params, eos_token_ids=seq.eos_token_ids, max_length=context)
         self._draft.open(shadow)
         pool = NgramPool(self._entries) if self._warm is None else self._warm

@@ -85,7 +85,7 @@ class ChainDrafter(Drafter):
         """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
         if len(seq) <= self._draft.context_length:
             self._draft.reserve(0, min(seq.max_length, self._draft.context_length) + self._spare)
-            shadow = Sequence(seq.token_ids, seq.params)
+            shadow = Sequence(seq.token_ids, seq.params, eos_token_ids=seq.eos_token_ids)
             self._draft.open(shadow)
             self._shadows[seq.id] = ChainShadow(shadow, len(seq), NgramIndex(*_LOOKUP_NGRAMS), self._rule.length)
 

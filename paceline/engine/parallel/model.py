@@ -9,7 +9,6 @@ A rank that has not fed an accepted node feeds its token in front of the next st
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 
 import numpy as np
@@ -130,12 +129,15 @@ class ParallelLM(CachedLM):
                 table[row, :, 1] = known[:, 0]
         return table
 
-    def check_requests(self, seqs: Iterable[Sequence], max_batch: int | None) -> None:
+    def check_requests(self, seqs: ListLike[Sequence], max_batch: int | None) -> None:
         """Hold the requests of all ranks against each other, once per call of the engine.
 
         Raises:
-            ConfigError: they differ.
+            ConfigError: they differ, or ask for what takes the logits of a whole tree in one process.
         """
+        for name in ("bad_words", "logits_processors", "logprobs"):
+            if any(getattr(seq.params, name) not in ((), None) for seq in seqs):
+                raise ConfigError(f"{name}: got some in a parallel run; expected none there. Leave it out, or use one process.")
         asked = [(seq.token_ids, seq.params, seq.max_length, sorted(seq.eos_token_ids)) for seq in seqs]
         self.ranks.agree("prompts or sampling parameters", (asked, max_batch), "Make the same call in every process.")
 

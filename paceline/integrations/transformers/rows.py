@@ -17,6 +17,7 @@ from transformers.generation import (
     SynthIDTextWatermarkLogitsProcessor,
 )
 
+from paceline.engine.processors import Processed
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.integrations.transformers.request import Request
 
@@ -79,19 +80,14 @@ class Row(Sequence):
         self.scores: tuple[Tensor, ...] = ()
         self.logits: tuple[Tensor, ...] = ()
         self._request = request
-        self._processors = _processors_of_row(request.processors, place, request.batch)
+        self._processed = Processed(_processors_of_row(request.processors, place, request.batch), ids)
         self._noise = noise
-        self._ids = ids
-        self._unwritten: list[int] = []
         self._asked = (-1, "")  # length and answer of the last end_reason
 
     @property
     def ids(self) -> Tensor:
         """[1, n]: padding, prompt and the tokens chosen so far, those not yet appended included."""
-        if self._unwritten:
-            new = torch.tensor([self._unwritten], device=self._ids.device)
-            self._ids, self._unwritten = torch.cat([self._ids, new], dim=-1), []
-        return self._ids
+        return self._processed.ids
 
     @property
     def width(self) -> int:
@@ -106,13 +102,13 @@ class Row(Sequence):
             most_likely: their arg-max.
         """
         token = most_likely if self._request.plain else self._draw(self.process(logits))
-        self._unwritten.append(token)
+        self._processed.extend([token])
         return token
 
     def process(self, logits: Tensor) -> Tensor:
         """Scores [1, vocab] of the token that follows `ids`; what is to be returned of them is kept."""
-        raw = logits[None].to(device=self._ids.device, dtype=torch.float32, copy=True)
-        scores: Tensor = self._processors(self.ids, raw)
+        raw = logits[None].to(device=self.ids.device, dtype=torch.float32, copy=True)
+        scores = self._processed(raw)
         if self._request.keep_scores:
             self.scores += (scores,)
         if self._request.keep_logits:
@@ -121,7 +117,7 @@ class Row(Sequence):
 
     def fill(self, token: int) -> None:
         """Lengthen `ids` by a padding token; the answer is not changed."""
-        self._unwritten.append(token)
+        self._processed.extend([token])
 
     def end_reason(self, run: list[int]) -> str | None:
         """Why the row ends with the last token of `run`, by the stopping criteria, each asked once per token."""

@@ -1,0 +1,86 @@
+"""Callers in event loops: they wait for steps that a thread makes, one step for all of a loop at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator
+from collections.abc import Sequence as ListLike
+from contextlib import asynccontextmanager
+from typing import Any
+
+from paceline.engine.drafter import Outcome
+from paceline.engine.engine import Engine
+from paceline.engine.ticket import Ticket, raise_errors
+
+_Taken = deque[tuple[list[Outcome], bool]]
+
+
+class _Loop:
+    """What the callers of one event loop share.
+
+    Attributes:
+        step: the step that is being made for them.
+        streams: what has been collected for the tickets that keep their outcomes, and not yet been given out.
+    """
+
+    def __init__(self) -> None:
+        self.step: asyncio.Future[Any] | None = None
+        self.streams: dict[Ticket, _Taken] = {}
+
+
+class Waiters:
+    """Advances the requests of coroutines. No event loop stands still for a step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = weakref.WeakKeyDictionary()
+
+    @asynccontextmanager
+    async def holding(self, tickets: ListLike[Ticket]) -> AsyncGenerator[None, None]:
+        """Free what `tickets` hold at the end, however it comes."""
+        loop = asyncio.get_running_loop()
+        mine = self._loops.setdefault(loop, _Loop())
+        mine.streams.update({ticket: deque() for ticket in tickets if ticket.outcomes is not None})
+        try:
+            yield
+        finally:
+            for ticket in tickets:
+                mine.streams.pop(ticket, None)
+            # It may have to wait for a step, and a second cancellation must not keep it from being done.
+            await asyncio.shield(loop.run_in_executor(None, self._engine.withdraw, tickets))
+
+    async def finish(self, tickets: ListLike[Ticket]) -> None:
+        """Wait until all of `tickets` are done.
+
+        Raises:
+            whatever ended one of them.
+        """
+        while not all(ticket.done for ticket in tickets):
+            await self._step()
+            raise_errors(tickets)
+
+    async def collect(self, ticket: Ticket) -> tuple[list[Outcome], bool]:
+        """Wait for steps of a ticket that keeps them; returns and raises as `Engine.collect`."""
+        taken = self._loops[asyncio.get_running_loop()].streams[ticket]
+        while not taken:
+            if not ticket.outcomes:
+                raise_errors([ticket])
+            await self._step()
+        return taken.popleft()
+
+    async def _step(self) -> None:
+        """Wait for a step, which is made for all callers of this loop."""
+        loop = asyncio.get_running_loop()
+        mine = self._loops[loop]
+        if mine.step is None or mine.step.done():
+            mine.step = loop.run_in_executor(None, self._advance, mine)
+        await asyncio.shield(mine.step)
+
+    def _advance(self, mine: _Loop) -> None:
+        """Make a step, and collect it before the next one begins: collecting waits for a step that is being made."""
+        self._engine.step()
+        for ticket, taken in mine.streams.copy().items():
+            if ticket.outcomes:
+                taken.append(self._engine.collect(ticket))

@@ -1,0 +1,144 @@
+"""Coroutines: the same answers, in one batch, with an event loop that goes on; and the progress of a call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline import LLM, Chunk, SamplingParams
+from paceline.engine.ticket import Progress
+from paceline.errors import ConfigError
+from tests.support.shared import COUNT, Pair
+
+PARAMS = SamplingParams(COUNT)
+
+
+@pytest.fixture
+def llm(pair: Pair) -> LLM:
+    return pair.engine("prompt_lookup", max_batch=6)
+
+
+async def streamed(llm: LLM, prompt: list[int], params: SamplingParams = PARAMS) -> list[Chunk]:
+    return [chunk async for chunk in llm.astream(prompt, params)]
+
+
+def count_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sequences of every forward from now on."""
+    rows: list[int] = []
+    forward = llm.model.forward
+
+    def counted(seqs: Any, trees: Any) -> Tensor:
+        rows.append(len(seqs))
+        return forward(seqs, trees)
+
+    monkeypatch.setattr(llm.model, "forward", counted)
+    return rows
+
+
+def test_answers_and_streams_share_a_batch(pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream gets a chunk of each step, whoever else is waiting; threads may call at the same time."""
+    rows = count_steps(llm, monkeypatch)
+
+    async def run() -> tuple[list[Any], list[list[Chunk]]]:
+        answers = asyncio.gather(*[llm.agenerate([prompt], PARAMS) for prompt in pair.prompts[:3]])
+        streams = asyncio.gather(*[streamed(llm, prompt) for prompt in pair.prompts[3:6]])
+        return [outs[0] for outs in await answers], await streams
+
+    answers, streams = asyncio.run(run())
+    assert [out.token_ids for out in answers] == pair.answers[:3]
+    for chunks, answer in zip(streams, pair.answers[3:6], strict=True):
+        assert [token for chunk in chunks for token in chunk.token_ids] == answer
+        assert [chunk.completion is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert max(rows) == 6
+    assert len(rows) < 2 * COUNT
+    with ThreadPoolExecutor(2) as threads:
+        others = [threads.submit(llm.generate, [prompt], PARAMS) for prompt in pair.prompts[6:9]]
+        again, _ = asyncio.run(run())
+        assert [one.result()[0].token_ids for one in others] == pair.answers[6:9]
+    assert [out.token_ids for out in again] == pair.answers[:3]
+    assert llm.model.open_sequences == 0
+
+
+def test_the_event_loop_goes_on(pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = llm.model.forward
+
+    def slow(seqs: Any, trees: Any) -> Tensor:
+        time.sleep(0.05)
+        return forward(seqs, trees)
+
+    monkeypatch.setattr(llm.model, "forward", slow)
+
+    async def run() -> int:
+        ticks, task = 0, asyncio.ensure_future(llm.agenerate(pair.prompts[:2], SamplingParams(4)))
+        while not task.done():
+            await asyncio.sleep(0.005)
+            ticks += 1
+        return ticks
+
+    assert asyncio.run(run()) > 8
+
+
+def test_cancelled_and_closed_calls_leave_nothing(pair: Pair, llm: LLM) -> None:
+    async def run() -> list[int]:
+        other = asyncio.ensure_future(llm.agenerate(pair.prompts[:1], PARAMS))
+        task = asyncio.ensure_future(llm.agenerate(pair.prompts, PARAMS))
+        stream = llm.astream(pair.prompts[1], PARAMS)
+        await anext(stream)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await stream.aclose()
+        return (await other)[0].token_ids
+
+    assert asyncio.run(run()) == pair.answers[0]
+    assert llm.model.open_sequences == 0
+
+
+def test_errors_reach_their_own_caller(pair: Pair, llm: LLM) -> None:
+    def breaks(ids: Tensor, scores: Tensor) -> Tensor:
+        return scores if ids.shape[1] < len(pair.prompts[1]) + 3 else scores - torch.inf
+
+    bad = SamplingParams(COUNT, logits_processors=[breaks])
+
+    async def run() -> list[Any]:
+        calls: list[Any] = [llm.agenerate([pair.prompts[row]], one) for row, one in enumerate([PARAMS, bad])]
+        calls.append(streamed(llm, pair.prompts[1], bad))
+        with pytest.raises(ConfigError, match="prompt 0: got no token"):
+            await llm.agenerate([[]], PARAMS)
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    outs, *errors = asyncio.run(run())
+    assert outs[0].token_ids == pair.answers[0]
+    assert [type(error) for error in errors] == [ConfigError] * 2
+    assert llm.model.open_sequences == 0
+
+
+def test_progress(pair: Pair, llm: LLM) -> None:
+    """After every step; it grows, and ends with everything."""
+    seen: list[Progress] = []
+    params = [SamplingParams(5, 1.0, n=2), *[PARAMS] * 7]
+    outs = llm.generate(pair.prompts[:8], params, progress=seen.append)
+    assert [out.token_ids for out in outs[1:]] == pair.answers[1:8]
+    assert seen == sorted(seen, key=lambda one: (one.new_tokens, one.finished))
+    assert seen[-1] == Progress(9, 9, 10 + 7 * COUNT)
+    assert len(seen) > 10
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_progress_that_raises_ends_the_call(pair: Pair, llm: LLM, error: type[BaseException]) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.new_tokens > 20:
+            raise error("enough")
+
+    check: Callable[[Progress], None] = stop
+    with pytest.raises(error, match="enough"):
+        llm.generate(pair.prompts, PARAMS, progress=check)
+    assert llm.model.open_sequences == 0
+    assert llm.generate(pair.prompts[:1], PARAMS)[0].token_ids == pair.answers[0]
