@@ -50,7 +50,8 @@ def test_a_batch_of_many_drafters_says_what_each_says_alone(pair: Pair, llm: LLM
         for out, one in zip(outs, params, strict=True):
             name = str(one.speculation).partition(":")[0]
             assert out.stats.drafted_tokens == 0 or name != "none"
-            assert (out.stats.draft_forwards > 0) == (name == "draft_model")
+            assert out.stats.draft_forwards > 0 or name != "draft_model"
+            assert out.stats.draft_forwards == 0 or name in ("draft_model", "auto")
             assert len(out.stats.fed) == out.stats.target_forwards
     assert llm.model.open_sequences == 0
     if not budget:
