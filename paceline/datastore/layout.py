@@ -92,8 +92,10 @@ def place_of(path: str | Path, *, written: bool = False) -> Path:
     """Return the folder of a store; the text "demo" names the embedded one, "./demo" a folder of that name.
 
     Raises:
-        ConfigError: the embedded one is to be `written`.
+        ConfigError: no name of a folder, or the embedded one is to be `written`.
     """
+    if not isinstance(path, str | Path) or path == "":
+        raise ConfigError(f"store: got {path!r}; expected the name of a folder. Write '.' for the present one.")
     if path != EMBEDDED:
         return Path(path)
     if written:
