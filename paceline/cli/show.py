@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from paceline.engine.metrics import Stats
     from paceline.llm import Chunk, Completion
 
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -22,10 +23,11 @@ _LOG_WIDTH = 150  # of a table that goes to a file or a pipe
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An answer as far as it was shown; `complete`: to its end."""
+    """An answer as far as it was shown; `complete`: to its end. `stats`: of one that came to its end by itself."""
 
     text: str
     complete: bool
+    stats: Stats | None = None
 
 
 def table_console(stderr: bool = False) -> Console | None:
@@ -56,7 +58,7 @@ def print_stream(chunks: Iterator[Chunk], end: str = "") -> Shown:
     Args:
         end: what follows an answer that does not go to a terminal; there a new line begins in any case.
     """
-    text, complete = "", True
+    text, complete, stats = "", True, None
     try:
         for chunk in chunks:
             for piece, accepted in chunk.pieces:
@@ -66,13 +68,14 @@ def print_stream(chunks: Iterator[Chunk], end: str = "") -> Shown:
             if chunk.completion is not None:
                 _end(end)
                 print_note(summary(chunk.completion))
+                stats = chunk.completion.stats
     except KeyboardInterrupt:
         complete = False
         _end(end)
         print_note("stopped")
     finally:
         chunks.close()  # type: ignore[attr-defined]
-    return Shown(text, complete)
+    return Shown(text, complete, stats)
 
 
 def _end(end: str) -> None:

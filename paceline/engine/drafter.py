@@ -138,9 +138,7 @@ def require_drafter(where: str, drafter: object) -> None:
         ConfigError: it is none; `where` names who wants one.
     """
     if not isinstance(drafter, Drafter):
-        raise ConfigError(
-            f"{where}: got {drafter!r}; expected a Drafter object. Make one with paceline.drafters.create('name')."
-        )
+        raise ConfigError(f"{where}: got {drafter!r}; expected a Drafter object. Make one with paceline.drafters.create('name').")
 
 
 class DelegatingDrafter(Drafter):

@@ -115,7 +115,9 @@ def _checked(traces: Iterable[Trace]) -> list[Trace]:
     try:
         pairs = [(np.asarray(prompt), np.asarray(output)) for prompt, output in traces]
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"replay: got traces that are no pairs ({error}); expected (prompt ids, output ids) of each.") from error
+        raise ConfigError(
+            f"replay: got traces that are no pairs ({error}); expected (prompt ids, output ids) of each."
+        ) from error
     for place, pair in enumerate(pairs):
         for ids in pair:
             if ids.size and (ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0):

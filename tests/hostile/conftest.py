@@ -12,8 +12,8 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.drafters import create, sssd
-from paceline.report.prompts import load_prompts
 from paceline.replay.recorder import encode_prompts, record_answers
+from paceline.report.prompts import load_prompts
 from tests.conftest import DATA
 from tests.hostile.shell import LIMIT
 from tests.support.gguf import write_gguf

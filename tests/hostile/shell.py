@@ -80,7 +80,11 @@ def run(
 def listing(*folders: Path) -> dict[str, tuple[int, int]]:
     """Size and time of everything in folders, to see that nothing was changed, added or left behind; locks may be."""
     found = (path for folder in folders for path in folder.rglob("*"))
-    return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in found if not path.is_dir() and path.suffix != ".lock"}
+    return {
+        str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
+        for path in found
+        if not path.is_dir() and path.suffix != ".lock"
+    }
 
 
 def _run(words: list[str], kept: Path, folder: Path, no_input: bool, stdout: str, stderr: str) -> None:

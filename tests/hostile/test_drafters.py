@@ -90,10 +90,6 @@ BROKEN: dict[str, Propose] = {
     "a token of 80 bits": tree([1 << 80], [-1]),
     "equal siblings": tree([3, 3], [-1, -1]),
     "short confidence": tree([3, 4], [-1, 0], confidence=[0.5]),
-    "text for confidence": tree([3], [-1], confidence=["sure"]),
-    "confidence that is no number": tree([3], [-1], confidence=[float("nan")]),
-    "confidence above 1": tree([3], [-1], confidence=[1.5]),
-    "negative confidence": tree([3], [-1], confidence=[-0.5]),
     "a tensor for confidence": tree([3], [-1], confidence=torch.tensor([0.5])),
     "short probs": tree([3, 4], [-1, 0], probs=[_of({3: 1.0})]),
     "probs of another vocabulary": tree([3], [-1], probs=[torch.ones(7) / 7]),
@@ -116,9 +112,12 @@ FOOLISH: dict[str, Propose] = {
         DraftTree(seq.token_ids[:limit], list(range(-1, min(limit, len(seq.token_ids)) - 1)))
         for seq, limit in zip(seqs, max_nodes, strict=True)
     ],
-    "sure of nonsense": lambda seqs, max_nodes: [
-        DraftTree([9], [-1], confidence=[1.0]) if limit else DraftTree([], []) for limit in max_nodes
-    ],
+    **{
+        f"confidence {sure}": lambda seqs, max_nodes, sure=sure: [
+            DraftTree([9], [-1], confidence=[sure]) if limit else DraftTree([], []) for limit in max_nodes
+        ]
+        for sure in (0.0, 1.0, 1.5, -0.5, float("inf"), float("nan"))
+    },
 }  # fmt: skip
 
 ERRORS: list[BaseException] = [
@@ -147,9 +146,12 @@ def test_broken_contracts(pair: Pair, fault: str) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("budget", [False, True])
 @pytest.mark.parametrize("kind", FOOLISH)
-def test_foolish_guesses(pair: Pair, kind: str) -> None:
-    llm = LLM(pair.target, Faulty(FOOLISH[kind]), max_nodes=32)
+def test_foolish_guesses(pair: Pair, kind: str, budget: bool) -> None:
+    drafter = Faulty(FOOLISH[kind])
+    drafter.budget = budget
+    llm = LLM(pair.target, drafter, max_nodes=32)
     assert [out.token_ids for out in llm.generate(pair.prompts[:3], SamplingParams(20))] == [one[:20] for one in pair.answers[:3]]
     check_usable(llm, pair)
 
