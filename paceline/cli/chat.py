@@ -104,7 +104,8 @@ class Conversation:
         if drafted * _CLEARLY > plain:
             return None
         name = self.llm.drafter.name
-        return f"{name} gave {drafted:.1f} tokens/s, plain decoding {plain:.1f}: --drafter {PLAIN} is faster here, or try {DEFAULT_DRAFTER}"
+        choice = f"--drafter {PLAIN} is faster here, or try {DEFAULT_DRAFTER}"
+        return f"{name} gave {drafted:.1f} tokens/s, plain decoding {plain:.1f}: {choice}"
 
     def _save(self, name: str) -> None:
         if not name:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -15,8 +16,22 @@ if TYPE_CHECKING:
     from paceline.llm import Chunk, Completion
 
 INTERRUPTED = 130  # exit status after Ctrl-C
+
+
+class _Telling(Console):
+    """Standard error. Where it cannot be written, nothing is told, and the work goes on."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, if that can be."""
+        with suppress(OSError):
+            super().print(*objects, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Leave standard output alone, which rich would close."""
+
+
 out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+err = _Telling(stderr=True, highlight=False, soft_wrap=True)
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 _LOG_WIDTH = 150  # of a table that goes to a file or a pipe
 

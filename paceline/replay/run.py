@@ -79,8 +79,9 @@ def replay(
         batch_size: answers that go on at a time; one that ends makes room for the next.
         told: the target's most likely tokens at every place of each answer, [n, k] (`paceline record --top`).
     Raises:
-        ConfigError: max_nodes or batch_size out of range, no pairs of token ids, an empty prompt, or a drafter that learns from the target's most likely
-            tokens where they were not recorded, or from its predictions, which never are.
+        ConfigError: max_nodes or batch_size out of range, traces that are no pairs of token ids, an empty prompt, or a drafter
+            that learns from the target's most likely tokens where they were not recorded, or from its predictions, which never
+            are.
     """
     require_drafter("replay", drafter)
     if drafter.needs_predictions:

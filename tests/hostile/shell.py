@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -32,8 +32,6 @@ class Ended:
 
     def check_refused(self, words: str = "") -> None:
         """Fail unless it was one line and exit status 2."""
-        import re
-
         assert self.status == 2, self
         assert len(self.errors) == 1, self
         assert self.errors[0].startswith("error: "), self
@@ -61,8 +59,7 @@ def run(
     kept.mkdir(exist_ok=True)
     for name in ("out", "err"):
         (kept / name).write_bytes(b"")
-    if isinstance(stdin, bytes):
-        (kept / "in").write_bytes(stdin)
+    (kept / "in").write_bytes(stdin if isinstance(stdin, bytes) else b"")
     process = CONTEXT.Process(target=_run, args=(list(words), kept, folder, stdin == CLOSED, stdout, stderr))
     process.start()
     end = time.monotonic() + LIMIT
@@ -88,15 +85,19 @@ def listing(*folders: Path) -> dict[str, tuple[int, int]]:
 
 
 def _run(words: list[str], kept: Path, folder: Path, no_input: bool, stdout: str, stderr: str) -> None:
-    with contextlib.suppress(OSError):
-        os.close(0) if no_input else os.dup2(os.open(kept / "in", os.O_RDONLY), 0)
-    sys.stdin = None if no_input else open(0, encoding="utf-8", closefd=False)  # type: ignore[assignment]  # noqa: SIM115
-    for number, name, kind in ((2, "err", stderr), (1, "out", stdout)):
-        _direct(number, kept / name, kind)
-    if stdout == CLOSED:
-        sys.stdout = None  # type: ignore[assignment]
-    if stderr == CLOSED:
-        sys.stderr = None  # type: ignore[assignment]
+    kinds = {0: CLOSED if no_input else "", 1: stdout, 2: stderr}
+    opened = {number: _opened(kept / name, number, kinds[number]) for number, name in enumerate(("in", "out", "err"))}
+    for number, handle in opened.items():
+        os.dup2(handle, number)
+        os.close(handle)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+        for number, mode in enumerate("rww")
+    )
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if kinds[number] == CLOSED:
+            os.close(number)
+            setattr(sys, name, None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ |= {"COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
     os.chdir(folder)
@@ -106,14 +107,10 @@ def _run(words: list[str], kept: Path, folder: Path, no_input: bool, stdout: str
     main()
 
 
-def _direct(number: int, path: Path, kind: str) -> None:
-    """Let a stream go to a file, or to where `kind` says."""
-    if kind == CLOSED:
-        os.close(number)
-        return
+def _opened(path: Path, number: int, kind: str) -> int:
+    """A descriptor for a stream: of a file, or of what `kind` says."""
     if kind == LEFT:
         reader, writer = os.pipe()
         os.close(reader)
-    else:
-        writer = os.open(kind or path, os.O_WRONLY)
-    os.dup2(writer, number)
+        return writer
+    return os.open(kind if kind == FULL else path, os.O_WRONLY if number else os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""The Python API with arguments that cannot be: a typed error in one line; and with odd ones that can: the answer of plain decoding."""
+"""The Python API with arguments that cannot be: a typed error in one line; with odd ones that can: the plain answer."""
 
 from __future__ import annotations
 
@@ -106,17 +106,24 @@ PROMPTS: dict[str, tuple[Any, Any]] = {
     "nothing": (None, FOUR), "a number": (3, FOUR), "bytes": (b"abc", FOUR), "a bytearray": (bytearray(b"abc"), FOUR),
     "a mapping": ({"prompt": "x"}, FOUR), "a set": ({1, 2}, FOUR), "a generator": ((i for i in [[1]]), FOUR),
     "one list of ids": ([1, 2, 3], FOUR), "an empty text": ("", FOUR), "text without a tokenizer": ("hello", FOUR),
-    "no ids": ([[]], FOUR), "a negative id": ([[1, -1]], FOUR), "an id too large": ([[256]], FOUR),
+    "no ids": ([[]], FOUR), "a negative id": ([[1, -1]], FOUR),
+    "an id too large": ([[256]], FOUR),
     "an id of 80 bits": ([[1 << 80]], FOUR), "fractions": ([[1.0, 2.0]], FOUR), "truths": ([[True, False]], FOUR),
-    "nested": ([[[1, 2]]], FOUR), "mixed": ([[1, "a"]], FOUR), "bytes as ids": ([b"abc"], FOUR), "nothing in it": ([[None]], FOUR),
-    "an array of fractions": (np.ones((1, 3)), FOUR), "an array of three axes": (np.ones((1, 2, 3), dtype=int), FOUR),
-    "a scalar array": (np.array(3), FOUR), "a tensor of fractions": (torch.ones(1, 3), FOUR), "a scalar tensor": (torch.tensor(3), FOUR),
-    "a tensor of truths": (torch.ones(1, 3, dtype=torch.bool), FOUR), "an empty tensor": (torch.zeros(1, 0, dtype=torch.long), FOUR),
+    "nested": ([[[1, 2]]], FOUR), "mixed": ([[1, "a"]], FOUR), "bytes as ids": ([b"abc"], FOUR),
+    "nothing in it": ([[None]], FOUR),
+    "an array of fractions": (np.ones((1, 3)), FOUR),
+    "an array of three axes": (np.ones((1, 2, 3), dtype=int), FOUR),
+    "a scalar array": (np.array(3), FOUR), "a tensor of fractions": (torch.ones(1, 3), FOUR),
+    "a scalar tensor": (torch.tensor(3), FOUR),
+    "a tensor of truths": (torch.ones(1, 3, dtype=torch.bool), FOUR),
+    "an empty tensor": (torch.zeros(1, 0, dtype=torch.long), FOUR),
     "too long": ([[1] * 100_000], FOUR), "one of two": ([[1, 2], []], FOUR),
     "a mapping for parameters": ([[1]], {"max_new_tokens": 4}), "parameters of a text": ([[1]], "greedy"),
-    "a number for parameters": ([[1]], 4), "parameters for two": ([[1]], [FOUR, FOUR]), "no parameters for one": ([[1]], []),
+    "a number for parameters": ([[1]], 4), "parameters for two": ([[1]], [FOUR, FOUR]),
+    "no parameters for one": ([[1]], []),
     "nothing among parameters": ([[1]], [None]), "the class": ([[1]], P), "stop without a tokenizer": ([[1]], P(4, stop=("a",))),
-    "an unknown drafter": ([[1]], P(4, speculation="hope")), "a drafter without its model": ([[1]], P(4, speculation="draft_model")),
+    "an unknown drafter": ([[1]], P(4, speculation="hope")),
+    "a drafter without its model": ([[1]], P(4, speculation="draft_model")),
     "a drafter's bad option": ([[1]], P(4, speculation="prompt_lookup:length=0")),
     "a drafter's missing store": ([[1]], P(4, speculation="rest:datastore=/missing")),
 }  # fmt: skip

@@ -46,6 +46,7 @@ generate hi --seed x                                    -> x
 generate hi --seed 0.5                                  -> 0.5
 generate hi --stop ''                                   -> stop
 generate hi --stop                                      -> stop
+generate hi --stop -x -> written --option=VALUE
 generate hi --ignore-eos=perhaps                        -> perhaps
 generate hi --no-ignore-eos                             -> no-ignore-eos
 generate hi --speculation none                          -> speculation

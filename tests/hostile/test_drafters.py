@@ -1,4 +1,4 @@
-"""Drafters that fail, lie or return rubbish: named in a `DrafterError`, or the target's own answer; then everything works again."""
+"""Drafters that fail, lie or return rubbish: named in a `DrafterError`, or the right answer; then all works again."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ BROKEN: dict[str, Propose] = {
 # Nothing that can be wrong in itself: guesses, however foolish. The answer is the target's.
 FOOLISH: dict[str, Propose] = {
     "nothing ever": empty,
-    "the same token always": lambda seqs, max_nodes: [DraftTree([7], [-1]) if limit else DraftTree([], []) for limit in max_nodes],
+    "the same token always": lambda seqs, max_nodes: [
+        DraftTree([7], [-1]) if limit else DraftTree([], []) for limit in max_nodes
+    ],
     "a chain to the limit": lambda seqs, max_nodes: [
         DraftTree([5] * limit, list(range(-1, limit - 1))) for limit in max_nodes
     ],

@@ -20,7 +20,8 @@ PLAIN = ["--drafter", "none", "--dtype", "float32"]
 DRAFTED = ["--drafter", "prompt_lookup", "--dtype", "float32"]
 TEXTS: dict[str, str] = {
     "spaces": "   ", "lines": "\n\n\n", "a zero": "a\0b", "a mark of byte order": "\ufeffhello", "other line ends": "a\r\nb\r",
-    "line separators": "a\u2028b\x85c", "the other way round": "\u202eabc", "combined": "e\u0301" * 20, "emoji": "\U0001f469\u200d\U0001f4bb",
+    "line separators": "a\u2028b\x85c", "the other way round": "\u202eabc", "combined": "e\u0301" * 20,
+    "emoji": "\U0001f469\u200d\U0001f4bb",
     "special tokens": "<|endoftext|></s><s>[INST]", "markup": "[bold]not bold[/bold] [link=x]", "escapes": "\x1b[31mred\x1b[0m",
     "a template": "{{ 7 * 7 }} {% raise %}", "a path": "../../etc/passwd", "one letter": "x",
 }  # fmt: skip
@@ -39,7 +40,7 @@ def test_prompts_that_look_like_options(prompt: str, tmp_path: Path, plain: Any)
     assert (ended.status, ended.out) == (0, plain(prompt).text.encode()), ended
 
 
-@pytest.mark.parametrize("words", ["--stop=-", "--stop -", "--stop=-x", "--stop -x", "--stop='- '", "--stop=--", "--stop '-> '"])
+@pytest.mark.parametrize("words", ["--stop=-", "--stop -", "--stop=-x", "--stop='- '", "--stop=--", "--stop '-> '"])
 def test_stop_strings_that_begin_with_a_dash(words: str, tmp_path: Path, plain: Any) -> None:
     text = "3 - 2 -x-- -> 1, "
     ended = run(["generate", text, "-n", "24", *DRAFTED, *shlex.split(words)], tmp_path)
@@ -58,7 +59,7 @@ def test_standard_input_that_is_no_prompt(content: Any, words: str, tmp_path: Pa
 
 CHATS: dict[str, bytes] = {
     "nothing": b"", "an empty line": b"\n", "no line end": b"hello", "not UTF-8": b"\xff\nhello\n", "a zero": b"a\0b\n",
-    "an unknown command": b"/hope\nhello\n", "save without a name": b"/save\nhello\n", "save nowhere": b"/save /missing/x\nhello\n",
+    "an unknown command": b"/hope\nhello\n", "save without a name": b"/save\nhello\n", "save nowhere": b"/save /proc/x\nhello\n",
     "save on a full disk": b"/save /dev/full\nhello\n", "reset with a word": b"/reset now\nhello\n",
     "quit early": b"/quit\nhello\n",
     "too long": b"word " * 20_000 + b"\nhello\n", "a path": b"/etc/passwd\n", "spaces": b"   \n", "help": b"/help\n",
@@ -101,7 +102,8 @@ def test_standard_output(words: str, kind: str, tmp_path: Path, yard: Path) -> N
     ended.check_told()
     assert ended.status == {CLOSED: 0, LEFT: 141, FULL: 2}[kind], ended
     if kind == FULL:
-        ended.check_refused("No space left")
+        assert [line for line in ended.errors if line.startswith("error: ")] == [ended.err.splitlines()[-1]], ended
+        assert "No space left" in ended.err, ended
     assert listing(tmp_path) == {}
 
 

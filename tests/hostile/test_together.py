@@ -99,7 +99,7 @@ def test_a_store_that_is_replaced_and_added_to_while_it_is_searched(pair: Pair, 
 
 def test_a_store_that_vanishes(pair: Pair, tmp_path: Path) -> None:
     datastore.build(tmp_path / "s", [list(one) for one in pair.near_copies()], 256)
-    llm = LLM(pair.target, f"rest:datastore={tmp_path / 's'},budget=false")
+    llm = LLM(pair.target, f"rest:datastore={tmp_path / 's'}")
     shutil.rmtree(tmp_path / "s")
     assert llm.generate([pair.prompts[0]], SamplingParams(COUNT))[0].token_ids == pair.answers[0]
 
