@@ -1,5 +1,7 @@
 """The Python API with arguments that cannot be: a typed error in one line; with odd ones that can: the plain answer."""
 
+# Arguments of wrong types are what is tried here.
+# mypy: disable-error-code="arg-type, list-item, dict-item, misc"
 from __future__ import annotations
 
 import array
@@ -129,25 +131,25 @@ PROMPTS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 REFUSED: dict[str, Case] = {
-    "LLM of nothing": lambda h: LLM(None),  # type: ignore[arg-type]
-    "LLM of a number": lambda h: LLM(3),  # type: ignore[arg-type]
-    "LLM of bytes": lambda h: LLM(b"demo"),  # type: ignore[arg-type]
-    "LLM of a list": lambda h: LLM(["demo"]),  # type: ignore[arg-type]
-    "LLM of a layer": lambda h: LLM(torch.nn.Linear(2, 2)),  # type: ignore[arg-type]
+    "LLM of nothing": lambda h: LLM(None),
+    "LLM of a number": lambda h: LLM(3),
+    "LLM of bytes": lambda h: LLM(b"demo"),
+    "LLM of a list": lambda h: LLM(["demo"]),
+    "LLM of a layer": lambda h: LLM(torch.nn.Linear(2, 2)),
     "LLM of a tokenizer": lambda h: LLM(h.tokenizer),
-    "LLM of an LLM": lambda h: LLM(h.llm),  # type: ignore[arg-type]
-    "LLM of a class": lambda h: LLM(type(h.target)),  # type: ignore[arg-type]
+    "LLM of an LLM": lambda h: LLM(h.llm),
+    "LLM of a class": lambda h: LLM(type(h.target)),
     "LLM of a missing folder": lambda h: LLM(h.folder / "missing"),
     "LLM of an empty folder": lambda h: LLM(h.folder),
     "LLM of an encoder": lambda h: LLM(make("t5")),
     "LLM of a recurrent model": lambda h: LLM(make("mamba")),
-    "drafter nothing": lambda h: LLM(h.target, None),  # type: ignore[arg-type]
-    "drafter a number": lambda h: LLM(h.target, 3),  # type: ignore[arg-type]
-    "drafter a class": lambda h: LLM(h.target, type(create("none"))),  # type: ignore[arg-type]
+    "drafter nothing": lambda h: LLM(h.target, None),
+    "drafter a number": lambda h: LLM(h.target, 3),
+    "drafter a class": lambda h: LLM(h.target, type(create("none"))),
     "drafter empty": lambda h: LLM(h.target, ""),
     "drafter spaces": lambda h: LLM(h.target, "  "),
-    "drafter a list": lambda h: LLM(h.target, ["none"]),  # type: ignore[arg-type]
-    "draft model a number": lambda h: LLM(h.target, "draft_model", 3),  # type: ignore[arg-type]
+    "drafter a list": lambda h: LLM(h.target, ["none"]),
+    "draft model a number": lambda h: LLM(h.target, "draft_model", 3),
     "draft model another vocabulary": lambda h: LLM(h.target, "draft_model", make("llama")),
     "draft model an encoder": lambda h: LLM(h.target, "draft_model", make("t5")),
     "draft model none": lambda h: LLM(h.target, "draft_model"),
@@ -155,40 +157,40 @@ REFUSED: dict[str, Case] = {
     "tokenizer a missing folder": lambda h: LLM(h.target, "none", tokenizer="/missing"),
     "tokenizer a list": lambda h: LLM(h.target, "none", tokenizer=["a"]),
     "tokenizer a mapping": lambda h: LLM(h.target, "none", tokenizer={}),
-    "dtype a number": lambda h: LLM("demo", "none", dtype=3),  # type: ignore[arg-type]
-    "dtype nothing": lambda h: LLM("demo", "none", dtype=None),  # type: ignore[arg-type]
+    "dtype a number": lambda h: LLM("demo", "none", dtype=3),
+    "dtype nothing": lambda h: LLM("demo", "none", dtype=None),
     "dtype int64": lambda h: LLM("demo", "none", dtype=torch.int64),
     "dtype float64": lambda h: LLM("demo", "none", dtype="float65"),
-    "device a number": lambda h: LLM("demo", "none", device=0),  # type: ignore[arg-type]
-    "device nothing": lambda h: LLM("demo", "none", device=None),  # type: ignore[arg-type]
+    "device a number": lambda h: LLM("demo", "none", device=0),
+    "device nothing": lambda h: LLM("demo", "none", device=None),
     "device unknown": lambda h: LLM("demo", "none", device="tpu"),
     "device negative": lambda h: LLM("demo", "none", device="cuda:-1"),
     "max_length 1": lambda h: LLM(h.target, "none", max_length=1),
-    "max_length text": lambda h: LLM(h.target, "none", max_length="9"),  # type: ignore[arg-type]
-    "max_length not a number": lambda h: LLM(h.target, "none", max_length=NAN),  # type: ignore[arg-type]
+    "max_length text": lambda h: LLM(h.target, "none", max_length="9"),
+    "max_length not a number": lambda h: LLM(h.target, "none", max_length=NAN),
     "max_batch 0": lambda h: LLM(h.target, "none", max_batch=0),
-    "max_batch nothing": lambda h: LLM(h.target, "none", max_batch=None),  # type: ignore[arg-type]
+    "max_batch nothing": lambda h: LLM(h.target, "none", max_batch=None),
     "max_nodes negative": lambda h: LLM(h.target, "none", max_nodes=-1),
-    "batch_invariant text": lambda h: LLM(h.target, "none", batch_invariant="perhaps"),  # type: ignore[arg-type]
+    "batch_invariant text": lambda h: LLM(h.target, "none", batch_invariant="perhaps"),
     "batch_invariant a number": lambda h: LLM(h.target, "none", batch_invariant=2),
-    "batch_invariant nothing": lambda h: LLM(h.target, "none", batch_invariant=None),  # type: ignore[arg-type]
+    "batch_invariant nothing": lambda h: LLM(h.target, "none", batch_invariant=None),
     "parallel without torchrun": lambda h: LLM(h.target, "none", lookahead_parallel=True),
-    "parallel text": lambda h: LLM(h.target, "none", lookahead_parallel="yes"),  # type: ignore[arg-type]
-    "change_drafter nothing": lambda h: h.llm.change_drafter(None),  # type: ignore[arg-type]
-    "change_drafter a name": lambda h: h.llm.change_drafter("pia"),  # type: ignore[arg-type]
-    "stream two": lambda h: list(h.llm.stream([[1, 2], [3]], FOUR)),  # type: ignore[list-item]
-    "stream nothing": lambda h: list(h.llm.stream(None, FOUR)),  # type: ignore[arg-type]
-    "stream bytes": lambda h: list(h.llm.stream(b"x", FOUR)),  # type: ignore[arg-type]
-    "stream a mapping": lambda h: list(h.llm.stream([1], {"a": 1})),  # type: ignore[arg-type]
-    "chat a text": lambda h: h.text().chat("hi"),  # type: ignore[arg-type]
-    "chat nothing": lambda h: h.text().chat(None),  # type: ignore[arg-type]
+    "parallel text": lambda h: LLM(h.target, "none", lookahead_parallel="yes"),
+    "change_drafter nothing": lambda h: h.llm.change_drafter(None),
+    "change_drafter a name": lambda h: h.llm.change_drafter("pia"),
+    "stream two": lambda h: list(h.llm.stream([[1, 2], [3]], FOUR)),
+    "stream nothing": lambda h: list(h.llm.stream(None, FOUR)),
+    "stream bytes": lambda h: list(h.llm.stream(b"x", FOUR)),
+    "stream a mapping": lambda h: list(h.llm.stream([1], {"a": 1})),
+    "chat a text": lambda h: h.text().chat("hi"),
+    "chat nothing": lambda h: h.text().chat(None),
     "chat empty": lambda h: h.text().chat([]),
     "chat without template": lambda h: h.text().chat([{"role": "user", "content": "hi"}]),
-    "chat a number": lambda h: LLM("demo", "none").chat([{"role": "user", "content": 3}]),  # type: ignore[dict-item]
+    "chat a number": lambda h: LLM("demo", "none").chat([{"role": "user", "content": 3}]),
     "chat no content": lambda h: LLM("demo", "none").chat([{"role": "user"}]),
-    "chat one message": lambda h: LLM("demo", "none").chat({"role": "user", "content": "hi"}),  # type: ignore[arg-type]
-    "create nothing": lambda h: create(None),  # type: ignore[arg-type]
-    "create a number": lambda h: create(3),  # type: ignore[arg-type]
+    "chat one message": lambda h: LLM("demo", "none").chat({"role": "user", "content": "hi"}),
+    "create nothing": lambda h: create(None),
+    "create a number": lambda h: create(3),
     "create a wrong keyword": lambda h: create("prompt_lookup", lenght=3),
     "create a wrong type": lambda h: create("prompt_lookup", length="three"),
     "create a fraction": lambda h: create("prompt_lookup", length=2.5),
@@ -196,22 +198,22 @@ REFUSED: dict[str, Case] = {
     "create nothing for a number": lambda h: create("prompt_lookup", length=None),
     "create text for a truth": lambda h: create("prompt_lookup", budget="maybe"),
     "create twice": lambda h: create("prompt_lookup:length=3", length=3),
-    "create draft_model of a number": lambda h: create("draft_model", draft_model=3),  # type: ignore[arg-type]
-    "build documents of text": lambda h: datastore.build(h.folder / "s", ["abc"], 256),  # type: ignore[list-item]
+    "create draft_model of a number": lambda h: create("draft_model", draft_model=3),
+    "build documents of text": lambda h: datastore.build(h.folder / "s", ["abc"], 256),
     "build ids too large": lambda h: datastore.build(h.folder / "s", [[300]], 256),
     "build negative ids": lambda h: datastore.build(h.folder / "s", [[-1]], 256),
-    "build fractions": lambda h: datastore.build(h.folder / "s", [[1.5]], 256),  # type: ignore[list-item]
-    "build numbers": lambda h: datastore.build(h.folder / "s", [1, 2], 256),  # type: ignore[list-item]
-    "build nothing": lambda h: datastore.build(h.folder / "s", None, 256),  # type: ignore[arg-type]
+    "build fractions": lambda h: datastore.build(h.folder / "s", [[1.5]], 256),
+    "build numbers": lambda h: datastore.build(h.folder / "s", [1, 2], 256),
+    "build nothing": lambda h: datastore.build(h.folder / "s", None, 256),
     "build no document": lambda h: datastore.build(h.folder / "s", [], 256),
     "build a vocabulary of 0": lambda h: datastore.build(h.folder / "s", [[1]], 0),
-    "build a vocabulary of text": lambda h: datastore.build(h.folder / "s", [[1]], "256"),  # type: ignore[arg-type]
+    "build a vocabulary of text": lambda h: datastore.build(h.folder / "s", [[1]], "256"),
     "build into a file": lambda h: datastore.build(h.yard / "documents.txt", [[1]], 256),
     "build no workers": lambda h: datastore.build(h.folder / "s", [[1]], 256, workers=-1),
     "add to nothing": lambda h: datastore.add(h.folder / "missing", [[1]]),
     "open nothing": lambda h: datastore.open(h.folder / "missing"),
     "open a file": lambda h: datastore.open(h.yard / "documents.txt"),
-    "open None": lambda h: datastore.open(None),  # type: ignore[arg-type]
+    "open None": lambda h: datastore.open(None),
     "info of nothing": lambda h: datastore.info(h.folder / "missing"),
     "verify of nothing": lambda h: datastore.verify(h.folder / "missing"),
     "append ids too large": lambda h: datastore.open(h.yard / "store").append([9999]),
@@ -228,12 +230,12 @@ REFUSED: dict[str, Case] = {
     "replay negative nodes": lambda h: replay(create("prompt_lookup"), [([1], [2])], -1),
     "replay batch 0": lambda h: replay(create("prompt_lookup"), [([1], [2])], batch_size=0),
     "replay an empty prompt": lambda h: replay(create("prompt_lookup"), [([], [2])]),
-    "replay text": lambda h: replay(create("prompt_lookup"), [("ab", "cd")]),  # type: ignore[list-item]
-    "replay a name": lambda h: replay("prompt_lookup", [([1], [2])]),  # type: ignore[arg-type]
-    "replay nothing": lambda h: replay(create("prompt_lookup"), None),  # type: ignore[arg-type]
-    "replay one list": lambda h: replay(create("prompt_lookup"), [[1, 2, 3]]),  # type: ignore[list-item]
+    "replay text": lambda h: replay(create("prompt_lookup"), [("ab", "cd")]),
+    "replay a name": lambda h: replay("prompt_lookup", [([1], [2])]),
+    "replay nothing": lambda h: replay(create("prompt_lookup"), None),
+    "replay one list": lambda h: replay(create("prompt_lookup"), [[1, 2, 3]]),
     "replay negative ids": lambda h: replay(create("prompt_lookup"), [([-1], [-2])]),
-    "replay fractions of nodes": lambda h: replay(create("prompt_lookup"), [([1], [2])], 1.5),  # type: ignore[arg-type]
+    "replay fractions of nodes": lambda h: replay(create("prompt_lookup"), [([1], [2])], 1.5),
     "traces of nothing": lambda h: read_traces(h.folder / "missing"),
     "traces of a folder": lambda h: read_traces(h.folder),
     "traces of prompts": lambda h: read_traces(h.yard / "prompts.jsonl"),
@@ -259,8 +261,8 @@ REFUSED: dict[str, Case] = {
     "hardware": lambda h: find_hardware("abacus"),
     "a card of nothing": lambda h: read_card("/missing"),
     "an acceptance of nothing": lambda h: read_acceptance("/missing"),
-    "Strategy of nothing": lambda h: Strategy(None),  # type: ignore[arg-type]
-    "Strategy of a number": lambda h: Strategy(3),  # type: ignore[arg-type]
+    "Strategy of nothing": lambda h: Strategy(None),
+    "Strategy of a number": lambda h: Strategy(3),
     "Strategy unknown": lambda h: Strategy("hope"),
     "Strategy without its draft": lambda h: Strategy("draft_model"),
     "Strategy with a drafter and a draft": lambda h: Strategy(create("none"), h.pair.draft),
@@ -270,7 +272,7 @@ REFUSED: dict[str, Case] = {
     "ids too large": lambda h: h.decode(input_ids=torch.tensor([[999]])),
     "negative ids": lambda h: h.decode(input_ids=torch.tensor([[-1]])),
     "too long for the context": lambda h: h.decode(max_new_tokens=100_000),
-    "the full form of nothing": lambda h: generate(None, input_ids=torch.tensor([[1]])),  # type: ignore[arg-type]
+    "the full form of nothing": lambda h: generate(None, input_ids=torch.tensor([[1]])),
     "the full form, unknown drafter": lambda h: h.form(drafter="hope"),
     "the full form, stops without tokenizer": lambda h: h.form(stop_strings=["x"]),
 }  # fmt: skip

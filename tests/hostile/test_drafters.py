@@ -28,18 +28,22 @@ class Faulty(Drafter):
     def __init__(self, propose: Propose, **others: Callable[[Any], Any]) -> None:
         self._propose, self._others = propose, others
 
+    def _other(self, name: str, given: Any) -> None:
+        if name in self._others:
+            self._others[name](given)
+
     def start(self, seq: Sequence) -> None:
-        self._others.get("start", lambda seq: None)(seq)
+        self._other("start", seq)
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         made: list[DraftTree] = self._propose(seqs, max_nodes)
         return made
 
     def observe(self, outcomes: Any) -> None:
-        self._others.get("observe", lambda outcomes: None)(outcomes)
+        self._other("observe", outcomes)
 
     def stop(self, seq: Sequence) -> None:
-        self._others.get("stop", lambda seq: None)(seq)
+        self._other("stop", seq)
 
 
 def fail(error: BaseException) -> Callable[..., Any]:
@@ -51,6 +55,10 @@ def fail(error: BaseException) -> Callable[..., Any]:
 
 def tree(token_ids: Any, parents: Any, **others: Any) -> Propose:
     return lambda seqs, max_nodes: [DraftTree(token_ids, parents, **others)] * len(seqs)
+
+
+def sure(of: float) -> Propose:
+    return lambda seqs, max_nodes: [DraftTree([9], [-1], confidence=[of]) if limit else DraftTree([], []) for limit in max_nodes]
 
 
 def empty(seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
@@ -114,12 +122,7 @@ FOOLISH: dict[str, Propose] = {
         DraftTree(seq.token_ids[:limit], list(range(-1, min(limit, len(seq.token_ids)) - 1)))
         for seq, limit in zip(seqs, max_nodes, strict=True)
     ],
-    **{
-        f"confidence {sure}": lambda seqs, max_nodes, sure=sure: [
-            DraftTree([9], [-1], confidence=[sure]) if limit else DraftTree([], []) for limit in max_nodes
-        ]
-        for sure in (0.0, 1.0, 1.5, -0.5, float("inf"), float("nan"))
-    },
+    **{f"confidence {one}": sure(one) for one in (0.0, 1.0, 1.5, -0.5, float("inf"), float("nan"))},
 }  # fmt: skip
 
 ERRORS: list[BaseException] = [
