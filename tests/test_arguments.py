@@ -97,12 +97,12 @@ def test_templates_that_refuse(pair: Pair, tokenizer: Any, monkeypatch: pytest.M
     llm = LLM(pair.target, "none", tokenizer=tokenizer)
     for template in ("{{ raise_exception('roles must alternate') }}", "{% for %}", "{{ messages[7]['content'].strip() }}"):
         monkeypatch.setattr(tokenizer, "chat_template", template)
-        with pytest.raises(ConfigError, match="messages: the tokenizer's chat template refused them: "):
+        with pytest.raises(ConfigError, match="messages: got .* from the chat template; expected one that takes"):
             llm.chat([{"role": "user", "content": "hello"}], FOUR)
 
 
 def test_text_that_has_no_encoding(pair: Pair, tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match="prompt 0: got text that cannot be encoded"):
+    with pytest.raises(ConfigError, match=r"prompt 0: got 'a.*ud800b', with half a surrogate pair"):
         LLM(pair.target, "none", tokenizer=tokenizer).generate("a\ud800b", FOUR)
 
 

@@ -96,7 +96,7 @@ class Conversation:
 
         A drafter with a budget rests by itself where it does not pay.
         """
-        if self.llm.drafter.name == PLAIN or self.llm.drafter.budget or self.tokens < _ENOUGH:
+        if self.tokens < _ENOUGH or self.llm.drafter.name == PLAIN or self.llm.drafter.budget:
             return None
         few = SamplingParams(_TRIED, ignore_eos=True, speculation=PLAIN)
         (tried,) = self.llm.generate([self.llm.chat_prompt([{"role": "user", "content": "-"}])], few)
