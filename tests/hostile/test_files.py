@@ -101,7 +101,10 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def _cases() -> list[tuple[str, str]]:
-    return [(name, how) for name, (_, _, checked) in READERS.items() for how in DAMAGES if checked or how != "flipped"]
+    """All pairs but those that nobody could tell: bits of unchecked files, and texts that are templates as any other."""
+    pairs = [(name, how) for name, (_, _, checked) in READERS.items() for how in DAMAGES if checked or how != "flipped"]
+    templates = ("half a surrogate pair", "null", "a list", "an object")
+    return [(name, how) for name, how in pairs if not (name.endswith(".jinja") and how in templates)]
 
 
 @pytest.mark.parametrize(("name", "damage"), _cases())
