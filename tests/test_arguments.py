@@ -97,7 +97,7 @@ def test_templates_that_refuse(pair: Pair, tokenizer: Any, monkeypatch: pytest.M
     llm = LLM(pair.target, "none", tokenizer=tokenizer)
     for template in ("{{ raise_exception('roles must alternate') }}", "{% for %}", "{{ messages[7]['content'].strip() }}"):
         monkeypatch.setattr(tokenizer, "chat_template", template)
-        with pytest.raises(ConfigError, match="messages: got .* from the chat template; expected one that takes"):
+        with pytest.raises(ConfigError, match=r"messages: got .* from the chat template; expected one that takes"):
             llm.chat([{"role": "user", "content": "hello"}], FOUR)
 
 
