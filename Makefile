@@ -1,4 +1,5 @@
 # make demo: set up and run the main job on SmolLM2, else on the embedded models.   make test: set up and run all checks.
+# make test-all: slow and hostile ones, too (the latter alone: .venv/bin/python -m pytest -m hostile).
 # make docs: the site, into site/.   make package: wheel and sdist, into dist/, tried in an environment of their own.
 PYTHON ?= python3
 VENV := .venv

@@ -132,6 +132,10 @@ class LLM:
             raise ConfigError(
                 f"drafter: got {drafter!r}; expected a name, 'name:key=value' or a Drafter object. Plain decoding is 'none'."
             )
+        if not isinstance(lookahead_parallel, bool | Ranks):
+            raise ConfigError(
+                f"lookahead_parallel: got {lookahead_parallel!r}; expected True, False or the Ranks that were joined."
+            )
         ranks = Ranks.join(device) if lookahead_parallel is True else lookahead_parallel or None
         spec = drafter if isinstance(drafter, str) else None
         if isinstance(drafter, str) and not _built_with_draft(drafter, draft_model):

@@ -19,7 +19,7 @@ from paceline.engine.architecture import Architecture
 from paceline.engine.loading import load_model, load_tokenizer
 from paceline.engine.parallel.ranks import local_device
 from paceline.errors import CapacityError, ConfigError
-from paceline.report.prompts import Prompt, encode, load_prompts
+from paceline.report.prompts import Prompt, encode, load_prompts, shortened
 
 _LEAST_ROOM = 8  # context tokens for a prompt
 
@@ -37,10 +37,11 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Prompts that are answered in one call."""
+    """Prompts that are answered in one call. `cut`: how many were too long for the context, and cut."""
 
     prompts: tuple[Prompt, ...]
     token_ids: tuple[list[int], ...]
+    cut: int
 
 
 def load_models(config: BenchConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None, tokenizer: Any) -> Models:
@@ -87,9 +88,14 @@ def make_units(config: BenchConfig, models: Models, prompts: ListLike[Prompt] | 
             f"bench: max_new_tokens is {length} and the context {context} tokens, which leaves {room} for prompts;"
             f" at least {_LEAST_ROOM} are needed. Reduce max_new_tokens."
         )
-    ids = [encode(prompt, models.tokenizer, room) for prompt in prompts]
-    starts = range(0, len(prompts), config.batch)
-    return [Unit(tuple(prompts[at : at + config.batch]), tuple(ids[at : at + config.batch])) for at in starts]
+    whole = [encode(prompt, models.tokenizer) for prompt in prompts]
+    parts = [slice(at, at + config.batch) for at in range(0, len(prompts), config.batch)]
+    return [
+        Unit(
+            tuple(prompts[part]), tuple(shortened(ids, room) for ids in whole[part]), sum(len(ids) > room for ids in whole[part])
+        )
+        for part in parts
+    ]
 
 
 @contextlib.contextmanager

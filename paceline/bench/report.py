@@ -9,7 +9,9 @@ from rich.markup import escape
 
 from paceline.bench.environment import Environment
 from paceline.bench.result import BenchResult, Divergence, Figures
+from paceline.bench.settings import PLAIN as TRANSFORMERS
 from paceline.report.documents import Kind, read_document, write_document
+from paceline.report.prompts import cut_note
 from paceline.report.tables import Cell, Column, Table
 
 KIND = Kind("paceline bench", 2, BenchResult)
@@ -31,6 +33,7 @@ MEASURES: dict[Column, str] = {
 _NARROW = ("method", "tokens/s", "speed-up", "median", "tokens/ forward", "accepted/ draft", "equal")
 _WIDE = 124  # characters; narrower consoles have the columns above alone
 _SHOWN = 5  # divergences listed one by one
+_NONE = "none"  # the drafter of plain decoding
 _LEGEND = (
     "speed-up: tokens/s over those of {baseline}; median: of that ratio over {units}; CPU time: that ratio in processor time,"
     " which other jobs on the machine disturb less. tokens/forward: plain decoding is 1. accepted/draft: tokens kept per tree;"
@@ -143,17 +146,32 @@ def _legend(result: BenchResult) -> str:
 
 
 def _notes(result: BenchResult) -> list[str]:
-    skipped = [f"{name}: skipped, {reason}." for name, reason in result.skipped.items()]
+    notes = [f"{name}: skipped, {reason}." for name, reason in result.skipped.items()]
+    notes += [cut_note(result.cut_prompts)] if result.cut_prompts else []
+    notes += _slower(result.figures())
     found = result.divergences
     if not found:
-        return skipped
+        return notes
     gap = max(one.top_gap for one in found)
     count = (
         f"Answers that differ from those of {result.reference}: {len(found)}. At the first differing token the"
         f" target's two best logits lie at most {gap:.3g} apart (one forward in {result.dtype})."
     )
     more = [f"... and {len(found) - _SHOWN} more, in the JSON file."] if len(found) > _SHOWN else []
-    return [*skipped, count, *map(_difference, found[:_SHOWN]), *more]
+    return [*notes, count, *map(_difference, found[:_SHOWN]), *more]
+
+
+def _slower(figures: list[Figures]) -> list[str]:
+    """Name the drafters that cost time here, and the one to take."""
+    ours = [one for one in figures if one.tokens_per_second and not one.method.startswith(TRANSFORMERS)]
+    speeds = {one.method: one.tokens_per_second or 0.0 for one in ours}
+    plain = speeds.get(_NONE)
+    slower = [name for name, speed in speeds.items() if plain and speed < plain]
+    if plain is None or not slower:
+        return []
+    best = max(speeds, key=lambda name: speeds[name])
+    choice = f"{best} is the fastest choice" if best != _NONE else "no drafter is faster"
+    return [f"Slower than plain decoding ({_NONE}) here: {', '.join(slower)}; {choice}."]
 
 
 def _difference(one: Divergence) -> str:

@@ -151,6 +151,7 @@ class BenchResult:
         dtype: of the target. methods: in the order asked for.
         baseline: what speed-ups are relative to. reference: whose tokens others must equal; None if there is no such method.
         skipped: methods that could not run, and why.
+        cut_prompts: how many of the prompts were too long for the context beside an answer, and were cut.
     """
 
     config: BenchConfig
@@ -165,6 +166,7 @@ class BenchResult:
     skipped: dict[str, str]
     calls: tuple[Call, ...]
     divergences: tuple[Divergence, ...]
+    cut_prompts: int = 0  # files of earlier versions do not say
 
     @property
     def categories(self) -> list[str]:

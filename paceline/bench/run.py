@@ -228,7 +228,7 @@ def _result(
     return BenchResult(
         config=config, environment=environment, complete=complete, target=models.target_label, draft=models.draft_label,
         dtype=str(models.target.dtype).removeprefix("torch."), methods=names, baseline=names[0], reference=reference,
-        skipped=skipped, calls=tuple(calls), divergences=tuple(divergences),
+        skipped=skipped, calls=tuple(calls), divergences=tuple(divergences), cut_prompts=sum(unit.cut for unit in units),
     )  # fmt: skip
 
 

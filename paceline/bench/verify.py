@@ -78,13 +78,14 @@ class DrafterVerdict:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """All drafters of a run, and whether it was made batch-invariantly."""
+    """All drafters of a run, whether it was made batch-invariantly, and how many prompts were too long, and cut."""
 
     model: str
     dtype: str
     batch: int
     invariance: Invariance
     verdicts: tuple[DrafterVerdict, ...]
+    cut_prompts: int
 
     @property
     def differing(self) -> int:
@@ -208,7 +209,8 @@ def run_verify(config: BenchConfig, finished: Callable[[DrafterVerdict], None] =
             verdicts.append(_verdict(side, config.batch, spec, partial(create, spec, draft_model=draft), prompts, plain))
             finished(verdicts[-1])
         dtype = str(models.target.dtype).removeprefix("torch.")
-        return VerifyResult(models.target_label, dtype, config.batch, side.engine.invariance, tuple(verdicts))
+        cut = sum(unit.cut for unit in units)
+        return VerifyResult(models.target_label, dtype, config.batch, side.engine.invariance, tuple(verdicts), cut)
 
 
 def _verdict(

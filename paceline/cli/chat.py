@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from paceline.cli.loading import DEFAULT_DRAFTER, build_llm
+from paceline.cli.loading import DEFAULT_DRAFTER, PLAIN, build_llm
 from paceline.cli.options import without
 from paceline.cli.reading import lines_of, require_standard_input
 from paceline.cli.show import print_error, print_note, print_stream
@@ -26,6 +26,9 @@ _HELP = {
     "/save FILE": "write the conversation as a line of JSON, as `paceline generate --file` and `datastore build` read it",
     "/quit": "leave, as Ctrl-D does",
 }
+_ENOUGH = 32  # tokens of answers, before a drafter is judged
+_TRIED = 16  # tokens of plain decoding it is held against
+_CLEARLY = 1.1  # a short text is decoded a little faster
 _NAMES = [line.partition(" ")[0] for line in _HELP]
 
 
@@ -43,12 +46,15 @@ class Conversation:
     Attributes:
         opening: what comes before the first question, and stays.
         messages: all that was said.
+        tokens, seconds: of the answers that came to their end.
     """
 
     llm: LLM
     sampling: SamplingParams
     opening: list[dict[str, str]]
     messages: list[dict[str, str]] = field(init=False)
+    tokens: int = 0
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.messages = list(self.opening)
@@ -81,6 +87,25 @@ class Conversation:
         asked = [*self.messages, {"role": "user", "content": line}]
         shown = print_stream(self.llm.stream(self.llm.chat_prompt(asked), self.sampling), end="\n")
         self.messages = [*asked, {"role": "assistant", "content": shown.text}]
+        if shown.stats is not None:
+            self.tokens += shown.stats.new_tokens
+            self.seconds += shown.stats.seconds
+
+    def advice(self) -> str | None:
+        """Return what to say at the end, if plain decoding would have been faster; it is tried on a few tokens.
+
+        A drafter with a budget rests by itself where it does not pay.
+        """
+        if self.tokens < _ENOUGH or self.llm.drafter.name == PLAIN or self.llm.drafter.budget:
+            return None
+        few = SamplingParams(_TRIED, ignore_eos=True, speculation=PLAIN)
+        (tried,) = self.llm.generate([self.llm.chat_prompt([{"role": "user", "content": "-"}])], few)
+        plain, drafted = tried.stats.new_tokens / tried.stats.seconds, self.tokens / self.seconds
+        if drafted * _CLEARLY > plain:
+            return None
+        name = self.llm.drafter.name
+        choice = f"--drafter {PLAIN} is faster here, or try {DEFAULT_DRAFTER}"
+        return f"{name} gave {drafted:.1f} tokens/s, plain decoding {plain:.1f}: {choice}"
 
     def _save(self, name: str) -> None:
         if not name:
@@ -117,3 +142,6 @@ def chat(
             if not on_terminal:
                 raise
             print_note("Ctrl-D or /quit leaves")
+    advice = conversation.advice()
+    if advice is not None:
+        print_note(advice)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ from paceline.cli.options import ParallelOptions
 from paceline.cli.parallel import joined_ranks, refuse_standard_input
 from paceline.cli.reading import read_prompt
 from paceline.cli.show import INTERRUPTED, print_stream
-from paceline.common.files import require_writable
+from paceline.common.files import parse_json, require_writable
 from paceline.common.options import ModelOptions
 from paceline.common.tokens import require_text
 from paceline.engine.sequence import SamplingParams
@@ -90,8 +89,8 @@ def read_prompts(path: Path) -> list[Asked]:
 def _record(line: str, where: str) -> Asked:
     """Return the prompt of a line of JSON."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(line)
+    except ValueError as error:
         raise ConfigError(f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]") from error
     found = next((record[name] for name in _FIELDS if name in record), None) if isinstance(record, dict) else None
     if isinstance(found, list) and found and isinstance(found[0], str):

@@ -98,6 +98,8 @@ def _status(words: ListLike[str]) -> int:
         finally:
             sys.stdout.flush()
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # which rich makes an end with status 1
+            return _NOBODY_READS
         return end.code if isinstance(end.code, int) else _FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

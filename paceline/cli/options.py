@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from cyclopts import Group, Parameter
 from cyclopts.field_info import FieldInfo
@@ -18,6 +18,7 @@ from paceline.common.options import ModelOptions, PromptOptions
 from paceline.drafters import entry
 from paceline.engine.sequence import SamplingParams
 
+T = TypeVar("T")
 _SHORT = {"model": "-m", "draft_model": "-d", "max_new_tokens": "-n", "temperature": "-t"}
 
 
@@ -35,6 +36,12 @@ DEFAULTS = Parameter(short_alias=_short_name, negative=(), show_default=_shown_d
 def flattened(title: str) -> Parameter:
     """Return what shows the fields of a class as options of their own, under a title."""
     return Parameter(name="*", group=Group.create_ordered(title))
+
+
+def with_known_types(group: type[T]) -> type[T]:
+    """Return a class derived from one of another module, whose types would be looked for in its own module, with them found."""
+    group.__init__.__annotations__.update(get_type_hints(group))
+    return group
 
 
 def without(*names: str) -> Parameter:

@@ -12,11 +12,11 @@ from paceline.bench.papers.ouroboros.options import OuroborosConfig
 from paceline.bench.papers.specdec_pp.options import SpecDecConfig
 from paceline.bench.papers.sssd.options import SssdConfig
 from paceline.cli.files import ResultFiles
-from paceline.cli.options import flattened
+from paceline.cli.options import flattened, with_known_types
 from paceline.cli.show import INTERRUPTED
 
 for _kind in (LookaheadConfig, OuroborosConfig, SpecDecConfig, SssdConfig):
-    flattened("Measuring")(_kind)
+    flattened("Measuring")(with_known_types(_kind))
 
 paper = App(name="paper", help="Measure the tables and figures of a paper again, on your models.")
 

@@ -33,7 +33,7 @@ def record(
     """
     require_range("record", "batch", batch, 1)
     from paceline.replay.recorder import encode_prompts, record_answers
-    from paceline.report.prompts import load_prompts
+    from paceline.report.prompts import cut_note, load_prompts
 
     prompts = load_prompts(selection.prompts, selection.limit, selection.every)
     llm = build_llm(models, drafter, max_batch=batch)
@@ -45,6 +45,8 @@ def record(
     except KeyboardInterrupt:
         print_note(f"interrupted; {out} keeps the batches that were finished, and the same command goes on")
         raise
+    if made.cut:
+        print_note(cut_note(made.cut))
     if not made.new:
         print_note(f"{out} is finished: all {made.count} answers were there")
         return

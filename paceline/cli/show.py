@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from paceline.engine.metrics import Stats
     from paceline.llm import Chunk, Completion
 
 INTERRUPTED = 130  # exit status after Ctrl-C
+
+
+class _Telling(Console):
+    """Standard error. Where it cannot be written, nothing is told, and the work goes on."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, if that can be."""
+        with suppress(OSError):
+            super().print(*objects, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Leave standard output alone, which rich would close."""
+
+
 out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+err = _Telling(stderr=True, highlight=False, soft_wrap=True)
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 _LOG_WIDTH = 150  # of a table that goes to a file or a pipe
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An answer as far as it was shown; `complete`: to its end."""
+    """An answer as far as it was shown; `complete`: to its end. `stats`: of one that came to its end by itself."""
 
     text: str
     complete: bool
+    stats: Stats | None = None
 
 
 def table_console(stderr: bool = False) -> Console | None:
@@ -56,7 +73,7 @@ def print_stream(chunks: Iterator[Chunk], end: str = "") -> Shown:
     Args:
         end: what follows an answer that does not go to a terminal; there a new line begins in any case.
     """
-    text, complete = "", True
+    text, complete, stats = "", True, None
     try:
         for chunk in chunks:
             for piece, accepted in chunk.pieces:
@@ -66,13 +83,14 @@ def print_stream(chunks: Iterator[Chunk], end: str = "") -> Shown:
             if chunk.completion is not None:
                 _end(end)
                 print_note(summary(chunk.completion))
+                stats = chunk.completion.stats
     except KeyboardInterrupt:
         complete = False
         _end(end)
         print_note("stopped")
     finally:
         chunks.close()  # type: ignore[attr-defined]
-    return Shown(text, complete)
+    return Shown(text, complete, stats)
 
 
 def _end(end: str) -> None:

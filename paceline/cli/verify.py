@@ -19,6 +19,7 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.options import without
 from paceline.cli.show import err, out
 from paceline.common.files import STANDARD_OUTPUT, write_atomically
+from paceline.report.prompts import cut_note
 
 if TYPE_CHECKING:
     from paceline.bench.verify import Difference, DrafterVerdict, VerifyResult
@@ -50,6 +51,8 @@ def verify(
     console.print(Text(differing))
     proof = "on" if result.invariance.on else "off"
     console.print(Text(f"batch invariance is {proof}: {result.invariance.reason}"))
+    if result.cut_prompts:
+        console.print(Text(cut_note(result.cut_prompts)))
     files.write(partial(_write_json, result), lambda path: None, lambda picture: "")
     return 1 if result.differing else 0
 

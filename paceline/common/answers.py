@@ -23,7 +23,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from paceline.common.files import digest_of, write_atomically
+from paceline.common.files import digest_of, parse_json, write_atomically
 from paceline.common.top_tokens import Place, TopFile, TopRows, read_rows
 from paceline.errors import ConfigError
 
@@ -141,8 +141,8 @@ def read_settings(path: str | Path) -> dict[str, Any] | None:
     """
     try:
         line = _beginning(Path(path))
-        found = json.loads(line)
-    except (ConfigError, ValueError, RecursionError):
+        found = parse_json(line)
+    except (ConfigError, ValueError):
         return None
     if not line.endswith(b"\n") or not isinstance(found, dict) or found.get("kind") != _KIND:
         return None
@@ -252,7 +252,7 @@ def _opened(path: str | Path, number: int, line: bytes, before: str) -> tuple[di
         ConfigError: it does not match its checksum.
     """
     try:
-        record = json.loads(line)
+        record = parse_json(line)
         check = record.pop(_CHECK)
         sound = check == digest_of({"record": record, "before": before})[:_CHECK_DIGITS]
     except (ValueError, LookupError, AttributeError, TypeError):

@@ -23,6 +23,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from paceline.common.files import parse_json
 from paceline.errors import ConfigError
 
 VARIABLE = "PACELINE_CACHE"
@@ -142,7 +143,7 @@ def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> 
 def _read(folder: Path) -> dict[str, Any] | None:
     """Return the card of a folder; None if there is none, or its files are not as the card says."""
     try:
-        card: dict[str, Any] = json.loads((folder / CARD).read_bytes())
+        card: dict[str, Any] = parse_json((folder / CARD).read_bytes())
         whole = all((folder / name).stat().st_size == size for name, size in card["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

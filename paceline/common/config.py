@@ -24,8 +24,10 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     A value with commas, or with spaces in a list of specs, stands in quotes, single or double: sssd:datastore="my, store".
 
     Raises:
-        ConfigError: an option without `=` or given twice, or a quote that is not closed.
+        ConfigError: no text, an option without `=` or given twice, or a quote that is not closed.
     """
+    if not isinstance(spec, str):
+        raise ConfigError(f"drafter: got {spec!r}; expected a name or 'name:key=value'. Plain decoding is 'none'.")
     name, rest = split_spec(spec)
     options: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in cut_outside_quotes(rest, ","))):
@@ -121,7 +123,7 @@ def require_range(owner: str, name: str, value: float, low: float, high: float |
     Raises:
         ConfigError: the value is outside, naming what is allowed.
     """
-    if value < low or (high is not None and value > high):
+    if not (low <= value and (high is None or value <= high)):  # also what is not a number
         expected = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{owner}: {name}: got {value}; expected {expected}.")
 

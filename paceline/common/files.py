@@ -97,6 +97,18 @@ def make_folder(path: str | Path) -> None:
     require_writable(Path(path) / "result")
 
 
+def parse_json(content: str | bytes) -> Any:
+    """Return what JSON of anybody's says.
+
+    Raises:
+        ValueError: it is none, or nested more deeply than can be read.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 def digest_of(content: dict[str, Any]) -> str:
     """SHA-256 over everything in a JSON document, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

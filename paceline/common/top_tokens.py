@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.files import write_atomically
+from paceline.common.files import parse_json, write_atomically
 from paceline.errors import ConfigError
 
 _KIND, _VERSION = "paceline top tokens", 1
@@ -150,7 +150,7 @@ def _opened(path: Path, file: BufferedReader, owner: str) -> _Layout:
     """Return the layout that the first line says, which must be of the answers with that first checksum."""
     line = file.readline(1 << 12)
     try:
-        found = json.loads(line)
+        found = parse_json(line)
         layout = _Layout(int(found["top"]), int(found["id_bytes"]), owner)
     except (ValueError, LookupError, TypeError) as error:
         raise _damaged(path, "its first line is another") from error

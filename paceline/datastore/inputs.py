@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from itertools import islice
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common.answers import read_answers, read_settings
+from paceline.common.files import parse_json
 from paceline.common.tokens import chat_text, require_text
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document
@@ -201,8 +201,8 @@ def parse_record(where: str, line: str) -> Any:
     """
     require_text(where, line)
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
+        return parse_json(line)
+    except ValueError as error:
         raise ConfigError(f"{where}: it is not JSON: got {error}; expected one record in each line. Convert it first.") from error
 
 

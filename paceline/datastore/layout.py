@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from paceline.common.files import digest_of, write_atomically
+from paceline.common.files import digest_of, parse_json, write_atomically
 from paceline.common.limits import EMBEDDED
 from paceline.datastore.hashing import PAGE
 from paceline.datastore.rows import SUFFIXES_PER_PIVOT
@@ -92,8 +92,10 @@ def place_of(path: str | Path, *, written: bool = False) -> Path:
     """Return the folder of a store; the text "demo" names the embedded one, "./demo" a folder of that name.
 
     Raises:
-        ConfigError: the embedded one is to be `written`.
+        ConfigError: no name of a folder, or the embedded one is to be `written`.
     """
+    if not isinstance(path, str | Path) or path == "":
+        raise ConfigError(f"store: got {path!r}; expected the name of a folder. Write '.' for the present one.")
     if path != EMBEDDED:
         return Path(path)
     if written:
@@ -140,7 +142,7 @@ def read_manifest(path: Path) -> Manifest:
         DatastoreError: there is none, or it is damaged or of another version.
     """
     try:
-        content = json.loads((path / MANIFEST).read_bytes())
+        content = parse_json((path / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise DatastoreError(
             f"store {str(path)!r}: got a place where there is no store; expected the folder of one. Build one: paceline datastore"
@@ -148,7 +150,7 @@ def read_manifest(path: Path) -> Manifest:
         ) from None
     except OSError as error:
         raise DatastoreError(f"store {str(path)!r}: got {error}; expected a store that can be read. Check its rights.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DatastoreError(_damaged(path)) from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT or "version" not in content:
         raise DatastoreError(_damaged(path))
@@ -162,7 +164,7 @@ def read_manifest(path: Path) -> Manifest:
         del content["format"], content["version"]
         shards = tuple(_checked(ShardInfo, shard) for shard in content.pop("shards"))
         manifest: Manifest = _checked(Manifest, {**content, "shards": shards})
-    except (TypeError, KeyError, ValueError, RecursionError) as error:
+    except (TypeError, KeyError, ValueError) as error:
         raise DatastoreError(_damaged(path)) from error
     if not sound or not 0 < manifest.vocab_size <= MOST_VOCAB or not all(map(_possible, shards)):
         raise DatastoreError(_damaged(path))

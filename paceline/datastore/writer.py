@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.common.config import require_count, require_range
 from paceline.common.machine import usable_cores
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document, Gathering, checked
@@ -98,9 +99,10 @@ def build(
         ConfigError: an argument out of range.
     """
     means = Means(shard_tokens, memory, workers, progress)
-    if not 1 <= vocab_size <= MOST_VOCAB:
-        raise ConfigError(f"store: got vocab_size={vocab_size}; expected 1 to {MOST_VOCAB}.")
+    require_count("store", "vocab_size", vocab_size, 1)
+    require_range("store", "vocab_size", vocab_size, 1, MOST_VOCAB)
     path = place_of(path, written=True)
+    _require_documents(documents)
     manifest = Manifest(vocab_size, fingerprint_of(tokenizer))
     _make_folder(path)
     with writing(path, "build"), cleaned(path):
@@ -128,12 +130,18 @@ def add(
     """
     means = Means(shard_tokens, memory, workers, progress)
     path = place_of(path, written=True)
+    _require_documents(documents)
     read_manifest(path)
     with writing(path, "add"):
         manifest = read_manifest(path)
         check_tokenizer(path, manifest.tokenizer, tokenizer)
         with cleaned(path):
             extend(path, manifest, documents, means, live=False)
+
+
+def _require_documents(documents: object) -> None:
+    if not isinstance(documents, Iterable) or isinstance(documents, str | bytes):
+        raise ConfigError(f"store: documents: got {str(documents)[:60]!r}; expected an iterable of sequences of token ids.")
 
 
 def extend(path: Path, manifest: Manifest, documents: Iterable[Document], means: Means, *, live: bool, bound: int = 0) -> None:

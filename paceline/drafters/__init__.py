@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.engine.model import CachedLM
 
 GROUP = "paceline.drafters"
+_OF_FILES = "paceline.drafters.shared.file_options"  # the options of those that are a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,8 @@ def _missing(found: Any) -> str | None:
 
 def _own(name: str, target: str, options: str, summary: str, needs: str = "") -> Entry:
     inside = f"paceline.drafters.{name}"
-    words = frozenset(needs.split())
-    return Entry(name, f"{inside}{target}", summary, "paceline", f"{inside}{options}", words)
+    light = f"{_OF_FILES if target.startswith(':') else inside}{options}"
+    return Entry(name, f"{inside}{target}", summary, "paceline", light, frozenset(needs.split()))
 
 
 _OWN = (
@@ -173,7 +174,7 @@ _OWN = (
         "rest", ".drafter:Rest", ".options:RestOptions",
         "the most frequent continuations of the newest tokens in a datastore", "datastore"
     ),
-    _own("pia", ".drafter:Pia", ".drafter:PiaOptions", "phrases of the prompt and of all outputs so far, from tries"),
+    _own("pia", ".drafter:Pia", ".options:PiaOptions", "phrases of the prompt and of all outputs so far, from tries"),
 )  # fmt: skip
 REGISTRY: dict[str, Entry] = {one.name: one for one in _OWN}
 

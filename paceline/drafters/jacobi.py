@@ -19,25 +19,10 @@ import random
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 
-from paceline.common.config import require_range
+from paceline.drafters.shared.file_options import JacobiOptions
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
-
-
-@dataclass(frozen=True, slots=True)
-class JacobiOptions:
-    """Options of `jacobi`.
-
-    Attributes:
-        block: B, tokens solved together. Not given: the whole rest of the answer.
-    """
-
-    block: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.block is not None:
-            require_range("jacobi", "block", self.block, 1)
 
 
 @dataclass(slots=True)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 
+from paceline.drafters.shared.file_options import NoOptions
 from paceline.engine.drafter import Drafter
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
-
-
-@dataclass(frozen=True, slots=True)
-class NoOptions:
-    """Options of `none`: there are none."""
 
 
 class NoDrafter(Drafter):

@@ -10,43 +10,15 @@ length of the text.
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 
-from paceline.common.config import require_range
+from paceline.drafters.shared.file_options import PromptLookupOptions
 from paceline.drafters.shared.ngram_index import NgramIndex
 from paceline.engine.drafter import Drafter
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
-from paceline.errors import ConfigError
 
 _FIRST = (0.35, 0.55, 0.65)  # chance of the first token behind a match of one token, two, and more; all in different steps of
 _NEXT = (0.75, 0.85, 0.9)  # `paceline.engine.reliability`; and of the tokens behind it
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLookupOptions:
-    """Options of `prompt_lookup`.
-
-    Attributes:
-        max_ngram: tokens of the longest n-gram looked up, which is tried first.
-        min_ngram: tokens of the shortest n-gram looked up.
-        length: most tokens proposed.
-        budget: of these, the engine feeds what pays for its forward.
-    """
-
-    max_ngram: int = 3
-    min_ngram: int = 1
-    length: int = 7
-    budget: bool = True
-
-    def __post_init__(self) -> None:
-        require_range("prompt_lookup", "min_ngram", self.min_ngram, 1)
-        require_range("prompt_lookup", "length", self.length, 1)
-        if self.max_ngram < self.min_ngram:
-            raise ConfigError(
-                f"prompt_lookup: got max_ngram={self.max_ngram} with min_ngram={self.min_ngram}; expected max_ngram not to be"
-                " smaller. Raise it."
-            )
 
 
 class PromptLookup(Drafter):

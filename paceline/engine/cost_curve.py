@@ -71,7 +71,7 @@ def cost_curve(model: CachedLM, most_rows: int | None = None) -> CostCurve:
         folder = cache.remember(_KIND, facts, f"forward costs of {model.model.__class__.__name__}", make)
         card = json.loads((folder / "curve.json").read_bytes())
         return CostCurve(tuple(card["rows"]), tuple(card["seconds"]))
-    except PacelineError:  # a cache that cannot be written: measured again next time
+    except (PacelineError, ValueError, LookupError, TypeError):  # a cache that cannot be written or read: measured again
         return measure(model, most)
 
 

@@ -142,6 +142,16 @@ class Drafter:
         return 0.0
 
 
+def require_drafter(where: str, drafter: object) -> None:
+    """Refuse what is no drafter.
+
+    Raises:
+        ConfigError: it is none; `where` names who wants one.
+    """
+    if not isinstance(drafter, Drafter):
+        raise ConfigError(f"{where}: got {drafter!r}; expected a Drafter object. Make one with paceline.drafters.create('name').")
+
+
 class DelegatingDrafter(Drafter):
     """Passes everything on to another drafter. For those that watch, change or combine what a drafter does."""
 

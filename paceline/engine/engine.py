@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.engine.cost_curve import cost_curve
-from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, turn_of
+from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
 from paceline.engine.grouping import next_group, parts_of
 from paceline.engine.interrupts import interrupts_held
 from paceline.engine.invariance import settle
@@ -113,8 +113,9 @@ class Engine:
         """Use another drafter from now on for requests that name none; between requests.
 
         Raises:
-            ConfigError: requests are open, or the drafter does not fit the model.
+            ConfigError: requests are open, or it is no drafter, or one that does not fit the model.
         """
+        require_drafter("change_drafter", drafter)
         with self._turn:
             if self.unfinished:
                 raise ConfigError(

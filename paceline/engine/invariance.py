@@ -209,7 +209,7 @@ def prove(model: PreTrainedModel, products: Products = Products()) -> Proof:
     try:
         folder = cache.remember(_KIND, facts, name, make)
         return _read(json.loads((folder / "proof.json").read_bytes()))
-    except PacelineError:  # a cache that cannot be written: found again next time
+    except (PacelineError, ValueError, LookupError, TypeError):  # a cache that cannot be written or read: found again
         return search(model, products)
 
 

@@ -44,6 +44,8 @@ def load_model(
         if dtype not in _DTYPES:
             raise ConfigError(f"dtype: got {dtype!r}.{did_you_mean(dtype, {'auto', *_DTYPES})}")
         dtype = _DTYPES[dtype]
+    if not isinstance(dtype, str | torch.dtype):
+        raise ConfigError(f"dtype: got {dtype!r}.{did_you_mean(str(dtype), {'auto', *_DTYPES})}")
     device = _usable(device)
     missing = _missing(model)
     if missing:

@@ -83,9 +83,9 @@ class Intake:
             ConfigError: no conversation, no tokenizer, or one without a chat template or whose template refuses it.
         """
         fine = isinstance(messages, ListLike) and not isinstance(messages, str) and len(messages) > 0
-        if not fine or not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in messages):
+        if not fine or not all(map(_is_message, messages)):
             raise ConfigError(
-                f"messages: got {str(messages)[:60]!r}; expected a list of messages with a role. Write"
+                f"messages: got {str(messages)[:60]!r}; expected a list of messages with role and content. Write"
                 " [{'role': 'user', 'content': '...'}]."
             )
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
@@ -150,6 +150,13 @@ class Intake:
 def _plain(value: Any) -> Any:
     """Arrays and tensors as lists."""
     return value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
+
+
+def _is_message(value: Any) -> bool:
+    """Whether a template can show it; one that calls a tool may be without content, which may also be a list of parts."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        return False
+    return isinstance(value.get("content"), str | list) or "tool_calls" in value
 
 
 def _is_id(value: Any) -> bool:

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from paceline.common.files import write_atomically
+from paceline.common.files import parse_json, write_atomically
 from paceline.errors import ConfigError
 
 _KIND, _VERSION = "paceline head recording", 1
@@ -144,7 +144,7 @@ def _shard(folder: Path, batch: int) -> Path:
 
 def _settings(folder: Path) -> dict[str, Any]:
     try:
-        settings = json.loads((folder / _SETTINGS).read_bytes())
+        settings = parse_json((folder / _SETTINGS).read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"recording {str(folder)!r}: got a {_SETTINGS} that cannot be read: {error}; expected a recording. Make one: paceline"

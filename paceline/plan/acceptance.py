@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.common.files import parse_json
 from paceline.errors import ConfigError, did_you_mean
 
 _SHIPPED = Path(__file__).with_name("acceptance.json")
@@ -50,7 +51,7 @@ def read_acceptance(name: str) -> Acceptance:
         found = json.loads(_SHIPPED.read_text(encoding="utf-8"))[name]
         return _curve(name, found["tokens_per_forward"], f"{name}: {found['source']}")
     try:
-        document = json.loads(Path(name).read_text(encoding="utf-8"))
+        document = parse_json(Path(name).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"plan: tokens_per_forward: got {name!r}, which is no file.{did_you_mean(name, SHIPPED)}") from error
     except (OSError, ValueError) as error:

@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -26,7 +27,7 @@ from paceline.engine.sequence import SamplingParams
 from paceline.errors import CapacityError, ConfigError
 from paceline.llm import LLM, Completion
 from paceline.replay.keeping import KeepsTop
-from paceline.report.prompts import Prompt, encode
+from paceline.report.prompts import Prompt, encode, shortened
 
 _LEAST_ROOM = 8  # context tokens for a prompt
 _MOST_TOP = 64
@@ -34,11 +35,12 @@ _MOST_TOP = 64
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt as token ids, under the id and category of its file."""
+    """A prompt as token ids, under the id and category of its file. `cut`: it was too long, and has lost its middle."""
 
     id: str
     category: str
     prompt_ids: list[int]
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Recorded:
 
     Attributes:
         count: answers in the file, which is finished. new: those of this run. tokens: of the new ones.
+        cut: prompts that were too long, and cut.
         seconds: that the new ones took.
     """
 
@@ -54,6 +57,7 @@ class Recorded:
     new: int
     tokens: int
     seconds: float
+    cut: int = 0
 
 
 def record_answers(
@@ -82,7 +86,7 @@ def record_answers(
         "model": model, "model_fingerprint": model_identity(target)[0], "tokenizer": fingerprint_of(llm.tokenizer),
         "vocab_size": llm.model.vocab_size, "dtype": str(target.dtype).removeprefix("torch."),
         "drafter": llm.drafter.name if drafter is None else drafter, "sampling": flat(params),
-        "prompts": digest_of({"questions": [asdict(question) for question in questions]}), **({"top": top} if top else {}),
+        "prompts": digest_of({"questions": list(map(_identity, questions))}), **({"top": top} if top else {}),
     }  # fmt: skip
     columns = (TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TextColumn("answers"), TimeRemainingColumn())
     tokens = 0
@@ -97,7 +101,8 @@ def record_answers(
                 file.write(answers, () if keeper is None else keeper.taken())
                 tokens += sum(len(completion.token_ids) for completion in completions)
                 bar.update(task, completed=file.done)
-        return Recorded(len(questions), len(questions) - first, tokens, time.perf_counter() - begin)
+        cut = sum(question.cut for question in questions)
+        return Recorded(len(questions), len(questions) - first, tokens, time.perf_counter() - begin, cut)
 
 
 @contextmanager
@@ -137,7 +142,12 @@ def encode_prompts(prompts: ListLike[Prompt], llm: LLM, max_new_tokens: int, con
             f"max_new_tokens: got {max_new_tokens} with a context of {context} tokens, which leaves {room} for prompts;"
             f" expected at least {_LEAST_ROOM}. Reduce max_new_tokens."
         )
-    return [Question(prompt.id, prompt.category, encode(prompt, llm.tokenizer, room)) for prompt in prompts]
+    whole = [(prompt, encode(prompt, llm.tokenizer)) for prompt in prompts]
+    return [Question(prompt.id, prompt.category, shortened(ids, room), len(ids) > room) for prompt, ids in whole]
+
+
+def _identity(question: Question) -> dict[str, Any]:
+    return {"id": question.id, "category": question.category, "prompt_ids": question.prompt_ids}
 
 
 def _recorded(question: Question, completion: Completion) -> RecordedAnswer:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.engine.drafter import Drafter, Outcome, TopTokens
+from paceline.common.config import require_count
+from paceline.engine.drafter import Drafter, Outcome, TopTokens, require_drafter
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import DraftTree
 from paceline.errors import ConfigError
@@ -78,16 +79,19 @@ def replay(
         batch_size: answers that go on at a time; one that ends makes room for the next.
         told: the target's most likely tokens at every place of each answer, [n, k] (`paceline record --top`).
     Raises:
-        ConfigError: max_nodes or batch_size out of range, an empty prompt, or a drafter that learns from the target's most likely
-            tokens where they were not recorded, or from its predictions, which never are.
+        ConfigError: max_nodes or batch_size out of range, traces that are no pairs of token ids, an empty prompt, or a drafter
+            that learns from the target's most likely tokens where they were not recorded, or from its predictions, which never
+            are.
     """
+    require_drafter("replay", drafter)
     if drafter.needs_predictions:
         raise ConfigError(
             f"replay: got drafter {drafter.name!r}, which learns from what the target says behind every guess; expected one that"
             " learns from text alone, as a record of answers holds nothing else. Measure it with `paceline bench`."
         )
-    if max_nodes < 0 or batch_size < 1:
-        raise ConfigError(f"replay: got max_nodes={max_nodes}, batch_size={batch_size}; expected at least 0 and 1.")
+    require_count("replay", "max_nodes", max_nodes, 0)
+    require_count("replay", "batch_size", batch_size, 1)
+    traces = _checked(traces)
     run = _Run(drafter, max_nodes)
     waiting = iter([_Answer(*trace, top) for trace, top in _with_told(drafter, traces, told) if len(trace[1])])
     going: list[tuple[Sequence, _Answer]] = []
@@ -105,6 +109,21 @@ def replay(
     finally:
         for seq, _ in going:
             drafter.stop(seq)
+
+
+def _checked(traces: Iterable[Trace]) -> list[Trace]:
+    """Return the traces, each a pair of what token ids can be."""
+    try:
+        pairs = [(np.asarray(prompt), np.asarray(output)) for prompt, output in traces]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"replay: got traces that are no pairs ({error}); expected (prompt ids, output ids) of each."
+        ) from error
+    for place, pair in enumerate(pairs):
+        for ids in pair:
+            if ids.size and (ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0):
+                raise ConfigError(f"replay: trace {place}: got {str(ids)[:60]!r}; expected token ids. Use the tokenizer first.")
+    return [(prompt.tolist(), output.tolist()) for prompt, output in pairs]
 
 
 class _Answer(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import cattrs
 from cattrs.v import format_exception
 
-from paceline.common.files import write_atomically
+from paceline.common.files import parse_json, write_atomically
 from paceline.errors import ConfigError, PacelineError
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def kind_of(path: str | Path) -> str:
 
 def _load(path: str | Path) -> dict[str, Any]:
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = parse_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read a result from {str(path)!r}: {error}") from error
     return document if isinstance(document, dict) else {}

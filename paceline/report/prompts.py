@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from paceline import demo
 from paceline.common.config import require_range
+from paceline.common.files import parse_json
 from paceline.common.tokens import chat_ids, text_ids
 from paceline.errors import ConfigError
 
@@ -47,11 +47,9 @@ def load_prompts(paths: ListLike[str | Path] = (), limit: int = 0, every: int = 
     return prompts
 
 
-def encode(prompt: Prompt, tokenizer: Any, limit: int) -> list[int]:
+def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
     """Return the token ids of a prompt, through the chat template where the tokenizer has one.
 
-    Args:
-        limit: most tokens; a longer prompt keeps its first 4 and its last `limit - 4`.
     Raises:
         ConfigError: a prompt without any token, or one that tokenizer or chat template cannot take.
     """
@@ -62,7 +60,18 @@ def encode(prompt: Prompt, tokenizer: Any, limit: int) -> list[int]:
         ids = text_ids(tokenizer, prompt.text, where)
     if not ids:
         raise ConfigError(f"prompt {prompt.id!r}: got no tokens; expected at least one. Give it some text.")
+    return ids
+
+
+def shortened(ids: list[int], limit: int) -> list[int]:
+    """Return at most `limit` ids: of more, the first 4 and the last `limit - 4`."""
     return ids if len(ids) <= limit else ids[:_HEAD] + ids[len(ids) - (limit - _HEAD) :]
+
+
+def cut_note(count: int) -> str:
+    """Return the sentence about prompts that `shortened` has cut."""
+    longer, kept = ("1 prompt was", "It keeps its") if count == 1 else (f"{count} prompts were", "They keep their")
+    return f"{longer} too long for the context beside an answer, and cut. {kept} first {_HEAD} and last tokens."
 
 
 def _read(path: Path) -> list[Prompt]:
@@ -75,7 +84,7 @@ def _read(path: Path) -> list[Prompt]:
 
 def _parse(line: str, where: str) -> Prompt:
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except ValueError as error:
         raise ConfigError(f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]") from error
     missing = [name for name in _FIELDS if not isinstance(entry, dict) or name not in entry]

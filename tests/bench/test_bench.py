@@ -30,7 +30,7 @@ from paceline.bench import (
 )  # fmt: skip
 from paceline.common.options import changed
 from paceline.errors import CapacityError, ConfigError
-from paceline.report.prompts import encode
+from paceline.report.prompts import encode, shortened
 from tests.support.models import byte_tokenizer
 from tests.support.shared import Pair, interrupt
 
@@ -89,8 +89,8 @@ def test_missing_and_empty_prompt_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_long_prompt_keeps_its_first_four_and_last_tokens(tmp_path: Path) -> None:
     prompt = load_prompts([write_prompts(tmp_path / "a.jsonl")])[3]
-    whole = encode(prompt, byte_tokenizer(), 1000)
-    cut = encode(prompt, byte_tokenizer(), 10)
+    whole = encode(prompt, byte_tokenizer())
+    cut = shortened(whole, 10)
     assert cut == whole[:4] + whole[-6:]
 
 

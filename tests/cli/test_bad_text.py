@@ -46,7 +46,7 @@ def test_prompts_from_json(tmp_path: Path, llm: LLM) -> None:
     path.write_text('{"id": "\\ud800", "category": "c", "turns": ["half \\udfff"]}\n')
     (prompt,) = load_prompts([path])
     with pytest.raises(ConfigError, match=r"half \\udfff"):
-        encode(prompt, llm.tokenizer, 100)
+        encode(prompt, llm.tokenizer)
 
 
 @pytest.mark.parametrize("template", ['{{ raise_exception("no") }}', "{% for %}", "{{ messages[0].content.a.b }}", "{{ 1 / 0 }}"])

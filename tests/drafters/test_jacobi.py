@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams
 from paceline.drafters.contract import leftovers
-from paceline.drafters.jacobi import Jacobi, JacobiOptions
+from paceline.drafters.jacobi import Jacobi
+from paceline.drafters.shared.file_options import JacobiOptions
 from paceline.engine.sequence import Sequence
 from paceline.engine.verify import follow
 from paceline.errors import ConfigError

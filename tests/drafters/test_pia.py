@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from paceline import DraftTree, Outcome, SamplingParams
 from paceline.drafters import create
-from paceline.drafters.pia.drafter import Pia, PiaOptions, Selection
+from paceline.drafters.pia.drafter import Pia, Selection
+from paceline.drafters.pia.options import PiaOptions
 from paceline.drafters.pia.tries import Children, Limits, PhraseTries
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE

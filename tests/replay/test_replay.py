@@ -76,7 +76,7 @@ def test_the_batch_changes_nothing(spec: str) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match="batch_size=0"):
+    with pytest.raises(ConfigError, match="batch_size: got 0"):
         replay(create("none"), some_traces(), batch_size=0)
     with pytest.raises(ConfigError, match="empty prompt"):
         replay(create("none"), [([], [1])])

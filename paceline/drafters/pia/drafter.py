@@ -12,31 +12,13 @@ from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 
-from paceline.common.config import require_range
+from paceline.drafters.pia.options import PiaOptions
 from paceline.drafters.pia.tries import Children, Node, PhraseTries
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _OUTPUT_WEIGHT = 1e-4  # what an occurrence in an output counts beside one in the prompt
-
-
-@dataclass(frozen=True, slots=True)
-class PiaOptions:
-    """Attributes:
-    nodes: most nodes of a tree ("decoding length").
-    length: most tokens of a branch ("branch length"); phrases are kept one token longer.
-    query: newest tokens that are looked up; fewer where they give less than a branch.
-    """
-
-    nodes: int = 64
-    length: int = 12
-    query: int = 2
-
-    def __post_init__(self) -> None:
-        require_range("pia", "nodes", self.nodes, 1)
-        require_range("pia", "length", self.length, 1)
-        require_range("pia", "query", self.query, 1, self.length + 1)
 
 
 class Pia(Drafter):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
-from paceline.common.files import digest_of
+from paceline.common.files import digest_of, parse_json
 from paceline.engine.identity import model_identity
 from paceline.errors import ConfigError
 from paceline.report.documents import structured
@@ -127,7 +127,7 @@ class HeadCard:
             ConfigError: it is no card, damaged, or of another version.
         """
         try:
-            entries = json.loads(content)
+            entries = parse_json(content)
         except ValueError as error:
             raise ConfigError(f"head {where!r}: got a card that cannot be read ({error}); expected JSON. {HELP}") from error
         if not isinstance(entries, dict) or entries.get("kind") != KIND:

@@ -6,7 +6,6 @@ keys left out as duplicates; either way every block gets its own copy here.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from paceline.common.files import parse_json
 from paceline.drafters.specdec_pp.card import MOST_BLOCKS, HeadCard, new_card
 from paceline.errors import ConfigError
 
@@ -40,7 +40,7 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
             " as that where it is trusted."
         )
     try:
-        config = json.loads((folder / _CONFIG).read_bytes())
+        config = parse_json((folder / _CONFIG).read_bytes())
         hidden_size, depth = int(config["hidden_size"]), int(config.get("num_layers", 0))
         found = load_file(folder / _WEIGHTS)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, safetensors.SafetensorError) as error:

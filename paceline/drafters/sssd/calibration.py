@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.files import digest_of, write_atomically
+from paceline.common.files import digest_of, parse_json, write_atomically
 from paceline.drafters.sssd.features import FEATURES, HIDDEN, WEIGHTS
 from paceline.errors import ConfigError
 
@@ -50,12 +50,12 @@ class Calibration:
         """
         path = SHIPPED if path is None else Path(path)
         try:
-            content = json.loads(path.read_bytes())
+            content = parse_json(path.read_bytes())
         except OSError as error:
             raise ConfigError(
                 f"calibration {str(path)!r}: got {error}; expected a file that can be read. Fit one: paceline replay --fit FILE."
             ) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ConfigError(_broken(path)) from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ConfigError(_broken(path))

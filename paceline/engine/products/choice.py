@@ -86,7 +86,7 @@ def trial(model: PreTrainedModel) -> Trial:
         folder = cache.remember(_KIND, circumstances(model), f"product times of {model.__class__.__name__}", make)
         card = json.loads((folder / "trial.json").read_bytes())
         return Trial(tuple(card["ours"]), tuple(card["torchs"]))
-    except PacelineError:  # a cache that cannot be written: tried again next time
+    except (PacelineError, ValueError, LookupError, TypeError):  # a cache that cannot be written or read: tried again
         return _try(modules)
 
 

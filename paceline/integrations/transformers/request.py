@@ -97,6 +97,7 @@ class Request:
         padding = _left_padding(input_ids, mask)
         past = _columns_held(cache, input_ids, mask, config)
         _refuse_positions(input_ids, padding, inputs.get("position_ids"))
+        _refuse_ids(model, input_ids, padding)
         max_length = _max_length(input_ids, padding, criteria, config, context_length)
         eos = [token for one in criteria if type(one) is EosTokenCriteria for token in one.eos_token_id.tolist()]
         others = [one for one in criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)]
@@ -199,6 +200,14 @@ def _refuse_inputs(input_ids: Tensor, inputs: dict[str, Any]) -> None:
             f"got {', '.join(other)}; expected, beside the options, {', '.join(sorted(_USED_INPUTS))}. This is for text models;"
             " use model.generate without custom_generate for other inputs."
         )
+
+
+def _refuse_ids(model: PreTrainedModel, input_ids: Tensor, padding: list[int]) -> None:
+    vocab_size = model.get_input_embeddings().num_embeddings
+    for row, (ids, first) in enumerate(zip(input_ids, padding, strict=True)):
+        low, high = int(ids[first:].min()), int(ids[first:].max())
+        if low < 0 or high >= vocab_size:
+            raise ConfigError(f"input_ids: got ids from {low} to {high} in row {row}; expected 0 to {vocab_size - 1}.")
 
 
 def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:

@@ -28,7 +28,7 @@ from transformers.generation import (
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.drafters import create
 from paceline.engine.architecture import Architecture
-from paceline.engine.drafter import Drafter
+from paceline.engine.drafter import Drafter, require_drafter
 from paceline.engine.engine import Engine
 from paceline.engine.loading import load_draft
 from paceline.engine.metrics import Stats
@@ -72,6 +72,7 @@ class Strategy:
                 f"draft_model: got one beside a finished drafter, {drafter.name!r}; expected none. Pass the drafter's name, or"
                 " no draft_model."
             )
+        require_drafter("Strategy", drafter)
         self.drafter = drafter
         self.batch_invariant = batch_invariant
         self.stats: list[Stats] = []
@@ -189,6 +190,8 @@ def generate(
     Raises:
         as `Strategy`, and ConfigError: stop strings without a tokenizer, `assistant_model`, `custom_generate`, `synced_gpus`.
     """
+    if not hasattr(model, "generation_config"):
+        raise ConfigError(f"model: got a {type(model).__name__}; expected a loaded transformers model that generates.")
     try:
         strategy = drafter if isinstance(drafter, Strategy) else Strategy(drafter, draft_model)
         if isinstance(drafter, Strategy) and draft_model is not None:

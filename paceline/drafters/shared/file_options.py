@@ -1,0 +1,54 @@
+"""Options of the drafters that are a single file, without what those import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.common.config import require_range
+from paceline.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Options of `none`: there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLookupOptions:
+    """Options of `prompt_lookup`.
+
+    Attributes:
+        max_ngram: tokens of the longest n-gram looked up, which is tried first.
+        min_ngram: tokens of the shortest n-gram looked up.
+        length: most tokens proposed.
+        budget: of these, the engine feeds what pays for its forward.
+    """
+
+    max_ngram: int = 3
+    min_ngram: int = 1
+    length: int = 7
+    budget: bool = True
+
+    def __post_init__(self) -> None:
+        require_range("prompt_lookup", "min_ngram", self.min_ngram, 1)
+        require_range("prompt_lookup", "length", self.length, 1)
+        if self.max_ngram < self.min_ngram:
+            raise ConfigError(
+                f"prompt_lookup: got max_ngram={self.max_ngram} with min_ngram={self.min_ngram}; expected max_ngram not to be"
+                " smaller. Raise it."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class JacobiOptions:
+    """Options of `jacobi`.
+
+    Attributes:
+        block: B, tokens solved together. Not given: the whole rest of the answer.
+    """
+
+    block: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.block is not None:
+            require_range("jacobi", "block", self.block, 1)

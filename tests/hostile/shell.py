@@ -1,0 +1,116 @@
+"""A command line as a shell would run it, with streams that may be closed, full, or left by their reader, and a time limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.processes import CONTEXT
+
+LIMIT = 90.0  # seconds of a case; what takes longer hangs
+CLOSED, LEFT, FULL = "closed", "left", "/dev/full"
+_TOLD = ("[", "wrote ", "demo with ", "left out: ", "paceline: ")  # beginnings of notes, which stand beside an error
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended; `errors`: its lines on standard error that are no notes."""
+
+    status: int
+    out: bytes
+    err: str
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.strip() and not line.startswith(_TOLD)]
+
+    def check_refused(self, words: str = "") -> None:
+        """Fail unless it was one line and exit status 2."""
+        assert self.status == 2, self
+        assert len(self.errors) == 1, self
+        assert self.errors[0].startswith("error: "), self
+        assert re.search(words, self.errors[0]), self
+        self.check_told()
+
+    def check_told(self) -> None:
+        """Fail if it hung, crashed, or shows anything of our inside."""
+        assert self.status in (0, 1, 2, 130, 141), self
+        assert "Traceback" not in self.err, self
+        assert len(self.err) < 5000, self
+
+
+def run(
+    words: ListLike[str], folder: Path, stdin: bytes | str = b"", stdout: str = "", stderr: str = "", interrupt: int = 0
+) -> Ended:
+    """Run `paceline WORDS`.
+
+    Args:
+        stdin: what comes in; `CLOSED`: nothing, not even a stream.
+        stdout, stderr: `CLOSED`, a device, or `LEFT`: a pipe that nobody reads; else they are kept.
+        interrupt: the signal to send as soon as something is there to read on standard output.
+    """
+    kept = folder.parent / f"{folder.name}.streams"
+    kept.mkdir(exist_ok=True)
+    for name in ("out", "err"):
+        (kept / name).write_bytes(b"")
+    (kept / "in").write_bytes(stdin if isinstance(stdin, bytes) else b"")
+    process = CONTEXT.Process(target=_run, args=(list(words), kept, folder, stdin == CLOSED, stdout, stderr))
+    process.start()
+    end = time.monotonic() + LIMIT
+    while interrupt and process.is_alive() and time.monotonic() < end:
+        if (kept / "out").stat().st_size:
+            os.kill(process.pid or 0, interrupt)
+            break
+        time.sleep(0.01)
+    process.join(max(0.0, end - time.monotonic()))
+    process.kill()
+    process.join()
+    return Ended(process.exitcode or 0, (kept / "out").read_bytes(), (kept / "err").read_text("utf-8", "replace"))
+
+
+def listing(*folders: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of everything in folders, to see that nothing was changed, added or left behind; locks may be."""
+    found = (path for folder in folders for path in folder.rglob("*"))
+    return {
+        str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
+        for path in found
+        if not path.is_dir() and path.suffix != ".lock"
+    }
+
+
+def _run(words: list[str], kept: Path, folder: Path, no_input: bool, stdout: str, stderr: str) -> None:
+    kinds = {0: CLOSED if no_input else "", 1: stdout, 2: stderr}
+    opened = {number: _opened(kept / name, number, kinds[number]) for number, name in enumerate(("in", "out", "err"))}
+    for number, handle in opened.items():
+        os.dup2(handle, number)
+        os.close(handle)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+        for number, mode in enumerate("rww")
+    )
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if kinds[number] == CLOSED:
+            os.close(number)
+            setattr(sys, name, None)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ |= {"COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
+    os.chdir(folder)
+    from paceline.cli.main import main
+
+    sys.argv = ["paceline", *words]
+    main()
+
+
+def _opened(path: Path, number: int, kind: str) -> int:
+    """A descriptor for a stream: of a file, or of what `kind` says."""
+    if kind == LEFT:
+        reader, writer = os.pipe()
+        os.close(reader)
+        return writer
+    return os.open(kind if kind == FULL else path, os.O_WRONLY if number else os.O_RDONLY)

@@ -1,0 +1,311 @@
+"""Every command with options, values, paths and devices that cannot be: one line that says so, and nothing is left behind."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.shell import listing, run
+
+pytestmark = pytest.mark.hostile
+
+# The words behind `paceline` -> what the line on standard error says (a regular expression). @NAME is a file that is whole.
+REFUSED = r"""
+nonsense                                                -> Did you mean|nonsense
+generat hi                                              -> generate
+-x                                                      -> -x
+--                                                      -> .
+'' hi                                                   -> .
+generate                                                -> got no prompt
+generate --foo                                          -> Unknown option: ..foo
+generate hi --temperature                               -> temperature
+generate hi --drafter                                   -> drafter
+generate hi -n                                          -> .
+generate hi -n 0                                        -> max_new_tokens: got 0
+generate hi -n -3                                       -> max_new_tokens: got -3
+generate hi -n 1.5                                      -> 1.5
+generate hi -n 1e3                                      -> 1e3
+generate hi -n many                                     -> many
+generate hi -n ''                                       -> got ''
+generate hi --temperature -1                            -> temperature: got -1
+generate hi --temperature nan                           -> temperature: got nan
+generate hi --temperature inf                           -> temperature: got inf
+generate hi --temperature hot                           -> hot
+generate hi --top-k -1                                  -> top_k: got -1
+generate hi --top-k 2.5                                 -> 2.5
+generate hi --top-p 0                                   -> top_p: got 0
+generate hi --top-p 1.1                                 -> top_p: got 1.1
+generate hi --top-p nan                                 -> top_p: got nan
+generate hi --min-p 2                                   -> min_p: got 2
+generate hi --min-p -0.1                                -> min_p: got -0.1
+generate hi --repetition-penalty 0                      -> repetition_penalty: got 0
+generate hi --repetition-penalty -1                     -> repetition_penalty: got -1
+generate hi --seed x                                    -> x
+generate hi --seed 0.5                                  -> 0.5
+generate hi --stop ''                                   -> stop
+generate hi --stop                                      -> stop
+generate hi --stop -x -> written --option=VALUE
+generate hi --ignore-eos=perhaps                        -> perhaps
+generate hi --no-ignore-eos                             -> no-ignore-eos
+generate hi --speculation none                          -> speculation
+generate hi --max-nodes 3                               -> max-nodes
+generate hi --max-length 1                              -> max_length: got 1
+generate hi --max-length -5                             -> max_length: got -5
+generate hi --max-length x                              -> x
+generate 'a much longer prompt than that' --max-length 3 -> longer|tokens
+generate hi --drafter ''                                -> drafter
+generate hi --drafter nothing                           -> nothing
+generate hi --drafter nonne                             -> Did you mean 'none'
+generate hi --drafter prompt_lookup:length              -> key=value
+generate hi --drafter prompt_lookup:length=             -> length
+generate hi --drafter prompt_lookup:length=x            -> length
+generate hi --drafter prompt_lookup:length=0            -> length
+generate hi --drafter prompt_lookup:length=1.5          -> length
+generate hi --drafter prompt_lookup:lenght=3            -> Did you mean 'length'
+generate hi --drafter prompt_lookup:length=3,length=4   -> twice
+generate hi --drafter prompt_lookup:budget=maybe        -> budget
+generate hi --drafter prompt_lookup:max_ngram=1,min_ngram=2 -> max_ngram
+generate hi --drafter jacobi:block=0                    -> block
+generate hi --drafter lookahead:ngram=1                 -> ngram
+generate hi --drafter lookahead:window=0                -> window
+generate hi --drafter pia:nodes=-1                      -> nodes
+generate hi --drafter rest                              -> datastore
+generate hi --drafter rest:datastore=                   -> datastore
+generate hi --drafter rest:datastore=/missing           -> /missing
+generate hi --drafter sssd:datastore=@tiny              -> no store|not a store|manifest
+generate hi --drafter sssd:fusion=cold                  -> fusion
+generate hi --drafter sssd:nodes=0                      -> nodes
+generate hi --drafter sssd:live=true                    -> live
+generate hi --drafter sssd:live=true,datastore=demo     -> live
+generate hi --drafter sssd:calibration=/missing         -> /missing
+generate hi --drafter sssd:calibration=@prompts.jsonl   -> calibration
+generate hi --drafter "sssd:datastore='x"               -> quote
+generate hi --drafter draft_model:length=0              -> length
+generate hi --drafter draft_model:verification=hope     -> verification
+generate hi --drafter specdec_pp:head=/missing          -> /missing
+generate hi --drafter specdec_pp:head=@store            -> .
+generate hi --drafter ouroboros:gamma=0                 -> gamma
+generate hi --drafter ouroboros:pool=@answers.jsonl     -> pool
+generate hi --drafter ouroboros:pool=/missing/x/y       -> missing
+generate hi --drafter token_recycling:tree=large        -> tree
+generate hi --drafter os:path                           -> os:path
+generate hi --drafter os:getcwd                         -> os:getcwd
+generate hi --drafter no.module:Class                   -> no.module
+generate hi --drafter none:x=1                          -> no option
+generate hi --drafter none:auto                         -> .
+generate hi -m /missing                                 -> no such folder
+generate hi -m ./missing.gguf                           -> no such file
+generate hi -m ''                                       -> no such
+generate hi -m @prompts.jsonl                           -> prompts.jsonl
+generate hi -m @store                                   -> store
+generate hi -m /dev/null                                -> /dev/null
+generate hi -m some/model-that-is-not-here              -> some/model-that-is-not-here
+generate hi -m @tiny                                    -> tokenizer
+generate hi -m @tiny --chat                             -> tokenizer
+generate hi -m demo -d /missing --drafter draft_model   -> /missing
+generate hi -m @target --drafter draft_model            -> draft model
+generate hi -m @target -d @tiny --drafter draft_model   -> vocabulary
+generate hi -m @target --drafter sssd:datastore=@store --tokenizer @tiny.gguf -> tokenizer
+generate hi --tokenizer /missing                        -> /missing
+generate hi --tokenizer @tiny                           -> tokenizer
+generate hi --tokenizer ''                              -> tokenizer
+generate hi --device cuda                               -> device: got 'cuda'
+generate hi --device cuda:7                             -> device: got 'cuda:7'
+generate hi --device mps                                -> device: got 'mps'
+generate hi --device meta                               -> device: got 'meta'
+generate hi --device ''                                 -> device
+generate hi --device gpu                                -> device: got 'gpu'
+generate hi --device cpu:x                              -> device
+generate hi --dtype float8                              -> float8
+generate hi --dtype int8                                -> int8
+generate hi --dtype ''                                  -> dtype
+generate hi --threads 0                                 -> threads: got 0
+generate hi --threads 100000                            -> threads: got 100000
+generate hi --threads two                               -> two
+generate hi --batch-invariant maybe                     -> maybe
+generate hi --file /missing                             -> /missing
+generate hi --file @store                               -> Is a directory
+generate hi --file @prompts.jsonl --output /missing/x   -> /missing
+generate hi --output @store                             -> folder
+generate hi --output ''                                 -> .
+generate --file @tiny.gguf                              -> tiny.gguf, line 1
+generate --file @answers.jsonl                          -> answers.jsonl, line 1
+generate --file /dev/null                               -> got no prompt
+generate hi --lookahead-parallel                        -> torchrun
+generate hi --process-timeout 0                         -> process_timeout
+chat --foo                                              -> Unknown option
+chat hello                                              -> hello
+chat -n 0                                               -> max_new_tokens
+chat --drafter nothing                                  -> nothing
+chat -m @tiny                                           -> template|tokenizer
+chat --ignore-eos                                       -> ignore-eos
+bench --foo                                             -> Unknown option
+bench --drafter nothing                                 -> nothing
+bench --drafter none,none                               -> twice
+bench --drafter ','                                     -> .
+bench --baseline hope                                   -> hope
+bench --baseline transformers:prompt_lookup=0           -> prompt_lookup=0
+bench --baseline none --drafter ''                      -> .
+bench --batch 0                                         -> batch: got 0
+bench --limit -1                                        -> limit: got -1
+bench --every 0                                         -> every: got 0
+bench --repeats 0                                       -> repeats: got 0
+bench --warmup -1                                       -> warmup: got -1
+bench --max-seconds -1                                  -> max_seconds: got -1
+bench --max-seconds nan                                 -> max_seconds: got nan
+bench --cost-scale big                                  -> cost scale
+bench --cost-scale 1x1                                  -> cost
+bench --stop x                                          -> stop
+bench --prompts /missing                                -> /missing
+bench --prompts @store                                  -> directory
+bench --prompts @tiny.gguf                              -> tiny.gguf
+bench --prompts @answers.jsonl                          -> answers.jsonl
+bench --prompts /dev/null                               -> no prompts
+bench --json /missing/x.json                            -> /missing
+bench --json @store                                     -> folder
+bench --json - --markdown -                             -> more than once
+bench --png /dev/full --limit 1 -n 2 --drafter none --baseline none -> No space left
+bench --json /dev/full --limit 1 -n 2 --drafter none --baseline none -> No space left
+bench --drafter specdec_pp -m @target                   -> draft model
+bench -n 100000 --limit 1 --drafter none                -> context
+bench --memory --lookahead-parallel                     -> torchrun
+paper nothing                                           -> nothing
+paper lookahead --batch 0                               -> batch
+paper sssd --datastore /missing                         -> /missing|datastore
+record --out /missing/x/y.jsonl --limit 0 -n 0          -> max_new_tokens
+record --out @store --limit 1 -n 2                      -> store
+record --out @prompts.jsonl --limit 1 -n 2              -> prompts.jsonl
+record --out @answers.jsonl --limit 1 -n 2              -> answers.jsonl
+record --batch 0                                        -> batch: got 0
+record --top 65 --limit 1 -n 2                          -> top: got 65
+record --top -1 --limit 1 -n 2                          -> top: got -1
+record --limit 1 -n 1000000                             -> max_new_tokens: got 1000000
+record --prompts /missing                               -> /missing
+record -m @tiny --limit 1 -n 2                          -> tokenizer
+replay                                                  -> TRACES
+replay /missing                                         -> /missing
+replay @store                                           -> .
+replay @tiny.gguf                                       -> tiny.gguf
+replay @prompts.jsonl                                   -> prompts.jsonl
+replay @answers.jsonl --nodes 0                         -> nodes
+replay @answers.jsonl --nodes x                         -> nodes
+replay @answers.jsonl --nodes ''                        -> nodes
+replay @answers.jsonl --batch 0                         -> batch
+replay @answers.jsonl --limit 0                         -> limit
+replay @answers.jsonl --drafters jacobi                 -> jacobi
+replay @answers.jsonl --drafters lookahead              -> lookahead
+replay @answers.jsonl --drafters draft_model            -> draft_model
+replay @answers.jsonl --drafters nothing                -> nothing
+replay @answers.jsonl --drafters rest                   -> datastore
+replay @answers.jsonl --drafters sssd --datastore /missing -> /missing
+replay @answers.jsonl --fit /missing/x                  -> /missing
+replay @answers.jsonl --fit @store                      -> folder
+replay @answers.jsonl --tokenizer /missing              -> /missing
+replay @answers.jsonl --tokenizer @tiny.gguf --drafters sssd --datastore @store -> tokenizer
+datastore nothing                                       -> nothing
+datastore build                                         -> PATH|INPUT|tokenizer
+datastore build x                                       -> INPUT|tokenizer
+datastore build x @documents.txt                        -> tokenizer
+datastore build x @documents.txt --tokenizer /missing   -> /missing
+datastore build x @documents.txt --tokenizer @store     -> tokenizer
+datastore build x /missing.txt --tokenizer demo         -> /missing.txt
+datastore build x @tiny.gguf --tokenizer demo           -> tiny.gguf
+datastore build x @documents.txt --tokenizer demo --vocab-size 10 -> vocab|below|10
+datastore build x @documents.txt --tokenizer demo --vocab-size -1 -> vocab_size
+datastore build x @documents.txt --tokenizer demo --memory 0 -> memory
+datastore build x @documents.txt --tokenizer demo --memory nan -> memory
+datastore build x @documents.txt --tokenizer demo --workers -1 -> workers
+datastore build x @documents.txt --tokenizer demo --shard-tokens -1 -> shard_tokens
+datastore build x datasets:nothing --tokenizer demo     -> datasets
+datastore build x datasets: --tokenizer demo            -> datasets
+datastore build @documents.txt @documents.txt --tokenizer demo -> documents.txt
+datastore build demo @documents.txt --tokenizer demo    -> demo
+datastore build /proc/x @documents.txt --tokenizer demo -> /proc/x
+datastore build '' @documents.txt --tokenizer demo      -> .
+datastore add /missing @documents.txt --tokenizer demo  -> /missing
+datastore add @store @documents.txt --tokenizer @tiny.gguf -> tokenizer
+datastore info /missing                                 -> /missing
+datastore info @tiny                                    -> tiny
+datastore info @documents.txt                           -> documents.txt
+datastore info ''                                       -> .
+datastore verify /missing                               -> /missing
+datastore verify @tiny                                  -> tiny
+datastore calibrate @store                              -> TRACES|output
+datastore calibrate @store /missing --output x          -> /missing
+datastore calibrate /missing @answers.jsonl --output x  -> /missing
+datastore calibrate @store @answers.jsonl --output /missing/x -> /missing
+head record --batch 0                                   -> batch
+head record --keep 1                                    -> keep
+head record --keep nan                                  -> keep
+head record --mixtures 0                                -> mixtures
+head record --out @documents.txt --limit 1 -n 2         -> documents.txt
+head record -m @target --limit 1 -n 2                   -> draft
+head record --answers /missing                          -> /missing
+head record --answers @prompts.jsonl                    -> prompts.jsonl
+head train                                              -> RECORDINGS|out
+head train /missing --out x                             -> /missing
+head train @store --out y                               -> store
+head train @recording --out @documents.txt              -> documents.txt
+head train @recording --out x --lr 0                    -> lr
+head train @recording --out x --lr nan                  -> lr
+head train @recording --out x --lr 1e30 --epochs 2      -> lr|finite
+head train @recording --out x --depth 9                 -> depth
+head train @recording --out x --epochs 0                -> epochs
+head train @recording --out x --batch 0                 -> batch
+head train @recording --out x --dev 0.9                 -> dev
+head train @recording --out x --weight-decay nan        -> weight_decay
+head evaluate                                           -> HEAD|RECORDINGS
+head evaluate /missing @recording                       -> .
+head evaluate @head /missing                            -> /missing
+head evaluate @head @recording -d @tiny                 -> .
+head calibrate @head /missing                           -> /missing
+head calibrate @head @recording --limit -1              -> limit
+drafters extra                                          -> extra
+cache clear everything                                  -> everything
+verify --drafter nothing                                -> nothing
+verify --batch 0                                        -> batch
+verify --json /missing/x                                -> /missing
+verify --drafter rest:datastore=/missing --limit 1 -n 2 -> /missing
+doctor --model /missing                                 -> /missing
+doctor --model @store                                   -> store
+doctor --threads 0                                      -> threads
+doctor --device cuda --model demo                       -> cuda
+plan                                                    -> MODEL|hardware
+plan demo                                               -> hardware
+plan demo --hardware abacus                             -> abacus
+plan /missing --hardware h100                           -> /missing
+plan @store --hardware h100                             -> store
+plan @head/card.json --hardware h100                    -> card.json
+plan demo --hardware h100 --batch 0                     -> batch
+plan demo --hardware h100 --context -1                  -> context
+plan demo --hardware h100 --weight-bits 0               -> weight_bits
+plan demo --hardware h100 --tensor-parallel 0           -> tensor_parallel
+plan demo --hardware h100 --dtype float7                -> float7
+plan demo --hardware h100 --tokens-per-forward poems    -> poems
+plan demo --hardware h100 --tokens-per-forward @prompts.jsonl -> prompts.jsonl
+plan demo --hardware h100 --json @store                 -> folder
+plan demo --hardware measured --weight-bits 4           -> measured
+demo --output @documents.txt                            -> documents.txt
+demo --output /proc/x                                   -> /proc/x
+demo --threads -1                                       -> threads
+demo --small=maybe                                      -> maybe
+"""
+
+
+def _cases(table: str) -> list[tuple[str, str]]:
+    rows = (line.rpartition("->") for line in table.strip("\n").splitlines())
+    return [(words.strip(), expected.strip()) for words, _, expected in rows]
+
+
+def _words(text: str, yard: Path) -> list[str]:
+    return [word.replace("@", f"{yard}/", 1) for word in shlex.split(text)]
+
+
+@pytest.mark.parametrize(("words", "expected"), _cases(REFUSED))
+def test_refused(words: str, expected: str, yard: Path, tmp_path: Path) -> None:
+    before = listing(yard)
+    ended = run(_words(words, yard), tmp_path)
+    ended.check_refused(expected)
+    assert (listing(yard), listing(tmp_path)) == (before, {})
