@@ -36,9 +36,9 @@ def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
         assert stats.accepted_tokens <= stats.drafted_tokens
 
 
-@pytest.mark.parametrize("name", [name for name in SPECS if name != "none"])
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "none" and "budget=true" not in name])
 def test_drafts_are_accepted(pair: Pair, name: str) -> None:
-    """Otherwise the equalities above would say nothing."""
+    """Otherwise the equalities above would say nothing. With a budget the clock says how many are fed."""
     outs = pair.engine(name).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert sum(out.stats.accepted_tokens for out in outs) > 50
     assert sum(out.stats.drafted_tokens - out.stats.accepted_tokens for out in outs) > 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import cattrs
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from cattrs.v import format_exception
 
 from paceline.common.files import parse_json, write_atomically
@@ -102,6 +103,20 @@ def _describe(error: BaseException, expected: type | None) -> str:
     return "got nothing; expected this field" if isinstance(error, KeyError) else format_exception(error, expected)
 
 
+def _omitted(kind: Any) -> dict[str, Any]:
+    """Options of single requests, which a whole run does not have."""
+    return {field.name: override(omit=True) for field in fields(kind) if field.metadata.get("per_request")}
+
+
+def _of_requests(kind: Any) -> bool:
+    return is_dataclass(kind) and bool(_omitted(kind))
+
+
 _CONVERTER = cattrs.Converter()
+for _register, _make in (
+    (_CONVERTER.register_structure_hook_factory, make_dict_structure_fn),
+    (_CONVERTER.register_unstructure_hook_factory, make_dict_unstructure_fn),
+):
+    _register(_of_requests, lambda kind, make=_make: make(kind, _CONVERTER, **_omitted(kind)))
 for _plain in (bool, int, float, str):
     _CONVERTER.register_structure_hook(_plain, _exactly)

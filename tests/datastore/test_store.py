@@ -180,7 +180,7 @@ def test_bad_documents_are_refused_and_the_old_store_stays(tmp_path: Path, docum
 )
 def test_arguments_out_of_range(tmp_path: Path, option: str, value: int) -> None:
     arguments: Any = {"vocab_size": 10, option: value}
-    with pytest.raises(ConfigError, match=f"{option}={value}"):
+    with pytest.raises(ConfigError, match=f"{option}(=|: got ){value}"):
         datastore.build(tmp_path / "s", [[1]], **arguments)
     assert not (tmp_path / "s").exists()
 
