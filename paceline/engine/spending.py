@@ -88,7 +88,8 @@ class Spending:
         if sequences not in self._paces:
             self._paces[sequences] = _Pace(self._pace)
         self._pace = self._paces[sequences]
-        seconds = by_curve.copy()
+        # A prompt is fed anyway: its drafts are to be worth what they add, beside a step of plain decoding.
+        seconds = self._seconds(sequences, 1, 0)[0] + by_curve - by_curve[0]
         seconds[1:] *= _MARGIN * self._pace.factor
         floor = max((part.width for part in parts if part.flat is None), default=0)
         own = width = 0  # of the trees that may be cut: if there were no others, and as it is

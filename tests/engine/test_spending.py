@@ -136,6 +136,13 @@ def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
     assert 0 < sum(later) < 200
 
 
+def test_a_prompt_does_not_make_its_drafts_cheap() -> None:
+    """A row costs what a step does, whether it stands beside one row or beside 500."""
+    for pending in (1, 500):
+        assert not len(Alone(DEAR).cut([DraftTree([5], [-1], None, [0.6])], 1, pending)[0])
+        assert len(Alone(CHEAP).cut([DraftTree([5], [-1], None, [0.6])], 1, pending)[0])
+
+
 def test_drawn_trees_and_trees_without_confidence_are_not_cut() -> None:
     chain = DraftTree.chain([1, 2, 3])
     assert Alone(DEAR).cut([chain], 1, 1) == [chain]
