@@ -78,8 +78,10 @@ def test_one_width_for_the_batch_has_the_most_tokens_per_second(curve: CostCurve
     cut = Alone(curve).cut(trees, len(trees), pending)
 
     def speed(width: int) -> float:
-        rows = np.array([len(trees) * (pending + min(width, max(map(len, trees))))])
-        return float(sum(expected_tokens(tree, width) for tree in trees) / curve.of(rows)[0])
+        """Beside a step of plain decoding; a prompt that is fed has its own price."""
+        fed = min(width, max(map(len, trees)))
+        plain, prompt, both = curve.of(len(trees) * np.array([1, pending, pending + fed]))
+        return float(sum(expected_tokens(tree, width) for tree in trees) / (plain + both - prompt))
 
     width = max(map(len, cut))
     assert speed(width) == pytest.approx(max(map(speed, range(21))), rel=1e-9)
