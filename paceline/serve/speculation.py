@@ -77,7 +77,7 @@ def _check(name: str, options: dict[str, str]) -> None:
     types = {field.name: str(field.type) for field in fields(entry(name).options())}
     for option, value in options.items():
         if option not in types:
-            raise ConfigError(f"speculation: {name} has no option {option!r}.{did_you_mean(option, types)}")
+            raise ConfigError(f"speculation: got option {option!r} of {name}.{did_you_mean(option, types)}")
         if "str" in types[option] and option not in _WORDS and not _is_number(value):
             raise ConfigError(
                 f"speculation: got {option}, which may name a file; expected none from a client. Start the server with"

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from paceline import LLM
+from paceline import LLM, demo
+from tests.serve import standin  # noqa: F401
 from tests.support.serving import Served, served
+from tests.support.shared import Pair
 
 
 @pytest.fixture(scope="session")
 def llm() -> LLM:
-    return LLM("demo", "prompt_lookup", dtype="float32", max_batch=8)
+    return LLM(demo.TARGET, "prompt_lookup", draft_model=demo.DRAFT, dtype="float32", max_batch=8)
+
+
+@pytest.fixture(scope="session")
+def tiny(pair: Pair, tokenizer: Any) -> LLM:
+    """A model with random weights that is fast, for what is not about texts."""
+    return LLM(pair.target, "prompt_lookup:budget=false", draft_model=pair.draft, tokenizer=tokenizer, max_batch=16)
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,11 @@ COMPLETION = {"prompt": "x", "max_tokens": 2}
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 BAD_BODIES = [
     b"", b"{", b"[]", b'"x"', b"null", b'{"prompt": "\xff\xfe"}', b'{"prompt": "\\ud800"}', b"[" * 100_000,
-    b'{"prompt": "x", "temperature": NaN}', b'{"prompt": "x", "temperature": 1e999}', b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
-    b'{"prompt": "x", "\\ud800": 1, "model": "\\ud800"}', b'{"prompt": "x", "stop": "\\udfff"}',
+    b'{"prompt": "x", "temperature": NaN}', b'{"prompt": "x", "temperature": 1e999}',
+    b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "x", "\\ud800": 1, "stop": "\\udfff"}', b'{"prompt": "x", "speculation": "\\ud800"}',
 ]  # fmt: skip
-BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": None}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"),
     ({"prompt": {}}, "prompt"), ({"prompt": ["x", 1]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": [10**9]}, "prompt"),
     ({"prompt": [10**30]}, "prompt"), ({"prompt": [True]}, "prompt"), ({"prompt": "x " * 3000}, "prompt"),
@@ -26,10 +27,14 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"n": -3}, "n"), ({"n": 10**6}, "n"), ({"n": 129}, "n"), ({"n": 2, "temperature": 0}, "n"), ({"seed": 2**64}, "seed"),
     ({"seed": "x"}, "seed"), ({"stop": [""]}, "stop"), ({"stop": 5}, "stop"), ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"), ({"repetition_penalty": 0}, "repetition_penalty"),
-    ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": {"1": 101}}, "logit_bias"), ({"logit_bias": {"99999999": 1}}, "logit_bias"),
-    ({"logit_bias": [1]}, "logit_bias"), ({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"), ({"logprobs": True}, "logprobs"),
-    ({"logprobs": 1, "echo": True}, "logprobs"), ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"), ({"stream": "yes"}, "stream"),
-    ({"stop_token_ids": [-1]}, "stop_token_ids"), ({"stop_token_ids": [10**7]}, "stop_token_ids"), ({"bad_words": [""]}, "bad_words"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"), ({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1, "echo": True}, "logprobs"), ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"),
+    ({"stream": "yes"}, "stream"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"), ({"stop_token_ids": [10**7]}, "stop_token_ids"),
+    ({"bad_words": [""]}, "bad_words"),
     ({"min_tokens": 5}, "min_tokens"), ({"ignore_eos": 1}, "ignore_eos"), ({"speculation": "no_such"}, "speculation"),
     ({"speculation": "os:system"}, "speculation"), ({"speculation": ""}, "speculation"), ({"speculation": 7}, "speculation"),
     ({"speculation": {"drafter": "prompt_lookup", "lenght": 3}}, "speculation"),
@@ -40,8 +45,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no such"}}}}, None),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/nowhere"}}}}, None),
 ]  # fmt: skip
-BAD_CHATS: list[tuple[dict[str, Any], str]] = [
-    ({"messages": []}, "messages"), ({"messages": "x"}, "messages"), ({"messages": [{}]}, "messages"), ({"messages": [5]}, "messages"),
+BAD_CHATS: list[tuple[dict[str, Any], str | None]] = [
+    ({"messages": []}, "messages"), ({"messages": "x"}, "messages"), ({"messages": [{}]}, "messages"),
+    ({"messages": [5]}, "messages"),
     ({"messages": [{"role": 1, "content": "x"}]}, "messages"), ({"messages": [{"role": "user", "content": 5}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"), ({"top_logprobs": 3}, "top_logprobs"),
@@ -55,7 +61,7 @@ def check(found: Any, status: int = 400, param: str | None = None) -> None:
     error = found.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert "got" in error["message"]
-    assert "expected" in error["message"]
+    assert "expected" in error["message"].lower()
     if param is not None:
         assert error["param"] == param, error
         assert param in error["message"]
@@ -63,7 +69,7 @@ def check(found: Any, status: int = 400, param: str | None = None) -> None:
 
 @pytest.mark.parametrize("body", BAD_BODIES, ids=lambda body: str(body[:24]))
 def test_bodies_that_are_none(server: Served, body: bytes) -> None:
-    check(server.post("/v1/completions", body, headers=HEADERS | {"content-type": "application/json"}))
+    check(server.post("/v1/completions", body, headers=HEADERS))
 
 
 @pytest.mark.parametrize(("change", "param"), BAD_COMPLETIONS, ids=str)
@@ -73,7 +79,7 @@ def test_bad_completions(server: Served, change: dict[str, Any], param: str | No
 
 
 @pytest.mark.parametrize(("change", "param"), BAD_CHATS, ids=ascii)
-def test_bad_chats(server: Served, change: dict[str, Any], param: str) -> None:
+def test_bad_chats(server: Served, change: dict[str, Any], param: str | None) -> None:
     check(server.post("/v1/chat/completions", CHAT | change, headers=HEADERS), 400, param)
 
 
@@ -87,10 +93,10 @@ def test_unknown_models_paths_and_methods(server: Served) -> None:
 def test_bodies_that_are_too_large(server: Served) -> None:
     """By what they say they are, and by what comes where they do not."""
     large = b'{"prompt": "' + b"x" * (3 << 20) + b'"}'
-    headers = HEADERS | {"content-type": "application/json"}
+    headers = HEADERS
     check(server.post("/v1/completions", large, headers=headers), 413)
     pieces = (large[start : start + 65536] for start in range(0, len(large), 65536))
-    check(server.post("/v1/completions", {}, json=None, content=pieces, headers=headers), 413)
+    check(server.post("/v1/completions", {}, content=pieces, headers=headers), 413)
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer x"}, {"authorization": KEY}, {"authorization": "Bearer \xff"}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -41,8 +42,10 @@ class Served:
 
     def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
         """The answer to JSON, or to bytes as they are."""
-        given = {"content": body, "headers": {"content-type": "application/json"}} if isinstance(body, bytes) else {"json": body}
-        return httpx2.post(self.url + path, timeout=_SECONDS, **given | options)
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        given = {"content": content, "headers": {}, **options}
+        given["headers"] = {"content-type": "application/json", **given["headers"]}
+        return httpx2.post(self.url + path, timeout=_SECONDS, **given)
 
     def get(self, path: str) -> httpx2.Response:
         return httpx2.get(self.url + path, timeout=_SECONDS)
