@@ -142,6 +142,13 @@ class Model(BaseModel):
     max_model_len: int
 
 
+class Health(BaseModel):
+    """Whether requests are taken, and how many answers are open."""
+
+    status: Literal["ok", "draining"]
+    open: int
+
+
 class ModelList(BaseModel):
     """All names under which the model is served."""
 
