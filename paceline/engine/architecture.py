@@ -30,6 +30,7 @@ class Architecture:
         float_masks: masks are added to the scores (eager) instead of selecting (sdpa).
         tree_attention: masked forwards may use our attention by SDPA.
         by_position: every forward uses our attention by position.
+        position_bytes: about what keys and values of one token take in all layers; 0 = the configuration does not say.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Architecture:
     tree_attention: bool
     by_position: bool
     dtype: torch.dtype
+    position_bytes: int
 
     @property
     def takes_trees(self) -> bool:
@@ -99,6 +101,7 @@ class Architecture:
             tree_attention=takes_tree_attention(model) and not alibi,
             by_position=by_position,
             dtype=model.dtype,
+            position_bytes=_position_bytes(config, model.dtype),
         )
 
     def attention_mask(self, layout: Layout, visible: int, device: torch.device) -> Tensor | dict[str, Tensor] | None:
@@ -122,6 +125,16 @@ class Architecture:
         if self.float_masks:
             mask = torch.zeros(mask.shape, dtype=self.dtype, device=device).masked_fill_(~mask, torch.finfo(self.dtype).min)
         return mask
+
+
+def _position_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    queries = getattr(config, "num_attention_heads", None)
+    heads = getattr(config, "num_key_value_heads", None) or queries
+    hidden, dim = getattr(config, "hidden_size", None), getattr(config, "head_dim", None)
+    if dim is None and isinstance(hidden, int) and isinstance(queries, int):
+        dim = hidden // queries
+    known = isinstance(heads, int) and isinstance(dim, int)
+    return 2 * config.num_hidden_layers * heads * dim * dtype.itemsize if known else 0
 
 
 def _uses_alibi(config: PretrainedConfig) -> bool:
