@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.engine.attention import BY_POSITION, takes_tree_attention, why_not_by_position
 from paceline.engine.layout import Layout
+from paceline.engine.quantisation import dynamic_activations
 from paceline.errors import ConfigError, UnsupportedModelError
 
 _MASKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -147,12 +148,12 @@ def _refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: 
         raise UnsupportedModelError(f"got {name}, an encoder-decoder; expected a decoder-only language model.")
     if not model.can_generate():
         raise UnsupportedModelError(f"{name} has no language-model head; load it with AutoModelForCausalLM.")
-    dynamic = next((one for one in model.modules() if "quantized.dynamic" in type(one).__module__), None)
+    dynamic = dynamic_activations(model)
     if dynamic is not None:
         raise UnsupportedModelError(
-            f"{name} quantises its activations while it runs ({type(dynamic).__module__}): a token's logits then depend on how"
-            " many others are in the forward, and drafts would change answers; expected weights quantised alone, as in GGUF"
-            " files. Load the model without dynamic quantisation."
+            f"{name} quantises its activations while it runs ({dynamic}): a token's logits can then depend on what else is in the"
+            " forward, and drafts would change answers; expected weights quantised alone, as in GGUF files or with 4 bits of"
+            " bitsandbytes. Load the model without dynamic quantisation."
         )
     if getattr(config, "index_topk", None) is not None:
         raise UnsupportedModelError(
