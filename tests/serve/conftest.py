@@ -9,7 +9,6 @@ import pytest
 from openai import OpenAI
 
 from paceline import LLM, demo
-from tests.serve import standin  # noqa: F401
 from tests.support.serving import Served, served
 from tests.support.shared import Pair
 

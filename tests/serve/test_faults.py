@@ -16,9 +16,10 @@ import httpx2
 import pytest
 from openai import APIConnectionError, APIError, APITimeoutError, InternalServerError, OpenAI, RateLimitError
 
-from paceline import LLM
+from paceline import LLM, ScriptedDrafter
 from tests.support.commands import start_command
 from tests.support.serving import KEY, Served, served
+from tests.support.shared import Pair
 
 LONG: dict[str, Any] = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 100, "temperature": 0}
 ENDLESS = {"extra_body": {"ignore_eos": True, "speculation": False}}
@@ -78,6 +79,25 @@ def test_a_slow_reader_holds_up_nobody(server: Served, client: OpenAI) -> None:
         while more := connection.recv(1 << 16):
             read += more
     assert b"data: [DONE]" in read
+
+
+def test_a_drafter_that_fails(pair: Pair, tokenizer: Any) -> None:
+    """Its requests go on plain, and are counted; those of others are untouched."""
+
+    def fail(seqs: Any, max_nodes: Any) -> Any:
+        raise RuntimeError("no idea")
+
+    llm = LLM(pair.target, ScriptedDrafter(fail), tokenizer=tokenizer, on_drafter_error="plain")
+    with served(llm) as one, one.client() as client:
+        found = [
+            client.completions.create(
+                model="demo", prompt=pair.prompts[0], max_tokens=12, temperature=0, extra_body={"speculation": asked}
+            )
+            for asked in (None, False)
+        ]
+        assert found[0].choices[0].text == found[1].choices[0].text
+        assert 'paceline:drafter_failures_total{model_name="demo"} 1.0' in one.get("/metrics").text
+        assert one.left_over() == 0
 
 
 def test_time_is_limited(tiny: LLM) -> None:
