@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import OpenAI
 
 from paceline import LLM, demo
 from tests.support.serving import Served, served
@@ -32,6 +31,6 @@ def server(llm: LLM) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[OpenAI]:
+def client(server: Served) -> Iterator[Any]:
     with server.client() as one:
         yield one
