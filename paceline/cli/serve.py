@@ -123,9 +123,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
+        reason = str(error.strerror or error).partition(" (")[0]
         raise ConfigError(
-            f"serve: got {host} port {port}: {error.strerror or error}; expected a free address of this machine. Choose another"
-            " --port or --host."
+            f"serve: got {host} port {port}: {reason}; expected a free address of this machine. Choose another --port or --host."
         ) from error
 
 
