@@ -33,6 +33,7 @@ def write_png(result: ServingResult, path: str | Path) -> None:
                 draw(
                     axes[row][column], context, mine, {"name": drafter, "color": colour, "marker": MARKERS[number % len(MARKERS)]}
                 )
+            axes[row][column].set_ylim(bottom=0)  # when all is drawn: it fixes the other end
             if row == 0:
                 axes[row][column].legend(frameon=False, fontsize=8, labelcolor=INK)
     save(figure, path, setting_parts(result), int(width * _TITLE / 2))
@@ -51,7 +52,6 @@ def _draw_throughput(axes: Any, context: str, figures: list[Figures], style: dic
     line(axes, [one.load.level for one in closed], [one.throughput for one in closed], **style)
     axes.set_xscale("log", base=2)
     axes.set_xticks([one.load.level for one in closed], [f"{one.load.level:g}" for one in closed])
-    axes.set_ylim(bottom=0)
     label(axes, "throughput", "users", "tokens/s", "both")
 
 
@@ -60,5 +60,4 @@ def _draw_arrivals(axes: Any, context: str, figures: list[Figures], style: dict[
     places = [one.load.level for one in random]
     line(axes, places, [one.end_p50 for one in random], **style)
     line(axes, places, [one.end_p99 for one in random], **style, style="--")
-    axes.set_ylim(bottom=0)
     label(axes, "random arrivals; dashed: p99", "rate, as a share of plain capacity", "seconds to the whole answer", "both")
