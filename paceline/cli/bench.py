@@ -16,7 +16,7 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.options import ParallelOptions, flattened, split_specs, with_store, without
 from paceline.cli.parallel import joined_ranks
 from paceline.cli.show import INTERRUPTED
-from paceline.common.options import ModelOptions
+from paceline.common.options import ModelOptions, PromptOptions, flat
 from paceline.drafters import REGISTRY, available
 from paceline.errors import ConfigError
 
@@ -50,6 +50,8 @@ def bench(
     """
     if serve:
         return _serve(config, drafters, load, files)
+    if load != LoadOptions():
+        raise ConfigError("bench: got options of a load without --serve; expected it beside them. Add --serve.")
     with joined_ranks(parallel, config.models.device) as ranks:
         has_draft = config.models.draft_model is not None or _embedded(config.models)
         config = replace(
@@ -66,6 +68,11 @@ def _serve(config: BenchConfig, drafters: list[str] | None, load: LoadOptions, f
     """Run the load bench, print its table and write the files asked for."""
     from paceline.bench.serving import markdown, print_table, run_serving, write_json, write_png
 
+    taken = {"max_new_tokens", "max_nodes", "repeats", "drafters", *flat(ModelOptions()), *flat(PromptOptions())}
+    plain = flat(BenchConfig())
+    if others := [name for name, value in flat(config).items() if name not in taken and value != plain[name]]:
+        names = ", ".join("--" + name.replace("_", "-") for name in others)
+        raise ConfigError(f"bench: got {names} with --serve, which has no such options; expected none. Leave them out.")
     result = run_serving(
         ServingConfig(
             config.models, config.selection, chosen_drafters(drafters, config.models), load, config.sampling.max_new_tokens,

@@ -6,11 +6,15 @@ import asyncio
 import random
 import time
 from collections import deque
+from collections.abc import Coroutine
 from collections.abc import Sequence as ListLike
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from paceline.bench.serving.transports import Request, Transport
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -27,6 +31,21 @@ class Reply:
     times: list[float] = field(default_factory=list)
     content: tuple[int, ...] | str | None = None
     tokens: int = 0
+
+
+def waited(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns, in an event loop of its own.
+
+    Raises:
+        the first error of any task of it.
+    """
+    try:
+        return asyncio.run(work)
+    except BaseExceptionGroup as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from errors
 
 
 async def ask(transport: Transport, request: Request, most_pieces: int | None = None) -> Reply:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence as ListLike
 
 from paceline.bench.memory import resident
-from paceline.bench.serving.clients import Reply, ask
+from paceline.bench.serving.clients import Reply, ask, waited
 from paceline.bench.serving.prompts import grown
 from paceline.bench.serving.result import Intrusion, SecondTurn, Soak
 from paceline.bench.serving.settings import PLAIN, ServingConfig
@@ -36,17 +36,17 @@ def second_turn(config: ServingConfig, prompts: ListLike[Prompt], llm: LLM) -> S
         llm.model.model, PLAIN, tokenizer=llm.tokenizer, max_batch=2, keep_prefixes=_TIMES,
         batch_invariant=config.models.invariance,
     )  # fmt: skip
-    transport, before = Direct(keeping, config.max_nodes), config.load.turn
+    transport, before = Direct(keeping), config.load.turn
     room = llm.max_length - 4 * _TURN_TOKENS
     reused, afresh = [], []
     for number in range(_TIMES):
         place = number % len(prompts)
         one, other = (grown(prompts, place, before, llm.tokenizer, room, 2 * number + side) for side in (0, 1))
-        said = asyncio.run(ask(transport, Request("", one, PLAIN, _TURN_TOKENS)))
+        said = waited(ask(transport, Request("", one, _TURN_TOKENS, PLAIN)))
         assert isinstance(said.content, tuple)
         more = [*said.content, *grown(prompts, place, None, llm.tokenizer, _TURN_TOKENS)]
-        reused.append(_first(asyncio.run(ask(transport, Request("", [*one, *more], PLAIN, 2)))))
-        afresh.append(_first(asyncio.run(ask(transport, Request("", [*other, *more], PLAIN, 2)))))
+        reused.append(_first(waited(ask(transport, Request("", [*one, *more], 2, PLAIN)))))
+        afresh.append(_first(waited(ask(transport, Request("", [*other, *more], 2, PLAIN)))))
     return SecondTurn(before, tuple(reused), tuple(afresh))
 
 
@@ -61,13 +61,13 @@ def intrusion(transport: Transport, config: ServingConfig, prompts: ListLike[Pro
     length = min(_STREAM_TOKENS, llm.max_length - len(short))
     if length < 2:
         raise CapacityError(f"bench: got a context of {llm.max_length} tokens; expected room for a stream. Leave intruders out.")
-    stream = Request("", short, PLAIN, length)
+    stream = Request("", short, length, PLAIN)
     long = [
-        Request("", grown(prompts, place % len(prompts), config.load.intruders, llm.tokenizer, room, place), PLAIN, 2)
+        Request("", grown(prompts, place % len(prompts), config.load.intruders, llm.tokenizer, room, place), 2, PLAIN)
         for place in range(len(prompts))
     ]
-    alone = asyncio.run(ask(transport, stream))
-    beside = asyncio.run(_disturbed(transport, stream, long))
+    alone = waited(ask(transport, stream))
+    beside = waited(_disturbed(transport, stream, long))
     return Intrusion(config.load.intruders, _gaps(alone), _gaps(beside))
 
 
@@ -89,7 +89,7 @@ async def _disturbed(transport: Transport, stream: Request, long: ListLike[Reque
 
 def soak(transport: Transport, requests: ListLike[Request], users: int, minutes: float, llm: LLM) -> Soak:
     """Let users ask at random, some of whom leave early, and look at the memory of this process."""
-    return asyncio.run(_soak(transport, requests, users, 60 * minutes, llm))
+    return waited(_soak(transport, requests, users, 60 * minutes, llm))
 
 
 async def _soak(transport: Transport, requests: ListLike[Request], users: int, seconds: float, llm: LLM) -> Soak:

@@ -124,7 +124,16 @@ def notes(result: ServingResult) -> list[str]:
             f" {soak.left_open} held by the engine at the end; memory from {min(sizes):.0f} to {max(sizes):.0f} MB, last quarter"
             f" over second {soak.growth:.3f}."
         )
-    return [*found, *_differing(result.figures())]
+    return [*found, *_repeating(result), *_differing(result.figures())]
+
+
+def _repeating(result: ServingResult) -> list[str]:
+    """That a load was longer than the list of prompts, by which drafters that remember gain."""
+    most = max((len(cell.answers) for cell in result.cells), default=0)
+    prompts = max((len({one.prompt for one in cell.answers}) for cell in result.cells), default=0)
+    return [f"A load has up to {most} requests of {prompts} prompts: drafters that remember answers gain by it."] * (
+        most > prompts
+    )
 
 
 def _differing(figures: list[Figures]) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import gc
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from functools import partial
 from typing import Any
@@ -19,14 +18,14 @@ from rich.progress import Progress
 from paceline import demo
 from paceline.bench.environment import load_average, look_around, peak_memory
 from paceline.bench.models import torch_threads
-from paceline.bench.serving.clients import Reply, ask, closed_loop, open_loop, poisson
+from paceline.bench.serving.clients import Reply, ask, closed_loop, open_loop, poisson, waited
 from paceline.bench.serving.measures import intrusion, second_turn, soak
 from paceline.bench.serving.prompts import prompts_of
 from paceline.bench.serving.result import Answer, Cell, Load, ServingResult
 from paceline.bench.serving.settings import PLAIN, ServingConfig
 from paceline.bench.serving.transports import Request, Transport, transport_to
 from paceline.common.config import parse_spec
-from paceline.drafters import entry
+from paceline.drafters import Maker, entry
 from paceline.engine.metrics import Timing
 from paceline.errors import CapacityError
 from paceline.llm import LLM
@@ -57,7 +56,7 @@ class _Bench:
         selection = config.selection
         self._prompts = prompts or load_prompts(selection.prompts, selection.limit, selection.every)
         self._users = max(config.load.user_counts)
-        self._llm = _engine(config, self._users)
+        self._llm, self._make = _engine(config, self._users)
         self._room = self._llm.max_length - config.max_new_tokens
         if self._room < _LEAST_ROOM:
             raise CapacityError(
@@ -97,7 +96,7 @@ class _Bench:
             found["intrusion"] = partial(intrusion, transport, self._config, self._prompts, self._llm)
         if load.soak:
             requests = [
-                Request(name, ids, drafter, length)
+                Request(name, ids, length, drafter)
                 for asked in self._asked.values()
                 for name, ids in asked
                 for drafter in self._config.drafters
@@ -132,7 +131,8 @@ class _Bench:
     def _warm_up(self, transport: Transport) -> None:
         name, ids = next(iter(self._asked.values()))[0]
         for drafter in self._config.drafters:
-            asyncio.run(ask(transport, Request(name, ids, drafter, _WARMUP_TOKENS)))
+            self._llm.change_drafter(self._make(drafter))
+            waited(ask(transport, Request(name, ids, _WARMUP_TOKENS, None)))
 
     def _round(self, transport: Transport, load: Load, count: int, show: Callable[[str], None]) -> None:
         """One load under every drafter, repeated; the drafters take turns at being the first."""
@@ -149,24 +149,24 @@ class _Bench:
 
     def _cell(self, transport: Transport, load: Load, drafter: str, repeat: int, count: int) -> Cell:
         asked = self._asked[load.context]
-        requests = [Request(*asked[place % len(asked)], drafter, self._config.max_new_tokens) for place in range(count)]
-        work: Callable[[], Awaitable[list[Reply]]]
+        requests = [Request(*asked[place % len(asked)], self._config.max_new_tokens, None) for place in range(count)]
         if load.kind == "closed":
-            work = partial(closed_loop, transport, requests, int(load.level))
+            work = closed_loop(transport, requests, int(load.level))
         else:
-            work = partial(open_loop, transport, requests, poisson(load.rate, count, _SEED + repeat))
+            work = open_loop(transport, requests, poisson(load.rate, count, _SEED + repeat))
+        self._llm.change_drafter(self._make(drafter))  # a new one: it knows none of the answers
         gc.collect()
         before, cpu, start = self._llm.timing, time.process_time(), time.perf_counter()
-        replies = asyncio.run(_run(work))
+        replies = waited(work)
         seconds, cpu = max(reply.times[-1] for reply in replies) - start, time.process_time() - cpu
         timing: Timing | None = self._llm.timing - before if self._llm.model.device.type == "cpu" else None
-        return Cell(load, drafter, repeat, seconds, cpu, timing, tuple(self._answer(load, reply) for reply in replies))
+        return Cell(load, drafter, repeat, seconds, cpu, timing, tuple(self._answer(load, drafter, reply) for reply in replies))
 
-    def _answer(self, load: Load, reply: Reply) -> Answer:
+    def _answer(self, load: Load, drafter: str, reply: Reply) -> Answer:
         request, times = reply.request, reply.times
         key = (load.context, request.prompt)
         known = key in self._said
-        if not known and request.drafter == PLAIN:
+        if not known and drafter == PLAIN:
             self._said[key] = reply.content
         gaps = tuple(round(after - before, 6) for before, after in itertools.pairwise(times))
         return Answer(
@@ -180,19 +180,16 @@ class _Bench:
         return max(len(cell.answers) / cell.seconds for cell in plain if cell.load.kind == "closed")
 
 
-async def _run(work: Callable[[], Awaitable[list[Reply]]]) -> list[Reply]:
-    return await work()
-
-
-def _engine(config: ServingConfig, users: int) -> LLM:
-    """The engine of all loads, which does not draft unless a request says so."""
+def _engine(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
+    """The engine of all loads, and what makes its drafters."""
     asked = config.models
     wanted = demo.draft_name(asked.model, asked.draft_model)
     found = [entry(parse_spec(spec)[0]) for spec in config.drafters]
     named = asked.draft_model is not None
     takes = any(one.needs_draft_model or (named and one.takes_draft_model) for one in found)
     draft = demo.draft_of(wanted) if takes and wanted is not None else None
-    return LLM(
+    llm = LLM(
         demo.target_of(asked.model), PLAIN, draft, dtype=asked.dtype, device=asked.device, max_batch=users,
         max_nodes=config.max_nodes, batch_invariant=asked.invariance,
     )  # fmt: skip
+    return llm, Maker(draft, asked.dtype, str(llm.model.device))

@@ -21,12 +21,12 @@ _SECONDS = 60.0  # a server that has not come up or gone down by then never will
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks. `length`: most tokens of the answer."""
+    """What a client asks. `length`: most tokens of the answer. `drafter`: None = the engine's own."""
 
     prompt: str
     token_ids: list[int]
-    drafter: str
     length: int
+    drafter: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Transport(Protocol):
 class Direct:
     """`LLM.astream`."""
 
-    def __init__(self, llm: LLM, max_nodes: int) -> None:
-        self._llm, self._max_nodes = llm, max_nodes
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
 
     async def pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
         """The steps of the engine."""
-        params = SamplingParams(request.length, speculation=request.drafter, max_nodes=self._max_nodes)
+        params = SamplingParams(request.length, speculation=request.drafter)
         async with aclosing(self._llm.astream(request.token_ids, params)) as chunks:
             async for chunk in chunks:
                 yield Piece(tuple(chunk.token_ids), len(chunk.token_ids))
@@ -73,7 +73,7 @@ class Http:
         body = {
             "prompt": request.token_ids, "max_tokens": request.length, "temperature": 0, "stream": True,
             "stream_options": {"include_usage": True},
-            "speculation": False if request.drafter == PLAIN else request.drafter,
+            "speculation": False if request.drafter == PLAIN else request.drafter,  # null: the engine's own
         }  # fmt: skip
         async with self._posted(json.dumps(body).encode()) as reader:
             while line := await reader.readline():
@@ -108,7 +108,7 @@ class Http:
 def transport_to(llm: LLM, config: ServingConfig, most_users: int) -> Iterator[Transport]:
     """The way of asking that `config` names, open as long as the block lasts."""
     if config.load.transport == "direct":
-        yield Direct(llm, config.max_nodes)
+        yield Direct(llm)
         return
     with _server(llm, config, most_users) as port:
         yield Http(port)
