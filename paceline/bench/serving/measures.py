@@ -13,7 +13,8 @@ from paceline.bench.serving.clients import Reply, ask, waited
 from paceline.bench.serving.prompts import grown
 from paceline.bench.serving.result import Intrusion, SecondTurn, Soak
 from paceline.bench.serving.settings import PLAIN, ServingConfig
-from paceline.bench.serving.transports import Direct, Request, Transport
+from paceline.bench.serving.transports import Request, Transport
+from paceline.engine.sequence import SamplingParams
 from paceline.errors import CapacityError
 from paceline.llm import LLM
 from paceline.report.prompts import Prompt
@@ -36,18 +37,32 @@ def second_turn(config: ServingConfig, prompts: ListLike[Prompt], llm: LLM) -> S
         llm.model.model, PLAIN, tokenizer=llm.tokenizer, max_batch=2, keep_prefixes=_TIMES,
         batch_invariant=config.models.invariance,
     )  # fmt: skip
-    transport, before = Direct(keeping), config.load.turn
-    room = llm.max_length - 4 * _TURN_TOKENS
+    before, room = config.load.turn, llm.max_length - 4 * _TURN_TOKENS
     reused, afresh = [], []
     for number in range(_TIMES):
         place = number % len(prompts)
-        one, other = (grown(prompts, place, before, llm.tokenizer, room, 2 * number + side) for side in (0, 1))
-        said = waited(ask(transport, Request("", one, _TURN_TOKENS, PLAIN)))
-        assert isinstance(said.content, tuple)
-        more = [*said.content, *grown(prompts, place, None, llm.tokenizer, _TURN_TOKENS)]
-        reused.append(_first(waited(ask(transport, Request("", [*one, *more], 2, PLAIN)))))
-        afresh.append(_first(waited(ask(transport, Request("", [*other, *more], 2, PLAIN)))))
-    return SecondTurn(before, tuple(reused), tuple(afresh))
+        whole = grown(prompts, place, before, llm.tokenizer, room)
+        one, other = (_turned(whole, (2 * number + side + 1) * before // (2 * _TIMES + 2)) for side in (0, 1))
+        said = keeping.generate([one], SamplingParams(_TURN_TOKENS))[0].token_ids
+        more = [*said, *grown(prompts, place, None, llm.tokenizer, _TURN_TOKENS)]
+        reused.append(_first_token(keeping, [*one, *more]))
+        afresh.append(_first_token(keeping, [*other, *more]))
+    return SecondTurn(before, *(tuple(values) for pairs in (reused, afresh) for values in zip(*pairs, strict=True)))
+
+
+def _turned(ids: list[int], by: int) -> list[int]:
+    """The same tokens, beginning elsewhere: a text that no other begins like."""
+    return ids[by:] + ids[:by]
+
+
+def _first_token(llm: LLM, ids: list[int]) -> tuple[float, int]:
+    """Seconds to the first token, and how many tokens of the prompt were in the cache."""
+    start = time.perf_counter()
+    chunks = llm.stream(ids, SamplingParams(2, ignore_eos=True))
+    next(chunks)
+    seconds = time.perf_counter() - start
+    (completion,) = (chunk.completion for chunk in chunks if chunk.completion is not None)
+    return seconds, completion.stats.cached_tokens
 
 
 def intrusion(transport: Transport, config: ServingConfig, prompts: ListLike[Prompt], llm: LLM) -> Intrusion:
@@ -118,10 +133,6 @@ async def _soak(transport: Transport, requests: ListLike[Request], users: int, s
             break
         await asyncio.sleep(0.1)
     return Soak(tuple(sizes), counts[0], counts[1], llm.model.open_sequences)
-
-
-def _first(reply: Reply) -> float:
-    return reply.times[0] - reply.began
 
 
 def _gaps(reply: Reply) -> tuple[float, ...]:

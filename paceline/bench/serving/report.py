@@ -108,7 +108,8 @@ def notes(result: ServingResult) -> list[str]:
         one = result.turn
         found.append(
             f"Second turn of a chat, {one.before} tokens before it: first token after {_ms(one.reused, 0.5)} with the first"
-            f" turn's cache, {_ms(one.afresh, 0.5)} without (medians of {len(one.reused)}): {one.ratio:.1f} times sooner."
+            f" turn's cache ({min(one.reused_tokens)} tokens of it), {_ms(one.afresh, 0.5)} without ({max(one.afresh_tokens)}):"
+            f" {one.ratio:.1f} times sooner (medians of {len(one.reused)})."
         )
     if result.intrusion is not None:
         gaps = result.intrusion

@@ -116,11 +116,14 @@ class SecondTurn:
 
     Attributes:
         before: tokens before the turn's own text.
+        reused, afresh: seconds; reused_tokens, afresh_tokens: how many tokens of the prompt were in the cache.
     """
 
     before: int
     reused: tuple[float, ...]
+    reused_tokens: tuple[int, ...]
     afresh: tuple[float, ...]
+    afresh_tokens: tuple[int, ...]
 
     @property
     def ratio(self) -> float:
