@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Annotated[str, Field(json_schema_extra={"enum": ["stop", "length"]})]
 
 
 class PromptDetails(BaseModel):

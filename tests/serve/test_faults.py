@@ -16,9 +16,10 @@ import httpx2
 import pytest
 from openai import APIConnectionError, APIError, APITimeoutError, InternalServerError, OpenAI, RateLimitError
 
-from paceline import LLM
+from paceline import LLM, ScriptedDrafter
 from tests.support.commands import start_command
 from tests.support.serving import KEY, Served, served
+from tests.support.shared import Pair
 
 LONG: dict[str, Any] = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 100, "temperature": 0}
 ENDLESS = {"extra_body": {"ignore_eos": True, "speculation": False}}
@@ -33,7 +34,7 @@ def server(tiny: LLM) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[OpenAI]:
+def client(server: Served) -> Iterator[Any]:
     with server.client() as one:
         yield one
 
@@ -47,7 +48,7 @@ def raw(server: Served, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
-def test_a_client_that_leaves_its_stream(server: Served, client: OpenAI) -> None:
+def test_a_client_that_leaves_its_stream(server: Served, client: Any) -> None:
     stream = client.completions.create(**LONG, **ENDLESS, stream=True)
     next(iter(stream))
     assert server.serving.gate.open == 1
@@ -63,7 +64,7 @@ def test_a_client_that_does_not_wait(server: Served, caplog: pytest.LogCaptureFi
     assert json.loads(caplog.records[-1].message)["status"] == 499
 
 
-def test_a_slow_reader_holds_up_nobody(server: Served, client: OpenAI) -> None:
+def test_a_slow_reader_holds_up_nobody(server: Served, client: Any) -> None:
     """Its answer ends, and gives its place back, while it reads nothing; then it gets all of it."""
     wanted = client.completions.create(**LONG, **ENDLESS).choices[0].text
     with raw(server, {**LONG, "ignore_eos": True, "stream": True, "logprobs": 3}) as connection:
@@ -78,6 +79,25 @@ def test_a_slow_reader_holds_up_nobody(server: Served, client: OpenAI) -> None:
         while more := connection.recv(1 << 16):
             read += more
     assert b"data: [DONE]" in read
+
+
+def test_a_drafter_that_fails(pair: Pair, tokenizer: Any) -> None:
+    """Its requests go on plain, and are counted; those of others are untouched."""
+
+    def fail(seqs: Any, max_nodes: Any) -> Any:
+        raise RuntimeError("no idea")
+
+    llm = LLM(pair.target, ScriptedDrafter(fail), tokenizer=tokenizer, on_drafter_error="plain")
+    with served(llm) as one, one.client() as client:
+        found = [
+            client.completions.create(
+                model="demo", prompt=pair.prompts[0], max_tokens=12, temperature=0, extra_body={"speculation": asked}
+            )
+            for asked in (None, False)
+        ]
+        assert found[0].choices[0].text == found[1].choices[0].text
+        assert 'paceline:drafter_failures_total{model_name="demo"} 1.0' in one.get("/metrics").text
+        assert one.left_over() == 0
 
 
 def test_time_is_limited(tiny: LLM) -> None:
@@ -132,7 +152,7 @@ def test_a_second_signal_does_not_wait(tiny: LLM) -> None:
     assert ending.left_over() == 0
 
 
-def test_every_request_has_a_line_of_log(server: Served, client: OpenAI, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_request_has_a_line_of_log(server: Served, client: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "paceline.serve"):
         found = client.completions.create(**LONG)
         server.post("/v1/completions", {"prompt": 5}, headers=HEADERS)
@@ -198,7 +218,7 @@ def test_a_process_that_ends(end: signal.Signals) -> None:
         process.join()
 
 
-def _when_up(client: OpenAI) -> OpenAI:
+def _when_up(client: Any) -> Any:
     """The client, as soon as its server answers."""
     until = time.monotonic() + 60
     while True:
