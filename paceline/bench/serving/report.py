@@ -94,7 +94,7 @@ def figures_table(result: ServingResult) -> Table:
     rows = [
         (
             f"{one.load.context}, {one.load.name}", one.drafter, *(getattr(one, name) for name in _MEASURES.values()),
-            (one.equal, one.compared),
+            (one.equal, one.compared) if one.compared else None,
         )
         for one in result.figures()
     ]  # fmt: skip

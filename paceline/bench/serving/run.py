@@ -68,7 +68,7 @@ class _Bench:
             for name in config.load.context_names
         }
         self._cells: list[Cell] = []
-        self._said: dict[tuple[str, str], Any] = {}  # what plain decoding answered, by context and prompt
+        self._said: dict[tuple[str, str], Reply] = {}  # what plain decoding answered first, by context and prompt
 
     def run(self) -> ServingResult:
         """All that is asked for."""
@@ -136,18 +136,21 @@ class _Bench:
 
     def _round(self, transport: Transport, load: Load, count: int, show: Callable[[str], None]) -> None:
         """One load under every drafter, repeated; the drafters take turns at being the first."""
-        done: list[Cell] = []
+        done: list[tuple[Cell, list[Reply]]] = []
         drafters = self._config.drafters
         for repeat in range(self._config.repeats):
             shift = (len(self._cells) // len(drafters) + repeat) % len(drafters)
-            if not self._cells:
-                shift = 0  # plain decoding says what the others are compared with
             for drafter in (*drafters[shift:], *drafters[:shift]):
                 show(f"{load.context}, {load.name}, {drafter}")
                 done.append(self._cell(transport, load, drafter, repeat, count))
-        self._cells += done
+        for cell, replies in done:
+            for reply in replies if cell.drafter == PLAIN else ():
+                self._said.setdefault((load.context, reply.request.prompt), reply)
+        self._cells += [
+            dataclasses.replace(cell, answers=tuple(self._answer(load, reply) for reply in replies)) for cell, replies in done
+        ]
 
-    def _cell(self, transport: Transport, load: Load, drafter: str, repeat: int, count: int) -> Cell:
+    def _cell(self, transport: Transport, load: Load, drafter: str, repeat: int, count: int) -> tuple[Cell, list[Reply]]:
         asked = self._asked[load.context]
         requests = [Request(*asked[place % len(asked)], self._config.max_new_tokens, None) for place in range(count)]
         if load.kind == "closed":
@@ -160,18 +163,15 @@ class _Bench:
         replies = waited(work)
         seconds, cpu = max(reply.times[-1] for reply in replies) - start, time.process_time() - cpu
         timing: Timing | None = self._llm.timing - before if self._llm.model.device.type == "cpu" else None
-        return Cell(load, drafter, repeat, seconds, cpu, timing, tuple(self._answer(load, drafter, reply) for reply in replies))
+        return Cell(load, drafter, repeat, seconds, cpu, timing, ()), replies
 
-    def _answer(self, load: Load, drafter: str, reply: Reply) -> Answer:
+    def _answer(self, load: Load, reply: Reply) -> Answer:
         request, times = reply.request, reply.times
-        key = (load.context, request.prompt)
-        known = key in self._said
-        if not known and drafter == PLAIN:
-            self._said[key] = reply.content
+        said = self._said[load.context, request.prompt]
         gaps = tuple(round(after - before, 6) for before, after in itertools.pairwise(times))
         return Answer(
             request.prompt, len(request.token_ids), reply.tokens, times[0] - reply.began, times[-1] - reply.began, gaps,
-            self._said[key] == reply.content if known else None,
+            None if said is reply else said.content == reply.content,
         )  # fmt: skip
 
     def _capacity(self, context: str) -> float:
