@@ -9,7 +9,6 @@ import pytest
 
 from paceline import LLM
 from paceline.errors import CapacityError, ConfigError, DrafterError
-from paceline.serve import limits
 from paceline.serve.errors import ApiError
 from paceline.serve.limits import Gate
 from paceline.serve.requests import CompletionRequest
@@ -19,7 +18,7 @@ from paceline.serve.speculation import Speculations
 
 def test_the_gate_counts_and_knows_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(limits.time, "monotonic", lambda: now)
+    monkeypatch.setattr("paceline.serve.limits.time.monotonic", lambda: now)
     gate = Gate(3)
     gate.enter(3)
     with pytest.raises(ApiError) as told:
