@@ -249,7 +249,7 @@ class LLM:
         Cancelling it frees everything it holds.
         """
         groups = self._intake.answers(prompts, params)
-        tickets = self._engine.submit([seq for group in groups for seq in group])
+        tickets = await self._waiters.submit([seq for group in groups for seq in group])
         async with self._waiters.holding(tickets):
             await self._waiters.finish(tickets)
         return self._completions(groups, tickets)
@@ -257,7 +257,7 @@ class LLM:
     async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio; `aclose` frees everything it holds."""
         seq = self._intake.single(prompt, params)
-        (ticket,) = self._engine.submit([seq], keep_outcomes=True)
+        (ticket,) = await self._waiters.submit([seq], keep_outcomes=True)
         writer, done = Writer(self.tokenizer, seq.stop), False
         async with self._waiters.holding([ticket]):
             while not done:
