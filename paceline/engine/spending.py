@@ -24,7 +24,6 @@ from paceline.common.compiled import compiled
 from paceline.engine.cost_curve import CostCurve
 from paceline.engine.drafting import Part
 from paceline.engine.reliability import FlatTrees, Reliability, corrected
-from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _RATE = 0.1  # of the newest step in what steps were found to take; of the first ones all count alike
 _MARGIN = 1.03  # of the seconds of steps with drafts: a gain that is smaller is no gain for sure
@@ -99,7 +98,7 @@ class Spending:
             width = best_width(tokens, seconds, floor) if floor else own
         for part in parts:
             if part.flat is not None:
-                part.trees = [tree if len(tree) <= width else _first(tree, width) for tree in part.trees]
+                part.trees = [tree.first(width) for tree in part.trees]
         _charge(parts, own, seconds)
         # Prompts say nothing about decoding.
         fed = max(floor, width)
@@ -171,9 +170,3 @@ def _add_gains(reliability: Reliability, trees: FlatTrees, gains: NDArray[np.flo
             chance = corrected(reliability, trees.confidence[node])
             chances[node] = chance if above < 0 else chance * chances[first + above]
             gains[node - first + 1] += chances[node]
-
-
-def _first(tree: DraftTree, width: int) -> DraftTree:
-    if width == 0:
-        return EMPTY_TREE
-    return DraftTree(tree.token_ids[:width], tree.parents[:width], None, tree.confidence and tree.confidence[:width])
