@@ -17,6 +17,7 @@ from paceline.common.config import parse_spec, require_count
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.drafters import Maker, create, entry
 from paceline.engine.answer import Chunk, Completion
+from paceline.engine.cost_curve import CostCurve
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.engine import Engine
 from paceline.engine.invariance import Invariance
@@ -131,6 +132,11 @@ class LLM:
     def reliability(self) -> Reliability | None:
         """What the drafter's confidence was worth so far, by steps of it; None without a budget."""
         return self._engine.reliability
+
+    @property
+    def cost_curve(self) -> CostCurve | None:
+        """Seconds of a forward by the rows it is fed, as the budget has them; None before it needed them, or without one."""
+        return self._engine.cost_curve
 
     def change_drafter(self, drafter: Drafter) -> None:
         """Answer with another drafter from now on, between requests.

@@ -67,11 +67,17 @@ class Spending:
     """
 
     def __init__(self, curve: Callable[[], CostCurve]) -> None:
-        self._curve = curve
+        self._make_curve = curve
+        self._curve: CostCurve | None = None
         self._costs: dict[tuple[int, int], NDArray[np.float64]] = {}
         self._paces: dict[int, _Pace] = {}  # by the number of sequences
         self._pace: _Pace | None = None  # the newest
         self._step: tuple[bool, float] | None = None  # whether there are drafts, and seconds by the curve
+
+    @property
+    def curve(self) -> CostCurve | None:
+        """What a forward costs; None before it was needed."""
+        return self._curve
 
     def cut(self, parts: ListLike[Part], sequences: int, pending: int) -> None:
         """Leave the trees of a step as many nodes as pay; those without confidence, and drawn ones, stay as they are.
@@ -122,7 +128,8 @@ class Spending:
         """Return the seconds of a step by its width, [1 + widest], as the curve has them."""
         key = sequences, pending
         if len(self._costs.get(key, ())) <= widest:
-            self._costs[key] = self._curve().of(sequences * np.arange(pending, pending + widest + 1))
+            self._curve = self._curve or self._make_curve()
+            self._costs[key] = self._curve.of(sequences * np.arange(pending, pending + widest + 1))
         return self._costs[key][: widest + 1]
 
 
