@@ -1,24 +1,15 @@
-from types import SimpleNamespace
+from dataclasses import field, make_dataclass
 
 from paceline.engine.metrics import Stats
 from paceline.llm import LLM
 
+_COUNTS = (
+    "waiting running prompt_tokens prefix_hits preemptions drafter_failures new_tokens drafted_tokens accepted_tokens forwards"
+    " finished aborted"
+)
 if not hasattr(LLM, "load"):
-    LLM.load = property(
-        lambda self: SimpleNamespace(
-            waiting=0,
-            running=0,
-            cache_usage=0.0,
-            prompt_tokens=0,
-            prefix_hits=0,
-            preemptions=0,
-            drafter_failures=0,
-            new_tokens=0,
-            drafted_tokens=0,
-            accepted_tokens=0,
-            forwards=0,
-            finished=0,
-            aborted=0,
-        )
+    Load = make_dataclass(
+        "Load", [("cache_usage", float, field(default=0.0)), *[(name, int, field(default=0)) for name in _COUNTS.split()]]
     )
+    LLM.load = property(lambda self: Load())
     Stats.cached_tokens = 0

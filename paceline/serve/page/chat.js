@@ -4,7 +4,7 @@ import { Answer } from "./answer.js";
 import { say, showFigures, showLegend, Speaker } from "./meter.js";
 import { make } from "./origins.js";
 import { about, ask } from "./stream.js";
-import { showStep } from "./tree.js";
+import { showMarks, showStep } from "./tree.js";
 
 const at = (id) => document.getElementById(id);
 const messages = [];
@@ -127,8 +127,7 @@ function open(token) {
 function close() {
   document.body.classList.remove("inspecting");
   at("step-title").textContent = "Draft tree";
-  const hint = "Choose a token of an answer to see what was guessed in its step, with chances, and what became of it.";
-  at("step").replaceChildren(make("p", "quiet", hint));
+  showMarks(at("step"));
   at("earlier").disabled = at("later").disabled = true;
   shown?.removeAttribute("aria-current");
   shown?.focus();

@@ -12,8 +12,8 @@ export function showFigures(answer) {
   const known = answer.faster !== null;
   at("faster").textContent = known ? `${answer.faster.toFixed(2)}×` : "–";
   at("formula").textContent = known
-    ? `Speed-up: tokens per second × ${(1000 * answer.plain).toFixed(0)} ms, a plain step as the engine measured it. One chat alone; others share the machine.`
-    : "Tokens per forward: plain decoding has exactly 1. The speed-up shows once the engine has measured a plain step.";
+    ? `Speed-up: tokens per second × ${(1000 * answer.plain).toFixed(0)} ms, the time of one row in the model as the engine measured it.`
+    : "Plain decoding has exactly 1 token per forward. The speed-up shows once the engine has measured a plain step.";
 }
 
 export function showLegend(counts) {

@@ -31,7 +31,6 @@ function tile([name, value, more]) {
   const figure = make("dd", "", value);
   figure.append(make("div", "more", more));
   card.append(make("dt", "", name), figure);
-  card.append(figure, card.firstChild);
   return card;
 }
 

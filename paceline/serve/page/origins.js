@@ -25,7 +25,8 @@ export function make(tag, classes = "", text = "") {
 
 // A token as people can see it: spaces and line ends have signs.
 export function visible(text) {
-  return text === "" ? "∅" : text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+  const counted = (sign) => (run) => (run.length > 2 ? `${sign}×${run.length}` : sign.repeat(run.length));
+  return text === "" ? "∅" : text.replace(/\n+/g, counted("⏎")).replace(/\t+/g, counted("⇥")).replace(/ +/g, counted("␣"));
 }
 
 export function percent(share) {

@@ -1,6 +1,6 @@
-// The draft tree of one step, as nested lists.
+// The draft tree of one step, as nested lists, and what the marks of tokens mean.
 
-import { make, meaningOf, nameOf, percent, visible } from "./origins.js";
+import { make, meaningOf, nameOf, ORIGINS, percent, visible } from "./origins.js";
 
 const SIGNS = { accepted: "✓", other: "✗", parent: "·", end: "■", probe: "○" };
 
@@ -25,7 +25,20 @@ export function showStep(place, step, chosen) {
   }
   const title = make("h3", "", "What was guessed");
   const head = make("p", "quiet small", "The chance is the drafter's estimate, given that what comes before is accepted.");
-  place.append(title, head, branch(step, -1, children(step.tree)));
+  place.append(title, head, path(step, children(step.tree).get(-1), children(step.tree), "tree"));
+}
+
+// Fill `place` with a hint and all marks.
+export function showMarks(place) {
+  const list = make("dl", "marks");
+  for (const [origin, [name, meaning]] of Object.entries(ORIGINS)) {
+    if (origin === "draft") continue;
+    const term = make("dt");
+    term.append(make("span", `token o-${origin}`, name));
+    list.append(term, make("dd", "quiet", meaning));
+  }
+  const hint = "Choose a token of an answer to see what was guessed in its step, with chances, and what became of it.";
+  place.replaceChildren(make("p", "quiet", hint), make("h3", "", "Where tokens come from"), list);
 }
 
 function summary(step) {
@@ -56,14 +69,25 @@ function children(tree) {
   return below;
 }
 
-function branch(step, parent, below) {
-  const list = make("ul", parent < 0 ? "tree" : "");
-  for (const node of below.get(parent) ?? []) {
+// The way down from some siblings, straight on: at every place the accepted or first one, below it what was guessed instead.
+function path(step, siblings, below, classes = "") {
+  const list = make("ul", classes);
+  while (siblings?.length) {
+    const main = siblings.find((node) => step.tree.fates[node] === "accepted") ?? siblings[0];
     const item = make("li");
-    item.append(row(step, node));
-    if (below.has(node)) item.append(branch(step, node, below));
+    item.append(row(step, main));
+    for (const node of siblings) if (node !== main) item.append(instead(step, node, below));
     list.append(item);
+    siblings = below.get(main);
   }
+  return list;
+}
+
+function instead(step, node, below) {
+  const list = path(step, below.get(node), below, "instead");
+  const item = make("li");
+  item.append(row(step, node));
+  list.prepend(item);
   return list;
 }
 
