@@ -51,7 +51,7 @@ class Chunk:
             token, or "prompt", "output", "datastore", ...
         marks: per piece the token it belongs to; text that may become a stop string is held back, also beyond its step.
         outcome: of this step: the draft tree that was verified, and what the target said. None outside of an engine.
-        step, forwards: steps and target forwards of the answer so far, prefill included.
+        step, forwards: steps and target forwards of the answer so far, prefill included; not what a preemption has repeated.
     """
 
     text: str

@@ -99,7 +99,8 @@ def browser(profile: Path) -> Iterator[Browser]:
     Args:
         profile: an empty folder.
     """
-    assert CHROMIUM is not None and DRIVER is not None, "chromium and chromedriver are not installed"
+    assert CHROMIUM is not None
+    assert DRIVER is not None
     driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     session = ""
     try:
