@@ -63,6 +63,7 @@ def serve(
     tokenizer: str | None = None,
     max_length: int | None = None,
     cache_gib: float | None = None,
+    keep_prefixes: int = 32,
     door: Door = Door(),
     settings: Settings = Settings(),
     models: Annotated[ModelOptions, only("draft_model", "dtype", "device", "threads", "batch_invariant")] = ModelOptions(),
@@ -73,7 +74,8 @@ def serve(
         drafter: name:key=value,key=value; see `paceline drafters`.
         tokenizer: directory or hub id; default: the one beside the model.
         max_length: most tokens of prompt and answer; default: the model's context.
-        cache_gib: most GiB for the cache of keys and values; default: as much as there is.
+        cache_gib: most GiB for the cache of keys and values, for which requests wait; default: most of what is available.
+        keep_prefixes: ended requests whose keys and values stay in the cache for prompts that begin like them.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
@@ -87,7 +89,7 @@ def serve(
 
         llm = build_llm(
             replace(models, model=model), drafter, tokenizer=tokenizer, max_length=max_length, max_batch=settings.max_batch,
-            cache_gib=cache_gib, on_drafter_error="plain",
+            cache_gib=cache_gib, keep_prefixes=keep_prefixes, on_drafter_error="plain",
         )  # fmt: skip
         named = settings if settings.served_name else replace(settings, served_name=(model,))
         app = create_app(llm, named, keys)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from paceline.serve.responses import Model, ModelList
+from paceline.serve.responses import Health, Model, ModelList
 from paceline.serve.serving import Serving
 
 
@@ -26,11 +26,12 @@ def about_routes(serving: Serving) -> APIRouter:
         serving.check_model(name)
         return next(model for model in models if model.id == name)
 
-    @router.get("/health")
-    async def health() -> Response:
+    @router.get("/health", responses={503: {"model": Health}})
+    async def health(response: Response) -> Health:
         """Whether requests are taken: status 200, or 503 while the server shuts down."""
-        begun = serving.drain.begun
-        return JSONResponse({"status": "draining" if begun else "ok", "open": serving.gate.open}, 503 if begun else 200)
+        if serving.drain.begun:
+            response.status_code = 503
+        return Health(status="draining" if serving.drain.begun else "ok", open=serving.gate.open)
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {CONTENT_TYPE_PLAIN_0_0_4: {}}}})
     async def metrics() -> Response:

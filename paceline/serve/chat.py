@@ -14,7 +14,7 @@ from paceline.llm import Chunk, Completion
 from paceline.serve.answers import Asked
 from paceline.serve.logprobs import Found, of_chat
 from paceline.serve.requests import ChatRequest, Message
-from paceline.serve.responding import respond
+from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import (
     ChatChoice,
     ChatChunk,
@@ -32,7 +32,7 @@ def chat_routes(serving: Serving) -> APIRouter:
     """The endpoint for `serving`."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", response_model=None, responses={200: {"model": ChatResponse}})
+    @router.post("/v1/chat/completions", response_model=None, responses={200: {"model": ChatResponse, **EVENTS}})
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Go on with a conversation."""
         serving.check_model(body.model)

@@ -15,7 +15,7 @@ from paceline.llm import Chunk, Completion
 from paceline.serve.answers import Asked
 from paceline.serve.logprobs import Found, of_completion
 from paceline.serve.requests import CompletionRequest
-from paceline.serve.responding import respond
+from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
 from paceline.serve.serving import Serving
 
@@ -27,7 +27,7 @@ def completion_routes(serving: Serving) -> APIRouter:
     """The endpoint for `serving`."""
     router = APIRouter()
 
-    @router.post("/v1/completions", response_model=None, responses={200: {"model": CompletionResponse}})
+    @router.post("/v1/completions", response_model=None, responses={200: {"model": CompletionResponse, **EVENTS}})
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with texts."""
         serving.check_model(body.model)

@@ -84,6 +84,9 @@ class Doorkeeper:
                 await refusal.response()(scope, receive, noted)
             else:
                 await self.app(scope, receive, noted)
+        except Exception:
+            status = status or 500  # which the framework says behind our back
+            raise
         finally:
             drain.open -= 1
             self._serving.meter.count_status(status)

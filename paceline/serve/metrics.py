@@ -62,7 +62,7 @@ class Meter:
         self.whole = self._histogram("e2e_request_latency_seconds", "From the request to its last token.", _WHOLE)
         self.queue = self._histogram("request_queue_time_seconds", "From the request to its place in the batch.", _WHOLE)
         self.ended = self._counter("request_success", "Answers that ended, by the reason.", "finished_reason")
-        self.refused = self._counter("http_requests", "Requests to /v1, by status.", "status")
+        self.requests = self._counter("http_requests", "Requests to /v1, by status.", "status")
 
     def watch(self, prompt_tokens: int) -> Watch:
         """Begin to measure an answer."""
@@ -74,7 +74,7 @@ class Meter:
 
     def count_status(self, status: int) -> None:
         """A request has been answered with this status."""
-        self.refused.labels(self._name, str(status)).inc()
+        self.requests.labels(self._name, str(status)).inc()
 
     def page(self) -> bytes:
         """All of it in Prometheus' text format."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Annotated[str, Field(json_schema_extra={"enum": ["stop", "length"]})]
 
 
 class PromptDetails(BaseModel):
@@ -140,6 +140,13 @@ class Model(BaseModel):
     created: int
     owned_by: str = "paceline"
     max_model_len: int
+
+
+class Health(BaseModel):
+    """Whether requests are taken, and how many answers are open."""
+
+    status: Literal["ok", "draining"]
+    open: int
 
 
 class ModelList(BaseModel):

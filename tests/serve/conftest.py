@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import OpenAI
 
 from paceline import LLM, demo
-from tests.serve import standin  # noqa: F401
 from tests.support.serving import Served, served
 from tests.support.shared import Pair
 
@@ -33,6 +31,6 @@ def server(llm: LLM) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[OpenAI]:
+def client(server: Served) -> Iterator[Any]:
     with server.client() as one:
         yield one

@@ -16,11 +16,12 @@ import httpx2
 import pytest
 from openai import APIConnectionError, APIError, APITimeoutError, InternalServerError, OpenAI, RateLimitError
 
-from paceline import LLM
+from paceline import LLM, ScriptedDrafter
 from tests.support.commands import start_command
 from tests.support.serving import KEY, Served, served
+from tests.support.shared import Pair
 
-LONG: dict[str, Any] = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 180, "temperature": 0}
+LONG: dict[str, Any] = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 100, "temperature": 0}
 ENDLESS = {"extra_body": {"ignore_eos": True, "speculation": False}}
 HEADERS = {"authorization": f"Bearer {KEY}"}
 
@@ -33,7 +34,7 @@ def server(tiny: LLM) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[OpenAI]:
+def client(server: Served) -> Iterator[Any]:
     with server.client() as one:
         yield one
 
@@ -47,7 +48,7 @@ def raw(server: Served, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
-def test_a_client_that_leaves_its_stream(server: Served, client: OpenAI) -> None:
+def test_a_client_that_leaves_its_stream(server: Served, client: Any) -> None:
     stream = client.completions.create(**LONG, **ENDLESS, stream=True)
     next(iter(stream))
     assert server.serving.gate.open == 1
@@ -63,10 +64,10 @@ def test_a_client_that_does_not_wait(server: Served, caplog: pytest.LogCaptureFi
     assert json.loads(caplog.records[-1].message)["status"] == 499
 
 
-def test_a_slow_reader_holds_up_nobody(server: Served, client: OpenAI) -> None:
+def test_a_slow_reader_holds_up_nobody(server: Served, client: Any) -> None:
     """Its answer ends, and gives its place back, while it reads nothing; then it gets all of it."""
     wanted = client.completions.create(**LONG, **ENDLESS).choices[0].text
-    with raw(server, {**LONG, "ignore_eos": True, "stream": True, "logprobs": 20}) as connection:
+    with raw(server, {**LONG, "ignore_eos": True, "stream": True, "logprobs": 3}) as connection:
         until = time.monotonic() + 20
         while not server.serving.gate.open and time.monotonic() < until:
             time.sleep(0.005)
@@ -78,6 +79,25 @@ def test_a_slow_reader_holds_up_nobody(server: Served, client: OpenAI) -> None:
         while more := connection.recv(1 << 16):
             read += more
     assert b"data: [DONE]" in read
+
+
+def test_a_drafter_that_fails(pair: Pair, tokenizer: Any) -> None:
+    """Its requests go on plain, and are counted; those of others are untouched."""
+
+    def fail(seqs: Any, max_nodes: Any) -> Any:
+        raise RuntimeError("no idea")
+
+    llm = LLM(pair.target, ScriptedDrafter(fail), tokenizer=tokenizer, on_drafter_error="plain")
+    with served(llm) as one, one.client() as client:
+        found = [
+            client.completions.create(
+                model="demo", prompt=pair.prompts[0], max_tokens=12, temperature=0, extra_body={"speculation": asked}
+            )
+            for asked in (None, False)
+        ]
+        assert found[0].choices[0].text == found[1].choices[0].text
+        assert 'paceline:drafter_failures_total{model_name="demo"} 1.0' in one.get("/metrics").text
+        assert one.left_over() == 0
 
 
 def test_time_is_limited(tiny: LLM) -> None:
@@ -132,7 +152,7 @@ def test_a_second_signal_does_not_wait(tiny: LLM) -> None:
     assert ending.left_over() == 0
 
 
-def test_every_request_has_a_line_of_log(server: Served, client: OpenAI, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_request_has_a_line_of_log(server: Served, client: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "paceline.serve"):
         found = client.completions.create(**LONG)
         server.post("/v1/completions", {"prompt": 5}, headers=HEADERS)
@@ -148,26 +168,27 @@ def test_every_request_has_a_line_of_log(server: Served, client: OpenAI, caplog:
 
 
 def test_a_thousand_connections(server: Served) -> None:
-    """All at a time; every one is answered, and as by the library."""
+    """All at a time, every tenth with a prompt; every one is answered."""
     body = json.dumps({"prompt": [5, 6], "max_tokens": 1, "temperature": 0}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
-    request = f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    rest = f"Host: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    asking = f"POST /v1/completions HTTP/1.1\r\n{rest}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    looking = f"GET /health HTTP/1.1\r\n{rest}\r\n".encode()
 
-    async def ask(opened: asyncio.Barrier) -> bytes:
+    async def ask(opened: asyncio.Barrier, number: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         await opened.wait()
-        writer.write(request)
+        writer.write(looking if number % 10 else asking)
         answer = await reader.read()
         writer.close()
         return answer
 
     async def run() -> list[bytes]:
         opened = asyncio.Barrier(1000)
-        return await asyncio.gather(*[ask(opened) for _ in range(1000)])
+        return await asyncio.gather(*[ask(opened, number) for number in range(1000)])
 
     answers = asyncio.run(run())
     assert {answer.split(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 200 OK"}
-    texts = {json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] for answer in answers}
+    texts = {json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] for answer in answers[::10]}
     assert len(texts) == 1
     assert server.left_over() == 0
 
@@ -197,7 +218,7 @@ def test_a_process_that_ends(end: signal.Signals) -> None:
         process.join()
 
 
-def _when_up(client: OpenAI) -> OpenAI:
+def _when_up(client: Any) -> Any:
     """The client, as soon as its server answers."""
     until = time.monotonic() + 60
     while True:
