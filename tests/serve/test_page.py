@@ -7,13 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, SamplingParams, demo
 from paceline.serve.page import HEADERS
 from tests.support.browser import CHROMIUM, DRIVER, ENTER, ESCAPE, RIGHT, Browser, browser
 from tests.support.serving import KEY, Served, served
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no chromium with chromedriver on this machine")
-QUESTION = "Repeat this: one two three four. one two three four."
+QUESTION = "A ferry carries 36 cars on each trip. How many cars does the ferry carry on 8 trips?"
+FILES = ("/", "/operator", "/page/chat.js", "/page/page.css", "/page/icon.svg", "/page/about.json", "/page/operator.json")
+GUESSED = "[...document.querySelectorAll('.answer .token')].findIndex((one) => !one.classList.contains('o-target'))"
 _OPTIONS = "document.getElementById('drafter').options.length"
 _NOTE = "document.querySelector('.answer:last-of-type .note')?.textContent"
 
@@ -26,13 +28,13 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def open_server(llm: LLM) -> Iterator[Served]:
-    """A server that wants no key."""
-    with served(llm, ()) as one:
+def open_server() -> Iterator[Served]:
+    """A server that wants no key, and drafts whether it pays or not."""
+    with served(LLM(demo.TARGET, "prompt_lookup:budget=false", dtype="float32"), ()) as one:
         yield one
 
 
-def ask(window: Browser, question: str, tokens: int = 24) -> str:
+def ask(window: Browser, question: str, tokens: int = 40) -> str:
     """Ask, wait for the end, and return what stands below the answer."""
     window.run("document.getElementById('length').value = arguments[0]", tokens)
     window.type("#question", question)
@@ -41,15 +43,7 @@ def ask(window: Browser, question: str, tokens: int = 24) -> str:
 
 
 def test_every_file_comes_with_a_policy_and_nothing_foreign(open_server: Served) -> None:
-    for path in (
-        "/",
-        "/operator",
-        "/page/chat.js",
-        "/page/page.css",
-        "/page/icon.svg",
-        "/page/about.json",
-        "/page/operator.json",
-    ):
+    for path in FILES:
         answer = open_server.get(path)
         assert answer.status_code == 200, path
         assert {name: answer.headers[name] for name in HEADERS} == HEADERS
@@ -65,7 +59,7 @@ def test_a_chat_shows_where_tokens_came_from(open_server: Served, window: Browse
     window.wait(_OPTIONS)
     note = ask(window, QUESTION)
     llm = open_server.serving.llm
-    wanted = llm.chat([{"role": "user", "content": QUESTION}], SamplingParams(24))
+    wanted = llm.chat([{"role": "user", "content": QUESTION}], SamplingParams(40))
     assert window.run("return document.querySelector('.answer .text').textContent") == wanted.text
     assert f"{wanted.stats.tokens_per_forward:.2f} tokens per forward" in note
     assert window.text("#per-forward") == f"{wanted.stats.tokens_per_forward:.2f}"
@@ -82,10 +76,7 @@ def test_a_chat_shows_where_tokens_came_from(open_server: Served, window: Browse
 def test_a_token_opens_the_tree_of_its_step(open_server: Served, window: Browser) -> None:
     """By the keyboard alone: into the answer, to a guessed token, open, next step, close."""
     window.run("document.querySelector('.answer .text').focus()")
-    at = window.run(
-        "return [...document.querySelectorAll('.answer .token')].findIndex((one) => !one.classList.contains('o-target'))"
-    )
-    for _ in range(at + 1):
+    for _ in range(window.run(f"return {GUESSED}") + 1):
         window.press(RIGHT)
     window.press(ENTER)
     assert "accepted" in window.text("#step .summary")
@@ -153,7 +144,7 @@ def test_the_operators_view(open_server: Served, window: Browser) -> None:
     assert "Model itself" in found
     assert window.text("#state") == ""
     window.look(390, 844, dark=True)
-    assert window.run("return document.documentElement.dataset.theme") == "dark"
+    window.wait("document.documentElement.dataset.theme === 'dark'")
     assert window.run("return document.documentElement.scrollWidth") == 390
     window.click("#theme")
     assert window.run("return document.documentElement.dataset.theme") == "light"
