@@ -149,6 +149,11 @@ class LLM:
         """Seconds of a forward by the rows it is fed, as the budget has them; None before it needed them, or without one."""
         return self._engine.cost_curve
 
+    @property
+    def plain_seconds(self) -> float | None:
+        """Seconds of a step of one request without drafts: by the cost curve, corrected by such steps; None like the curve."""
+        return self._engine.plain_seconds
+
     def change_drafter(self, drafter: Drafter) -> None:
         """Answer with another drafter from now on, between requests.
 

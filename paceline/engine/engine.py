@@ -149,6 +149,11 @@ class Engine:
         return None if self._spending is None else self._spending.curve
 
     @property
+    def plain_seconds(self) -> float | None:
+        """What a step of one request takes without drafts; None where no budget has asked for it yet."""
+        return None if self._spending is None else self._spending.plain_seconds
+
+    @property
     def unfinished(self) -> bool:
         """Whether a step is left to do."""
         return self._open > 0

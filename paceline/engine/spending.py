@@ -50,6 +50,11 @@ class _Pace:
             return 1.0
         return min(_MOST_OFF, max(1 / _MOST_OFF, math.exp(self._off[1] - self._off[0])))
 
+    @property
+    def plain(self) -> float:
+        """How much longer steps without drafts take than the curve says."""
+        return min(_MOST_OFF, max(1 / _MOST_OFF, math.exp(self._off[0]))) if self._steps[0] else 1.0
+
     def note(self, drafted: bool, seconds: float, expected: float) -> None:
         """Take in a step."""
         off = math.log(max(seconds, 1e-9) / expected)
@@ -78,6 +83,13 @@ class Spending:
     def curve(self) -> CostCurve | None:
         """What a forward costs; None before it was needed."""
         return self._curve
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """What a step of one sequence takes without drafts: by the curve, corrected by such steps; None before it was needed."""
+        if self._curve is None:
+            return None
+        return self._curve.seconds[0] * (self._paces[1].plain if 1 in self._paces else 1.0)
 
     def cut(self, parts: ListLike[Part], sequences: int, pending: int) -> None:
         """Leave the trees of a step as many nodes as pay; those without confidence, and drawn ones, stay as they are.

@@ -37,14 +37,13 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
     @router.get("/page/about.json")
     async def about() -> Response:
         """What the chat has to know."""
-        curve = serving.llm.cost_curve
         return _json(
             model=serving.names[0],
             drafter=serving.llm.drafter.name,
             drafters=drafters_for(serving),
             wants_key=wants_key,
             max_length=serving.llm.max_length,
-            plain_seconds=None if curve is None else curve.seconds[0],
+            plain_seconds=serving.llm.plain_seconds,
         )
 
     @router.get("/page/operator.json")

@@ -12,7 +12,7 @@ export function showFigures(answer) {
   const known = answer.faster !== null;
   at("faster").textContent = known ? `${answer.faster.toFixed(2)}×` : "–";
   at("formula").textContent = known
-    ? `Speed-up: tokens per second × ${(1000 * answer.plain).toFixed(0)} ms, the time of one row in the model as the engine measured it.`
+    ? `Speed-up: tokens per second × ${(1000 * answer.plain).toFixed(0)} ms, a step without drafts as the engine measured it.`
     : "Plain decoding has exactly 1 token per forward. The speed-up shows once the engine has measured a plain step.";
 }
 

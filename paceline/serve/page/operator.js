@@ -28,9 +28,7 @@ function tiles(found, rate) {
 
 function tile([name, value, more]) {
   const card = make("div", "card");
-  const figure = make("dd", "", value);
-  figure.append(make("div", "more", more));
-  card.append(make("dt", "", name), figure);
+  card.append(make("dt", "", name), make("dd", "", value), make("dd", "more", more));
   return card;
 }
 
