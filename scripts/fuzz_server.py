@@ -32,7 +32,8 @@ def main() -> int:
     command = [
         str(Path(sys.executable).with_name("schemathesis")), "run", f"{options.url}/openapi.json", "--url", options.url,
         "--checks", CHECKS, "--max-examples", str(options.examples), "--seed", str(options.seed), "--mode", "all",
-        "--wait-for-schema", "120", "--request-timeout", str(options.seconds), "--continue-on-failure", "--phases", "examples,coverage,fuzzing",
+        "--wait-for-schema", "120", "--request-timeout", str(options.seconds), "--continue-on-failure",
+        "--phases", "examples,coverage,fuzzing",
         "--generation-database", "none", "--suppress-health-check", "all",
     ]  # fmt: skip
     if options.key:

@@ -18,6 +18,7 @@ from paceline.cli.options import flattened, only
 from paceline.cli.show import print_note
 from paceline.common.config import require_range
 from paceline.common.options import ModelOptions
+from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError
 from paceline.serve.settings import Settings
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 _KEYS = "PACELINE_API_KEYS"
 _BACKLOG = 2048
+_WARMING = 4  # tokens
 _BY_SIGNAL = 128  # exit status of what a signal has ended, less its number
 
 flattened("Limits")(Settings)
@@ -91,6 +93,7 @@ def serve(
             replace(models, model=model), drafter, tokenizer=tokenizer, max_length=max_length, max_batch=settings.max_batch,
             cache_gib=cache_gib, keep_prefixes=keep_prefixes, on_drafter_error="plain",
         )  # fmt: skip
+        llm.generate([[0, 0]], SamplingParams(_WARMING, ignore_eos=True))  # what is compiled at first, no user waits for
         named = settings if settings.served_name else replace(settings, served_name=(model,))
         app = create_app(llm, named, keys)
         host, port = listener.getsockname()[:2]
@@ -123,9 +126,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
+        reason = str(error.strerror or error).partition(" (")[0]
         raise ConfigError(
-            f"serve: got {host} port {port}: {error.strerror or error}; expected a free address of this machine. Choose another"
-            " --port or --host."
+            f"serve: got {host} port {port}: {reason}; expected a free address of this machine. Choose another --port or --host."
         ) from error
 
 
