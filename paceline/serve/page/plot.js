@@ -14,7 +14,7 @@ function add(parent, tag, attributes, text = "") {
 // points: [[x, y], ...] ascending; ideal: whether to draw y = x; weights: sizes of the dots, by point.
 export function plot(place, { points, xs, ys, xTitle, yTitle, label, ideal = false, weights = null, logarithmic = false }) {
   const along = (x) => (logarithmic ? Math.log2(x) : x);
-  const [low, high] = [along(xs[0]), along(xs.at(-1))];
+  const [low, high] = [along(xs[0]), along(Math.max(xs.at(-1), points.at(-1)[0]))];
   const x = (value) => LEFT + ((along(value) - low) / (high - low || 1)) * (WIDTH - LEFT - RIGHT);
   const y = (value) => HEIGHT - BOTTOM - ((value - ys[0]) / (ys.at(-1) - ys[0] || 1)) * (HEIGHT - BOTTOM - TOP);
   const svg = document.createElementNS(NAMESPACE, "svg");
