@@ -2,6 +2,7 @@
 
 import { make, meaningOf, nameOf, ORIGINS, percent } from "./origins.js";
 
+const KEPT = 20; // sentences for screen readers
 const at = (id) => document.getElementById(id);
 
 export function showFigures(answer) {
@@ -50,6 +51,9 @@ export class Speaker {
   }
 }
 
+// What is added is said after what was added before it; a text that is replaced may never be heard.
 export function say(text) {
-  at("status").textContent = text;
+  const place = at("status");
+  place.append(make("p", "", text));
+  while (place.childElementCount > KEPT) place.firstChild.remove();
 }
