@@ -15,6 +15,7 @@ from paceline.serve.completions import completion_routes
 from paceline.serve.errors import ErrorBody, handle_errors
 from paceline.serve.guard import Doorkeeper, Keys
 from paceline.serve.limits import BodyLimit
+from paceline.serve.page import page_routes
 from paceline.serve.serving import Serving
 from paceline.serve.settings import Settings
 
@@ -49,7 +50,9 @@ def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str
     handle_errors(app)
     for routes in (completion_routes, chat_routes, about_routes):
         app.include_router(routes(serving))
+    keys = tuple(api_keys)
+    app.include_router(page_routes(serving, wants_key=bool(keys)))
     app.add_middleware(BodyLimit, most=settings.max_body * _KIB)
-    app.add_middleware(Keys, keys=tuple(api_keys))
+    app.add_middleware(Keys, keys=keys)
     app.add_middleware(Doorkeeper, serving=serving)  # the outermost
     return app

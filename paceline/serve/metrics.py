@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from paceline.engine.metrics import Stats
 from paceline.llm import LLM, Chunk
+from paceline.serve.tally import Tally
 
 _PREFIX = "paceline:"
 _LABEL = "model_name"
@@ -44,9 +45,10 @@ _COUNTERS = {
 
 
 class Meter:
-    """Measures the answers of one application. It has a registry of its own."""
+    """Measures the answers of one application. It has a registry of its own; `tally` counts draft tokens by origin."""
 
     def __init__(self, llm: LLM, name: str) -> None:
+        self.tally = Tally()
         self._registry = CollectorRegistry()
         self._registry.register(_Engine(llm, name))
         self._name = name
@@ -99,6 +101,8 @@ class Watch:
     def see(self, chunk: Chunk) -> None:
         """A step has added to it."""
         now = time.perf_counter()
+        if chunk.outcome is not None:
+            self._meter.tally.add(chunk.outcome)
         if not self._first:
             self._first, self._of_first = now, len(chunk.token_ids)
             self._meter.first.observe(now - self._began)

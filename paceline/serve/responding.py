@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as ListLike
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from paceline.serve.errors import ApiError
 from paceline.serve.requests import GenerationRequest
 from paceline.serve.responses import CompletionDetails, PromptDetails, Usage
 from paceline.serve.serving import Serving
+from paceline.serve.trace import step
 
 _LINGER = 60.0  # seconds that a client may go on reading after its request's time is over
 _EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -87,7 +89,7 @@ async def respond(
     except BaseException:
         await answers.aclose()
         raise
-    events = _events(body, prompts, answers, form, first, said)
+    events = _events(serving, body, prompts, answers, form, first, said)
     return EventStream(events, answers, None if seconds is None else seconds + _LINGER)
 
 
@@ -108,8 +110,8 @@ def usage_of(prompts: ListLike[list[int]], completions: ListLike[Completion]) ->
 
 
 async def _events(
-    body: GenerationRequest, prompts: ListLike[list[int]], answers: Answers, form: Form, first: tuple[int, Chunk],
-    said: AsyncIterator[tuple[int, Chunk]],
+    serving: Serving, body: GenerationRequest, prompts: ListLike[list[int]], answers: Answers, form: Form,
+    first: tuple[int, Chunk], said: AsyncIterator[tuple[int, Chunk]],
 ) -> AsyncIterator[str]:  # fmt: skip
     opened: set[int] = set()
     try:
@@ -118,7 +120,7 @@ async def _events(
                 yield _event(opening)
             opened.add(place)
             if body.trace or chunk.text or chunk.logprobs or chunk.completion is not None:
-                yield _event(form.piece(place, chunk))
+                yield _event(form.piece(place, chunk), step(chunk, serving.llm.tokenizer) if body.trace else None)
         if body.stream_options is not None and body.stream_options.include_usage:
             yield _event(form.closing(usage_of(prompts, [answers.completions[place] for place in sorted(answers.completions)])))
     except Exception as error:
@@ -134,8 +136,10 @@ async def _with(first: tuple[int, Chunk], rest: AsyncIterator[tuple[int, Chunk]]
         yield one
 
 
-def _event(content: BaseModel) -> str:
-    return f"data: {content.model_dump_json()}\n\n"
+def _event(content: BaseModel, trace: dict[str, Any] | None = None) -> str:
+    if trace is None:
+        return f"data: {content.model_dump_json()}\n\n"
+    return f"data: {json.dumps({**content.model_dump(mode='json'), 'paceline': trace}, ensure_ascii=False)}\n\n"
 
 
 def _json(content: BaseModel) -> Response:
