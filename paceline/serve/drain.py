@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import FrameType
 
 import uvicorn
@@ -40,6 +41,7 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""
         if self._drain.begun:
+            logging.getLogger("uvicorn.error").disabled = True  # it would tell in tracebacks what is cut off, which is wanted
             self.should_exit = self.force_exit = True
             self.forced = sig
         self._drain.begun = True
