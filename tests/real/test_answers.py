@@ -60,7 +60,7 @@ def test_answers_end_in_every_way(real: Real, answers: dict[str, list[int]]) -> 
     assert sum(len(answer) == LONGEST for answer in answers.values()) >= 12
 
 
-@pytest.mark.parametrize(("turn", "spec"), enumerate(MODEL_FREE))
+@pytest.mark.parametrize(("turn", "spec"), list(enumerate(MODEL_FREE)))
 def test_answers_are_those_of_transformers(
     turn: int, spec: str, real: Real, answers: dict[str, list[int]], texts: list[list[int]]
 ) -> None:
