@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from transformers import PreTrainedModel
 from paceline.common.config import parse_spec, require_count
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.drafters import Maker, create, entry
+from paceline.engine.answer import Chunk, Completion
+from paceline.engine.cost_curve import CostCurve
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.engine import Engine, OnDrafterError
 from paceline.engine.invariance import Invariance
 from paceline.engine.loading import eos_token_ids, load_model, load_tokenizer
-from paceline.engine.metrics import Load, Stats, Timing
+from paceline.engine.metrics import Load, Timing
 from paceline.engine.model import CachedLM
 from paceline.engine.parallel.model import check_columns
 from paceline.engine.parallel.ranks import Ranks, local_device
@@ -29,58 +31,13 @@ from paceline.engine.requests import Intake
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.ticket import Progress, Ticket
 from paceline.engine.waiters import Waiters
-from paceline.engine.writer import Writer
+from paceline.engine.writer import Writer, origins_of
 from paceline.errors import ConfigError
+
+__all__ = ["LLM", "Chunk", "Completion"]
 
 Prompt = str | ListLike[int] | NDArray[np.integer[Any]] | torch.Tensor
 Prompts = str | ListLike[Prompt] | NDArray[np.integer[Any]] | torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One answer.
-
-    Attributes:
-        text: decoded answer, cut before a stop string; "" without a tokenizer.
-        token_ids: the answer's tokens, an end-of-sequence token included.
-        finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
-        logprobs: per token, with `SamplingParams.logprobs`: token id -> log-probability by the model's own logits, before any
-            option changes them; the likeliest tokens, likeliest first, and the one that came.
-        others: the further answers, with `SamplingParams.n`.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    stats: Stats
-    logprobs: list[dict[int, float]] | None = None
-    others: tuple[Completion, ...] = ()
-
-    @property
-    def outputs(self) -> list[Completion]:
-        """All answers to the prompt, this one first."""
-        return [self, *self.others]
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What one step added to a streamed answer.
-
-    Attributes:
-        text: text that became certain; the chunks' texts joined are the completion's text.
-        token_ids: tokens of this step.
-        accepted: per token, whether it came from the draft.
-        pieces: (text, accepted) per token with text, for displays; joined they are `text`.
-        completion: the whole answer, with the last chunk.
-        logprobs: as in `Completion`, of the tokens of this step.
-    """
-
-    text: str
-    token_ids: list[int]
-    accepted: list[bool]
-    pieces: list[tuple[str, bool]]
-    completion: Completion | None = None
-    logprobs: list[dict[int, float]] | None = None
 
 
 class LLM:
@@ -187,6 +144,16 @@ class LLM:
         """What the drafter's confidence was worth so far, by steps of it; None without a budget."""
         return self._engine.reliability
 
+    @property
+    def cost_curve(self) -> CostCurve | None:
+        """Seconds of a forward by the rows it is fed, as the budget has them; None before it needed them, or without one."""
+        return self._engine.cost_curve
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """Seconds of a step of one request without drafts: by the cost curve, corrected by such steps; None like the curve."""
+        return self._engine.plain_seconds
+
     def change_drafter(self, drafter: Drafter) -> None:
         """Answer with another drafter from now on, between requests.
 
@@ -249,7 +216,7 @@ class LLM:
         Cancelling it frees everything it holds.
         """
         groups = self._intake.answers(prompts, params)
-        tickets = self._engine.submit([seq for group in groups for seq in group])
+        tickets = await self._waiters.submit([seq for group in groups for seq in group])
         async with self._waiters.holding(tickets):
             await self._waiters.finish(tickets)
         return self._completions(groups, tickets)
@@ -257,7 +224,7 @@ class LLM:
     async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio; `aclose` frees everything it holds."""
         seq = self._intake.single(prompt, params)
-        (ticket,) = self._engine.submit([seq], keep_outcomes=True)
+        (ticket,) = await self._waiters.submit([seq], keep_outcomes=True)
         writer, done = Writer(self.tokenizer, seq.stop), False
         async with self._waiters.holding([ticket]):
             while not done:
@@ -268,11 +235,9 @@ class LLM:
     def _chunks(self, ticket: Ticket, writer: Writer, outcomes: list[Outcome], done: bool) -> Iterator[Chunk]:
         for outcome in outcomes:
             last = done and outcome is outcomes[-1]
-            accepted = [place < len(outcome.accepted) for place in range(len(outcome.new_token_ids))]
-            pieces = writer.write(outcome.new_token_ids, accepted, last)
-            text = "".join(piece for piece, _ in pieces)
-            whole = self._completion(ticket) if last else None
-            yield Chunk(text, outcome.new_token_ids, accepted, pieces, whole, outcome.logprobs)
+            written = writer.write(outcome.new_token_ids, origins_of(outcome), last)
+            forwards = ticket.seq.counters.prefill_forwards + writer.step - 1
+            yield Chunk.of(outcome, written, writer.step, forwards, self._completion(ticket) if last else None)
 
     def chat(self, messages: ListLike[Mapping[str, str]], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation through the tokenizer's chat template."""

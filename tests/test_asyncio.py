@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,34 @@ def test_cancelled_and_closed_calls_leave_nothing(pair: Pair, llm: LLM) -> None:
 
     assert asyncio.run(run()) == pair.answers[0]
     assert llm.model.open_sequences == 0
+
+
+def test_a_drafter_is_built_beside_the_loop_and_for_nobody_where_the_caller_has_gone(
+    pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_all, begun, goes_on = llm._engine._roster.find_all, threading.Event(), threading.Event()
+
+    def slow(seqs: Any, in_use: Any) -> Any:
+        begun.set()
+        goes_on.wait(20)
+        return find_all(seqs, in_use)
+
+    monkeypatch.setattr(llm._engine._roster, "find_all", slow)
+
+    async def run() -> None:
+        gone = asyncio.ensure_future(llm.agenerate(pair.prompts[:2], PARAMS))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)  # the loop goes on
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        goes_on.set()
+        while llm.load.aborted < 2:
+            await asyncio.sleep(0.01)
+        assert (await llm.agenerate([pair.prompts[0]], PARAMS))[0].token_ids == pair.answers[0]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert llm.load.running == llm.load.waiting == llm.model.open_sequences == 0
 
 
 def test_errors_reach_their_own_caller(pair: Pair, llm: LLM) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from paceline.drafters.shared.file_options import JacobiOptions
 from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
@@ -66,7 +67,8 @@ class Jacobi(Drafter):
             iterate = self._iterates[seq.id]
             while len(iterate.guesses) < length:
                 iterate.guesses.append(seq.token_ids[iterate.random.randrange(seq.prompt_length)])
-            trees.append(DraftTree.chain(iterate.guesses[:length]) if length > 0 else EMPTY_TREE)
+            chain = DraftTree.chain(iterate.guesses[:length], origins=[Origin.WINDOW] * length) if length > 0 else EMPTY_TREE
+            trees.append(chain)
         return trees
 
     def observe(self, outcomes: ListLike[Outcome]) -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence as ListLike
 
 from paceline.drafters.shared.file_options import PromptLookupOptions
-from paceline.drafters.shared.ngram_index import NgramIndex
+from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
 from paceline.engine.drafter import Drafter
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
@@ -48,13 +49,21 @@ class PromptLookup(Drafter):
             length = min(self._options.length, limit, seq.remaining - 1)
             index = self._index[seq.id]
             index.update(seq.token_ids)
-            tokens, matched = index.continuation(seq.token_ids, length) if length > 0 else ([], 0)
-            trees.append(DraftTree.chain(tokens, confidence=_confidence(matched, len(tokens))) if tokens else EMPTY_TREE)
+            trees.append(_chain(index.continuation(seq.token_ids, length), seq.prompt_length) if length > 0 else EMPTY_TREE)
         return trees
 
     def stop(self, seq: Sequence) -> None:
         """Drop the index."""
         self._index.pop(seq.id, None)
+
+
+def _chain(found: Continuation, prompt_length: int) -> DraftTree:
+    if not found.tokens:
+        return EMPTY_TREE
+    count = len(found.tokens)
+    of_prompt = min(count, max(0, prompt_length - found.place))
+    origins = [Origin.PROMPT] * of_prompt + [Origin.OUTPUT] * (count - of_prompt)
+    return DraftTree.chain(found.tokens, confidence=_confidence(found.matched, count), origins=origins)
 
 
 def _confidence(matched: int, count: int) -> list[float]:

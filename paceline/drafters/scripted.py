@@ -75,20 +75,7 @@ class ScriptedDrafter(Drafter):
             for seq, limit in zip(seqs, max_nodes, strict=True):
                 step = self._steps[seq.id]
                 self._steps[seq.id] = step + 1
-                proposed.append(_cut(trees[step], limit) if step < len(trees) else EMPTY_TREE)
+                proposed.append(trees[step].first(limit) if step < len(trees) else EMPTY_TREE)
             return proposed
 
         return propose
-
-
-def _cut(tree: DraftTree, nodes: int) -> DraftTree:
-    """The first `nodes` nodes of a tree: parents come first, so that they are a tree."""
-    if len(tree) <= nodes:
-        return tree
-    return DraftTree(
-        tree.token_ids[:nodes],
-        tree.parents[:nodes],
-        None if tree.probs is None else tree.probs[:nodes],
-        None if tree.confidence is None else tree.confidence[:nodes],
-        max(0, tree.probes - (len(tree) - nodes)),
-    )

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.engine.budget import NodeRule
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.errors import ConfigError, DrafterError
@@ -203,6 +204,7 @@ class DelegatingDrafter(Drafter):
 _turns: WeakValueDictionary[int, RLock] = WeakValueDictionary()  # by the id of the drafter, as long as an engine holds it
 _guard = Lock()
 _INTEGERS = {int}
+_ORIGINS = set(Origin) - {Origin.TARGET}
 
 
 def turn_of(drafter: Drafter) -> RLock:
@@ -269,9 +271,11 @@ def _broken_type(tree: DraftTree) -> str | None:
     for name, values in (("token_ids", tree.token_ids), ("parents", tree.parents)):
         if not isinstance(values, list | tuple) or not _INTEGERS.issuperset(map(type, values)):
             return f"gave {{seq}} {name} {_short(values)}; expected a list of integers of Python. Call tolist() on arrays."
-    for name, optional in (("probs", tree.probs), ("confidence", tree.confidence)):
+    for name, optional in (("probs", tree.probs), ("confidence", tree.confidence), ("origins", tree.origins)):
         if optional is not None and not isinstance(optional, list | tuple):
             return f"gave {{seq}} {name} {_short(optional)}; expected a list, or None."
+    if tree.origins is not None and not all(map(_ORIGINS.__contains__, tree.origins)):
+        return f"gave {{seq}} origins {_short(tree.origins)}; each is one of Origin but for TARGET."
     return None
 
 
@@ -298,7 +302,7 @@ def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
     edges = zip(parents, tokens, strict=True)
     if len(set(islice(edges, tree.candidates))) != tree.candidates:
         return "gave {seq} two siblings with the same token; siblings must differ."
-    for name, values in (("probs", tree.probs), ("confidence", tree.confidence)):
+    for name, values in (("probs", tree.probs), ("confidence", tree.confidence), ("origins", tree.origins)):
         if values is not None and len(values) != count:
             return f"gave {{seq}} {len(values)} {name} for {count} nodes; one per node, or None."
     if tree.probs is not None:

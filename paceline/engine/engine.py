@@ -17,7 +17,7 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
-from paceline.engine.cost_curve import cost_curve
+from paceline.engine.cost_curve import CostCurve, cost_curve
 from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
 from paceline.engine.grouping import fed_by, parts_of
 from paceline.engine.interrupts import interrupts_held
@@ -142,6 +142,16 @@ class Engine:
         """What the drafter's confidence was worth so far; None where its trees are fed as they come."""
         worth = self._roster.own.worth
         return None if worth is None else worth.reliability
+
+    @property
+    def cost_curve(self) -> CostCurve | None:
+        """What a forward costs by the rows it is fed; None where no budget has asked for it yet."""
+        return None if self._spending is None else self._spending.curve
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """What a step of one request takes without drafts; None where no budget has asked for it yet."""
+        return None if self._spending is None else self._spending.plain_seconds
 
     @property
     def unfinished(self) -> bool:

@@ -24,7 +24,6 @@ from paceline.common.compiled import compiled
 from paceline.engine.cost_curve import CostCurve
 from paceline.engine.drafting import Part
 from paceline.engine.reliability import FlatTrees, Reliability, corrected
-from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _RATE = 0.1  # of the newest step in what steps were found to take; of the first ones all count alike
 _MARGIN = 1.03  # of the seconds of steps with drafts: a gain that is smaller is no gain for sure
@@ -51,6 +50,11 @@ class _Pace:
             return 1.0
         return min(_MOST_OFF, max(1 / _MOST_OFF, math.exp(self._off[1] - self._off[0])))
 
+    @property
+    def plain(self) -> float:
+        """How much longer steps without drafts take than the curve says."""
+        return min(_MOST_OFF, max(1 / _MOST_OFF, math.exp(self._off[0]))) if self._steps[0] else 1.0
+
     def note(self, drafted: bool, seconds: float, expected: float) -> None:
         """Take in a step."""
         off = math.log(max(seconds, 1e-9) / expected)
@@ -68,11 +72,24 @@ class Spending:
     """
 
     def __init__(self, curve: Callable[[], CostCurve]) -> None:
-        self._curve = curve
+        self._make_curve = curve
+        self._curve: CostCurve | None = None
         self._costs: dict[tuple[int, int], NDArray[np.float64]] = {}
         self._paces: dict[int, _Pace] = {}  # by the number of sequences
         self._pace: _Pace | None = None  # the newest
         self._step: tuple[bool, float] | None = None  # whether there are drafts, and seconds by the curve
+
+    @property
+    def curve(self) -> CostCurve | None:
+        """What a forward costs; None before it was needed."""
+        return self._curve
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """What a step of one sequence takes without drafts: by the curve, corrected by such steps; None before it was needed."""
+        if self._curve is None:
+            return None
+        return self._curve.seconds[0] * (self._paces[1].plain if 1 in self._paces else 1.0)
 
     def cut(self, parts: ListLike[Part], sequences: int, pending: int) -> None:
         """Leave the trees of a step as many nodes as pay; those without confidence, and drawn ones, stay as they are.
@@ -99,7 +116,7 @@ class Spending:
             width = best_width(tokens, seconds, floor) if floor else own
         for part in parts:
             if part.flat is not None:
-                part.trees = [tree if len(tree) <= width else _first(tree, width) for tree in part.trees]
+                part.trees = [tree.first(width) for tree in part.trees]
         _charge(parts, own, seconds)
         # Prompts say nothing about decoding.
         fed = max(floor, width)
@@ -123,7 +140,8 @@ class Spending:
         """Return the seconds of a step by its width, [1 + widest], as the curve has them."""
         key = sequences, pending
         if len(self._costs.get(key, ())) <= widest:
-            self._costs[key] = self._curve().of(sequences * np.arange(pending, pending + widest + 1))
+            self._curve = self._curve or self._make_curve()
+            self._costs[key] = self._curve.of(sequences * np.arange(pending, pending + widest + 1))
         return self._costs[key][: widest + 1]
 
 
@@ -171,9 +189,3 @@ def _add_gains(reliability: Reliability, trees: FlatTrees, gains: NDArray[np.flo
             chance = corrected(reliability, trees.confidence[node])
             chances[node] = chance if above < 0 else chance * chances[first + above]
             gains[node - first + 1] += chances[node]
-
-
-def _first(tree: DraftTree, width: int) -> DraftTree:
-    if width == 0:
-        return EMPTY_TREE
-    return DraftTree(tree.token_ids[:width], tree.parents[:width], None, tree.confidence and tree.confidence[:width])

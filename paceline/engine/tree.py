@@ -7,12 +7,14 @@ Imports numpy only, so drafters can be written and tested without torch.
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from paceline.engine.origin import Origin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +34,7 @@ class DraftTree:
             None = a guess. A tree whose `probs` is None holds guesses only.
         confidence: per node the estimated chance that it is accepted, given that its parent is.
         probes: the last `probes` nodes are fed only to learn what the target says after them; they are never accepted.
+        origins: per node where the guess came from (`Origin`). Trees that guess the same are equal, whatever they say here.
     """
 
     token_ids: list[int]
@@ -39,6 +42,7 @@ class DraftTree:
     probs: list[Tensor | None] | None = None
     confidence: list[float] | None = None
     probes: int = 0
+    origins: ListLike[int] | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -54,9 +58,14 @@ class DraftTree:
         return dict(zip(zip(self.parents, self.token_ids, strict=True), nodes, strict=False))
 
     @staticmethod
-    def chain(token_ids: list[int], probs: list[Tensor | None] | None = None, confidence: list[float] | None = None) -> DraftTree:
+    def chain(
+        token_ids: list[int],
+        probs: list[Tensor | None] | None = None,
+        confidence: list[float] | None = None,
+        origins: ListLike[int] | None = None,
+    ) -> DraftTree:
         """A tree without branches: each token is the child of the one before it."""
-        return DraftTree(token_ids, list(range(-1, len(token_ids) - 1)), probs, confidence)
+        return DraftTree(token_ids, list(range(-1, len(token_ids) - 1)), probs, confidence, origins=origins)
 
     def is_chain(self) -> bool:
         """Whether no node has a sibling."""
@@ -101,6 +110,22 @@ class DraftTree:
             [self.token_ids[i] for i in path],
             None if self.probs is None else [self.probs[i] for i in path],
             None if self.confidence is None else [self.confidence[i] for i in path],
+            None if self.origins is None else [self.origins[i] for i in path],
+        )
+
+    def first(self, count: int) -> DraftTree:
+        """The first `count` nodes, which are a tree as well: parents come first."""
+        if count >= len(self):
+            return self
+        if count <= 0:
+            return EMPTY_TREE
+        return DraftTree(
+            self.token_ids[:count],
+            self.parents[:count],
+            None if self.probs is None else self.probs[:count],
+            None if self.confidence is None else self.confidence[:count],
+            max(0, self.probes - (len(self) - count)),
+            None if self.origins is None else self.origins[:count],
         )
 
 
@@ -114,6 +139,7 @@ class TreeBuilder:
         self.max_nodes = max_nodes
         self.token_ids: list[int] = []
         self.parents: list[int] = []
+        self.origins: list[int] = []
         self._child: dict[tuple[int, int], int] = {}
         self._probes = 0
 
@@ -124,19 +150,24 @@ class TreeBuilder:
         """Whether there is a candidate (parent, token)."""
         return edge in self._child
 
-    def add(self, token: int, parent: int) -> int:
+    def add(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
         """Add one node, or find it; `parent` where there is no room."""
-        return self.add_path((token,), parent)
+        return self.add_path((token,), parent, origin)
 
-    def add_probe(self, token: int, parent: int) -> int:
+    def add_probe(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
         """Add a node that is fed and never accepted; it may repeat a sibling. The caller sees to `max_nodes`."""
         self.token_ids.append(token)
         self.parents.append(parent)
+        self.origins.append(origin)
         self._probes += 1
         return len(self.token_ids) - 1
 
-    def add_path(self, token_ids: ListLike[int], parent: int = -1) -> int:
-        """Add a branch below `parent`, reusing the nodes it shares; returns its last node that fitted."""
+    def add_path(self, token_ids: ListLike[int], parent: int = -1, origin: Origin = Origin.DRAFT) -> int:
+        """Add a branch below `parent`, reusing the nodes it shares; returns its last node that fitted.
+
+        Args:
+            origin: of the nodes that are new.
+        """
         for token in token_ids:
             node = self._child.get((parent, token))
             if node is None:
@@ -146,12 +177,13 @@ class TreeBuilder:
                 self._child[parent, token] = node
                 self.token_ids.append(token)
                 self.parents.append(parent)
+                self.origins.append(origin)
             parent = node
         return parent
 
     def build(self) -> DraftTree:
         """The tree so far."""
-        return DraftTree(self.token_ids, self.parents, probes=self._probes)
+        return DraftTree(self.token_ids, self.parents, probes=self._probes, origins=self.origins)
 
 
 def node_depths(parents: ListLike[int]) -> IntArray:

@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as ListLike
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from paceline.engine.drafter import Outcome
 from paceline.engine.engine import Engine
+from paceline.engine.sequence import Sequence
 from paceline.engine.ticket import Ticket, raise_errors
 
 _Taken = deque[tuple[list[Outcome], bool]]
@@ -36,6 +38,21 @@ class Waiters:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = weakref.WeakKeyDictionary()
+
+    async def submit(self, seqs: ListLike[Sequence], keep_outcomes: bool = False) -> list[Ticket]:
+        """Queue sequences as `Engine.submit` does: the loop goes on while a drafter that one of them names is built."""
+        loop = asyncio.get_running_loop()
+        made = loop.run_in_executor(None, partial(self._engine.submit, seqs, keep_outcomes=keep_outcomes))
+        try:
+            return await asyncio.shield(made)
+        except asyncio.CancelledError:
+            made.add_done_callback(partial(self._withdraw, loop))
+            raise
+
+    def _withdraw(self, loop: asyncio.AbstractEventLoop, made: asyncio.Future[list[Ticket]]) -> None:
+        """Free what was queued for a caller that has gone meanwhile."""
+        if made.exception() is None:
+            loop.run_in_executor(None, self._engine.withdraw, made.result())
 
     @asynccontextmanager
     async def holding(self, tickets: ListLike[Ticket]) -> AsyncGenerator[None, None]:

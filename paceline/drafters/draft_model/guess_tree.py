@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceline.drafters.draft_model.hit_rates import HitRates
+from paceline.engine.origin import Origin
 from paceline.engine.tree import DraftTree
 
 CHOICES = 4  # continuations considered at each node
@@ -141,7 +142,8 @@ class GuessTree:
         place = {-1: -1} | {node: at for at, node in enumerate(kept)}
         guesses = [self._guesses[node] for node in kept]
         confidence = [guess.path_confidence / max(self._path_confidence(guess.parent), 1e-9) for guess in guesses]
-        tree = DraftTree([guess.token for guess in guesses], [place[guess.parent] for guess in guesses], confidence=confidence)
+        tokens, parents = [guess.token for guess in guesses], [place[guess.parent] for guess in guesses]
+        tree = DraftTree(tokens, parents, confidence=confidence, origins=[Origin.MODEL] * len(guesses))
         return tree, [guess.first_choice_prob for guess in guesses]
 
     def _branch(self, node: int, answer: Answer) -> None:

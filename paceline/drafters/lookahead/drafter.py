@@ -27,6 +27,7 @@ from paceline.drafters.lookahead.options import LookaheadOptions
 from paceline.drafters.lookahead.window import Window
 from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, TreeBuilder
 
@@ -161,7 +162,7 @@ class Lookahead(Drafter):
     def _add_guesses(self, builder: TreeBuilder, state: _State, depth: int) -> None:
         """Add the guesses, then the continuations of the first ones; the further, the more was accepted last time."""
         for ngram in state.guesses:
-            builder.add_path(ngram[:depth])
+            builder.add_path(ngram[:depth], origin=Origin.POOL)
         for ngram in state.guesses[:_EXTENDED_GUESSES]:
             text = ngram
             for _ in range(1 + state.accepted // (self._options.ngram - 1)):
@@ -169,7 +170,7 @@ class Lookahead(Drafter):
                 if more is None:
                     break
                 text += more
-            builder.add_path(text[:depth])
+            builder.add_path(text[:depth], origin=Origin.POOL)
 
     def _add_as_published(self, builder: TreeBuilder, window: Window | None, state: _State) -> None:
         """Feed every token of every guess; the last one of each and the window are never accepted."""
@@ -179,10 +180,10 @@ class Lookahead(Drafter):
             for token in ngram[:-1]:
                 if (node, token) in builder:
                     probes.append((token, node))
-                node = builder.add(token, node)
+                node = builder.add(token, node, Origin.POOL)
             probes.append((ngram[-1], node))
         for token, parent in probes:
-            builder.add_probe(token, parent)
+            builder.add_probe(token, parent, Origin.POOL)
         if window is not None:
             state.newest_level = window.add_to_tree(builder.add_probe)
 

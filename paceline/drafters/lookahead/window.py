@@ -18,8 +18,9 @@ import random
 from collections.abc import Callable, Iterator
 
 from paceline.drafters.shared.ngram_pool import Ngram
+from paceline.engine.origin import Origin
 
-AddNode = Callable[[int, int], int]  # (token, parent) -> node
+AddNode = Callable[[int, int, Origin], int]  # (token, parent, origin) -> node
 
 
 class Window:
@@ -58,12 +59,12 @@ class Window:
         """Add the window to a tree, and return the nodes of the newest level, by column (-1 = the root)."""
         chain = [-1]
         for token in self.levels[0]:
-            chain.append(add(token, chain[-1]))
+            chain.append(add(token, chain[-1], Origin.WINDOW))
         if len(self.levels) == 1:
             return chain if self.full else chain[1:]
         nodes = chain[: len(self.levels[1])]
         for level in self.levels[1:]:
-            nodes = [add(token, node) for token, node in zip(level, nodes, strict=True)]
+            nodes = [add(token, node, Origin.WINDOW) for token, node in zip(level, nodes, strict=True)]
         return nodes
 
     def ngrams(self, context: Ngram, answers: list[int]) -> Iterator[tuple[Ngram, Ngram]]:

@@ -33,6 +33,7 @@ from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.engine.budget import NodeRule, node_limit
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.model import CachedLM
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import decode_step
 from paceline.engine.tree import EMPTY_TREE, DraftTree, TreeBuilder
@@ -186,7 +187,7 @@ class Ouroboros(Drafter):
         depth = min(limit, seq.remaining - 1)
         chain = shadow.drafted[:depth]
         builder = TreeBuilder(limit)
-        last = builder.add_path(chain)
+        last = builder.add_path(chain, origin=Origin.MODEL)
         suffixes = []
         if shadow.seq.finish_reason is None:
             for phrase in self._phrases.phrases(shadow.seq, seq.token_ids[-1:] + chain, self._options.suffixes):
@@ -194,7 +195,7 @@ class Ouroboros(Drafter):
         self._add_alternatives(builder, seq, shadow, chain)
         if self._options.branches:
             for phrase in self._phrases.phrases(shadow.seq, seq.token_ids, self._options.suffixes):
-                builder.add_path(phrase[: len(chain)])
+                builder.add_path(phrase[: len(chain)], origin=Origin.POOL)
         return Proposal(builder.build(), len(chain), suffixes)
 
     def _add_alternatives(self, builder: TreeBuilder, seq: Sequence, shadow: PhraseShadow, chain: list[int]) -> None:
@@ -208,7 +209,9 @@ class Ouroboros(Drafter):
             if place < len(chain):
                 before = text[len(text) - len(chain) + place - 1]
                 following = next(iter(self._phrases.phrases(shadow.seq, [before, token], 1)), ())
-                builder.add_path((token, *following)[: len(chain) - place], place - 1)
+                node = builder.add(token, place - 1, Origin.MODEL)
+                if (place - 1, token) in builder:
+                    builder.add_path(following[: len(chain) - place - 1], node, Origin.POOL)
 
 
 def _add_suffix(builder: TreeBuilder, phrase: ListLike[int], parent: int, limit: int) -> list[int]:
@@ -217,6 +220,6 @@ def _add_suffix(builder: TreeBuilder, phrase: ListLike[int], parent: int, limit:
     for token in phrase:
         if (parent, token) not in builder and len(builder) >= limit:
             break
-        parent = builder.add(token, parent)
+        parent = builder.add(token, parent, Origin.POOL)
         nodes.append(parent)
     return nodes

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from paceline.drafters.pia.options import PiaOptions
 from paceline.drafters.pia.tries import Children, Node, PhraseTries
 from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
@@ -93,12 +94,14 @@ class Selection:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
 
     def tree_below(self, children: Children, depth: int) -> DraftTree:
         """Return the tree below a query, at most `depth` deep; `confidence` is a child's share of its parent's score."""
         least_output, least_score = self._least(list(self._counted(children, depth)))
         self._add(children, -1, depth, least_output, least_score)
-        return DraftTree(self.tokens, self.parents, confidence=self.shares) if self.tokens else EMPTY_TREE
+        tree = DraftTree(self.tokens, self.parents, confidence=self.shares, origins=self.origins)
+        return tree if self.tokens else EMPTY_TREE
 
     def _score(self, node: Node) -> float:
         return (1 - _OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + _OUTPUT_WEIGHT * node.output
@@ -133,5 +136,6 @@ class Selection:
             self.tokens.append(token)
             self.parents.append(parent)
             self.shares.append(score / total)
+            self.origins.append(Origin.PROMPT if self.request in node.inputs else Origin.POOL)  # outputs are everybody's
             if depth > 1:
                 self._add(node.children, len(self.tokens) - 1, depth - 1, least_output, least_score)

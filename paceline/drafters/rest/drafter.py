@@ -17,6 +17,7 @@ from paceline import datastore
 from paceline.drafters.rest.counting import draft
 from paceline.drafters.rest.options import RestOptions
 from paceline.engine.drafter import Drafter
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
@@ -63,7 +64,12 @@ class Rest(Drafter):
         sources = snapshot.table, ids, offsets, options.shortest, options.longest, options.matches
         snapshot.check(draft(*sources, depths, limits, tokens, parents, shares, sizes))
         return [
-            DraftTree(tokens[i, :size].tolist(), parents[i, :size].tolist(), confidence=shares[i, :size].tolist())
+            DraftTree(
+                tokens[i, :size].tolist(),
+                parents[i, :size].tolist(),
+                confidence=shares[i, :size].tolist(),
+                origins=[Origin.DATASTORE] * size,
+            )
             if size
             else EMPTY_TREE
             for i, size in enumerate(sizes.tolist())

@@ -23,6 +23,7 @@ from paceline.drafters.shared.shadow import Shadow
 from paceline.engine import sampling
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.model import CachedLM
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.engine.verify import follow
@@ -188,14 +189,14 @@ class ChainDrafter(Drafter):
         """Return up to `room` tokens that followed the shadow's text and `path` earlier."""
         if not self._looks_up or room <= 0:
             return []
-        return shadow.index.continuation(shadow.seq.token_ids + path, min(LOOKUP_LENGTH, room))[0]
+        return shadow.index.continuation(shadow.seq.token_ids + path, min(LOOKUP_LENGTH, room)).tokens
 
     def _draws(self, seq: Sequence) -> bool:
         """Whether drafts of `seq` come with their distributions."""
         return self._rejects and not seq.params.greedy
 
     def _as_tree(self, chain: Chain) -> DraftTree:
-        return DraftTree.chain(chain.tokens, chain.probs if chain.draws else None)
+        return chain_tree(chain)
 
     def _limit(self, seq: Sequence, limit: int) -> int:
         """Return the most tokens to draft for `seq`: by its rule, `limit`, the end of the answer, and the draft's context."""
@@ -213,6 +214,12 @@ class ChainDrafter(Drafter):
         """Feed long prompts in chunks, all but the last chunk."""
         while late := [shadow for shadow in shadows if not self._draft.reaches_end(shadow)]:
             self._draft.feed(late)
+
+
+def chain_tree(chain: Chain, confidence: list[float] | None = None) -> DraftTree:
+    """Return a chain as it is proposed: with its distributions where it was drawn."""
+    origins = [Origin.MODEL] * len(chain.tokens)
+    return DraftTree.chain(chain.tokens, chain.probs if chain.draws else None, confidence, origins)
 
 
 def _follow(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:

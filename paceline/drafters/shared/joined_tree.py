@@ -12,13 +12,16 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.common.compiled import Records, compiled, kernel, record_dtype
 from paceline.common.limits import LONGEST_KEY
 from paceline.drafters.shared.chances import Chances, cell_of, cell_of_asked, count_trial
 from paceline.drafters.shared.recycled import ABSENT, TOP, Table, look_up
+from paceline.engine.origin import Origin
 from paceline.engine.tree import IntArray
 
+_RECYCLED = int(Origin.RECYCLED)
 _ROOM_EACH, _ROOM = 2 * TOP, 64  # guesses on the frontier: for each node, and besides
 
 
@@ -34,7 +37,8 @@ class Guess:
     asked: int  # its cell where the draft model was asked; else ABSENT
     confidence: float  # given the parent
     path_confidence: float
-    known: int  # tokens of `tail` that are there
+    known: Annotated[int, np.int32]  # tokens of `tail` that are there
+    origin: Annotated[int, np.int32]  # of `Origin`: the source that is surest of it
     tail: Annotated[Any, np.int64, LONGEST_KEY]  # the newest tokens, this one the last
 
 
@@ -42,11 +46,12 @@ GUESS = record_dtype(Guess)
 
 
 class Drafted(NamedTuple):
-    """Another drafter's tree. Attributes: token_ids, parents: [n]; confidence: [n] given the parent."""
+    """Another drafter's tree. Attributes: token_ids, parents: [n]; confidence: [n] given the parent; origins: [n]."""
 
     token_ids: IntArray
     parents: IntArray
     confidence: Any
+    origins: NDArray[np.int8]
 
 
 @compiled
@@ -131,7 +136,7 @@ def _offer(
         _at_temperature(entry.probs, entry.size, temperature, scratch)
         for index in range(entry.size):
             guess = frontier[waiting]
-            guess.token, guess.drafted = entry.tokens[index], ABSENT
+            guess.token, guess.drafted, guess.origin = entry.tokens[index], ABSENT, _RECYCLED
             guess.cell = cell_of(temperature > 0, size, scratch[index], -1.0)
             waiting += 1
     kept = waiting
@@ -147,6 +152,8 @@ def _offer(
             chance = 0.0 if found == waiting else scratch[found - first]
             guess = frontier[found]
             guess.token, guess.drafted = drafted.token_ids[node], node
+            if found == waiting or drafted.confidence[node] > chance:
+                guess.origin = drafted.origins[node]
             guess.cell = cell_of(temperature > 0, 0 if found == waiting else size, chance, drafted.confidence[node])
             waiting += found == waiting
     for index in range(first, waiting):
@@ -185,6 +192,8 @@ def _ask(
             guess.token, guess.drafted, guess.cell, guess.confidence = modelled.token_ids[node], ABSENT, ABSENT, 0.0
             waiting += 1
         guess.modelled = node
+        if modelled.confidence[node] >= guess.confidence:
+            guess.origin = modelled.origins[node]
     if asked:
         for index in range(first, waiting):
             guess = frontier[index]

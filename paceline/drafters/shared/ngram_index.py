@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+
+class Continuation(NamedTuple):
+    """What followed an n-gram. Attributes:
+
+    tokens: that followed. matched: tokens of the n-gram; 0 = none was found. place: of the first of `tokens` in the text.
+    """
+
+    tokens: list[int]
+    matched: int
+    place: int
+
 
 class NgramIndex:
     """Holds the latest place of every n-gram of one text that something follows.
@@ -24,10 +37,8 @@ class NgramIndex:
                     self._latest[tuple(tokens[end + 1 - size : end + 1])] = end
         self._indexed = max(self._indexed, len(tokens) - 1)
 
-    def continuation(self, tokens: list[int], length: int) -> tuple[list[int], int]:
+    def continuation(self, tokens: list[int], length: int) -> Continuation:
         """Return up to `length` tokens that followed the latest earlier occurrence of the longest matching suffix of `tokens`.
-
-        The second result is the length of that suffix; 0 if none matches.
 
         Args:
             tokens: the indexed text, and possibly more behind it.
@@ -36,5 +47,5 @@ class NgramIndex:
             if size < len(tokens):
                 place = self._latest.get(tuple(tokens[-size:]))
                 if place is not None:
-                    return tokens[place + 1 : place + 1 + length], size
-        return [], 0
+                    return Continuation(tokens[place + 1 : place + 1 + length], size, place + 1)
+        return Continuation([], 0, 0)

@@ -16,12 +16,13 @@ from paceline.drafters.shared.recycled import TOP, new_table, remember
 from paceline.drafters.shared.recycled_file import KeptTable
 from paceline.engine.budget import WITH_BUDGET, NodeRule
 from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.errors import ConfigError
 
 _NODES, _BATCH_NODES = 16, 48  # without a budget: of a tree, and of a batch
-_NOTHING_DRAFTED = Drafted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+_NOTHING_DRAFTED = Drafted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0, np.int8))
 
 
 def node_rule_of(nodes: int | None, budget: bool) -> NodeRule:
@@ -131,14 +132,18 @@ def as_draft(tree: NDArray[np.void], size: int) -> DraftTree:
     if size == 0:
         return EMPTY_TREE
     taken = tree[:size]
-    return DraftTree(taken["token"].tolist(), taken["parent"].tolist(), None, taken["confidence"].tolist())
+    return DraftTree(
+        taken["token"].tolist(), taken["parent"].tolist(), None, taken["confidence"].tolist(), origins=taken["origin"].tolist()
+    )
 
 
 def _drafted(tree: DraftTree) -> Drafted:
     """Return another drafter's tree as `grow` takes it."""
     if not tree.token_ids:
         return _NOTHING_DRAFTED
-    return Drafted(_array(tree.token_ids), _array(tree.parents), np.array(tree.confidence, dtype=np.float64))
+    origins = [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins
+    confidence = np.array(tree.confidence, dtype=np.float64)
+    return Drafted(_array(tree.token_ids), _array(tree.parents), confidence, np.array(origins, dtype=np.int8))
 
 
 def _array(numbers: Any) -> IntArray:

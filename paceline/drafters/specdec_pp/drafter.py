@@ -18,7 +18,7 @@ from collections.abc import Sequence as ListLike
 from statistics import median
 
 from paceline import demo
-from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
+from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter, chain_tree
 from paceline.drafters.shared.length_rules import Chain
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.drafters.specdec_pp.head_rule import HeadRule
@@ -128,4 +128,4 @@ class SpecDecPP(ChainDrafter):
         """Return the chain with the head's confidences, and the early one for the last token, which it has not judged."""
         count = len(chain.tokens)
         confidence = [*chain.confidences[1:count], chain.drawn[count - 1].early_confidence]
-        return DraftTree.chain(chain.tokens, chain.probs if chain.draws else None, confidence)
+        return chain_tree(chain, confidence)

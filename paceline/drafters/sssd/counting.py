@@ -18,7 +18,7 @@ has two tokens:
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,11 @@ from paceline.common.compiled import Records, compiled, kernel, record_dtype
 from paceline.drafters.sssd.evidence import Pool
 from paceline.drafters.sssd.pointers import REQUEST, SKIPPED
 from paceline.drafters.sssd.request_index import LONGEST
+from paceline.engine.origin import Origin
 
 SOURCES = ("prompt", "output", "store")
 PROMPT, OUTPUT, STORE = range(3)  # indices of the sources
+ORIGINS = np.array([Origin.PROMPT, Origin.OUTPUT, Origin.DATASTORE], dtype=np.int8)  # by source
 BANDS = 7
 MOST_TOKENS = 192  # different tokens that follow one node
 FAR = 1023  # the most that a place is off the copied text
@@ -51,6 +53,7 @@ class TokenCounts:
     pointers: Int32  # of all kinds
     skips: Int32  # pointers that skip the newest token
     votes: Int32  # of places in the same relation
+    hinted: Int32  # source of the latest pointer that is no match
     nearest: int  # the latest place in the request behind a match, -1 = none
     off: int  # tokens between the copied text and the place in the request that is closest to it; at most FAR
 
@@ -107,14 +110,16 @@ def count_tokens(pool: Pool, begin: int, end: int, prompt_length: int, copy_plac
         if which < 0:
             continue
         one, match = counts.tokens[which], pointer.match
+        source = STORE if pointer.shard != REQUEST else OUTPUT if pointer.place >= prompt_length else PROMPT
         one.pointers += 1
+        if match < 0:
+            one.hinted = source
         if match == SKIPPED:
             one.skips += 1
             node.skips += 1
         elif match < 0:
             one.votes -= match
         else:
-            source = STORE if pointer.shard != REQUEST else OUTPUT if pointer.place >= prompt_length else PROMPT
             band = _BAND_OF[match]
             node.matches += 1
             one.by_band[source, band] += 1
@@ -152,6 +157,20 @@ def hopeless(counts: Counts, which: int, different: int) -> bool:
         return False
     longest = max(node.longest[PROMPT], node.longest[OUTPUT], node.longest[STORE])
     return bool(max(one.longest[PROMPT], one.longest[OUTPUT], one.longest[STORE]) + 1 < longest)
+
+
+@kernel
+def origin_of(counts: Counts, which: int) -> Any:
+    """Return where a token comes from: the source with the longest match, of several the one with most of that length."""
+    one = counts.tokens[which]
+    best, longest, most = one.hinted, 0, 0
+    for source in range(len(SOURCES)):
+        match = one.longest[source]
+        if match > 0 and match >= longest:
+            times = one.by_band[source, _BAND_OF[match]]
+            if match > longest or times > most:
+                best, longest, most = source, match, times
+    return ORIGINS[best]
 
 
 @kernel

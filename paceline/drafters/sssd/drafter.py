@@ -152,9 +152,15 @@ class _Batch:
 
     def trees(self) -> list[DraftTree]:
         """Return what was drafted."""
-        tokens, parents, confidence = (self._drafted[name] for name in ("token", "parent", "confidence"))
+        tokens, parents, confidence, origins = (self._drafted[name] for name in ("token", "parent", "confidence", "origin"))
         return [
-            DraftTree(tokens[row, :size].tolist(), parents[row, :size].tolist(), None, confidence[row, :size].tolist())
+            DraftTree(
+                tokens[row, :size].tolist(),
+                parents[row, :size].tolist(),
+                None,
+                confidence[row, :size].tolist(),
+                origins=origins[row, :size].tolist(),
+            )
             if size
             else EMPTY_TREE
             for row, size in enumerate(self._jobs["size"].tolist())

@@ -14,12 +14,13 @@ After 1 2, where the request has "1 2 3" twice and "1 2 4" once, and the datasto
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.common.compiled import Records, compiled, kernel, record_dtype
 from paceline.datastore.rows import ShardRow
+from paceline.drafters.sssd.counting import ORIGINS, OUTPUT, PROMPT, STORE
 from paceline.drafters.sssd.evidence import Pool, advance, copy_newest, look_up, new_pool, put, sample
 from paceline.drafters.sssd.pointers import REQUEST
 from paceline.drafters.sssd.request_index import LONGEST, Text, occurrences
@@ -101,7 +102,10 @@ def merge_sources(text: Text, table: Records[ShardRow], merge: Merge, nodes: int
         taken = waiting[best]
         token, source, depth, first, last = taken.token, taken.source, taken.depth, taken.begin, taken.end
         path = taken.path_confidence - _DEEP * depth
+        before = size
         node, size = _insert(tree, size, taken, path)
+        if size > before:
+            tree[node].origin = _origin(text, pool, source, first, last, token)
         count -= 1
         waiting[best] = waiting[count]
         longest = branch_length(nodes) if source == 0 else _WINDOW - source
@@ -168,6 +172,18 @@ def _push(merge: Merge, count: int, begin: int, end: int, source: int, parent: i
             count += 1
         waiting[entry].path_confidence += factor / total
     return count
+
+
+@kernel
+def _origin(text: Text, pool: Pool, source: int, begin: int, end: int, token: int) -> Any:
+    """Return where a candidate comes from; of one from the request, where most of its places are."""
+    if source == 0:
+        return ORIGINS[STORE]
+    balance = 0
+    for index in range(begin, end):
+        if pool.pointers[index].token == token:
+            balance += 1 if pool.pointers[index].place >= text.prompt_length else -1
+    return ORIGINS[OUTPUT if balance > 0 else PROMPT]
 
 
 @kernel

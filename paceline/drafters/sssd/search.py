@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from paceline.common.compiled import Records, compiled, kernel, record_dtype
 from paceline.datastore.rows import ShardRow
-from paceline.drafters.sssd.counting import Counts, count_tokens, guess_of_request, guess_of_store, hopeless, new_counts
+from paceline.drafters.sssd.counting import (
+    Counts,
+    count_tokens,
+    guess_of_request,
+    guess_of_store,
+    hopeless,
+    new_counts,
+    origin_of,
+)
 from paceline.drafters.sssd.evidence import Pool, advance, copy_newest, new_pool, point_into_request, point_into_store
 from paceline.drafters.sssd.features import FEATURES, describe_node
 from paceline.drafters.sssd.hints import add_hints, follow_copy
@@ -35,7 +43,8 @@ _WAITING_EACH, _WAITING = 64, 256  # children on the frontier: for each node, an
 class Child:
     """A token that waits to be taken into the tree."""
 
-    parent: int  # node of the tree, 0 = root
+    parent: Annotated[int, np.int32]  # node of the tree, 0 = root
+    origin: Annotated[int, np.int32]  # of `Origin`
     token: int
     confidence: float  # given the parent
     path_confidence: float  # of the whole path
@@ -126,7 +135,7 @@ def _take(tree: Records[TreeNode], frontier: Records[Child], node: int, waiting:
     child, new = frontier[best], tree[node]
     parent = tree[child.parent]
     depth = parent.depth
-    new.parent, new.token, new.depth = child.parent, child.token, depth + 1
+    new.parent, new.token, new.depth, new.origin = child.parent, child.token, depth + 1, child.origin
     new.confidence, new.path_confidence = child.confidence, child.path_confidence
     known = parent.correct > 0 and depth < truth.size
     new.correct = known and truth[min(depth, truth.size - 1)] == child.token
@@ -217,5 +226,6 @@ def _offer(
         if path > _LEAST_CONFIDENCE and waiting < len(frontier):
             child = frontier[waiting]
             child.parent, child.token, child.confidence, child.path_confidence = node, token, confidence, path
+            child.origin = origin_of(counts, which)
             waiting += 1
     return waiting

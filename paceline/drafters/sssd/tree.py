@@ -12,7 +12,9 @@ After the newest tokens "1 2", with 7 and 8 as candidates and 4 behind 7:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import numpy as np
 
 from paceline.common.compiled import Records, kernel, record_dtype
 
@@ -25,6 +27,7 @@ class TreeNode:
     depth: int
     confidence: float  # given the parent
     path_confidence: float  # of the whole path
+    origin: int  # of `Origin`
     begin: int  # its pointers in the pool are [begin, end)
     end: int
     request_size: int  # matches in the request were looked for down to this length
@@ -36,7 +39,8 @@ class DraftNode:
     """A node as the caller gets it, numbered without the root."""
 
     token: int
-    parent: int  # -1 = the root
+    parent: Annotated[int, np.int32]  # -1 = the root
+    origin: Annotated[int, np.int32]  # of `Origin`
     confidence: float
 
 
@@ -58,4 +62,4 @@ def write_tree(tree: Records[TreeNode], size: int, drafted: Records[DraftNode]) 
     """Write the `size` nodes below the root as the caller gets them."""
     for index in range(size):
         node, out = tree[index + 1], drafted[index]
-        out.token, out.parent, out.confidence = node.token, node.parent - 1, node.confidence
+        out.token, out.parent, out.origin, out.confidence = node.token, node.parent - 1, node.origin, node.confidence

@@ -12,9 +12,11 @@ from paceline.common.compiled import Records, compiled
 from paceline.common.limits import LONGEST_KEY
 from paceline.drafters.shared.joined_tree import Guess
 from paceline.drafters.shared.recycled import ABSENT, Table, look_up
+from paceline.engine.origin import Origin
 from paceline.engine.tree import IntArray
 
 Ranks = tuple[int, ...]
+_RECYCLED = int(Origin.RECYCLED)
 CHILDREN: dict[Ranks, int] = {
     (): 8,
     **{(rank,): count for rank, count in enumerate((8, 4, 3, 2, 1, 1, 1, 1))},
@@ -64,6 +66,7 @@ def fill(table: Table, newest: IntArray, keys: int, parents: IntArray, ranks: In
             continue
         guess = tree[size]
         guess.parent, guess.depth, guess.cell = place_of[above], depth, 0
+        guess.origin = _RECYCLED
         guess.token, guess.confidence = table.entries[entry].tokens[ranks[node]], table.entries[entry].probs[ranks[node]]
         tails[row, :-1] = tails[above, 1:]
         tails[row, -1] = guess.token

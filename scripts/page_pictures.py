@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Make the pictures of docs/page.md: a server on SmolLM2, a conversation in headless Chromium, what is seen as PNG.
+
+The figures in them are those of the machine it runs on. Needs chromium, chromedriver and the wheel of the model.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from paceline import LLM  # noqa: E402
+from tests.support.browser import ENTER, ESCAPE, Browser, browser  # noqa: E402
+from tests.support.serving import served  # noqa: E402
+
+IMAGES = ROOT / "docs" / "img"
+QUESTIONS = (
+    "Correct the spelling of this text and repeat all of it: The town of Arvel had no libary until a retired bus driver parked"
+    " his old vehicle beside the market and filled it with books from his own shelves. On the first morning four people came.",
+    "Write a short Python class for a bank account with deposit and withdraw, each with a check of the amount.",
+)
+LENGTH = 200  # tokens of an answer
+_ENDED = "(document.querySelectorAll('.answer')[arguments[0]]?.querySelector('.note').textContent)"
+
+
+def ask(window: Browser, question: str, place: int) -> None:
+    window.type("#question", question)
+    window.press(ENTER)
+    window.wait(_ENDED.replace("arguments[0]", str(place)), 600)
+
+
+def most_accepted(window: Browser) -> None:
+    """Choose a token of a step of the last answer in which about seven guesses were accepted."""
+    window.run("""
+        const tokens = [...document.querySelectorAll('.answer:last-of-type .token')], sizes = {};
+        for (const one of tokens) sizes[one.dataset.step] = (sizes[one.dataset.step] ?? 0) + !one.classList.contains('o-target');
+        const step = Object.keys(sizes).sort((one, other) => Math.abs(sizes[one] - 7) - Math.abs(sizes[other] - 7))[0];
+        tokens.find((one) => one.dataset.step === step).click();
+        const log = document.getElementById('log');
+        log.style.scrollBehavior = 'auto';
+        document.querySelector('.token[aria-current]').scrollIntoView({ block: 'center' });
+    """)
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    llm = LLM("smollm2", "auto", batch_invariant=False)
+    with (
+        tempfile.TemporaryDirectory() as profile,
+        served(llm, (), served_name=("smollm2",)) as one,
+        browser(Path(profile)) as window,
+    ):
+        window.look(1280, 800)
+        window.open(one.url)
+        window.wait("document.getElementById('drafter').options.length")
+        window.run("document.getElementById('length').value = arguments[0]", LENGTH)
+        for place, question in enumerate(QUESTIONS):
+            ask(window, question, place)
+        most_accepted(window)
+        shots = {"chat-light": (1280, 800, False), "chat-dark": (1280, 800, True), "chat-phone": (390, 800, False)}
+        for name, look in shots.items():
+            window.look(*look)
+            if name.endswith("phone"):
+                window.press(ESCAPE)
+            time.sleep(0.5)
+            window.picture(IMAGES / f"{name}.png")
+        window.look(1280, 1060)
+        window.open(f"{one.url}/operator")
+        window.wait("document.querySelectorAll('#curve svg, #reliability svg').length > 1")
+        time.sleep(2.5)
+        window.picture(IMAGES / "operator.png")
+        assert not window.errors()
+    for path in IMAGES.glob("*.png"):
+        print(path.name, path.stat().st_size // 1024, "KiB")
+
+
+if __name__ == "__main__":
+    main()
