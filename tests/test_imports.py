@@ -18,22 +18,20 @@ LIGHT = [
 ]
 
 
-@pytest.mark.parametrize("module", LIGHT)
-def test_light_modules_need_no_torch(module: str) -> None:
-    code = f"import {module}, sys; assert not {{'torch', 'transformers'}} & set(sys.modules), 'torch was imported'"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-
-
-def test_drafters_are_listed_and_built_without_torch() -> None:
-    """The registry imports a drafter's module when it is chosen, not before."""
-    code = """
-import sys
+def test_light_modules_need_no_torch() -> None:
+    """One after the other, so that the first that needs it is named. A drafter's module is imported when it is chosen."""
+    code = f"""
+import importlib, sys
+def check(what):
+    assert not {{"torch", "transformers"}} & set(sys.modules), f"torch was imported by {{what}}"
+for name in {LIGHT}:
+    importlib.import_module(name)
+    check(name)
 from paceline.drafters import available, create
 assert "draft_model" in available()
-assert create("prompt_lookup:length=3").name == "prompt_lookup"
-assert create("sssd").name == "sssd"
-assert "torch" not in sys.modules
+for spec in ("prompt_lookup:length=3", "sssd"):
+    assert create(spec).name == spec.partition(":")[0]
+    check(spec)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -18,10 +18,10 @@ from tests.support.models import make
 from tests.support.shared import COUNT, SAME_SEED, SPECS, Pair, ScriptedTree, reference
 
 
-@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", SPECS)
 def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
-    """More prompts than places, all ending at different times."""
+    """More prompts than places, all ending at different times. Eight at a time are below, with end tokens."""
     llm = pair.engine(name, max_batch=batch)
     rng = random.Random(batch)
     lengths = [rng.randrange(2, COUNT) for _ in pair.prompts]
@@ -110,12 +110,12 @@ def test_prompts_in_chunks(pair: Pair, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.4}])
-def test_slots_change_hands(pair: Pair, name: str, params: dict[str, Any]) -> None:
+def test_slots_change_hands(pair: Pair, name: str) -> None:
     """One engine, many calls: what a call leaves behind must not reach the next."""
     llm = pair.engine(name, max_batch=4)
     fresh = pair.engine(name, max_batch=4)
-    chosen = SamplingParams(max_new_tokens=9, temperature=0.9, **params)
+    kinds = [SamplingParams(max_new_tokens=9, temperature=0.9, repetition_penalty=penalty) for penalty in (1.0, 1.4)]
+    chosen = [kinds[place % 3 == 0] for place in range(len(pair.prompts))]
     llm.generate(pair.prompts[::-1], chosen)
     assert [out.token_ids for out in llm.generate(pair.prompts, chosen)] == [
         out.token_ids for out in fresh.generate(pair.prompts, chosen)
@@ -141,7 +141,7 @@ def sampled(pair: Pair) -> list[list[int]]:
     return [out.token_ids for out in llm.generate(pair.prompts, MIXED)]
 
 
-@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("spec", SAME_SEED)
 def test_a_seed_gives_the_same_text(pair: Pair, sampled: list[list[int]], spec: str, batch: int) -> None:
     """Under every drafter of guesses, in any batch, in any order, beside any neighbours."""
@@ -199,15 +199,17 @@ def test_drafts_are_the_draft_models_own_words(pair: Pair) -> None:
         assert not proposed or proposed == reference(pair.draft, tokens, len(proposed), eos_token_id=None)
 
 
+STREAMED = [SamplingParams(30), SamplingParams(30, 1.0, seed=3, stop=("e.", "a", "zz"))]
+
+
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("params", [SamplingParams(30), SamplingParams(30, 1.0, seed=3, stop=("e.", "a", "zz"))])
-def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str, params: SamplingParams) -> None:
+def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str) -> None:
     """Two engines with the same history: what a drafter keeps between requests is the same in both.
 
     How much is accepted is compared only without a budget: a budget feeds what the clock says is cheap.
     """
     whole, streamed = (pair.engine(name, tokenizer=tokenizer) for _ in range(2))
-    for prompt in pair.prompts[5:9]:
+    for prompt, params in zip(pair.prompts[5:9], STREAMED * 2, strict=True):
         (out,) = whole.generate([prompt], params)
         chunks = list(streamed.stream(prompt, params))
         assert [token for chunk in chunks for token in chunk.token_ids] == out.token_ids
@@ -227,9 +229,9 @@ def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str
 def test_a_stream_shows_nothing_of_a_stop_string(pair: Pair, tokenizer: Any, name: str) -> None:
     """Stop strings that begin in one step and end in another, and ones that only begin."""
     llm = pair.engine(name, tokenizer=tokenizer)
-    for row in (1, 5, 6, 7):
+    for place, row in enumerate((1, 5, 6, 7)):
         text = tokenizer.decode(pair.answers[row], skip_special_tokens=True)
-        for start in range(4, 12):
+        for start in range(4 + place % 2, 12, 2):
             params = SamplingParams(COUNT, stop=(text[start : start + 5], text[start + 2 : start + 4] + "é"))
             chunks = list(llm.stream(pair.prompts[row], params))
             assert "".join(chunk.text for chunk in chunks) == text[: text.find(params.stop[0])]

@@ -12,9 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from transformers import PreTrainedModel
 
 from paceline.bench.environment import load_average, look_around, peak_memory
@@ -31,6 +29,7 @@ from paceline.engine.model import CachedLM
 from paceline.engine.parallel.ranks import Ranks
 from paceline.errors import ConfigError
 from paceline.llm import LLM
+from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt
 
 Maker = Callable[[CachedLM], Drafter]
@@ -100,7 +99,7 @@ class _Run:
         """Whether it came to the end."""
         total = self._config.repeats * len(self._units)
         # Nothing is refreshed while a call is timed, hence no automatic refresh.
-        with Progress(console=Console(stderr=True), auto_refresh=False, transient=True, disable=not progress) as bar:
+        with progress_bar(shown=progress, auto_refresh=False) as bar:
             task = bar.add_task("warm-up", total=total)
             try:
                 self._warm_up()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from paceline.cli.show import INTERRUPTED, out, print_note, summary, write
@@ -111,10 +110,11 @@ def _line_to(output: Path) -> Callable[[int, Asked, Completion], None]:
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[], None]]:
     """Show a progress bar on a terminal's standard error; yield the function that moves it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    from paceline.report.progress import progress_bar
 
     columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar(*columns) as bar:
         task = bar.add_task("", total=total)
         yield lambda: bar.advance(task)

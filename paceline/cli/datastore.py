@@ -219,7 +219,9 @@ def print_summary(path: str) -> None:
 @contextmanager
 def shown_progress() -> Iterator[Report]:
     """Show a progress bar on standard error; yield the function that moves it."""
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from paceline.report.progress import progress_bar
 
     columns = (
         SpinnerColumn(),
@@ -228,7 +230,7 @@ def shown_progress() -> Iterator[Report]:
         TextColumn("{task.fields[tokens]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with progress_bar(*columns) as bar:
         task = bar.add_task("read", total=None, tokens="")
 
         def report(what: str, done: int, total: int | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +147,7 @@ def read_manifest(path: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise DatastoreError(
             f"store {str(path)!r}: got a place where there is no store; expected the folder of one. Build one: paceline datastore"
-            f" build {path} ..."
+            f" build {shlex.quote(str(path))} ..."
         ) from None
     except OSError as error:
         raise DatastoreError(f"store {str(path)!r}: got {error}; expected a store that can be read. Check its rights.") from error

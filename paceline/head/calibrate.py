@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence as ListLike
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from transformers import PreTrainedModel
 
@@ -19,6 +18,7 @@ from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError
 from paceline.head.recording import Recording
 from paceline.llm import LLM
+from paceline.report.progress import progress_bar
 
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
 THRESHOLDS = tuple(round(0.05 * place, 2) for place in range(1, 20))
@@ -44,7 +44,7 @@ def calibrate(
     asked, params = _questions(head, recordings, limit)
     placed, draft_model = head.for_draft(draft), draft_lm(draft)
     curve = []
-    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
+    with progress_bar(shown=progress) as bar:
         for threshold in bar.track(thresholds, description="decoding"):
             drafter = SpecDecPP(SpecDecPPOptions(threshold=threshold), draft_model, placed)
             llm = LLM(target, drafter, max_batch=recordings[0].settings["batch"])

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -31,6 +30,7 @@ from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.head.answers import Answers, find_answers
 from paceline.head.recording import Recording, RecordingFolder, read_recording
 from paceline.head.settings import RecordConfig
+from paceline.report.progress import progress_bar
 
 _FIGURES = ("log_probs", "entropies", "labels", "top_probs")
 
@@ -55,7 +55,7 @@ def record(
     starts = range(0, len(answers.prompts), config.batch)
     folder = RecordingFolder(config.out, _settings(config, answers, target, draft, len(starts)), answers.prompts)
     columns = (TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TextColumn("batches"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
+    with progress_bar(*columns, shown=progress) as bar:
         for batch, start in enumerate(bar.track(starts)):
             if not folder.has(batch):
                 group = range(start, min(start + config.batch, len(answers.prompts)))

@@ -14,8 +14,6 @@ from collections.abc import Sequence as ListLike
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,6 +23,7 @@ from paceline.errors import ConfigError
 from paceline.head.evaluate import judge
 from paceline.head.recording import Recording
 from paceline.head.settings import TrainConfig
+from paceline.report.progress import progress_bar
 
 _CLIP = 1.0  # largest norm of a gradient
 _FIT_STEPS = 200  # of L-BFGS, at most; a fit of a handful of weights takes 20
@@ -59,7 +58,7 @@ def fit(recordings: ListLike[Recording], card: HeadCard, config: TrainConfig, pr
     optimiser = torch.optim.AdamW(tensors.values(), lr=config.lr, weight_decay=config.weight_decay)
     steps = config.epochs * math.ceil(len(labels) / config.batch)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, steps, config.warmup))
-    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
+    with progress_bar(shown=progress) as bar:
         task = bar.add_task("training", total=steps)
         for _ in range(config.epochs):
             for places in torch.split(torch.randperm(len(labels), generator=generator), config.batch):

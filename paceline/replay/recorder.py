@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from paceline.common.answers import RecordedAnswer, writing
 from paceline.common.config import require_range
@@ -27,6 +26,7 @@ from paceline.engine.sequence import SamplingParams
 from paceline.errors import CapacityError, ConfigError
 from paceline.llm import LLM, Completion
 from paceline.replay.keeping import KeepsTop
+from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt, encode, shortened
 
 _LEAST_ROOM = 8  # context tokens for a prompt
@@ -92,7 +92,7 @@ def record_answers(
     tokens = 0
     with writing(path, settings, len(questions), batch) as file, _keeping(llm, top) as keeper:
         begin, first = time.perf_counter(), file.done
-        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
+        with progress_bar(*columns, shown=progress) as bar:
             task = bar.add_task("", total=len(questions), completed=first)
             for start in range(first, len(questions), batch):
                 group = questions[start : start + batch]

@@ -47,8 +47,8 @@ def test_sampled_ids_and_random_state_are_those_of_generate(
     strategy = strategies[spec]
     drafts_accepted = 0
     lengths: set[int] = set()
-    for inputs in (one, three):
-        for seed in range(4):
+    for inputs, seeds in ((one, 2), (three, 4)):
+        for seed in range(seeds):
             expected, found = both(target, strategy, inputs, seed, eos_token_id=ENDS if seed % 2 else None, **SAMPLED)
             assert torch.equal(found, expected)
             drafts_accepted += accepted(strategy)

@@ -19,7 +19,7 @@ pytestmark = NEEDS_REAL
 QUESTIONS = ("Name a fruit and its colour.", "Name another fruit and its colour.", "Say the first answer again.")
 SYSTEM = {"role": "system", "content": "Be brief."}
 TURN = 8
-LONG = 4000
+LONG = 2400
 HELD = LONG - 32
 ANSWER = 8
 AT_ONCE = ("sssd", "lookahead")
@@ -90,7 +90,7 @@ def long(real: Real) -> Long:
 def inventory(tokenizer: Any) -> list[int]:
     """A list of boxes and what is in them; then the beginning of the list again."""
     chance = random.Random(1)
-    lines = [f"Box {place}: {chance.randrange(2, 99)} {chance.choice(THINGS)}" for place in range(1, 600)]
+    lines = [f"Box {place}: {chance.randrange(2, 99)} {chance.choice(THINGS)}" for place in range(1, 400)]
     end: list[int] = tokenizer("\n".join(["", "", "The same list again:", *lines[:3], "Box"]))["input_ids"]
     ids: list[int] = tokenizer("\n".join(lines))["input_ids"]
     return ids[: LONG - len(end)] + end

@@ -9,12 +9,10 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
-from rich.console import Console
-from rich.progress import track
-
 from paceline.bench.settings import PLAIN as TRANSFORMERS
 from paceline.bench.settings import BenchConfig, command_words
 from paceline.common.options import ModelOptions, PromptOptions, changed, flat
+from paceline.report.progress import progress_bar
 
 T = TypeVar("T")
 _MOMENT = 1e-3  # seconds: a limit of 0 would mean none
@@ -97,10 +95,11 @@ class TimeLimit:
         Args:
             progress: show a bar with the title on standard error.
         """
-        for item in track(items, title, console=Console(stderr=True), transient=True, disable=not progress):
-            yield item
-            if 0 < self._seconds * share < self._used:
-                return
+        with progress_bar(shown=progress) as bar:
+            for item in bar.track(items, description=title):
+                yield item
+                if 0 < self._seconds * share < self._used:
+                    return
 
     @property
     def _used(self) -> float:
