@@ -21,7 +21,7 @@ from paceline.common.machine import instruction_flags, processor, usable_cores
 from paceline.common.options import ModelOptions
 
 if TYPE_CHECKING:
-    from paceline.engine.invariance import Proof
+    from paceline.engine.proof import Proof
     from paceline.llm import LLM
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
