@@ -17,10 +17,10 @@ from paceline.common.config import parse_spec, require_count
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.drafters import Maker, create, entry
 from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.engine import Engine
+from paceline.engine.engine import Engine, OnDrafterError
 from paceline.engine.invariance import Invariance
 from paceline.engine.loading import eos_token_ids, load_model, load_tokenizer
-from paceline.engine.metrics import Stats, Timing
+from paceline.engine.metrics import Load, Stats, Timing
 from paceline.engine.model import CachedLM
 from paceline.engine.parallel.model import check_columns
 from paceline.engine.parallel.ranks import Ranks, local_device
@@ -105,6 +105,10 @@ class LLM:
             processes of the run, each of which has its own copy of the model and makes the same calls.
         batch_invariant: True: logits depend on their own text alone, to the last bit, not on drafts or batch: the same text
             with and without drafts in any dtype. "auto": where a proof made at load says that it costs under 5 %.
+        cache_gib: most memory of the cache in GiB; requests wait for it. None = most of what is available.
+        keep_prefixes: ended requests whose keys and values stay in the cache for prompts that begin like them, as the next turn
+            of a conversation does. The weights must not change meanwhile.
+        on_drafter_error: "raise": an error of a drafter ends the requests that have it; "plain": they go on without drafts.
     Raises:
         ConfigError: an unusable argument.
         UnsupportedModelError: a model that cannot be verified losslessly.
@@ -123,9 +127,15 @@ class LLM:
         max_nodes: int = 256,
         lookahead_parallel: bool | Ranks = False,
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
+        cache_gib: float | None = None,
+        keep_prefixes: int = 0,
+        on_drafter_error: OnDrafterError = "raise",
     ) -> None:
         require_count("LLM", "max_batch", max_batch, 1)
         require_count("LLM", "max_nodes", max_nodes, 0)
+        require_count("LLM", "keep_prefixes", keep_prefixes, 0)
+        if on_drafter_error not in ("raise", "plain"):
+            raise ConfigError(f"on_drafter_error: got {on_drafter_error!r}; expected 'raise' or 'plain'.")
         if max_length is not None:
             require_count("LLM", "max_length", max_length, 2)
         if not isinstance(drafter, str | Drafter):
@@ -149,7 +159,8 @@ class LLM:
             drafter = make(drafter)
         self._engine = Engine(
             loaded, drafter, spec=spec, make=make, tokenizer=self.tokenizer, max_batch=max_batch, max_nodes=max_nodes,
-            ranks=ranks, batch_invariant=batch_invariant,
+            ranks=ranks, batch_invariant=batch_invariant, cache_gib=cache_gib, keep_prefixes=keep_prefixes,
+            on_drafter_error=on_drafter_error,
         )  # fmt: skip
         self._waiters = Waiters(self._engine)
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
@@ -279,6 +290,11 @@ class LLM:
     def timing(self) -> Timing:
         """Where the time of all steps went since this object was built."""
         return self._engine.timing
+
+    @property
+    def load(self) -> Load:
+        """What has been done since this object was built, and what there is to do now, over all callers."""
+        return self._engine.load
 
     @property
     def _intake(self) -> Intake:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from paceline.drafters import available, create
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
 from paceline.errors import CapacityError, ConfigError, DatastoreError, DrafterError, PacelineError, UnsupportedModelError
-from paceline.integrations.transformers import Strategy
 from tests.conftest import DATA
 from tests.support.models import make
 from tests.support.shared import Pair
@@ -235,17 +233,6 @@ def test_an_attention_without_masks_is_refused(pair: Pair) -> None:
 def test_a_model_without_a_head_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"no language-model head.*AutoModelForCausalLM"):
         LLM(make("llama").model, "none")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_dynamic_quantisation_is_refused() -> None:
-    """The number of rows would decide about answers."""
-    quantize: Any = torch.ao.quantization.quantize_dynamic
-    model = quantize(copy.deepcopy(make("llama")), {torch.nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(UnsupportedModelError, match=r"quantises its activations while it runs \(torch\.ao.*dynamic"):
-        LLM(model, "none")
-    with pytest.raises(UnsupportedModelError, match="quantises its activations"):
-        model.generate(torch.tensor([[1, 5]]), max_new_tokens=2, custom_generate=Strategy())
 
 
 def test_a_sequence_beyond_the_context_is_refused() -> None:

@@ -129,7 +129,7 @@ def chat(
     """
     require_standard_input()
     opening = [{"role": "system", "content": system}] if system else []
-    conversation = Conversation(build_llm(models, drafter), sampling, opening)
+    conversation = Conversation(build_llm(models, drafter, keep_prefixes=1), sampling, opening)
     print_note(f"{models.model} with {drafter}. /help lists the commands, /quit leaves.")
     read, on_terminal, goes_on = lines_of(_NAMES), sys.stdin.isatty(), True
     while goes_on:

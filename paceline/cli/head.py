@@ -51,8 +51,11 @@ def record(*, config: Annotated[RecordConfig, without("repetition_penalty", "sto
     """
     use_threads(config.models.threads)
     from paceline.head.record import record as record_answers
+    from paceline.report.prompts import cut_note
 
     made = record_answers(config, progress=True)
+    if cut := made.settings.get("cut"):
+        print_note(cut_note(cut))
     mean = float(made.labels.mean()) if len(made) else 0.0
     print_note(f"{len(made)} drafted tokens of {len(made.names)} prompts, {mean:.1%} accepted, in {config.out}")
 

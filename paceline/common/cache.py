@@ -16,15 +16,20 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from paceline.common.files import parse_json
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Found = TypeVar("Found", bound="DataclassInstance")
 
 VARIABLE = "PACELINE_CACHE"
 CARD = "paceline.json"  # what a folder is: written last, with the size of every file
@@ -77,17 +82,39 @@ def obtain(kind: str, source: Path, make: Callable[[Path], dict[str, Any]], wait
     return _obtain(root() / kind / checksum(source), str(source), make, waiting)
 
 
-def remember(kind: str, facts: str, name: str, make: Callable[[Path], dict[str, Any]]) -> Path:
-    """Return the folder of what was found out under certain circumstances; find it out first where it is not there yet.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a finding is kept.
+
+    Attributes:
+        kind: what was found out, with the version of its form, as "rows-v3".
+        facts: the circumstances, all of them: others have a folder of their own.
+        name: what it is called in the list. file: in its folder.
+    """
+
+    kind: str
+    facts: str
+    name: str
+    file: str
+
+
+def remember(place: Place, find: Callable[[], Found], read: Callable[[dict[str, Any]], Found]) -> Found:
+    """Return what was found out under certain circumstances; find it out where it is not kept yet, or the cache cannot be used.
 
     Args:
-        facts: the circumstances, all of them: others have a folder of their own.
-        name: what it is called in the list.
-        kind, make: as for `obtain`.
-    Raises:
-        as `obtain`.
+        find: returns a dataclass of values that JSON can hold.
+        read: makes it from its attributes again.
     """
-    return _obtain(root() / kind / hashlib.sha256(facts.encode()).hexdigest(), name, make, lambda: None)
+
+    def make(folder: Path) -> dict[str, Any]:
+        (folder / place.file).write_text(json.dumps(asdict(find()), indent=1) + "\n", encoding="utf-8")
+        return {}
+
+    folder = root() / place.kind / hashlib.sha256(place.facts.encode()).hexdigest()
+    try:
+        return read(parse_json((_obtain(folder, place.name, make, lambda: None) / place.file).read_bytes()))
+    except (PacelineError, ValueError, LookupError, TypeError):  # a cache that cannot be written or read
+        return find()
 
 
 def _obtain(folder: Path, source: str, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]) -> Path:

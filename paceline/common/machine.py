@@ -44,3 +44,13 @@ def _described(wanted: str) -> str:
         if name.strip() == wanted and value.strip():
             return value.strip()
     return ""
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that programs may still take; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    free = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), "0")
+    return int(free) * 1024

@@ -14,7 +14,10 @@ from torch import Tensor
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree, tree_shape
 
-_LEAST, _MOST = 1e-30, 1e30  # of what logits are divided by: float32 ends not far off
+
+def divisor(value: float) -> float:
+    """Return `value` as logits can be divided by it: within 1e-30 and 1e30, as float32 ends not far off."""
+    return min(max(value, 1e-30), 1e30)
 
 
 def adjusted(scores: Tensor, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Tensor:
@@ -43,7 +46,7 @@ def _adjust(scores: Tensor, seq: Sequence, tree: DraftTree) -> None:
         scores[:, tokens] += torch.tensor(list(params.logit_bias.values()), device=scores.device)
     if params.repetition_penalty != 1.0:
         seen = _counts(scores, seq.token_ids, tree) > 0
-        penalty = min(max(params.repetition_penalty, _LEAST), _MOST)
+        penalty = divisor(params.repetition_penalty)
         scores.copy_(torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores))
     if params.frequency_penalty or params.presence_penalty:
         counts = _counts(scores, seq.output_ids, tree)

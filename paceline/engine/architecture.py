@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.engine.attention import BY_POSITION, takes_tree_attention, why_not_by_position
 from paceline.engine.layout import Layout
+from paceline.engine.quantisation import dynamic_activations
 from paceline.errors import ConfigError, UnsupportedModelError
 
 _MASKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -30,6 +31,7 @@ class Architecture:
         float_masks: masks are added to the scores (eager) instead of selecting (sdpa).
         tree_attention: masked forwards may use our attention by SDPA.
         by_position: every forward uses our attention by position.
+        position_bytes: about what keys and values of one token take in all layers; 0 = the configuration does not say.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Architecture:
     tree_attention: bool
     by_position: bool
     dtype: torch.dtype
+    position_bytes: int
 
     @property
     def takes_trees(self) -> bool:
@@ -99,6 +102,7 @@ class Architecture:
             tree_attention=takes_tree_attention(model) and not alibi,
             by_position=by_position,
             dtype=model.dtype,
+            position_bytes=_position_bytes(config, model.dtype),
         )
 
     def attention_mask(self, layout: Layout, visible: int, device: torch.device) -> Tensor | dict[str, Tensor] | None:
@@ -124,6 +128,16 @@ class Architecture:
         return mask
 
 
+def _position_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    queries = getattr(config, "num_attention_heads", None)
+    heads = getattr(config, "num_key_value_heads", None) or queries
+    hidden, dim = getattr(config, "hidden_size", None), getattr(config, "head_dim", None)
+    if dim is None and isinstance(hidden, int) and isinstance(queries, int):
+        dim = hidden // queries
+    known = isinstance(heads, int) and isinstance(dim, int)
+    return 2 * config.num_hidden_layers * heads * dim * dtype.itemsize if known else 0
+
+
 def _uses_alibi(config: PretrainedConfig) -> bool:
     attention = getattr(config, "attn_config", None)
     return config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False) or getattr(attention, "alibi", False))
@@ -134,12 +148,12 @@ def _refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: 
         raise UnsupportedModelError(f"got {name}, an encoder-decoder; expected a decoder-only language model.")
     if not model.can_generate():
         raise UnsupportedModelError(f"{name} has no language-model head; load it with AutoModelForCausalLM.")
-    dynamic = next((one for one in model.modules() if "quantized.dynamic" in type(one).__module__), None)
+    dynamic = dynamic_activations(model)
     if dynamic is not None:
         raise UnsupportedModelError(
-            f"{name} quantises its activations while it runs ({type(dynamic).__module__}): a token's logits then depend on how"
-            " many others are in the forward, and drafts would change answers; expected weights quantised alone, as in GGUF"
-            " files. Load the model without dynamic quantisation."
+            f"{name} quantises its activations while it runs ({dynamic}): a token's logits can then depend on what else is in the"
+            " forward, and drafts would change answers; expected weights quantised alone, as in GGUF files or with 4 bits of"
+            " bitsandbytes. Load the model without dynamic quantisation."
         )
     if getattr(config, "index_topk", None) is not None:
         raise UnsupportedModelError(

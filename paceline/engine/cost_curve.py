@@ -6,21 +6,19 @@ program can only make a forward slower. Between the measured numbers the cost is
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from paceline.common import cache
 from paceline.engine.circumstances import circumstances
+from paceline.engine.forward_cost import timed_forward
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
-from paceline.errors import PacelineError
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 _KIND = "cost-v1"  # another number when what is measured or written changes
@@ -60,19 +58,8 @@ def cost_curve(model: CachedLM, most_rows: int | None = None) -> CostCurve:
         rows=[model.least_rows, most],
         products=[len(model.products.modules), model.products.least, model.products.most],
     )
-
-    def make(folder: Any) -> dict[str, Any]:
-        curve = measure(model, most)
-        text = json.dumps({"rows": curve.rows, "seconds": curve.seconds}) + "\n"
-        (folder / "curve.json").write_text(text, encoding="utf-8")
-        return {"torch": torch.__version__}
-
-    try:
-        folder = cache.remember(_KIND, facts, f"forward costs of {model.model.__class__.__name__}", make)
-        card = json.loads((folder / "curve.json").read_bytes())
-        return CostCurve(tuple(card["rows"]), tuple(card["seconds"]))
-    except (PacelineError, ValueError, LookupError, TypeError):  # a cache that cannot be written or read: measured again
-        return measure(model, most)
+    place = cache.Place(_KIND, facts, f"forward costs of {model.model.__class__.__name__}", "curve.json")
+    return cache.remember(place, lambda: measure(model, most), _read)
 
 
 def measure(model: CachedLM, most: int = ROWS[-1]) -> CostCurve:
@@ -89,17 +76,15 @@ def measure(model: CachedLM, most: int = ROWS[-1]) -> CostCurve:
             slow = time.perf_counter() - begin > _ENOUGH_SECONDS / _ROUNDS and len(best) > 1
             if turn == 0 and (slow or rows > most):
                 break
-            best[rows] = min(best.get(rows, np.inf), _seconds(apart, seq, rows))
+            tree = DraftTree.chain(_tokens(model, rows - 1)) if rows > 1 else EMPTY_TREE
+            best[rows] = min(best.get(rows, np.inf), timed_forward(apart, seq, tree))
     apart.close(seq)
     seconds = np.maximum.accumulate([best[rows] for rows in best])
     return CostCurve(tuple(best), tuple(float(one) for one in seconds))
 
 
-def _seconds(model: CachedLM, seq: Sequence, rows: int) -> float:
-    tree = DraftTree.chain(_tokens(model, rows - 1)) if rows > 1 else EMPTY_TREE
-    start = time.perf_counter()
-    model.forward([seq], [tree])[0, -1, 0].item()  # waits for an accelerator
-    return time.perf_counter() - start
+def _read(kept: dict[str, Any]) -> CostCurve:
+    return CostCurve(tuple(kept["rows"]), tuple(kept["seconds"]))
 
 
 def _tokens(model: CachedLM, count: int) -> list[int]:

@@ -142,6 +142,16 @@ class Drafter:
         return 0.0
 
 
+class Plain(Drafter):
+    """Proposes nothing: plain decoding."""
+
+    name = "none"
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Return one empty tree per sequence."""
+        return [EMPTY_TREE] * len(seqs)
+
+
 def require_drafter(where: str, drafter: object) -> None:
     """Refuse what is no drafter.
 

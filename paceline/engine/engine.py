@@ -11,33 +11,35 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
-from contextlib import nullcontext, suppress
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.engine.cost_curve import cost_curve
 from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
-from paceline.engine.grouping import next_group, parts_of
+from paceline.engine.grouping import fed_by, parts_of
 from paceline.engine.interrupts import interrupts_held
 from paceline.engine.invariance import settle
-from paceline.engine.metrics import Timing
+from paceline.engine.lifecycle import Lifecycle
+from paceline.engine.metrics import Load, Timing
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
 from paceline.engine.parallel.model import ParallelLM, check_columns, refuse_others
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.reliability import Reliability
+from paceline.engine.room import Room, most_cache_bytes
 from paceline.engine.roster import Maker, Roster, no_maker
+from paceline.engine.scheduler import Scheduler
 from paceline.engine.selfcheck import check_if_unknown
 from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
 from paceline.engine.step import Verifier, joint_step
 from paceline.engine.ticket import Ticket, raise_errors
 from paceline.engine.verify import verify as verify_batch
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError
 
-_ROOM = 512  # cache positions allocated before they are needed; doubled each time
-_SPARE_NODES = 32  # cache positions set aside for draft nodes; larger trees make the cache grow once
+OnDrafterError = Literal["raise", "plain"]
 
 
 class Engine:
@@ -56,6 +58,10 @@ class Engine:
         ranks: share the work on every draft tree with these processes, which make the same calls (`engine/parallel`).
         batch_invariant: a token's logits depend on its own text alone, to the last bit; "auto": where that costs under 5 %, and
             never with ranks.
+        cache_gib: most memory of the cache in GiB; requests wait for it, and those that came last go back to wait where answers
+            outgrow it. None = most of what is available now.
+        keep_prefixes: ended requests whose keys and values stay in the cache, for prompts that begin like them.
+        on_drafter_error: "raise": an error of a drafter ends the requests that have it; "plain": they go on without drafts.
         verify: the rule by which tokens are chosen.
     Attributes:
         invariance: whether they do, and why or why not.
@@ -76,6 +82,9 @@ class Engine:
         max_nodes: int = 256,
         ranks: Ranks | None = None,
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
+        cache_gib: float | None = None,
+        keep_prefixes: int = 0,
+        on_drafter_error: OnDrafterError = "raise",
         verify: Verifier = verify_batch,
     ) -> None:
         if ranks is not None and batch_invariant == "auto":
@@ -96,8 +105,10 @@ class Engine:
         self._spending = None if ranks is not None else Spending(lambda: cost_curve(self.model, self._most_rows))
         self._roster = Roster(make if ranks is None else refuse_others, self._check, ranks is None)
         self._use(drafter, spec)
-        self._waiting: deque[Ticket] = deque()
-        self._active: list[Ticket] = []  # in the order of their slots
+        most_bytes = most_cache_bytes(model, cache_gib)
+        self._room = Room(self.model, max_batch, keep_prefixes, most_bytes)
+        self._schedule = Scheduler(self.model, self._room, max_batch, self._most_rows, ranks is None)
+        self._lifecycle = Lifecycle(self._schedule, self._room, on_drafter_error == "plain")
         self._turn = threading.RLock()
         self._stepping = False
         self._leaving: deque[Ticket] = deque()  # withdrawn during a step
@@ -119,7 +130,7 @@ class Engine:
         with self._turn:
             if self.unfinished:
                 raise ConfigError(
-                    f"change_drafter: got {drafter.name!r} while {len(self._active) + len(self._waiting)} requests are open;"
+                    f"change_drafter: got {drafter.name!r} while {self._open} requests are open;"
                     " expected none. Let them end, or withdraw them."
                 )
             if self._parallel is not None:
@@ -135,7 +146,16 @@ class Engine:
     @property
     def unfinished(self) -> bool:
         """Whether a step is left to do."""
-        return bool(self._waiting or self._active)
+        return self._open > 0
+
+    @property
+    def _open(self) -> int:
+        return len(self._schedule.waiting) + len(self._schedule.active)
+
+    @property
+    def load(self) -> Load:
+        """What it has done and what it has to do."""
+        return self._lifecycle.load
 
     @property
     def timing(self) -> Timing:
@@ -149,18 +169,22 @@ class Engine:
             keep_outcomes: collect every step of theirs in `Ticket.outcomes`.
             keep_slots: leave what they have in the cache there when they end, until `withdraw`.
         Raises:
+            CapacityError: a request that the cache could not even hold alone; and nothing has been queued then.
             ConfigError: torch has another number of threads than batch invariance was proven for; or a drafter that a request
                 names cannot be made or used, and nothing has been queued then.
         """
         self.invariance.check_threads()
         if self._parallel is not None:
             self._parallel.check_requests(seqs, self._max_batch)
-        found = self._roster.find_all(seqs, lambda: {ticket.drafting for ticket in (*self._waiting.copy(), *self._active.copy())})
+        for seq in seqs:
+            self._room.check(seq)
+        schedule = self._schedule
+        found = self._roster.find_all(seqs, lambda: {ticket.drafting for ticket in (*schedule.waiting, *schedule.active.copy())})
         tickets = [
             Ticket(seq, drafting, deque() if keep_outcomes else None, keep_slots, self.invariance.on)
             for seq, drafting in zip(seqs, found, strict=True)
         ]
-        self._waiting.extend(tickets)
+        schedule.waiting.join(tickets)
         return tickets
 
     def advance(self, tickets: ListLike[Ticket]) -> None:
@@ -175,7 +199,7 @@ class Engine:
         with self._turn:
             if before == self._steps and not all(ticket.done for ticket in tickets):
                 mine = set(tickets)
-                with nullcontext() if mine.issuperset(self._active) or self._parallel is not None else interrupts_held():
+                with nullcontext() if mine.issuperset(self._schedule.active) or self._parallel is not None else interrupts_held():
                     self.step()
         raise_errors(tickets)
 
@@ -221,10 +245,10 @@ class Engine:
             group: list[Ticket] = []
             try:
                 self.admit()
-                group = next_group(self._active, self.model.prefill_chunk, self._most_rows)
+                group = self._schedule.next_group()
                 return self._decode(group) if group else []
             except BaseException as error:
-                self._fail(group, error)
+                self._lifecycle.fail(group, error)
                 if not isinstance(error, Exception):
                     raise
                 return []
@@ -237,25 +261,9 @@ class Engine:
 
     def admit(self) -> None:
         """Give waiting requests their place in the cache and to the drafter, as far as there is room."""
-        if not self._waiting:
-            return
-        with self._turn, self._drafters_turn:
-            free = len(self._waiting) if self._max_batch is None else self._max_batch - len(self._active)
-            fresh = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
-            wanted = len(fresh) + self.model.open_sequences
-            for ticket in fresh:
-                ticket.admitted = time.perf_counter()
-                self._active.append(ticket)
-                try:
-                    self.model.reserve_slots(wanted, self._max_batch)  # a no-op after the first
-                    self.model.open(ticket.seq)
-                    ticket.drafting.drafter.start(ticket.seq)
-                except BaseException as error:
-                    self._fail([ticket], error)
-                    if not isinstance(error, Exception):
-                        raise
-            self._active.sort(key=lambda ticket: ticket.seq.slot)
-            self._make_room()
+        if len(self._schedule.waiting):
+            with self._turn, self._drafters_turn:
+                self._lifecycle.admit()
 
     def withdraw(self, tickets: Iterable[Ticket]) -> None:
         """Drop requests, waiting or active, and free everything they still hold; those that have ended are no matter."""
@@ -264,66 +272,25 @@ class Engine:
                 self._leaving.extend(tickets)
                 return
             for ticket in tickets:
-                if ticket in self._waiting:
-                    self._waiting.remove(ticket)
-                if ticket in self._active:
-                    self._retire(ticket)
-                self.model.close(ticket.seq)
+                self._lifecycle.drop(ticket)
 
     def _decode(self, group: list[Ticket]) -> list[Outcome]:
-        self._make_room()
+        start, fed = time.perf_counter(), sum(fed_by(group, self.model.prefill_chunk))
         parts = parts_of(group, self.model, self._max_nodes, self._most_rows)
         joint_step(self.model, parts, self._verify, self._spending)
+        self._schedule.note(fed, time.perf_counter() - start)
+        self._lifecycle.count_forward()
         self._draft_seconds += sum(part.draft_seconds for part in parts)
         holders = {id(ticket.seq): ticket for ticket in group}
         outcomes = []
         for part in parts:
-            if part.error is not None:
-                self._fail([holders[id(seq)] for seq in part.seqs], part.error)
+            if part.error is not None and not self._lifecycle.drafter_failed([holders[id(seq)] for seq in part.seqs], part.error):
                 continue
             for outcome in part.outcomes:
-                self._deliver(holders[id(outcome.seq)], outcome)
+                self._lifecycle.deliver(holders[id(outcome.seq)], outcome)
             outcomes += part.outcomes
+        self._schedule.make_room()
         return outcomes
-
-    def _deliver(self, ticket: Ticket, outcome: Outcome) -> None:
-        if ticket.seq.failure is not None:
-            self._fail([ticket], ticket.seq.failure)
-            return
-        if ticket.outcomes is not None:
-            ticket.outcomes.append(outcome)
-        if ticket.seq.finish_reason is not None:
-            try:
-                self._retire(ticket)
-            except Exception as error:  # it is this request's alone
-                ticket.error = error
-
-    def _make_room(self) -> None:
-        """Allocate what the answers so far need and some more, so that growing is rare and early ends cost little memory."""
-        longest = max((len(ticket.seq.token_ids) for ticket in self._active), default=0) + _SPARE_NODES
-        if longest > self.model.capacity:
-            needed = max((ticket.seq.max_length for ticket in self._active), default=0) + _SPARE_NODES
-            self.model.reserve(0, min(max(longest + _ROOM, 2 * self.model.capacity), needed))
-
-    def _retire(self, ticket: Ticket) -> None:
-        ticket.ended = time.perf_counter()
-        self._active.remove(ticket)
-        try:
-            ticket.drafting.drafter.stop(ticket.seq)
-        finally:
-            if not ticket.keep_slot:
-                self.model.close(ticket.seq)
-            ticket.done = True
-
-    def _fail(self, group: list[Ticket], error: BaseException) -> None:
-        reason = error if isinstance(error, Exception) else PacelineError(
-            f"the step this request took part in was ended by {type(error).__name__} in another call. Send the request again."
-        )  # fmt: skip
-        for ticket in group:
-            if ticket in self._active:
-                ticket.error = reason
-                with suppress(Exception):  # the first error is the one to tell
-                    self._retire(ticket)
 
     def _check(self, drafter: Drafter) -> None:
         check_vocabulary(drafter, self.model.vocab_size)

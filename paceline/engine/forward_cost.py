@@ -1,4 +1,4 @@
-"""What batch invariance costs a step: forwards of one row behind a text, with it and without, by turns."""
+"""What a forward takes, and what batch invariance costs it: forwards of one row behind a text, with it and without, by turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from paceline.engine.model import CachedLM
 from paceline.engine.products.own import Products
 from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import EMPTY_TREE
+from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 CONTEXT = 512  # tokens of the text, where the model takes so many
 _LEAST_ROUNDS, _MOST_ROUNDS = 4, 16
@@ -30,12 +30,17 @@ def forward_cost(model: PreTrainedModel, least_rows: int, products: Products, en
     seqs = [_opened(lm, context) for lm in (invariant, usual)]
     for turn in range(_MOST_ROUNDS):
         for place, (lm, seq) in enumerate(zip((invariant, usual), seqs, strict=True)):
-            start = time.perf_counter()
-            lm.forward([seq], [EMPTY_TREE])[0, -1, 0].item()  # waits for an accelerator
-            best[place] = min(best[place], time.perf_counter() - start)
+            best[place] = min(best[place], timed_forward(lm, seq, EMPTY_TREE))
         if turn >= _LEAST_ROUNDS and best[0] <= enough * best[1]:
             break
     return best[0] / best[1]
+
+
+def timed_forward(lm: CachedLM, seq: Sequence, tree: DraftTree) -> float:
+    """Return the seconds of one forward of a sequence and its tree, of which nothing is committed."""
+    start = time.perf_counter()
+    lm.forward([seq], [tree])[0, -1, 0].item()  # waits for an accelerator
+    return time.perf_counter() - start
 
 
 def _opened(lm: CachedLM, context: int) -> Sequence:

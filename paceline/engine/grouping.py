@@ -10,26 +10,23 @@ from paceline.engine.model import CachedLM
 from paceline.engine.ticket import Ticket
 
 
-def next_group(active: list[Ticket], chunk: int, most_rows: int | None = None) -> list[Ticket]:
-    """Return all decoding sequences, or, while there are prompts, the first of them that fit one forward with little padding.
+def prompts_together(prompts: ListLike[Ticket], chunk: int, most_rows: int | None = None) -> list[Ticket]:
+    """Return the prompt whose turn it is, and others beside it in the cache that fit one forward with little padding.
 
     Args:
-        active: in the order of their slots.
-        chunk: most pending tokens a sequence feeds.
+        prompts: one or more. chunk: most pending tokens a sequence feeds.
         most_rows: of tokens and padding in one forward; None = any number.
     """
-    prompts = [ticket for ticket in active if len(ticket.seq.token_ids) == ticket.seq.prompt_length]
-    if not prompts:
-        return list(active)
-    group = prompts[:1]
+    first = min(prompts, key=lambda ticket: ticket.rank)
+    beside = {ticket.seq.slot: ticket for ticket in prompts}
+    group = [first]
     (widest,) = fed_by(group, chunk)
     total = widest
-    for ticket in prompts[1:]:
+    while (ticket := beside.get(group[-1].seq.slot + 1)) is not None:
         (width,) = fed_by([ticket], chunk)
         widest, total = max(widest, width), total + width
         rows = widest * (len(group) + 1)
-        adjacent = ticket.seq.slot == group[-1].seq.slot + 1
-        if not adjacent or rows > 1.25 * total or (most_rows is not None and rows > most_rows):
+        if rows > 1.25 * total or (most_rows is not None and rows > most_rows):
             break
         group.append(ticket)
     return group

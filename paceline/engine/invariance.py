@@ -7,9 +7,8 @@ modules have in common: short ones are padded, long ones are cut. Attention is a
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from paceline.engine.proof import Finding, Proof
 from paceline.engine.row_classes import RowClass, agreeing_runs, fold, heavy_tailed, widest_class
 from paceline.engine.row_modules import RowModule, survey
 from paceline.engine.selfcheck import check_tree_forward, rows_that_differ
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError
 
 COST_ALLOWED = 1.05  # of a forward, by "auto"
 MOST_ROWS = 1024  # the largest row count that is tried; no forward is larger
@@ -174,18 +173,8 @@ def experts_of(model: PreTrainedModel) -> str | None:
 def prove(model: PreTrainedModel, products: Products = Products()) -> Proof:
     """Find the classes of row counts of a model, or read what was found before on this machine in the same circumstances."""
     facts = circumstances(model, own_products=bool(products.modules), fixed_rows=products.fixed)
-    name = f"row counts of {model.__class__.__name__}"
-
-    def make(folder: Any) -> dict[str, Any]:
-        proof = search(model, products)
-        (folder / "proof.json").write_text(json.dumps(asdict(proof), indent=1) + "\n", encoding="utf-8")
-        return {"torch": torch.__version__}
-
-    try:
-        folder = cache.remember(_KIND, facts, name, make)
-        return Proof.read(json.loads((folder / "proof.json").read_bytes()))
-    except (PacelineError, ValueError, LookupError, TypeError):  # a cache that cannot be written or read: found again
-        return search(model, products)
+    place = cache.Place(_KIND, facts, f"row counts of {model.__class__.__name__}", "proof.json")
+    return cache.remember(place, lambda: search(model, products), Proof.read)
 
 
 def search(model: PreTrainedModel, products: Products = Products()) -> Proof:

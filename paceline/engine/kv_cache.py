@@ -101,20 +101,45 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._free: list[int] = []
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
+    @property
+    def position_bytes(self) -> int:
+        """Bytes that a position of a slot takes in all layers; 0 before the first forward."""
+        stores = [store for layer in self.layers if layer.is_initialized for store in (layer.keys, layer.values)]
+        return sum(store.shape[1] * store.shape[3] * store.element_size() for store in stores)
+
     def reserve(self, slots: int, capacity: int) -> None:
         """Make room for `slots` rows of `capacity` positions; grows, never shrinks, keeps what is stored."""
         if slots <= self.slots and capacity <= self.capacity:
             return
-        new_slots, new_capacity = max(slots, self.slots), max(capacity, self.capacity)
+        new_slots = max(slots, self.slots)
+        self._reallocate(slice(0, self.slots), new_slots, max(capacity, self.capacity))
+        self._free.extend(range(self.slots, new_slots))
+        self.slots = new_slots
+
+    def compact(self, slots: int, capacity: int) -> dict[int, int]:
+        """Make it exactly so large, with the rows that are taken in front.
+
+        Args:
+            slots, capacity: enough for them.
+        Returns:
+            new slots by old ones, of the rows that are taken.
+        """
+        taken = [slot for slot in range(self.slots) if slot not in self._free]
+        self._reallocate(taken, slots, capacity)
+        self.slots, self._free = slots, list(range(len(taken), slots))
+        return {old: new for new, old in enumerate(taken)}
+
+    def _reallocate(self, rows: slice | list[int], slots: int, capacity: int) -> None:
+        """Copy `rows` into the first slots of new stores, a layer's at a time."""
+        common = min(capacity, self.capacity)
         for layer in self.layers:
             if layer.is_initialized:
                 for name in ("keys", "values"):
-                    old = getattr(layer, name)
-                    new = old.new_zeros(new_slots, old.shape[1], new_capacity, old.shape[3])
-                    new[: self.slots, :, : self.capacity] = old
+                    old = getattr(layer, name)[rows, :, :common]
+                    new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
+                    new[: len(old), :, :common] = old
                     setattr(layer, name, new)
-        self._free.extend(range(self.slots, new_slots))
-        self.slots, self.capacity = new_slots, new_capacity
+        self.capacity = capacity
 
     def take(self) -> int:
         """The lowest free slot."""
@@ -181,6 +206,14 @@ class SlotCache(Cache):  # type: ignore[misc]
                     flat = store.view(-1, store.shape[-1])
                     picked = flat.index_select(0, self.flat_index(source, heads, device))
                     flat.index_copy_(0, self.flat_index(target, heads, device), picked)
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of one slot to another."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                for store in (layer.keys, layer.values):
+                    store[target, :, :length] = store[source, :, :length]
 
     @torch.inference_mode()
     def swap(self, one: int, other: int, length: int) -> None:

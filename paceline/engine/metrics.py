@@ -16,6 +16,7 @@ class Stats:
         prefill_forwards: those before it had its first token.
         draft_forwards: forwards of a draft model.
         new_tokens: tokens emitted; drafted_tokens: nodes verified; accepted_tokens: nodes kept.
+        cached_tokens: tokens of the prompt that were not fed, since the cache had them from an earlier request.
         fed: target query tokens of each forward (pending tokens + nodes).
         notes: what the drafter counted of its own, by name (its documentation says what).
         seconds: wall-clock from admission to the last token.
@@ -28,6 +29,7 @@ class Stats:
     new_tokens: int
     drafted_tokens: int
     accepted_tokens: int
+    cached_tokens: int
     fed: list[int]
     notes: dict[str, int]
     seconds: float
@@ -56,11 +58,44 @@ class Stats:
             new_tokens=len(seq) - seq.prompt_length,
             drafted_tokens=raw.drafted_tokens,
             accepted_tokens=raw.accepted_tokens,
+            cached_tokens=raw.cached_tokens,
             fed=list(raw.fed),
             notes=dict(raw.notes),
             seconds=seconds,
             batch_invariant=batch_invariant,
         )
+
+
+@dataclass(slots=True)
+class Load:
+    """What an engine has done since it was built, and what it has to do now.
+
+    Attributes:
+        waiting, running: requests now.
+        cache_usage: share of the memory that the cache may take which holds tokens now: 0 to 1; of what is allocated where it may
+            take any.
+        kept: ended requests whose keys and values are in the cache now.
+        finished, aborted: requests that ended by themselves, and that were withdrawn or failed.
+        prompt_tokens: of requests that got a place. prefix_hits: of these, found in the cache.
+        preemptions: requests that gave their place back for a while. drafter_failures: that went on without their drafter.
+        new_tokens, drafted_tokens, accepted_tokens: as in `Stats`, over all requests.
+        forwards: of the target.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    cache_usage: float = 0.0
+    kept: int = 0
+    finished: int = 0
+    aborted: int = 0
+    prompt_tokens: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    drafter_failures: int = 0
+    new_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    forwards: int = 0
 
 
 @dataclass(frozen=True, slots=True)

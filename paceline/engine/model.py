@@ -24,6 +24,7 @@ from paceline.engine.layout import Layout, lay_out
 from paceline.engine.products.choice import fastest
 from paceline.engine.products.own import Products
 from paceline.engine.sequence import Sequence
+from paceline.engine.slots import Slots
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.engine.view import ModelView
 from paceline.errors import CapacityError, UnsupportedModelError
@@ -36,12 +37,13 @@ class CachedLM:
 
     Args:
         model: a decoder-only transformers model, in eval mode, on its device.
-        prefill_chunk: most pending tokens one forward takes per sequence.
+        prefill_chunk: most pending tokens one forward takes per sequence; may be changed between forwards.
         batch_invariant: a token's attention depends on its own text alone, to the last bit.
         least_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up for the rest.
         products: which matrix products are ours; None = those that are faster than torch's on this machine.
     Attributes:
-        least_rows, products: as above.
+        prefill_chunk, least_rows, products: as above.
+        slots: of the cache, and who has them.
         forward_seconds: wall-clock spent in the model so far (the device is not synchronised for it).
     Raises:
         UnsupportedModelError: an architecture that cannot be rolled back or masked, or that cannot be batch-invariant when asked.
@@ -65,7 +67,7 @@ class CachedLM:
         self._cache = SlotCache(self.architecture.layers)
         self._layout: Layout | None = None
         self._seqs: list[Sequence] = []
-        self._owner: dict[int, Sequence] = {}  # slot -> sequence
+        self.slots = Slots(self._cache)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -83,6 +85,11 @@ class CachedLM:
         return self.architecture.context_length
 
     @property
+    def stale(self) -> bool:
+        """Whether the model's modules have been replaced, as by an adapter, since a sequence was opened last."""
+        return self._view.stale
+
+    @property
     def takes_trees(self) -> bool:
         """Whether branching trees can be verified in one forward; else chains only."""
         return self.architecture.takes_trees
@@ -97,34 +104,46 @@ class CachedLM:
         """Allocate for that many sequences of that many positions (tokens and tree nodes) beforehand."""
         self._cache.reserve(slots, positions)
 
-    def reserve_slots(self, slots: int, most: int | None) -> None:
-        """Allocate for `slots` sequences, twice as many as before where that is not beyond `most`: growing copies the cache."""
-        if slots > self._cache.slots:
-            double = max(slots, 2 * self._cache.slots)
-            self._cache.reserve(double if most is None else max(slots, min(double, most)), 0)
-
     @property
     def capacity(self) -> int:
         """Positions allocated per sequence."""
         return self._cache.capacity
 
-    def open(self, seq: Sequence) -> None:
-        """Give `seq` a slot."""
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of the cache that a position of a sequence takes; before the first forward by what the configuration says."""
+        return self._cache.position_bytes or self.architecture.position_bytes
+
+    def check_length(self, seq: Sequence) -> None:
+        """Hold a sequence against the model's context.
+
+        Raises:
+            CapacityError: it is longer.
+        """
         if len(seq) > self.context_length:
             raise CapacityError(
                 f"sequence {seq.id} has {len(seq)} tokens; the model's context is {self.context_length}. Shorten the prompt."
             )
-        if self._view.stale:
+
+    def open(self, seq: Sequence, place_of: Sequence | None = None, length: int = 0) -> None:
+        """Give `seq` a slot.
+
+        Args:
+            place_of: a sequence that loses its own to `seq`, with the first `length` positions that are in it.
+        Raises:
+            CapacityError: as `check_length`.
+        """
+        self.check_length(seq)
+        if self.stale:
             self._view = ModelView(self._model)
-        seq.slot, seq.cached = self._cache.take(), 0
-        self._owner[seq.slot] = seq
+        if place_of is None:
+            self.slots.take(seq)
+        else:
+            self.slots.inherit(seq, place_of, length)
 
     def close(self, seq: Sequence) -> None:
         """Free the slot of `seq`."""
-        if seq.slot >= 0:
-            del self._owner[seq.slot]
-            self._cache.give_back(seq.slot)
-            seq.slot = -1
+        self.slots.free(seq)
 
     @property
     def open_sequences(self) -> int:
@@ -148,7 +167,7 @@ class CachedLM:
         self._seqs = list(seqs)
         if not self.architecture.takes_masks:
             return self._forward_rows(trees)
-        self._line_up()
+        self.slots.line_up(self._seqs)
         layout = lay_out(seqs, trees, self.prefill_chunk, self.least_rows)
         logits = self._run(layout)
         self._count(layout)
@@ -277,22 +296,3 @@ class CachedLM:
         tokens = torch.tensor([token_ids], device=self.device)
         logits: Tensor = self._view.module(input_ids=tokens, use_cache=False).logits
         return logits[0, -1]
-
-    def _line_up(self) -> None:
-        """Bring the batch into consecutive slots, in order. A no-op but after a sequence has ended."""
-        slots = [seq.slot for seq in self._seqs]
-        first = slots[0]
-        if slots == list(range(first, first + len(slots))):
-            return
-        for slot, seq in enumerate(self._seqs):
-            if seq.slot == slot:
-                continue
-            other = self._owner.get(slot)
-            self._cache.swap(seq.slot, slot, max(seq.cached, other.cached if other else 0))
-            self._owner[slot], old = seq, seq.slot
-            if other is not None:
-                self._owner[old], other.slot = other, old
-            else:
-                del self._owner[old]
-                self._cache.exchange_free(taken=slot, freed=old)
-            seq.slot = slot

@@ -53,7 +53,7 @@ class Proof:
         return "with our products" if self.own_products else f"in products of {self.fixed_rows}" if self.fixed_rows else ""
 
     @staticmethod
-    def read(card: dict[str, Any]) -> Proof:
+    def read(kept: dict[str, Any]) -> Proof:
         """Return the proof that `dataclasses.asdict` wrote."""
-        findings = tuple(Finding(**{**one, "runs": tuple(one["runs"])}) for one in card["findings"])
-        return Proof(**{**card, "findings": findings})
+        findings = tuple(Finding(**{**one, "runs": tuple(one["runs"])}) for one in kept["findings"])
+        return Proof(**{**kept, "findings": findings})

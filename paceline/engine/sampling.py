@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from paceline.engine.adjustments import adjusted
+from paceline.engine.adjustments import adjusted, divisor
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import DraftTree, tree_shape
 
@@ -25,7 +25,6 @@ TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
 _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
 _COLD = 1e-3  # temperatures below which logits are shifted before they are divided
-_LEAST, _MOST = 1e-30, 1e30  # of what logits are divided by: float32 ends not far off
 _SORTED = 128  # most likely tokens looked at first when truncating
 
 
@@ -60,11 +59,10 @@ def shaped(scores: Tensor, params: ListLike[SamplingParams]) -> Tensor:
 
 def _at_temperature(scores: Tensor, temperatures: list[float]) -> Tensor:
     """Divide the rows of a batch; at tiny temperatures the best score of each row becomes 0, so that none overflows."""
-    kept = [min(max(one, _LEAST), _MOST) for one in temperatures]
     cold = torch.tensor([one < _COLD for one in temperatures], device=scores.device)[:, None, None]
     if min(temperatures) < _COLD:
         scores = torch.where(cold, scores - scores.amax(-1, keepdim=True), scores)
-    return scores / torch.tensor(kept, device=scores.device)[:, None, None]
+    return scores / torch.tensor([divisor(one) for one in temperatures], device=scores.device)[:, None, None]
 
 
 def _truncate(scores: Tensor, top_k: list[int], top_p: Tensor, min_p: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ class SamplingParams:
         speculation: spec of the drafter of this request, such as "none", "auto" or "sssd:nodes=8"; None = the engine's own. It
             decides how soon the answer is there, not what it says.
         max_nodes: most draft nodes verified per step; None = as many as the engine allows.
+        priority: requests with a smaller one get their place first, also one that another has; among equals the older does.
 
     The logits are changed in this order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, bad_words,
     min_tokens, logits_processors, temperature, top_k, top_p, min_p.
@@ -77,6 +78,7 @@ class SamplingParams:
     n: int = field(default=1, metadata=PER_REQUEST)
     speculation: str | None = field(default=None, metadata=PER_REQUEST)
     max_nodes: int | None = field(default=None, metadata=PER_REQUEST)
+    priority: int = field(default=0, metadata=PER_REQUEST)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", checks.stop_strings(self.stop))
@@ -110,6 +112,7 @@ class SamplingParams:
                  "speculation", self.speculation, "a drafter's spec, such as 'none' or 'sssd:nodes=8', or None")  # fmt: skip
         require(self.max_nodes is None or (is_int(self.max_nodes) and self.max_nodes >= 0), "max_nodes", self.max_nodes,
                  "an integer of at least 0, or None")  # fmt: skip
+        require(is_int(self.priority), "priority", self.priority, "an integer; smaller goes first")
 
     @property
     def greedy(self) -> bool:
@@ -134,6 +137,7 @@ class Counters:
     draft_forwards: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    cached_tokens: int = 0  # found in the cache when it got its place
     fed: list[int] = field(default_factory=list)  # query tokens of each forward
     notes: dict[str, int] = field(default_factory=dict)  # what the drafter counts of its own
 

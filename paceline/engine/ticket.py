@@ -23,6 +23,8 @@ class Ticket:
         outcomes: steps not yet taken out by the caller; None where it did not ask for them.
         keep_slot: what it has in the cache stays there when it ends, until it is withdrawn.
         batch_invariant: the engine computes it batch-invariantly.
+        prefilling: it has tokens to feed before the one it is at.
+        started: its drafter knows of it.
         done: nothing more will come.
         error: what ended the request before its time.
         admitted, ended: when it got its place in the batch and when it left, by `time.perf_counter`; 0 = not yet.
@@ -33,10 +35,17 @@ class Ticket:
     outcomes: deque[Outcome] | None = None
     keep_slot: bool = False
     batch_invariant: bool = False
+    prefilling: bool = True
+    started: bool = False
     done: bool = False
     error: Exception | None = None
     admitted: float = 0.0
     ended: float = 0.0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller goes first: by priority, then by age."""
+        return self.seq.params.priority, self.seq.id
 
     def stats(self) -> Stats:
         """Return the counts so far; seconds from admission to the end, or to now."""

@@ -18,7 +18,7 @@ from paceline.engine.sequence import SamplingParams
 from paceline.errors import CapacityError, ConfigError
 from paceline.head.settings import RecordConfig
 from paceline.llm import LLM
-from paceline.replay.recorder import answer, encode_prompts
+from paceline.replay.recorder import Question, answer, encode_prompts
 from paceline.report.prompts import load_prompts
 
 
@@ -31,12 +31,14 @@ class Answers:
         sampling: how the target answers, or answered.
         origin: for the settings of a recording: what tells these answers from others.
         batch: returns the answers to some of the prompts, by their numbers.
+        cut: how many of the prompts were too long, and have lost their middle.
     """
 
     prompts: list[list[int]]
     sampling: SamplingParams
     origin: dict[str, str]
     batch: Callable[[range], list[list[int]]]
+    cut: int = 0
 
 
 def find_answers(config: RecordConfig, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any) -> Answers:
@@ -51,17 +53,18 @@ def find_answers(config: RecordConfig, target: PreTrainedModel, draft: PreTraine
         target, "draft_model", draft, tokenizer or str(demo.target_of(config.models.model)), max_batch=config.batch,
         batch_invariant=config.models.invariance,
     )  # fmt: skip
-    prompts = _prompts(config, llm, draft)
+    questions = _questions(config, llm, draft)
+    prompts = [question.prompt_ids for question in questions]
 
     def batch(numbers: range) -> list[list[int]]:
         completions = answer(llm, [prompts[number] for number in numbers], config.sampling, numbers.start)
         return [completion.token_ids for completion in completions]
 
-    return Answers(prompts, config.sampling, {}, batch)
+    return Answers(prompts, config.sampling, {}, batch, sum(question.cut for question in questions))
 
 
-def _prompts(config: RecordConfig, llm: LLM, draft: PreTrainedModel) -> list[list[int]]:
-    """Return the token ids of the prompts; one too long for either context keeps its beginning and its end."""
+def _questions(config: RecordConfig, llm: LLM, draft: PreTrainedModel) -> list[Question]:
+    """Return the prompts, sorted by length; one too long for either context keeps its beginning and its end."""
     asked = config.selection
     chosen = []
     for path in asked.prompts or (demo.PROMPTS,):
@@ -70,9 +73,8 @@ def _prompts(config: RecordConfig, llm: LLM, draft: PreTrainedModel) -> list[lis
     if not chosen:
         raise _nothing_left(config)
     context = min(llm.max_length, _context(draft) or llm.max_length)
-    return sorted(
-        (question.prompt_ids for question in encode_prompts(chosen, llm, config.sampling.max_new_tokens, context)), key=len
-    )
+    questions = encode_prompts(chosen, llm, config.sampling.max_new_tokens, context)
+    return sorted(questions, key=lambda question: len(question.prompt_ids))
 
 
 def _recorded(config: RecordConfig, path: Path, target: PreTrainedModel, draft: PreTrainedModel) -> Answers:

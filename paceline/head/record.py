@@ -197,5 +197,5 @@ def _settings(
         "vocab_size": int(draft.config.get_text_config(decoder=True).vocab_size),
         "dtype": str(target.dtype).removeprefix("torch."), "batches": batches,
         "keep": config.keep, "mixtures": config.mixtures, **{name: getattr(answers.sampling, name) for name in names},
-        "batch": config.batch,
+        "batch": config.batch, **({"cut": answers.cut} if answers.cut else {}),
     }  # fmt: skip

@@ -34,7 +34,7 @@ class Recording:
     """Drafted tokens, and how likely the target was to accept each.
 
     Attributes:
-        settings: how it was made.
+        settings: how it was made; "cut", where it is there: how many of the prompts were too long, and have lost their middle.
         hidden: bfloat16 [n, hidden], the draft's last hidden state computed from the token.
         log_probs: float32 [n], in the distribution it was drawn from, as `AcceptanceHead.confidences` takes them.
         entropies: float32 [n], of that distribution, in nats.

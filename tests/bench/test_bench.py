@@ -28,6 +28,7 @@ from paceline.bench import (
     write_json,
     write_png,
 )  # fmt: skip
+from paceline.bench.papers.part import Part
 from paceline.common.options import changed
 from paceline.errors import CapacityError, ConfigError
 from paceline.report.prompts import encode, shortened
@@ -192,6 +193,37 @@ def test_a_cost_scaled_run_says_so_everywhere(tmp_path: Path) -> None:
     assert all(one.equal == one.compared for one in result.figures())
     write_json(result, tmp_path / "bench.json")
     assert json.loads((tmp_path / "bench.json").read_text())["labels"]["cost_scaled"] is True
+
+
+def test_what_cannot_help_here_is_named_and_so_is_the_faster_choice(bench: Bench) -> None:
+    result = bench(baselines=(), warmup=0, max_new_tokens=4)
+    _, lookup, drafted = DRAFTERS
+
+    def notes(**speeds: float) -> str:
+        """The report, if the drafters had made so many tokens a second."""
+        pace = dict(zip(DRAFTERS, speeds.values(), strict=True))
+        calls = [dataclasses.replace(call, seconds=call.new_tokens / pace[call.method]) for call in result.calls]
+        text = markdown(dataclasses.replace(result, calls=tuple(calls)))
+        return "".join(line for line in text.splitlines() if "Slower than" in line)
+
+    says = "- Slower than plain decoding (none) here:"
+    assert notes(plain=100, lookup=90, draft=50) == f"{says} {lookup}, {drafted}; no drafter is faster."
+    assert notes(plain=100, lookup=120, draft=50) == f"{says} {drafted}; {lookup} is the fastest choice."
+    assert notes(plain=100, lookup=120, draft=101) == ""
+
+
+@pytest.mark.parametrize(("long", "words"), [(0, ""), (1, "1 prompt was too long for"), (2, "2 prompts were too long for")])
+def test_prompts_that_were_cut_are_counted(bench: Bench, tmp_path: Path, long: int, words: str) -> None:
+    prompts = tmp_path / "some.jsonl"
+    texts = [("abc" * 1000 if place < long else "abc") for place in range(3)]
+    lines = [json.dumps({"id": place, "category": "c", "turns": [text]}) for place, text in enumerate(texts)]
+    prompts.write_text("\n".join(lines))
+    result = bench(baselines=(), drafters=("none",), warmup=0, max_new_tokens=2, prompts=(str(prompts),), limit=0)
+    assert result.cut_prompts == long
+    assert ("too long" in markdown(result)) == bool(long)
+    assert words in markdown(result)
+    setting = " ".join(Part.of("a part of a paper", result).setting)
+    assert (f"{long} prompts too long" in setting) == bool(long)
 
 
 def test_batches_skip_what_transformers_cannot(bench: Bench) -> None:

@@ -5,28 +5,46 @@ from __future__ import annotations
 import builtins
 import io
 import json
+import os
+import signal
 import sys
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 from paceline import LLM, SamplingParams
 from paceline.cli import chat, reading
 from paceline.cli.chat import Conversation
 from paceline.cli.main import run
+from paceline.drafters import create
+from paceline.engine.metrics import Stats
 from paceline.errors import ConfigError, PacelineError
-from paceline.llm import Chunk
+from paceline.llm import Chunk, Completion
 
 SYSTEM = {"role": "system", "content": "Be kind."}
 
 
-class Said:
-    """In the place of a model: says what it was asked, and stops where it is told."""
+def answered(text: str, tokens: int, seconds: float) -> Completion:
+    return Completion(text, [7] * tokens, "stop", Stats(tokens, 1, 0, tokens, 0, 0, [], {}, seconds, True))
 
-    def __init__(self) -> None:
+
+class Said:
+    """In the place of a model: says what it was asked, and stops where it is told.
+
+    An answer has `tokens`, so many each second: with the drafter, and without one.
+    """
+
+    def __init__(self, drafter: str = "auto", tokens: int = 10, drafted: float = 100.0, plain: float = 100.0) -> None:
         self.asked: list[list[dict[str, str]]] = []
+        self.drafter = create(drafter)
+        self.tokens, self.drafted, self.plain = tokens, drafted, plain
+        self.tried: list[SamplingParams] = []
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> Any:
         if messages[-1]["content"] == "too long":
@@ -37,7 +55,12 @@ class Said:
     def stream(self, prompt: str, params: SamplingParams) -> Generator[Chunk, None, None]:
         yield Chunk(f"{prompt}!", [], [], [(f"{prompt}!", False)])
         if prompt == "stop":
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
+        yield Chunk("", [], [], [], answered(f"{prompt}!", self.tokens, self.tokens / self.drafted))
+
+    def generate(self, prompts: list[str], params: SamplingParams) -> list[Completion]:
+        self.tried.append(params)
+        return [answered(prompt, params.max_new_tokens, params.max_new_tokens / self.plain) for prompt in prompts]
 
 
 @pytest.fixture
@@ -57,7 +80,7 @@ def test_a_conversation_and_its_commands(conversation: Conversation, tmp_path: P
     assert conversation.take("/help")
     assert conversation.take("  ")
     told = capfd.readouterr()
-    assert told.out == "hello! /etc is what?!/etc/passwd is what?!"
+    assert told.out == "hello!\n /etc is what?!\n/etc/passwd is what?!\n"
     assert all(word in told.err for word in ("is forgotten", "/save FILE", "wrote "))
     assert not conversation.take(" /quit ")
 
@@ -120,27 +143,112 @@ def test_lines_are_read_with_and_without_an_editor(monkeypatch: pytest.MonkeyPat
     assert (read(), read()) == ("typed", None)
 
 
-def test_the_editor_edits_pastes_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("prompt_toolkit", reason="of the extra paceline[chat]")
-    from prompt_toolkit.application import create_app_session
-    from prompt_toolkit.input import create_pipe_input
-    from prompt_toolkit.output import DummyOutput
-
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PipeInput]:
+    """What is typed on a terminal that is not there; its history is in `tmp_path`."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
-        read = reading.lines_of(["/help"])
-        keys.send_text("helo\x1b[Dl\r")  # left, and the letter that was missing
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        yield pipe
+
+
+LEFT, UP, TAB, CTRL_C, CTRL_D, ENTER = "\x1b[D", "\x1b[A", "\t", "\x03", "\x04", "\r"
+PASTE = "\x1b[200~{}\x1b[201~"
+
+
+def typed(read: Callable[[], str | None], keys: PipeInput, first: str, then: str, expected: str) -> str | None:
+    """The line that is read if `then` is typed once the editor has had time: history and completions come by and by."""
+    line = None
+    for seconds in (0.05, 0.5, 5.0):
+        keys.send_text(first)
+        later = threading.Timer(seconds, lambda: keys.send_text(f"{then}{ENTER}"))
+        later.start()
+        line = read()
+        later.join()
+        if line == expected:
+            break
+    return line
+
+
+def test_the_editor_edits_pastes_and_remembers(keys: PipeInput, tmp_path: Path) -> None:
+    read, three = reading.lines_of(["/help", "/reset"]), "first\n\nthird "
+    keys.send_text(f"helo{LEFT}l{ENTER}")
+    assert read() == "hello"
+    keys.send_text(f"{PASTE.format(three)}{ENTER}")  # the end of a line inside a paste ends nothing
+    assert read() == three
+    assert typed(read, keys, f"/he{TAB}", "", "/help") == "/help"
+    keys.send_text(CTRL_C)
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    keys.send_text(CTRL_D)
+    assert read() is None
+    assert "first" in (tmp_path / "chat_history").read_text()
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_the_next_run_remembers_where_it_can(keys: PipeInput, tmp_path: Path, writable: bool) -> None:
+    if not writable:
+        (tmp_path / "chat_history").mkdir()  # no file can be there
+    for _ in range(2):
+        read = reading.lines_of([])
+        keys.send_text(f"hello{ENTER}")
         assert read() == "hello"
-        keys.send_text("\x1b[200~first\nsecond\x1b[201~\r")
-        assert read() == "first\nsecond"
-        keys.send_text("\x1b[A\x1b[A\r")
-        assert reading.lines_of([])() in ("hello", "first\nsecond")
-        keys.send_text("\x03")
-        with pytest.raises(KeyboardInterrupt):
-            read()
-        keys.send_text("\x04")
-        assert read() is None
+        assert typed(read, keys, "", f"{UP}, you", "hello, you") == "hello, you"
+    remembered = "hello, you" if writable else ""
+    assert typed(reading.lines_of([]), keys, "", UP, remembered) == remembered
+
+
+def test_a_talk_on_a_terminal(
+    keys: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C stops what the model says, and a line that is being typed, and the talk goes on."""
+    said, saved = Said(), tmp_path / "talk.jsonl"
+    monkeypatch.setattr(chat, "build_llm", lambda models, drafter: said)
+    lines = [
+        "before",
+        "/reset now",
+        "stop",
+        PASTE.format("two\nlines"),
+        "/help",
+        f"/save {saved}",
+        f"never asked{CTRL_C}",
+        "last",
+    ]
+    keys.send_text("".join(line if line.endswith(CTRL_C) else f"{line}{ENTER}" for line in lines) + CTRL_D)
+    assert run(["chat", "--system", "Be kind."]) == 0
+    told = capfd.readouterr()
+    assert [messages[-1]["content"] for messages in said.asked] == ["-", "before", "stop", "two\nlines", "last"]
+    contents = [message["content"] for message in said.asked[-1]]
+    assert contents == ["Be kind.", "stop", "stop!", "two\nlines", "two\nlines!", "last"]
+    assert [message["content"] for message in json.loads(saved.read_text())["messages"]] == contents[:-1]
+    assert told.out == "before!\nstop!\ntwo\nlines!\nlast!\n"
+    for words in ("is forgotten", "stopped", "show this list", f"wrote {saved}", "Ctrl-D or /quit leaves"):
+        assert words in told.err
+
+
+@pytest.mark.parametrize(
+    ("said", "advised"),
+    [
+        (Said("pia", 40, drafted=50.0, plain=100.0), "pia gave 50.0 tokens/s, plain decoding 100.0: --drafter none is faster"),
+        (Said("pia", 40, drafted=95.0, plain=100.0), None),  # a short text is decoded a little faster
+        (Said("pia", 40, drafted=150.0, plain=100.0), None),
+        (Said("pia", 10, drafted=50.0, plain=100.0), None),  # too few tokens to tell
+        (Said("none", 40, drafted=50.0, plain=100.0), None),
+        (Said("auto:budget=true", 40, drafted=50.0, plain=100.0), None),  # it rests by itself
+    ],
+)
+def test_the_end_of_a_talk_names_the_faster_choice(
+    said: Said, advised: str | None, keys: PipeInput, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat, "build_llm", lambda models, drafter: said)
+    keys.send_text(f"hello{ENTER}/quit{ENTER}")
+    assert run(["chat"]) == 0
+    told = capfd.readouterr().err
+    assert told.count("is faster here") == (advised is not None)
+    assert (advised or "") in told
+    if advised:
+        assert [(one.speculation, one.ignore_eos) for one in said.tried] == [("none", True)]
 
 
 def test_a_model_without_a_template_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from paceline.errors import ConfigError
 from tests.drafters.test_pool_file import spoil
 from tests.drafters.test_recycling import teach
 from tests.support.models import byte_tokenizer, piece_tokenizer
+from tests.support.processes import leave_in_mid_answer
 from tests.support.shared import COUNT, Pair
 
 DRAFTERS = ("token_recycling", "auto")
@@ -82,15 +80,7 @@ def test_a_second_run_has_more_tokens_per_forward(pair: Pair, tmp_path: Path, na
 
 def test_a_process_saves_when_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    code = (
-        "from paceline import LLM, SamplingParams, demo\n"
-        f"llm = LLM(demo.TARGET, 'auto:pool={path}')\n"
-        "prompt = llm.chat_prompt([{'role': 'user', 'content': 'Count to ten.'}])\n"
-        "stream = llm.stream(prompt, SamplingParams(max_new_tokens=30))\n"
-        "next(stream)\n"
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], env=environment)
+    leave_in_mid_answer(f"LLM(demo.TARGET, 'auto:pool={path}')")
     head, arrays = read_table(path)
     assert len(arrays["keys"]) > 0
     assert head["tokenizer"].startswith("sha256:")

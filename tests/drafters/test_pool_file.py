@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from paceline.drafters.ouroboros.drafter import Ouroboros
 from paceline.drafters.ouroboros.pool_file import KeptPool, pool_bytes, read_pool
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.errors import ConfigError
+from tests.support.processes import leave_in_mid_answer
 from tests.support.shared import COUNT, Pair
 
 PARAMS = SamplingParams(max_new_tokens=COUNT)
@@ -91,15 +90,7 @@ def test_what_came_after_the_last_save_is_saved_at_the_end(pair: Pair, tmp_path:
 
 def test_a_process_saves_when_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "phrases.pool"
-    code = (
-        "from paceline import LLM, SamplingParams, demo\n"
-        f"llm = LLM(demo.TARGET, drafter='ouroboros:pool={path}', draft_model=demo.DRAFT)\n"
-        "prompt = llm.chat_prompt([{'role': 'user', 'content': 'Count to ten.'}])\n"
-        "stream = llm.stream(prompt, SamplingParams(max_new_tokens=30))\n"
-        "next(stream)\n"
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], env=environment)
+    leave_in_mid_answer(f"LLM(demo.TARGET, drafter='ouroboros:pool={path}', draft_model=demo.DRAFT)")
     assert path.stat().st_size > 100
 
 

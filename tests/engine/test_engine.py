@@ -119,12 +119,12 @@ def test_an_error_in_a_step_that_another_thread_made_is_raised_where_it_belongs(
 
 
 def test_a_cache_that_cannot_grow_ends_the_requests_that_wait_for_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(slots: int, most: int | None) -> None:
+    def full(slots: int, positions: int) -> None:
         raise MemoryError("no room")
 
     llm = pair.engine("none")
     with monkeypatch.context() as patch:
-        patch.setattr(llm.model, "reserve_slots", full)
+        patch.setattr(llm.model.slots, "resize", full)
         with pytest.raises(MemoryError, match="no room"):
             llm.generate(pair.prompts[:2], LONG)
     assert llm.generate([pair.prompts[0]], LONG)[0].token_ids == pair.answers[0]

@@ -17,7 +17,7 @@ from paceline import LLM, SamplingParams
 from paceline.engine import invariance
 from paceline.engine.drafter import Drafter
 from paceline.engine.drafting import Drafting
-from paceline.engine.grouping import next_group
+from paceline.engine.grouping import prompts_together
 from paceline.engine.invariance import MOST_ROWS, prove, search, settle
 from paceline.engine.layout import lay_out
 from paceline.engine.model import CachedLM
@@ -329,9 +329,9 @@ def test_prompts_share_a_forward_as_far_as_the_class_goes() -> None:
         seq = Sequence([3] * 10, SamplingParams())
         seq.slot = slot
         tickets.append(Ticket(seq, Drafting(Drafter(), None)))
-    assert len(next_group(tickets, 512)) == 4
-    assert len(next_group(tickets, 512, 29)) == 2
-    assert len(next_group(tickets, 512, 5)) == 1
+    assert len(prompts_together(tickets, 512)) == 4
+    assert len(prompts_together(tickets, 512, 29)) == 2
+    assert len(prompts_together(tickets, 512, 5)) == 1
 
 
 def test_threads_changed_after_the_proof_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from paceline import SamplingParams, demo
 from paceline.errors import CapacityError, ConfigError
 from paceline.head.record import run_from, teacher_force
 from paceline.head.recording import prompt_name, read_recording
+from tests.support.cli import call
 from tests.support.commands import start_command
 from tests.support.recordings import quick
 from tests.support.shared import Pair
@@ -189,6 +191,27 @@ def test_every_and_skip_every_share_the_prompts_out(tmp_path: Path) -> None:
     count = len(demo.PROMPTS.read_text().splitlines())
     assert len(every.names) + len(rest.names) == count
     assert not set(every.names) & set(rest.names)
+
+
+def test_prompts_that_are_cut_are_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"id": count, "category": "c", "turns": ["a word " * count]}) for count in (3, 4000, 5000)]
+    prompts.write_text("\n".join(lines))
+    words = ["--prompts", prompts, "-n", "2", "--batch", "1", "--dtype", "float32"]
+    assert call("head", "record", "--out", tmp_path / "made", *words)[0] == 0
+    assert "2 prompts were too long for the context beside an answer, and cut" in capfd.readouterr().err
+    made = read_recording(tmp_path / "made")
+    assert made.settings["cut"] == 2
+    assert sorted(map(len, made.prompt_ids))[1:] == [demo_context() - 2] * 2
+    assert call("head", "record", "--out", tmp_path / "whole", *words, "--limit", "1")[0] == 0
+    assert "too long" not in capfd.readouterr().err
+    assert "cut" not in read_recording(tmp_path / "whole").settings
+
+
+def demo_context() -> int:
+    """The shorter of the embedded models' contexts, in tokens."""
+    configs = (json.loads((folder / "config.json").read_text()) for folder in (demo.TARGET, demo.DRAFT))
+    return int(min(config["max_position_embeddings"] for config in configs))
 
 
 def test_the_shards_hold_no_more_than_tensors(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -114,6 +115,8 @@ def test_stop_strings_wherever_they_are_set(target: Any, text: Any, three: Any) 
     strategy = Strategy("draft_model:length=6", draft_model=target)
     assert torch.equal(generate(target, **common, stop_strings=stops, drafter=strategy), expected)
     assert {row.new_tokens for row in strategy.stats} != {24}
+    assert torch.equal(target.generate(**common, stop_strings=stops, custom_generate=strategy), expected)
+    assert {row.new_tokens for row in strategy.stats} != {24}
 
     config = GenerationConfig(do_sample=False, max_new_tokens=24, pad_token_id=0, eos_token_id=2, stop_strings=stops)
     before = copy.deepcopy(config.to_dict())
@@ -128,6 +131,8 @@ def test_stop_strings_wherever_they_are_set(target: Any, text: Any, three: Any) 
     assert model.generation_config.stop_strings == stops
     with pytest.raises(ConfigError, match="tokenizer"):
         generate(model, **three, drafter="prompt_lookup")
+    with pytest.raises(ValueError, match="one or more stop strings"):  # transformers' own words: it has not come to us yet
+        model.generate(**common, custom_generate=strategy)
 
 
 @pytest.mark.parametrize("spec", DRAFTERS)
@@ -167,10 +172,31 @@ def test_a_streamer_given_to_the_models_own_generate(target: Any, text: Any, one
     streamer = TextIteratorStreamer(text, timeout=5)
     found = target.generate(**one, streamer=streamer, custom_generate=strategy, max_new_tokens=8)
     assert "".join(streamer) == text.decode(found[0])
-    streamer = TextIteratorStreamer(text, timeout=5, skip_prompt=True)
-    with pytest.raises(ConfigError, match="assistant_model: got one beside a Strategy"):
-        target.generate(**one, streamer=streamer, assistant_model=target, custom_generate=strategy, max_new_tokens=8)
-    assert "".join(streamer) == ""
+    refused: dict[str, tuple[str, Any]] = {
+        "assistant_model": ("assistant_model: got one beside a Strategy", target),
+        "stop_strings": ("stop_strings: got no tokenizer, .* expected both. Pass tokenizer=", ["ab"]),
+    }
+    for name, (words, value) in refused.items():
+        streamer = TextIteratorStreamer(text, timeout=5, skip_prompt=True)
+        with pytest.raises(ConfigError, match=words):
+            target.generate(**one, streamer=streamer, custom_generate=strategy, max_new_tokens=8, **{name: value})
+        assert "".join(streamer) == ""
+
+
+def test_stop_strings_end_a_text_stream(target: Any, text: Any, one: Any) -> None:
+    """Read in another thread, as users do: it gets what it gets without drafts, and ends."""
+    width = one["input_ids"].shape[1]
+    stop = text.decode(target.generate(**one, do_sample=False, max_new_tokens=24)[0, width + 5 : width + 7])
+    read: list[list[str]] = []
+    for strategy in (None, Strategy("prompt_lookup")):
+        streamer = TextIteratorStreamer(text, timeout=5, skip_prompt=True)
+        options = {"do_sample": False, "max_new_tokens": 24, "stop_strings": stop, "tokenizer": text, "streamer": streamer}
+        writer = threading.Thread(target=target.generate, kwargs={**one, **options, "custom_generate": strategy})
+        writer.start()
+        read.append(list(streamer))
+        writer.join()
+    assert "".join(read[0]) == "".join(read[1])
+    assert "".join(read[1]).endswith(stop)
 
 
 @pytest.mark.parametrize("how", ["model.compile", "model.forward", "torch.compile"])

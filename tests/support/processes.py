@@ -1,10 +1,11 @@
-"""Several processes on this machine, as torchrun would start them, forked from one that has imported everything already."""
+"""Other processes: as torchrun would start them, forked from one that has imported everything already; one on its own."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,19 @@ def command(*words: str) -> None:
 
     sys.argv = ["paceline", *words]
     main()
+
+
+def leave_in_mid_answer(llm: str) -> None:
+    """A process of its own that begins an answer of `llm`, an expression, and ends before it is whole."""
+    code = (
+        "from paceline import LLM, SamplingParams, demo\n"
+        f"llm = {llm}\n"
+        "prompt = llm.chat_prompt([{'role': 'user', 'content': 'Count to ten.'}])\n"
+        "stream = llm.stream(prompt, SamplingParams(max_new_tokens=30))\n"
+        "next(stream)\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], env=environment)
 
 
 def _run(rank: int, size: int, port: int, folder: Path, work: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -47,8 +47,9 @@ class Part:
     @staticmethod
     def of(label: str, result: BenchResult) -> Part:
         """Make it from a finished, or interrupted, run."""
+        cut = [f"{result.cut_prompts} prompts too long for the context, and cut"] if result.cut_prompts else []
         return Part(
-            label, tuple(setting_parts(result)), result.environment, result.complete, result.reference,
+            label, (*setting_parts(result), *cut), result.environment, result.complete, result.reference,
             tuple(result.figures()), result.divergences,
         )  # fmt: skip
 

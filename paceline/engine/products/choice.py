@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from transformers import PreTrainedModel
 from paceline.common import cache
 from paceline.engine.circumstances import circumstances
 from paceline.engine.products.own import ANY, Products, product, replaceable
-from paceline.errors import PacelineError
 
 COUNTS = (1, 4, 16, 64, 256)  # of rows that are tried; the last stands for any more
 _KIND = "products-v1"  # another number when what is tried or written changes
@@ -77,17 +75,8 @@ def trial(model: PreTrainedModel) -> Trial:
     if not _large(modules):
         return Trial()
 
-    def make(folder: Any) -> dict[str, Any]:
-        times = _try(modules)
-        (folder / "trial.json").write_text(json.dumps({"ours": times.ours, "torchs": times.torchs}) + "\n", encoding="utf-8")
-        return {"torch": torch.__version__}
-
-    try:
-        folder = cache.remember(_KIND, circumstances(model), f"product times of {model.__class__.__name__}", make)
-        card = json.loads((folder / "trial.json").read_bytes())
-        return Trial(tuple(card["ours"]), tuple(card["torchs"]))
-    except (PacelineError, ValueError, LookupError, TypeError):  # a cache that cannot be written or read: tried again
-        return _try(modules)
+    place = cache.Place(_KIND, circumstances(model), f"product times of {model.__class__.__name__}", "trial.json")
+    return cache.remember(place, lambda: _try(modules), lambda kept: Trial(tuple(kept["ours"]), tuple(kept["torchs"])))
 
 
 def _large(modules: tuple[nn.Linear, ...]) -> bool:

@@ -43,8 +43,9 @@ class Strategy:
     """Decodes with drafts inside `model.generate(..., custom_generate=Strategy(...))`. Reusable, for any number of
     models; what a model's largest call needed of cache memory is kept until the model or the Strategy goes.
 
-    A `streamer` works as it does without. Stop strings need a tokenizer, which transformers drops on the way to a callable:
-    for them call `generate` of this module.
+    A `streamer` works as it does without, and so do `stop_strings` with their `tokenizer` given to `model.generate`. Stop strings
+    set in a generation configuration transformers refuses itself, as it keeps no tokenizer for a callable: for them call
+    `generate` of this module.
 
     Args:
         drafter: "name", "name:key=value,key=value", or a `Drafter`.
@@ -89,6 +90,7 @@ class Strategy:
         generation_config: GenerationConfig,
         synced_gpus: bool | None = None,
         streamer: Any = None,
+        stop_strings: str | list[str] | None = None,
         **model_kwargs: Any,
     ) -> Any:
         """The decoding method transformers calls once it has prepared everything.
@@ -96,11 +98,13 @@ class Strategy:
         Args:
             input_ids: [batch, width], padded on the left.
             streamer: gets the tokens and is ended; default the one that `model.generate` was given.
+            stop_strings: end a row. transformers hands them on as they are because they have a name here.
         Returns:
             token ids [batch, total], or a `GenerateDecoderOnlyOutput` with `return_dict_in_generate`.
         Raises:
-            ConfigError: an option that cannot be honoured, or an `assistant_model`; UnsupportedModelError: a model that cannot be
-            verified losslessly; CapacityError: more tokens than the model's context.
+            ConfigError: an option that cannot be honoured, an `assistant_model`, stop strings without a tokenizer.
+            UnsupportedModelError: a model that cannot be verified losslessly.
+            CapacityError: more tokens than the model's context.
         """
         given = _given_to_generate(self)
         streamer = streamer or given.get("streamer")
@@ -109,6 +113,10 @@ class Strategy:
             if given.get("assistant_model") is not None:
                 raise ConfigError(
                     "assistant_model: got one beside a Strategy; expected None. Pass draft_model=... to the Strategy."
+                )
+            if stop_strings is not None:
+                stopping_criteria = StoppingCriteriaList(
+                    [*stopping_criteria, _stop_criterion(stop_strings, given.get("tokenizer"))]
                 )
             return self._decode(
                 model, input_ids, streamer, logits_processor, stopping_criteria, generation_config, **model_kwargs
@@ -155,15 +163,21 @@ class Strategy:
 
 
 def _given_to_generate(strategy: Strategy) -> dict[str, Any]:
-    """The arguments of the `model.generate` that calls a strategy. transformers passes no streamer and no assistant on to a
-    callable: one that reads the stream would wait for ever.
+    """The arguments of the `model.generate` that calls a strategy. transformers passes no streamer, assistant or tokenizer on to
+    a callable: one that reads the stream would wait for ever.
+
+    The tokenizer it has removed by now; what is around `generate` (`torch.no_grad`, PEFT) still has all that it handed on.
     """
+    given: dict[str, Any] = {}
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code.co_name == "generate" and frame.f_locals.get("custom_generate") is strategy:
-            return dict(frame.f_locals)
+        if not given and frame.f_code.co_name == "generate" and frame.f_locals.get("custom_generate") is strategy:
+            given = dict(frame.f_locals)
+        around = frame.f_locals.get("kwargs")
+        if given and isinstance(around, dict) and around.get("custom_generate") is strategy and "tokenizer" in around:
+            return given | {"tokenizer": around["tokenizer"]}
         frame = frame.f_back
-    return {}
+    return given
 
 
 def generate(
@@ -212,6 +226,15 @@ def generate(
             streamer.end()
 
 
+def _stop_criterion(stop: str | list[str], tokenizer: Any) -> StopStringCriteria:
+    if tokenizer is None:
+        raise ConfigError(
+            "stop_strings: got no tokenizer, which alone knows how tokens spell them; expected both. Pass tokenizer=..., to the"
+            " generate of paceline.integrations.transformers if the model's own does not hand it on."
+        )
+    return StopStringCriteria(stop_strings=stop, tokenizer=tokenizer)
+
+
 def _with_stop_strings(model: PreTrainedModel, stop: Any, tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
     """The options with stop strings, wherever they were set, as a stopping criterion; nothing of the caller's is changed."""
     config = options.get("generation_config")
@@ -219,11 +242,7 @@ def _with_stop_strings(model: PreTrainedModel, stop: Any, tokenizer: Any, option
         stop = stop if stop is not None else getattr(source, "stop_strings", None)
     if stop is None:
         return options
-    if tokenizer is None:
-        raise ConfigError(
-            "stop_strings: got no tokenizer, which alone knows how tokens spell them; expected both. Pass tokenizer=..."
-        )
-    criteria = [*(options.get("stopping_criteria") or ()), StopStringCriteria(stop_strings=stop, tokenizer=tokenizer)]
+    criteria = [*(options.get("stopping_criteria") or ()), _stop_criterion(stop, tokenizer)]
     options = {**options, "stopping_criteria": StoppingCriteriaList(criteria)}
     if config is not None:
         options["generation_config"] = copy.deepcopy(config)

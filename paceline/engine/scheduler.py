@@ -1,0 +1,101 @@
+"""Who has a place in the batch, who waits for one, and who takes part in the next step."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from paceline.engine.grouping import prompts_together
+from paceline.engine.model import CachedLM
+from paceline.engine.pacing import PromptPace
+from paceline.engine.room import Room
+from paceline.engine.ticket import Ticket
+from paceline.engine.waiting_line import WaitingLine
+
+
+class Scheduler:
+    """Requests of one engine, waiting and active.
+
+    Prompts go first, in forwards of their own, so that they are not padded to the width of decoding rows. While somebody reads a
+    stream, its steps take turns with forwards that feed only as much of the prompts as does not hold it up for long.
+
+    Args:
+        most: sequences at once; None = any number.
+        most_rows: of tokens and padding in one forward; None = any number.
+        paced: clocks may decide how much of a prompt is fed at once.
+    Attributes:
+        active: in the order in which they got their place.
+        preemptions: requests that had to give theirs back for a while.
+    """
+
+    def __init__(self, model: CachedLM, room: Room, most: int | None, most_rows: int | None, paced: bool) -> None:
+        self._model, self._room, self._most, self._most_rows = model, room, most, most_rows
+        self.waiting = WaitingLine()
+        self.active: list[Ticket] = []
+        self.preemptions = 0
+        self._whole_chunk = model.prefill_chunk
+        self._pace = PromptPace(model.prefill_chunk) if paced else None
+        self._feeds_prompts = False  # in the newest group
+
+    def place(self, ticket: Ticket) -> bool:
+        """Give a waiting request its place, also one that somebody of lesser priority has; returns whether there is any.
+
+        Raises:
+            CapacityError, MemoryError, RuntimeError: there never will be. It counts as active then.
+        """
+        self.waiting.leave(ticket)
+        while True:
+            others = [other.seq for other in self.active]
+            self.active.append(ticket)
+            if (self._most is None or len(others) < self._most) and self._room.open(ticket.seq, others):
+                ticket.prefilling = ticket.seq.pending > 1
+                return True
+            self.active.remove(ticket)
+            last = max(self.active, key=lambda other: other.rank, default=None)
+            if last is None or last.seq.params.priority <= ticket.seq.params.priority:
+                self.waiting.join([ticket])
+                return False
+            self.preempt(last)
+
+    def preempt(self, ticket: Ticket) -> None:
+        """Send an active request back to wait; it goes on where it was once it has a place again."""
+        self.active.remove(ticket)
+        self._room.close(ticket.seq)
+        ticket.seq.cached = 0
+        self.preemptions += 1
+        self.waiting.join([ticket])
+
+    def remove(self, ticket: Ticket) -> None:
+        """Take a request out of where it is, waiting or active."""
+        if not self.waiting.leave(ticket):
+            self.active.remove(ticket)
+
+    def make_room(self) -> None:
+        """Let the cache grow with the answers; where it must not, those who came last give their place back."""
+        while not self._room.grow([ticket.seq for ticket in self.active]) and len(self.active) > 1:
+            self.preempt(max(self.active, key=lambda ticket: ticket.rank))
+
+    def next_group(self) -> list[Ticket]:
+        """Return those who take part in the next step, in the order of their slots; none where nobody is active."""
+        prompts = [ticket for ticket in self.active if ticket.prefilling]
+        others = [ticket for ticket in self.active if not ticket.prefilling]
+        self._model.prefill_chunk = self._whole_chunk
+        most_rows = self._most_rows
+        if prompts and self._pace is not None and any(ticket.outcomes is not None for ticket in others):
+            if self._feeds_prompts:
+                prompts = []
+            else:
+                chunk = self._model.prefill_chunk = self._pace.chunk
+                most_rows = chunk if most_rows is None else min(chunk, most_rows)
+        self._feeds_prompts = bool(prompts)
+        if prompts:
+            return prompts_together(prompts, self._model.prefill_chunk, most_rows)
+        self._model.slots.gather([ticket.seq for ticket in others])
+        return sorted(others, key=attrgetter("seq.slot"))
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """Take in what the step of the newest group took, which fed so many tokens."""
+        if self._pace is not None:
+            if self._feeds_prompts:
+                self._pace.note_prompts(tokens, seconds)
+            else:
+                self._pace.note_decode(seconds)

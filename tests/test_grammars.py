@@ -1,0 +1,305 @@
+"""Answers under a grammar: valid, and the same under every drafter; what cannot be compiled is refused at once."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import re
+import threading
+import weakref
+from collections.abc import Sequence as ListLike
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, LogitsProcessorList
+
+from paceline import LLM, Completion, SamplingParams, demo, grammars
+from paceline.errors import ConfigError
+from paceline.integrations.transformers import Strategy
+from tests.support.real import NEEDS_REAL, Real
+from tests.support.shared import near_copies, with_store
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+        "kind": {"enum": ["list", "stack", "queue"]},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+        "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "kind", "size", "flags"],
+    "additionalProperties": False,
+}
+EXAMPLE = '{"name": "table", "kind": "stack", "size": 12, "flags": [true, false]}'
+PROMPTS = [
+    f"# {EXAMPLE}\n# {EXAMPLE}\n# ",
+    f"def parse(text):\n    return json.loads('{EXAMPLE}')\n\n\n",
+    "class Stack:\n",
+    "x = ",
+]
+GUESSES = ["prompt_lookup", "sssd:datastore=tiny,nodes=16", "lookahead:window=4,ngram=4,guesses=4", "token_recycling:nodes=16",
+           "jacobi:block=6", "pia:nodes=16", "rest:nodes=16", "auto:nodes=16"]  # fmt: skip
+LONGEST = 90
+
+
+def check(answer: str) -> None:
+    """It is valid under the schema."""
+    value = json.loads(answer)
+    assert list(value) == ["name", "kind", "size", "flags"]
+    assert re.fullmatch("[a-z]{1,8}", value["name"])
+    assert value["kind"] in ("list", "stack", "queue")
+    assert type(value["size"]) is int
+    assert 0 <= value["size"] <= 99
+    assert 1 <= len(value["flags"]) <= 3
+    assert all(type(flag) is bool for flag in value["flags"])
+
+
+def engine(spec: str, **options: Any) -> LLM:
+    llm = LLM("demo", "none", dtype="float32", **options)
+    texts = [llm.tokenizer(text)["input_ids"] for text in (*PROMPTS, EXAMPLE * 4)]
+    vocab_size = llm.model.vocab_size
+    return LLM("demo", with_store(spec, near_copies(texts, vocab_size), vocab_size), dtype="float32", **options)
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return LLM("demo", "none", dtype="float32")
+
+
+def params(llm: LLM, **options: Any) -> SamplingParams:
+    grammar = grammars.json_schema(llm.tokenizer, SCHEMA, llm.eos_token_ids)
+    return SamplingParams(**{"max_new_tokens": LONGEST, "logits_processors": [grammar], **options})
+
+
+def same(mine: ListLike[Completion], plain: ListLike[Completion]) -> None:
+    assert [(out.token_ids, out.finish_reason) for out in mine] == [(out.token_ids, out.finish_reason) for out in plain]
+
+
+@pytest.mark.parametrize("spec", GUESSES)
+def test_answers_are_valid_and_those_without_drafts(spec: str, plain: LLM) -> None:
+    """In batches with requests that have no grammar; greedy and by seed."""
+    llm = engine(spec, max_batch=3)
+    for temperature in (0.0, 1.0):
+        one = params(plain, temperature=temperature, seed=5)
+        asked = [one, one, SamplingParams(24, temperature, seed=5), one]
+        outs = llm.generate(PROMPTS, asked)
+        same(outs, plain.generate(PROMPTS, asked))
+        for place in (0, 1, 3):
+            check(outs[place].text)
+            assert outs[place].finish_reason == "stop"
+        if spec == "prompt_lookup":
+            assert sum(out.stats.accepted_tokens for out in outs) > 5
+
+
+def test_without_the_grammar_they_are_not_valid(plain: LLM) -> None:
+    """Otherwise the tests above would say little."""
+    for out in plain.generate(PROMPTS, SamplingParams(LONGEST)):
+        with pytest.raises(ValueError):  # noqa: PT011 - json's own error, or a wrong value
+            check(out.text)
+
+
+def test_draws_of_a_draft_model_keep_to_it(plain: LLM) -> None:
+    llm = LLM("demo", "draft_model:length=4", "demo", dtype="float32")
+    for seed in range(3):
+        for out in llm.generate(PROMPTS, params(llm, temperature=0.9, seed=seed)):
+            check(out.text)
+
+
+def test_several_answers_have_a_matcher_each(plain: LLM) -> None:
+    (out,) = plain.generate(PROMPTS[:1], params(plain, temperature=1.2, n=3, seed=2))
+    assert len({answer.text for answer in out.outputs}) > 1
+    for answer in out.outputs:
+        check(answer.text)
+
+
+def test_with_other_ends(plain: LLM) -> None:
+    """Cut in the middle, ended by a stop string, kept from ending."""
+    (whole,) = plain.generate(PROMPTS[:1], params(plain))
+    (cut,) = plain.generate(PROMPTS[:1], params(plain, max_new_tokens=9))
+    assert (cut.token_ids, cut.finish_reason) == (whole.token_ids[:9], "length")
+    (stopped,) = plain.generate(PROMPTS[:1], params(plain, stop=["kind"]))
+    assert (stopped.text, stopped.finish_reason) == (whole.text.partition("kind")[0], "stop")
+    with pytest.raises(ConfigError, match="leave no token to go on with"):
+        plain.generate(PROMPTS[:1], params(plain, min_tokens=len(whole.token_ids) + 1))
+    (later,) = plain.generate(
+        PROMPTS[:1], SamplingParams(30, min_tokens=20, logits_processors=grammars.regex(plain.tokenizer, "(ab ?)+"))
+    )
+    assert re.fullmatch("(ab ?)+", later.text)
+    assert len(later.token_ids) >= 20
+    (same_text,) = plain.generate(PROMPTS[:1], params(plain, min_tokens=len(whole.token_ids) - 1))
+    assert same_text.token_ids == whole.token_ids
+
+
+def test_every_end_of_sequence_token_may_end_it(plain: LLM) -> None:
+    """And nothing else may, where the grammar is complete; scores beyond the tokenizer are no tokens."""
+    vocab = len(plain.tokenizer)
+    ids = plain.tokenizer("ab")["input_ids"]
+    for ends, extra in ((plain.eos_token_ids, 0), ([1, 7], 77), ([7, 1, vocab + 3], 5)):
+        grammar = grammars.regex(plain.tokenizer, "a+", ends)
+        narrow = grammar(torch.tensor([ids]), torch.zeros(1, vocab + extra))
+        assert narrow.shape == (1, vocab + extra)
+        allowed = {plain.tokenizer.decode([token]) for token in torch.nonzero(narrow[0] == 0)[:, 0].tolist()}
+        assert "a" in allowed
+        assert all(set(text) == {"a"} for text in allowed)
+        a = plain.tokenizer("a", add_special_tokens=False)["input_ids"]
+        after = grammar(torch.tensor([ids + a]), torch.zeros(1, vocab + extra))
+        found = set(torch.nonzero(after[0] == 0)[:, 0].tolist()) - set(torch.nonzero(narrow[0] == 0)[:, 0].tolist())
+        assert found == {token for token in ends if token < vocab}
+    ended = grammars.regex(plain.tokenizer, "a", plain.eos_token_ids)
+    for more in ([], a, [*a, *plain.eos_token_ids], [*a, *plain.eos_token_ids * 2]):
+        left = torch.nonzero(ended(torch.tensor([ids + more]), torch.zeros(1, vocab))[0] == 0)[:, 0].tolist()
+        assert (left == plain.eos_token_ids) == bool(more)
+
+
+def test_a_head_narrower_than_the_tokenizer(plain: LLM) -> None:
+    assert grammars.json_object(plain.tokenizer)(torch.tensor([[3]]), torch.zeros(1, 4001)).shape == (1, 4001)
+
+
+def test_kinds_of_grammars(plain: LLM) -> None:
+    tokenizer = plain.tokenizer
+    made = {
+        r"-?[0-9]{1,3}": grammars.regex(tokenizer, r"-?[0-9]{1,3}"),
+        r"(yes|no), (yes|no)": grammars.lark(tokenizer, 'start: word ", " word\nword: "yes" | "no"'),
+        r"true|false": grammars.json_schema(tokenizer, '{"type": "boolean"}'),
+        r"(?s).+": grammars.json_schema(tokenizer, True),
+    }
+    for pattern, grammar in made.items():
+        for out in plain.generate(PROMPTS, SamplingParams(60, logits_processors=grammar)):
+            assert re.fullmatch(pattern, out.text), out.text
+    text = plain.generate(PROMPTS[0], SamplingParams(200, logits_processors=[grammars.json_object(tokenizer)]))[0].text
+    assert text.startswith("{")
+    blank = tokenizer("{\n\n\n", add_special_tokens=False)["input_ids"]
+    for schema in ({"type": "object"}, '{"type": "object"}'):  # whitespace without end is not allowed
+        grammar, ids = grammars.json_schema(tokenizer, schema), torch.tensor([[3, *blank]])
+        grammar(ids[:, :1], torch.zeros(1, 4096))
+        with pytest.raises(ConfigError, match="got an answer it cannot follow"):
+            grammar(ids, torch.zeros(1, 4096))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda t: grammars.json_schema(t, {"type": "objekt"}), r"json_schema: got .* \[Invalid type: objekt\]; expected"),
+        (lambda t: grammars.json_schema(t, {"$ref": "#/nope"}), "does not exist"),
+        (lambda t: grammars.json_schema(t, {"type": "string", "pattern": "("}), "unclosed group"),
+        (lambda t: grammars.json_schema(t, {"not": {"type": "string"}}), "Unimplemented keys"),
+        (lambda t: grammars.json_schema(t, {"type": "integer", "minimum": 3, "maximum": 1}), "Unsatisfiable"),
+        (lambda t: grammars.json_schema(t, False), "expected one that llguidance takes"),
+        (lambda t: grammars.json_schema(t, []), "Expecting object schema"),  # type: ignore[arg-type]
+        (lambda t: grammars.json_schema(t, '{"type": "string"'), 'json_schema: got \'{"type": "string"\''),
+        (lambda t: grammars.json_schema(t, 'true }], "other": [{'), "json_schema: got"),
+        (lambda t: grammars.json_schema(t, {"const": object()}), "not JSON serializable"),
+        (lambda t: grammars.json_schema(t, {"const": float("nan")}), "json_schema: got"),
+        (lambda t: grammars.json_schema(t, "[" * 100_000), "json_schema: got"),
+        (lambda t: grammars.regex(t, "(a"), "unclosed group"),
+        (lambda t: grammars.regex(t, "(?=a)b"), "look-around"),
+        (lambda t: grammars.regex(t, 3), "regex: got a int; expected a text"),  # type: ignore[arg-type]
+        (lambda t: grammars.lark(t, "start: other"), "unknown name"),
+        (lambda t: grammars.json_object(t, []), "eos_token_ids: got .*; expected one of the tokenizer's tokens"),
+        (lambda t: grammars.json_object(t, [4096]), r"eos_token_ids: got \[4096\]"),
+        (lambda t: grammars.json_object(None), "got a tokenizer of type NoneType; expected a fast one"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_at_once(call: Any, words: str, plain: LLM) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        call(plain.tokenizer)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_what_it_may_not_be_asked(plain: LLM) -> None:
+    """Several rows, and ids of another answer: silence would be a wrong answer."""
+    grammar = grammars.json_object(plain.tokenizer)
+    with pytest.raises(ConfigError, match=r"got ids of shape \(2, 1\)"):
+        grammar(torch.tensor([[3], [4]]), torch.zeros(2, 4096))
+    grammar(torch.tensor([[3, 4]]), torch.zeros(1, 4096))
+    for ids in ([3, 5], [3, 5, 6], [3]):
+        with pytest.raises(ConfigError, match="do not go on from those before"):
+            grammar(torch.tensor([ids]), torch.zeros(1, 4096))
+    copied = copy.copy(grammar)
+    assert copied(torch.tensor([[3]]), torch.zeros(1, 4096)).shape == (1, 4096)
+
+
+def test_tokenizers_are_compiled_once_and_forgotten() -> None:
+    """By threads, too; grammars are kept, but not all."""
+    tokenizer = AutoTokenizer.from_pretrained(demo.TARGET)
+    made: list[Any] = []
+    threads = [threading.Thread(target=lambda one=tokenizer: made.append(grammars.json_object(one))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (compiled,) = grammars._known[tokenizer].values()
+    assert len({id(grammar._template) for grammar in made}) == 1
+    for number in range(40):
+        grammars.regex(tokenizer, f"a{{{number + 1}}}")
+    assert len(compiled._grammars) == grammars._KEPT
+    tokenizer.add_tokens(["<other>"])
+    assert grammars.json_object(tokenizer)._vocab_size == 4097
+    gone = weakref.ref(tokenizer)
+    del tokenizer, compiled
+    made.clear()
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("strategy", [None, "prompt_lookup"])
+def test_in_transformers_own_generate(plain: LLM, strategy: str | None) -> None:
+    """One prompt, a copy per call; several are refused rather than answered wrongly."""
+    model, tokenizer = plain.model.model, plain.tokenizer
+    grammar = grammars.json_schema(tokenizer, SCHEMA, plain.eos_token_ids)
+    options = {} if strategy is None else {"custom_generate": Strategy(strategy)}
+    for place in (0, 2):
+        ids = tokenizer(PROMPTS[place], return_tensors="pt")["input_ids"]
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=LONGEST, do_sample=False, pad_token_id=0,
+            logits_processor=LogitsProcessorList([copy.copy(grammar)]), **options,
+        )  # fmt: skip
+        (expected,) = plain.generate([ids[0].tolist()], params(plain))
+        assert out[0, ids.shape[1] :].tolist() == expected.token_ids
+    twice = torch.cat([ids, ids.flip(1)])
+    with pytest.raises(ConfigError, match="expected one answer"):
+        model.generate(
+            twice, attention_mask=torch.ones_like(twice), max_new_tokens=8, do_sample=False, pad_token_id=0,
+            logits_processor=LogitsProcessorList([copy.copy(grammar)]), **options,
+        )  # fmt: skip
+
+
+class Foolish:
+    """Chooses a token that the grammar in front of it forbids."""
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        return torch.where(torch.arange(scores.shape[-1]) == 9, 1e9, -torch.inf)[None]
+
+
+def test_a_forbidden_token_ends_the_request(plain: LLM) -> None:
+    """Not the grammar."""
+    grammar = grammars.json_object(plain.tokenizer)
+    with pytest.raises(ConfigError, match="got an answer it cannot follow"):
+        plain.generate(PROMPTS[:1], SamplingParams(8, logits_processors=[grammar, Foolish()]))
+
+
+class TestReal:
+    pytestmark = NEEDS_REAL
+
+    @pytest.fixture(scope="class")
+    def texts(self, real: Real) -> list[list[int]]:
+        return [real.tokenizer(text)["input_ids"] for text in (*PROMPTS, EXAMPLE * 4)]
+
+    @pytest.mark.parametrize("spec", ["prompt_lookup", "sssd:datastore=tiny,nodes=16", "token_recycling:nodes=16"])
+    def test_answers_of_the_real_model(self, real: Real, texts: list[list[int]], spec: str) -> None:
+        """Valid, ended by the chat's own end, the same without drafts; sampled ones too."""
+        llm = real.engine(spec, texts, max_batch=4)
+        messages = [{"role": "user", "content": f"Describe a table as JSON, such as {EXAMPLE}. Only JSON."}]
+        prompts = [llm.chat_prompt(messages), *texts[:2]]
+        for temperature in (0.0, 0.8):
+            one = params(llm, temperature=temperature, seed=1)
+            outs = llm.generate(prompts, one)
+            for out in outs:
+                check(out.text)
+            if temperature == 0 or spec == "prompt_lookup":
+                same(outs, real.engine("none", texts, max_batch=4).generate(prompts, one))
+            assert sum(out.stats.accepted_tokens for out in outs) > 0
