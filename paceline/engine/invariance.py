@@ -184,7 +184,8 @@ def search(model: PreTrainedModel, products: Products = Products()) -> Proof:
         products: with which it is used.
     """
     begin = time.perf_counter()
-    modules, unknown = survey(model)
+    with products.in_force():
+        modules, unknown = survey(model)
     findings: list[Finding] = []
     for one in modules:
         try:
