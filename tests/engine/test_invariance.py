@@ -126,11 +126,15 @@ def test_where_no_class_is_wide_products_have_a_fixed_number_of_rows(monkeypatch
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 200])
 def test_products_of_a_fixed_number_of_rows(rows: int) -> None:
-    module, seen = nn.Linear(24, 40).eval(), []
-    states = torch.randn(1, rows, 24)
-    plain = nn.Linear.forward
+    module, seen = nn.Linear(24, 40), []
+    states, plain = torch.randn(1, rows, 24), nn.Linear.forward
+
+    def watched(one: nn.Linear, some: Tensor) -> Tensor:
+        seen.append(len(some))
+        return plain(one, some)
+
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(nn.Linear, "forward", lambda one, some: (seen.append(len(some)), plain(one, some))[1])
+        patch.setattr(nn.Linear, "forward", watched)
         with Products((module,), fixed=64).in_force():
             out = module(states)
     assert set(seen) == {64}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from paceline.engine.tree import IntArray
 _Ints = NDArray[np.int32]
 
 
-class Paths(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Paths:
     """Cache places of the keys that query i = row * columns + column sees, by position: rank 0 is the first.
 
     Attributes:
@@ -56,8 +57,8 @@ def _paths(runs: NDArray[np.void], begin: IntArray, order: KeyOrder, columns: in
     start, leading, count = _measure(runs, begin, order.cached, order.tail, columns)
     listed = np.zeros((len(start), max(1, int((count - leading).max()))), dtype=np.int32)
     _list(runs, begin, order.cached, order.tail, columns, leading, listed)
-    on_device = (torch.from_numpy(array).to(device) for array in (start, leading, count, listed))
-    return Paths(*on_device, int(count.max()))
+    places = [torch.from_numpy(array).to(device) for array in (start, leading, count, listed)]
+    return Paths(places[0], places[1], places[2], places[3], int(count.max()))
 
 
 @compiled

@@ -142,7 +142,7 @@ def _forward(module: nn.Module, rows: Tensor) -> Tensor:
 def _in_pieces(multiply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
     """Multiply `size` rows at a time."""
     flat = rows.reshape(-1, rows.shape[-1])
-    pieces = pad(flat, (0, 0, 0, -len(flat) % size)).split(size)
-    out = [multiply(piece.contiguous()) for piece in pieces]
+    filled = pad(flat, (0, 0, 0, -len(flat) % size)).contiguous()
+    out = [multiply(filled[at : at + size]) for at in range(0, len(filled), size)]
     whole = out[0] if len(out) == 1 else torch.cat(out)
     return whole[: len(flat)].reshape(*rows.shape[:-1], whole.shape[-1])

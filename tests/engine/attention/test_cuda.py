@@ -23,8 +23,8 @@ def test_values_are_those_of_the_kernel_for_the_cpu(dtype: torch.dtype, window: 
 
     columns = Columns(lay(RAGGED), (9, 3, 64, 64), dtype)
     expected = on_cpu(columns.query, columns.key, columns.value, columns.mask(window), columns.order)
-    on_device = (one.cuda() for one in (columns.query, columns.key, columns.value, columns.mask(window)))
-    ours = attention_by_position(*on_device, columns.order).cpu()
+    query, key, value, mask = (one.cuda() for one in (columns.query, columns.key, columns.value, columns.mask(window)))
+    ours = attention_by_position(query, key, value, mask, columns.order).cpu()
     real = ~torch.from_numpy(columns.layout.padding)
     assert torch.allclose(ours[real].float(), expected[real].float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
 

@@ -144,8 +144,8 @@ def test_what_others_see_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> Non
     columns = Columns(lay(RAGGED[:1]), (2, 1, 16, 16), torch.float32)
     path = columns.path(0, 4)
     before = attention_by_position(columns.query, columns.key, columns.value, columns.mask(), columns.order)[0, 4]
-    states = (infinite_elsewhere(one, 0, path) for one in (columns.key, columns.value))
-    after = attention_by_position(columns.query, *states, columns.mask(), columns.order)[0]
+    key, value = (infinite_elsewhere(one, 0, path) for one in (columns.key, columns.value))
+    after = attention_by_position(columns.query, key, value, columns.mask(), columns.order)[0]
     assert torch.equal(bits(after[4]), bits(before))
     assert not torch.isfinite(after).all()
 
