@@ -125,7 +125,7 @@ def test_with_other_ends(plain: LLM) -> None:
     with pytest.raises(ConfigError, match="leave no token to go on with"):
         plain.generate(PROMPTS[:1], params(plain, min_tokens=len(whole.token_ids) + 1))
     (later,) = plain.generate(
-        PROMPTS[:1], SamplingParams(30, min_tokens=20, logits_processors=grammars.regex(plain.tokenizer, "(ab ?)+"))
+        PROMPTS[:1], SamplingParams(30, min_tokens=20, logits_processors=[grammars.regex(plain.tokenizer, "(ab ?)+")])
     )
     assert re.fullmatch("(ab ?)+", later.text)
     assert len(later.token_ids) >= 20
@@ -167,7 +167,7 @@ def test_kinds_of_grammars(plain: LLM) -> None:
         r"(?s).+": grammars.json_schema(tokenizer, True),
     }
     for pattern, grammar in made.items():
-        for out in plain.generate(PROMPTS, SamplingParams(60, logits_processors=grammar)):
+        for out in plain.generate(PROMPTS, SamplingParams(60, logits_processors=[grammar])):
             assert re.fullmatch(pattern, out.text), out.text
     text = plain.generate(PROMPTS[0], SamplingParams(200, logits_processors=[grammars.json_object(tokenizer)]))[0].text
     assert text.startswith("{")

@@ -148,6 +148,12 @@ def _refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: 
         raise UnsupportedModelError(f"got {name}, an encoder-decoder; expected a decoder-only language model.")
     if not model.can_generate():
         raise UnsupportedModelError(f"{name} has no language-model head; load it with AutoModelForCausalLM.")
+    ranks = getattr(model, "tp_size", None) or 1
+    if ranks > 1:
+        raise UnsupportedModelError(
+            f"{name} is split over {ranks} processes (tensor parallelism): all of them would have to feed the same drafts in"
+            " the same step, and here each goes by its own clock. Load it without tp_plan, or serve it with vLLM."
+        )
     dynamic = dynamic_activations(model)
     if dynamic is not None:
         raise UnsupportedModelError(

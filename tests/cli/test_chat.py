@@ -31,7 +31,7 @@ SYSTEM = {"role": "system", "content": "Be kind."}
 
 
 def answered(text: str, tokens: int, seconds: float) -> Completion:
-    return Completion(text, [7] * tokens, "stop", Stats(tokens, 1, 0, tokens, 0, 0, [], {}, seconds, True))
+    return Completion(text, [7] * tokens, "stop", Stats(tokens, 1, 0, tokens, 0, 0, 0, [], {}, seconds, True))
 
 
 class Said:

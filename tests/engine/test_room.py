@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
+import torch
 
 from paceline import LLM, DraftTree, SamplingParams
 from paceline.engine.drafter import Drafter
 from paceline.engine.engine import Engine
 from paceline.engine.pacing import PromptPace
 from paceline.engine.sequence import Sequence
-from paceline.errors import CapacityError, ConfigError
+from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
 from tests.support.models import make
 
 LONG = SamplingParams(max_new_tokens=60, ignore_eos=True)
@@ -215,6 +217,31 @@ def test_a_stream_is_not_held_up_by_a_long_prompt(model: Any) -> None:
     stream.close()
     llm._engine.finish([late])
     assert late.seq.output_ids == alone(model, prompts(1, 400))[0]
+
+
+@pytest.mark.processor
+@pytest.mark.parametrize("spec", ["none", "sssd", "token_recycling:budget=false"])
+def test_bits_survive_preemption_and_reuse(spec: str) -> None:
+    """In bfloat16, where a prompt that is fed in other pieces has other bits without batch invariance."""
+    model = copy.deepcopy(make("llama", "sdpa")).to(torch.bfloat16)
+    each = [prompt + [9] * place for place, prompt in enumerate(prompts(3, 70))]
+    params = SamplingParams(max_new_tokens=170, ignore_eos=True)
+    plain = LLM(model, "none", batch_invariant=True)
+    expected = [plain.generate([prompt], params)[0].token_ids for prompt in each]
+    limit = gib(plain, 2, 236)
+    llm = LLM(model, spec, batch_invariant=True, max_batch=3, cache_gib=limit, keep_prefixes=3)
+    assert [out.token_ids for out in llm.generate(each, params)] == expected
+    assert llm.load.preemptions > 0
+    llm = LLM(model, spec, batch_invariant=True, max_batch=3, keep_prefixes=3)
+    for _ in range(2):
+        assert [out.token_ids for out in llm.generate(each, params)] == expected
+    assert llm.load.prefix_hits > 3 * 68
+
+
+def test_a_model_that_is_split_over_processes_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "_tp_size", 2, raising=False)
+    with pytest.raises(UnsupportedModelError, match="split over 2 processes"):
+        LLM(model, "none")
 
 
 def test_the_pace_of_prompts_follows_the_clock() -> None:

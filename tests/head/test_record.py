@@ -197,7 +197,7 @@ def test_prompts_that_are_cut_are_counted(tmp_path: Path, capfd: pytest.CaptureF
     prompts = tmp_path / "prompts.jsonl"
     lines = [json.dumps({"id": count, "category": "c", "turns": ["a word " * count]}) for count in (3, 4000, 5000)]
     prompts.write_text("\n".join(lines))
-    words = ["--prompts", prompts, "-n", "2", "--batch", "1", "--dtype", "float32"]
+    words = ["--prompts", str(prompts), "-n", "2", "--batch", "1", "--dtype", "float32"]
     assert call("head", "record", "--out", tmp_path / "made", *words)[0] == 0
     assert "2 prompts were too long for the context beside an answer, and cut" in capfd.readouterr().err
     made = read_recording(tmp_path / "made")
