@@ -74,7 +74,8 @@ def _numbers(name: str, words: list[str] | None, unless_said: int) -> list[int]:
 
 
 def _write_json(result: VerifyResult, path: Path) -> None:
-    text = to_json.dumps({**dataclasses.asdict(result), "differing": result.differing, "answers": result.answers}, indent=1)
+    plain = replace(result, invariance=replace(result.invariance, products=None))  # modules of the model are no JSON
+    text = to_json.dumps({**dataclasses.asdict(plain), "differing": result.differing, "answers": result.answers}, indent=1)
     write_atomically(path, f"{text}\n".encode())
 
 

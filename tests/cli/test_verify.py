@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from paceline import demo
 from paceline.bench import verify as side_by_side
 from paceline.bench.models import Models, load_models
-from paceline.bench.verify import Logit
+from paceline.bench.verify import Logit, VerifyResult
+from paceline.cli.verify import _write_json
+from paceline.engine.invariance import Invariance
+from paceline.engine.products.own import Products
 from paceline.errors import ConfigError
 from tests.support.cli import call
 from tests.support.shared import without_budget
@@ -106,6 +109,12 @@ def test_padding_makes_up_for_such_a_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert status == 0
     assert "0 of 6 answers differ" in said
+
+
+def test_a_result_with_products_of_our_own_is_written(tmp_path: Path) -> None:
+    found = Invariance(True, "rows agree", None, 1, Products((nn.Linear(8, 8),)))
+    _write_json(VerifyResult("model", "bfloat16", 2, found, (), 0), tmp_path / "result.json")
+    assert json.loads((tmp_path / "result.json").read_text())["invariance"]["reason"] == "rows agree"
 
 
 def test_bits_of_logits() -> None:
