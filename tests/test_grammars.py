@@ -19,7 +19,6 @@ from transformers import AutoTokenizer, LogitsProcessorList
 from paceline import LLM, Completion, SamplingParams, demo, grammars
 from paceline.errors import ConfigError
 from paceline.integrations.transformers import Strategy
-from tests.support.real import NEEDS_REAL, Real
 from tests.support.shared import near_copies, with_store
 
 SCHEMA: dict[str, Any] = {
@@ -280,26 +279,3 @@ def test_a_forbidden_token_ends_the_request(plain: LLM) -> None:
     grammar = grammars.json_object(plain.tokenizer)
     with pytest.raises(ConfigError, match="got an answer it cannot follow"):
         plain.generate(PROMPTS[:1], SamplingParams(8, logits_processors=[grammar, Foolish()]))
-
-
-class TestReal:
-    pytestmark = NEEDS_REAL
-
-    @pytest.fixture(scope="class")
-    def texts(self, real: Real) -> list[list[int]]:
-        return [real.tokenizer(text)["input_ids"] for text in (*PROMPTS, EXAMPLE * 4)]
-
-    @pytest.mark.parametrize("spec", ["prompt_lookup", "sssd:datastore=tiny,nodes=16", "token_recycling:nodes=16"])
-    def test_answers_of_the_real_model(self, real: Real, texts: list[list[int]], spec: str) -> None:
-        """Valid, ended by the chat's own end, the same without drafts; sampled ones too."""
-        llm = real.engine(spec, texts, max_batch=4)
-        messages = [{"role": "user", "content": f"Describe a table as JSON, such as {EXAMPLE}. Only JSON."}]
-        prompts = [llm.chat_prompt(messages), *texts[:2]]
-        for temperature in (0.0, 0.8):
-            one = params(llm, temperature=temperature, seed=1)
-            outs = llm.generate(prompts, one)
-            for out in outs:
-                check(out.text)
-            if temperature == 0 or spec == "prompt_lookup":
-                same(outs, real.engine("none", texts, max_batch=4).generate(prompts, one))
-            assert sum(out.stats.accepted_tokens for out in outs) > 0

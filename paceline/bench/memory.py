@@ -52,16 +52,23 @@ def reset_peak() -> None:
 
 def peak_since_reset() -> int:
     """Peak resident bytes since `reset_peak`, or of the whole process where it cannot be reset."""
-    if _STATUS.exists():
-        for line in _STATUS.read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return peak_memory()
+    return _status("VmHWM:") or peak_memory()
+
+
+def resident() -> int:
+    """Resident bytes of this process now, or their peak where the system does not tell."""
+    return _status("VmRSS:") or peak_memory()
 
 
 def _main() -> None:
     run_bench(changed(BenchConfig(), **json.loads(sys.argv[1])), progress=False, loaded=reset_peak)
     print(peak_since_reset())
+
+
+def _status(name: str) -> int:
+    """A size in bytes that Linux tells of this process; 0 where it does not."""
+    lines = _STATUS.read_text(encoding="ascii").splitlines() if _STATUS.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from paceline import demo
+from paceline.bench.serving.settings import LoadOptions, ServingConfig
 from paceline.bench.settings import ASSISTANT, LOOKUP, PLAIN, BenchConfig
 from paceline.cli.files import ResultFiles
 from paceline.cli.options import ParallelOptions, flattened, split_specs, with_store, without
 from paceline.cli.parallel import joined_ranks
 from paceline.cli.show import INTERRUPTED
-from paceline.common.options import ModelOptions
+from paceline.common.options import ModelOptions, PromptOptions, flat
 from paceline.drafters import REGISTRY, available
 from paceline.errors import ConfigError
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 BASELINES = (PLAIN, LOOKUP, ASSISTANT)
 flattened("Measuring")(BenchConfig)
+flattened("With --serve")(LoadOptions)
 
 
 def bench(
@@ -32,6 +34,8 @@ def bench(
     drafters: Annotated[list[str] | None, Parameter(name=("--drafter", "--drafters"))] = None,
     baselines: Annotated[list[str] | None, Parameter(name=("--baseline", "--baselines"))] = None,
     memory: bool = False,
+    serve: bool = False,
+    load: LoadOptions = LoadOptions(),
     config: Annotated[BenchConfig, without("drafters", "baselines", "stop", "lookahead_parallel")] = BenchConfig(),
     files: ResultFiles = ResultFiles(),
     parallel: ParallelOptions = ParallelOptions(),
@@ -42,7 +46,12 @@ def bench(
         drafters: a drafter spec; repeat it, or separate with spaces or commas; default: all that run with what is there.
         baselines: out of transformers, transformers:prompt_lookup, transformers:assistant; 'none' for no baseline; default: all.
         memory: measure peak memory, each method in its own process, instead of time.
+        serve: measure a server under load: drafters in turn beside plain decoding, answers compared with its answers.
     """
+    if serve:
+        return _serve(config, drafters, load, files)
+    if load != LoadOptions():
+        raise ConfigError("bench: got options of a load without --serve; expected it beside them. Add --serve.")
     with joined_ranks(parallel, config.models.device) as ranks:
         has_draft = config.models.draft_model is not None or _embedded(config.models)
         config = replace(
@@ -53,6 +62,26 @@ def bench(
             _print_memory(config)
             return 0
         return 0 if run_and_report(config, files, ranks).complete else INTERRUPTED
+
+
+def _serve(config: BenchConfig, drafters: list[str] | None, load: LoadOptions, files: ResultFiles) -> int:
+    """Run the load bench, print its table and write the files asked for."""
+    from paceline.bench.serving import markdown, print_table, run_serving, write_json, write_png
+
+    taken = {"max_new_tokens", "max_nodes", "repeats", "drafters", *flat(ModelOptions()), *flat(PromptOptions())}
+    plain = flat(BenchConfig())
+    if others := [name for name, value in flat(config).items() if name not in taken and value != plain[name]]:
+        names = ", ".join("--" + name.replace("_", "-") for name in others)
+        raise ConfigError(f"bench: got {names} with --serve, which has no such options; expected none. Leave them out.")
+    result = run_serving(
+        ServingConfig(
+            config.models, config.selection, chosen_drafters(drafters, config.models), load, config.sampling.max_new_tokens,
+            config.max_nodes, config.repeats,
+        )
+    )  # fmt: skip
+    print_table(result, files.console())
+    files.write(partial(write_json, result), partial(write_png, result), lambda picture: markdown(result, picture))
+    return 0 if result.complete else INTERRUPTED
 
 
 def run_and_report(config: BenchConfig, files: ResultFiles, ranks: Ranks | None = None) -> BenchResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 COMMANDS = {
     "generate": "Answer prompts; a single one is streamed, several run as a batch.",
     "chat": "Talk to the model. Drafted-and-accepted tokens are green. Ctrl-C stops an answer, Ctrl-D or /quit leaves.",
+    "serve": "Serve a model to OpenAI's clients. Ctrl-C or SIGTERM lets open requests end first, a second one does not.",
     "bench": "Time drafters beside transformers' own generate, interleaved prompt by prompt; check that answers are equal.",
     "paper": "Measure the tables and figures of a paper again, on your models.",
     "record": "Record a model's own answers to prompts, for replay, datastore, head record and the calibration of sssd.",

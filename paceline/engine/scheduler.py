@@ -32,7 +32,7 @@ class Scheduler:
         self.waiting = WaitingLine()
         self.active: list[Ticket] = []
         self.preemptions = 0
-        self._whole_chunk = model.prefill_chunk
+        self._whole_chunk: int | None = None  # the model's, while it is shortened
         self._pace = PromptPace(model.prefill_chunk) if paced else None
         self._feeds_prompts = False  # in the newest group
 
@@ -78,13 +78,15 @@ class Scheduler:
         """Return those who take part in the next step, in the order of their slots; none where nobody is active."""
         prompts = [ticket for ticket in self.active if ticket.prefilling]
         others = [ticket for ticket in self.active if not ticket.prefilling]
-        self._model.prefill_chunk = self._whole_chunk
+        if self._whole_chunk is not None:
+            self._model.prefill_chunk, self._whole_chunk = self._whole_chunk, None
         most_rows = self._most_rows
         if prompts and self._pace is not None and any(ticket.outcomes is not None for ticket in others):
             if self._feeds_prompts:
                 prompts = []
             else:
-                chunk = self._model.prefill_chunk = self._pace.chunk
+                self._whole_chunk = self._model.prefill_chunk
+                chunk = self._model.prefill_chunk = min(self._pace.chunk, self._whole_chunk)
                 most_rows = chunk if most_rows is None else min(chunk, most_rows)
         self._feeds_prompts = bool(prompts)
         if prompts:

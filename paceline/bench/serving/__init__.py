@@ -1,0 +1,37 @@
+"""Loads as a server has them: users and random arrivals, drafters in turn on one engine, every answer compared.
+
+result = run_serving(ServingConfig(drafters=("sssd",), load=LoadOptions(users="1,8,32")))
+print_table(result)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.bench.serving.plot import write_png
+    from paceline.bench.serving.report import markdown, print_table, read_json, write_json
+    from paceline.bench.serving.result import ServingResult
+    from paceline.bench.serving.run import run_serving
+    from paceline.bench.serving.settings import LoadOptions, ServingConfig
+
+_MODULES = {  # imported when one of their names is asked for: settings, and the command line's help, need no torch
+    "plot": ("write_png",),
+    "report": ("markdown", "print_table", "read_json", "write_json"),
+    "result": ("ServingResult",),
+    "run": ("run_serving",),
+    "settings": ("LoadOptions", "ServingConfig"),
+}
+
+__all__ = [
+    "LoadOptions", "ServingConfig", "ServingResult", "markdown", "print_table", "read_json", "run_serving", "write_json",
+    "write_png",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

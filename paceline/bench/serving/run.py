@@ -1,0 +1,195 @@
+"""The load bench: every load goes through every drafter in turn, on one engine, and answers are compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from paceline import demo
+from paceline.bench.environment import load_average, look_around, peak_memory
+from paceline.bench.models import torch_threads
+from paceline.bench.serving.clients import Reply, ask, closed_loop, open_loop, poisson, waited
+from paceline.bench.serving.measures import intrusion, second_turn, soak
+from paceline.bench.serving.prompts import prompts_of
+from paceline.bench.serving.result import Answer, Cell, Load, ServingResult
+from paceline.bench.serving.settings import PLAIN, ServingConfig
+from paceline.bench.serving.transports import Request, Transport, transport_to
+from paceline.common.config import parse_spec
+from paceline.drafters import Maker, entry
+from paceline.engine.metrics import Timing
+from paceline.errors import CapacityError
+from paceline.llm import LLM
+from paceline.report.prompts import Prompt, load_prompts
+
+_WARMUP_TOKENS = 8
+_LEAST_ROOM = 16  # context tokens for a prompt
+_SEED = 0
+
+
+def run_serving(config: ServingConfig, *, prompts: ListLike[Prompt] | None = None, progress: bool = True) -> ServingResult:
+    """Run a load bench. Ctrl-C ends it early: the loads that every drafter has answered by then are kept.
+
+    Args:
+        prompts: to be asked in place of those `config` names.
+        progress: show progress on standard error, updated between loads only.
+    Raises:
+        ConfigError, CapacityError, UnsupportedModelError: something cannot be run; nothing has been timed then.
+        PacelineError: the server refused a request.
+    """
+    with torch_threads(config.models.threads):
+        return _Bench(config, prompts, progress).run()
+
+
+class _Bench:
+    def __init__(self, config: ServingConfig, prompts: ListLike[Prompt] | None, progress: bool) -> None:
+        self._config, self._progress = config, progress
+        selection = config.selection
+        self._prompts = prompts or load_prompts(selection.prompts, selection.limit, selection.every)
+        self._users = max(config.load.user_counts)
+        self._llm, self._make = _engine(config, self._users)
+        self._room = self._llm.max_length - config.max_new_tokens
+        if self._room < _LEAST_ROOM:
+            raise CapacityError(
+                f"bench: got max_new_tokens {config.max_new_tokens} and a context of {self._llm.max_length} tokens; expected room"
+                f" for prompts of {_LEAST_ROOM}. Reduce max_new_tokens."
+            )
+        self._asked = {
+            name: prompts_of(name, config.load, self._prompts, self._llm.tokenizer, self._room)
+            for name in config.load.context_names
+        }
+        self._cells: list[Cell] = []
+        self._said: dict[tuple[str, str], Reply] = {}  # what plain decoding answered first, by context and prompt
+
+    def run(self) -> ServingResult:
+        """All that is asked for."""
+        config, llm = self._config, self._llm
+        gc.collect()
+        environment = look_around(llm.model.device)
+        extras: dict[str, Any] = {}
+        with transport_to(llm, config, self._users) as transport:
+            complete = self._all(transport)
+            for name, measure in self._measures(transport).items() if complete else ():
+                extras[name] = measure()
+        environment = dataclasses.replace(environment, load_end=load_average(), peak_memory=peak_memory())
+        return ServingResult(
+            config, environment, complete, config.models.model, str(llm.model.model.dtype).removeprefix("torch."),
+            llm.invariance.on, tuple(self._cells), **extras,
+        )  # fmt: skip
+
+    def _measures(self, transport: Transport) -> dict[str, Callable[[], Any]]:
+        """What is measured besides, as far as it is asked for."""
+        load, length = self._config.load, self._config.max_new_tokens
+        found: dict[str, Callable[[], Any]] = {}
+        if load.turn:
+            found["turn"] = partial(second_turn, self._config, self._prompts, self._llm)
+        if load.intruders:
+            found["intrusion"] = partial(intrusion, transport, self._config, self._prompts, self._llm)
+        if load.soak:
+            requests = [
+                Request(name, ids, length, drafter)
+                for asked in self._asked.values()
+                for name, ids in asked
+                for drafter in self._config.drafters
+            ]
+            found["soak"] = partial(soak, transport, requests, self._users, load.soak, self._llm)
+        return found
+
+    def _all(self, transport: Transport) -> bool:
+        """Whether the loads came to their end."""
+        load, steps = self._config.load, self._config.repeats * len(self._config.drafters)
+        total = steps * len(self._asked) * (len(load.user_counts) + len(load.shares))
+        with Progress(console=Console(stderr=True), auto_refresh=False, transient=True, disable=not self._progress) as bar:
+            task = bar.add_task("warm-up", total=total)
+
+            def show(text: str) -> None:
+                bar.update(task, advance=1, description=escape(text), refresh=True)
+
+            try:
+                self._warm_up(transport)
+                for context in self._asked:
+                    for users in load.user_counts:
+                        self._round(transport, Load(context, "closed", users), load.count(users), show)
+                    capacity = self._capacity(context)
+                    for share in load.shares:
+                        self._round(
+                            transport, Load(context, "poisson", share, share * capacity), load.count(self._users), show
+                        )  # fmt: skip
+            except KeyboardInterrupt:
+                return False
+        return True
+
+    def _warm_up(self, transport: Transport) -> None:
+        name, ids = next(iter(self._asked.values()))[0]
+        for drafter in self._config.drafters:
+            self._llm.change_drafter(self._make(drafter))
+            waited(ask(transport, Request(name, ids, _WARMUP_TOKENS, None)))
+
+    def _round(self, transport: Transport, load: Load, count: int, show: Callable[[str], None]) -> None:
+        """One load under every drafter, repeated; the drafters take turns at being the first."""
+        done: list[tuple[Cell, list[Reply]]] = []
+        drafters = self._config.drafters
+        for repeat in range(self._config.repeats):
+            shift = (len(self._cells) // len(drafters) + repeat) % len(drafters)
+            for drafter in (*drafters[shift:], *drafters[:shift]):
+                show(f"{load.context}, {load.name}, {drafter}")
+                done.append(self._cell(transport, load, drafter, repeat, count))
+        for cell, replies in done:
+            for reply in replies if cell.drafter == PLAIN else ():
+                self._said.setdefault((load.context, reply.request.prompt), reply)
+        self._cells += [
+            dataclasses.replace(cell, answers=tuple(self._answer(load, reply) for reply in replies)) for cell, replies in done
+        ]
+
+    def _cell(self, transport: Transport, load: Load, drafter: str, repeat: int, count: int) -> tuple[Cell, list[Reply]]:
+        asked = self._asked[load.context]
+        requests = [Request(*asked[place % len(asked)], self._config.max_new_tokens, None) for place in range(count)]
+        if load.kind == "closed":
+            work = closed_loop(transport, requests, int(load.level))
+        else:
+            work = open_loop(transport, requests, poisson(load.rate, count, _SEED + repeat))
+        self._llm.change_drafter(self._make(drafter))  # a new one: it knows none of the answers
+        gc.collect()
+        before, cpu, start = self._llm.timing, time.process_time(), time.perf_counter()
+        replies = waited(work)
+        seconds, cpu = max(reply.times[-1] for reply in replies) - start, time.process_time() - cpu
+        timing: Timing | None = self._llm.timing - before if self._llm.model.device.type == "cpu" else None
+        return Cell(load, drafter, repeat, seconds, cpu, timing, ()), replies
+
+    def _answer(self, load: Load, reply: Reply) -> Answer:
+        request, times = reply.request, reply.times
+        said = self._said[load.context, request.prompt]
+        gaps = tuple(round(after - before, 6) for before, after in itertools.pairwise(times))
+        return Answer(
+            request.prompt, len(request.token_ids), reply.tokens, times[0] - reply.began, times[-1] - reply.began, gaps,
+            None if said is reply else said.content == reply.content,
+        )  # fmt: skip
+
+    def _capacity(self, context: str) -> float:
+        """Requests per second that the engine answers without speculation, at the number of users where it answers most."""
+        plain = [cell for cell in self._cells if cell.drafter == PLAIN and cell.load.context == context]
+        return max(len(cell.answers) / cell.seconds for cell in plain if cell.load.kind == "closed")
+
+
+def _engine(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
+    """The engine of all loads, and what makes its drafters."""
+    asked = config.models
+    wanted = demo.draft_name(asked.model, asked.draft_model)
+    found = [entry(parse_spec(spec)[0]) for spec in config.drafters]
+    named = asked.draft_model is not None
+    takes = any(one.needs_draft_model or (named and one.takes_draft_model) for one in found)
+    draft = demo.draft_of(wanted) if takes and wanted is not None else None
+    llm = LLM(
+        demo.target_of(asked.model), PLAIN, draft, dtype=asked.dtype, device=asked.device, max_batch=users,
+        max_nodes=config.max_nodes, batch_invariant=asked.invariance,
+    )  # fmt: skip
+    return llm, Maker(draft, asked.dtype, str(llm.model.device))

@@ -1,0 +1,41 @@
+"""What the server says of itself: its models, its health, its figures."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import Response
+
+from paceline.serve.responses import Health, Model, ModelList
+from paceline.serve.serving import Serving
+
+
+def about_routes(serving: Serving) -> APIRouter:
+    """The endpoints for `serving`."""
+    router = APIRouter()
+    models = [Model(id=name, created=serving.began, max_model_len=serving.llm.max_length) for name in serving.names]
+
+    @router.get("/v1/models")
+    async def listed() -> ModelList:
+        """All names under which the model is served."""
+        return ModelList(data=models)
+
+    @router.get("/v1/models/{name:path}")
+    async def one(name: str) -> Model:
+        """One of them."""
+        serving.check_model(name)
+        return next(model for model in models if model.id == name)
+
+    @router.get("/health", responses={503: {"model": Health}})
+    async def health(response: Response) -> Health:
+        """Whether requests are taken: status 200, or 503 while the server shuts down."""
+        if serving.drain.begun:
+            response.status_code = 503
+        return Health(status="draining" if serving.drain.begun else "ok", open=serving.gate.open)
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {CONTENT_TYPE_PLAIN_0_0_4: {}}}})
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(serving.meter.page(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    return router

@@ -1,0 +1,55 @@
+"""The application, put together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from paceline import __version__
+from paceline.llm import LLM
+from paceline.serve.about import about_routes
+from paceline.serve.chat import chat_routes
+from paceline.serve.completions import completion_routes
+from paceline.serve.errors import ErrorBody, handle_errors
+from paceline.serve.guard import Doorkeeper, Keys
+from paceline.serve.limits import BodyLimit
+from paceline.serve.serving import Serving
+from paceline.serve.settings import Settings
+
+_KIB = 1024
+
+
+def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str] = ()) -> FastAPI:
+    """Return an application that serves a model, with `Serving` in its `state.serving`.
+
+    Args:
+        api_keys: one of which a request must have; none: everybody may ask.
+    Raises:
+        ConfigError: a model without tokenizer.
+    """
+    serving = Serving(llm, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        serving.close()
+
+    refused = {"model": ErrorBody, "description": "refused, or ended"}
+    app = FastAPI(
+        title="paceline",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        responses={"4XX": refused, "5XX": refused},
+    )
+    app.state.serving = serving
+    handle_errors(app)
+    for routes in (completion_routes, chat_routes, about_routes):
+        app.include_router(routes(serving))
+    app.add_middleware(BodyLimit, most=settings.max_body * _KIB)
+    app.add_middleware(Keys, keys=tuple(api_keys))
+    app.add_middleware(Doorkeeper, serving=serving)  # the outermost
+    return app

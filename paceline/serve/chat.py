@@ -1,0 +1,116 @@
+"""/v1/chat/completions: conversations that go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.errors import ConfigError
+from paceline.llm import Chunk, Completion
+from paceline.serve.answers import Asked
+from paceline.serve.logprobs import Found, of_chat
+from paceline.serve.requests import ChatRequest, Message
+from paceline.serve.responding import EVENTS, respond
+from paceline.serve.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatLogprobs,
+    ChatMessage,
+    ChatResponse,
+    Delta,
+    Usage,
+)
+from paceline.serve.serving import Serving
+
+
+def chat_routes(serving: Serving) -> APIRouter:
+    """The endpoint for `serving`."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", response_model=None, responses={200: {"model": ChatResponse, **EVENTS}})
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Go on with a conversation."""
+        serving.check_model(body.model)
+        top = _top_logprobs(body, serving.settings.max_logprobs)
+        serving.check_answers(body.n or 1)
+        longest = body.max_completion_tokens or body.max_tokens or serving.llm.max_length
+        params = await serving.aside(lambda: serving.sampler.params(body, longest, top))
+        prompt = await serving.aside(lambda: prompt_of(serving, body.messages))
+        asked = [Asked(prompt, one) for one in params]
+        return await respond(serving, request, body, [prompt], asked, ChatForm(serving, request.state.id, top))
+
+    return router
+
+
+def prompt_of(serving: Serving, messages: ListLike[Message]) -> list[int]:
+    """Token ids of a conversation.
+
+    Raises:
+        ConfigError: the template refuses it. ApiError: it is too long.
+    """
+    ids = serving.llm.chat_prompt([_plain(message) for message in messages])
+    serving.check_prompt(ids)
+    return ids
+
+
+class ChatForm:
+    """Answers as a chat's messages.
+
+    Args:
+        top: how many of the likeliest tokens are told in each place.
+    """
+
+    def __init__(self, serving: Serving, id: str, top: int | None) -> None:
+        self._spell, self._model, self._id = serving.spell, serving.names[0], f"chatcmpl-{id}"
+        self._top = top
+
+    def whole(self, completions: ListLike[Completion], usage: Usage) -> ChatResponse:
+        """All answers."""
+        choices = [
+            ChatChoice(
+                index=place, message=ChatMessage(content=one.text), finish_reason=one.finish_reason,
+                logprobs=self._logprobs(one.token_ids, one.logprobs),
+            )
+            for place, one in enumerate(completions)
+        ]  # fmt: skip
+        return ChatResponse(id=self._id, model=self._model, choices=choices, usage=usage)
+
+    def opening(self, place: int) -> ChatChunk:
+        """Who speaks."""
+        return self._event(ChatChunkChoice(index=place, delta=Delta(role="assistant", content="")))
+
+    def piece(self, place: int, chunk: Chunk) -> ChatChunk:
+        """What a step has added."""
+        reason = None if chunk.completion is None else chunk.completion.finish_reason
+        logprobs = self._logprobs(chunk.token_ids, chunk.logprobs)
+        return self._event(ChatChunkChoice(index=place, delta=Delta(content=chunk.text), finish_reason=reason, logprobs=logprobs))
+
+    def closing(self, usage: Usage) -> ChatChunk:
+        """The counts."""
+        return ChatChunk(id=self._id, model=self._model, choices=[], usage=usage)
+
+    def _event(self, choice: ChatChunkChoice) -> ChatChunk:
+        return ChatChunk(id=self._id, model=self._model, choices=[choice])
+
+    def _logprobs(self, token_ids: list[int], found: Found | None) -> ChatLogprobs | None:
+        return None if found is None or self._top is None else of_chat(self._spell, token_ids, found, self._top)
+
+
+def _top_logprobs(body: ChatRequest, most: int) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ConfigError(f"top_logprobs: got {body.top_logprobs} without logprobs; expected both. Add logprobs: true.")
+    if (body.top_logprobs or 0) > most:
+        raise ConfigError(f"top_logprobs: got {body.top_logprobs}; expected at most {most}.")
+    return body.top_logprobs or 0 if body.logprobs else None
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """As chat templates know it: parts joined, no content as an empty text."""
+    content = message.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content or ())
+    return {**(message.model_extra or {}), "role": message.role, "content": text}

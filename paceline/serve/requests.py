@@ -1,0 +1,120 @@
+"""Bodies of requests: OpenAI's fields, vLLM's beside them, and our own two. Types are strict; unknown fields are ignored."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+_STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+_INT64 = 2**63
+MOST_ANSWERS = 1024  # n of a request; a server allows fewer (`Settings.max_answers`)
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream: whether counts come as its last event."""
+
+    model_config = _STRICT
+    include_usage: bool | None = None
+
+
+class Speculation(BaseModel):
+    """The drafter of one request: its name, its options beside it, and the most nodes verified per step."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    drafter: str | None = None
+    max_nodes: int | None = Field(None, ge=0, le=_INT64)
+
+
+class JsonSchema(BaseModel):
+    """A schema with its name, as OpenAI wraps it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", populate_by_name=True)
+    name: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """What the answer is to be: text, any JSON object, or JSON after a schema."""
+
+    model_config = _STRICT
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What completions and chats have in common. A field that is null counts as left out."""
+
+    model_config = _STRICT
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
+    stop: str | list[str] | None = None
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    # vLLM's
+    top_k: int | None = Field(None, ge=-1, lt=_INT64)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    # ours
+    speculation: bool | str | Speculation | None = None
+    trace: bool | None = None
+
+    @field_validator("tools", "functions", "suffix", "use_beam_search", "prompt_embeds", "audio", check_fields=False)
+    @classmethod
+    def _refuse(cls, value: Any) -> None:
+        """Refuse what would have to change the answer, and does not here."""
+        if value:
+            raise ValueError("nothing there, since this server has no such thing: leave it out")
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0)
+    best_of: int | None = Field(None, ge=1)
+    suffix: Any = None
+    use_beam_search: Any = None
+    prompt_embeds: Any = None
+
+
+class Part(BaseModel):
+    """A part of a message; only text can be read."""
+
+    model_config = _STRICT
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One message of a conversation; what else it has, such as tool_calls, is the chat template's to read."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    role: str
+    content: str | list[Part] | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """Body of /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+    tools: Any = None
+    functions: Any = None
+    audio: Any = None

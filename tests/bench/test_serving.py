@@ -1,0 +1,241 @@
+"""The load bench: what clients see is what is reported, over both transports; wrong answers are found."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import json
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from paceline import LLM
+from paceline.bench.serving import (
+    LoadOptions,
+    ServingConfig,
+    ServingResult,
+    markdown,
+    print_table,
+    read_json,
+    run,
+    run_serving,
+    write_json,
+    write_png,
+)
+from paceline.bench.serving.clients import closed_loop, open_loop, poisson, waited
+from paceline.bench.serving.prompts import grown
+from paceline.bench.serving.result import Soak, percentile
+from paceline.bench.serving.transports import Http, Piece, Request, Transport, transport_to
+from paceline.common.options import ModelOptions
+from paceline.errors import CapacityError, ConfigError, PacelineError
+from paceline.report.prompts import Prompt, load_prompts
+from tests.support.cli import call
+
+PROMPTS = [Prompt("a", "code", "def add(a, b):\n    return a"), Prompt("b", "code", "class Stack:\n    def pop(self):")]
+CONFIG = ServingConfig(
+    ModelOptions("demo", dtype="float32", threads=1),
+    drafters=("prompt_lookup", "jacobi:block=3"),
+    load=LoadOptions(users="1,2", rates="0.5", contexts="short,medium", medium=40, requests=3, transport="direct"),
+    max_new_tokens=6,
+)
+
+
+@pytest.fixture(scope="module")
+def result() -> ServingResult:
+    return run_serving(CONFIG, prompts=PROMPTS, progress=False)
+
+
+def test_every_drafter_has_every_load_in_turn(result: ServingResult) -> None:
+    assert result.complete
+    assert result.config.drafters == ("none", "prompt_lookup", "jacobi:block=3")
+    assert [(load.context, load.kind, load.level) for load in result.loads] == [
+        (context, kind, level)
+        for context in ("short", "medium")
+        for kind, level in (("closed", 1), ("closed", 2), ("poisson", 0.5))
+    ]
+    rounds = [[cell.drafter for cell in group] for _, group in itertools.groupby(result.cells, lambda cell: cell.load)]
+    assert all(sorted(names) == sorted(result.config.drafters) for names in rounds)
+    assert rounds[0][0] == "none"
+    assert len({names[0] for names in rounds}) == 3  # each goes first at times
+    for cell in result.cells:
+        assert [answer.prompt for answer in cell.answers] == ["a", "b", "a"]
+        assert all(answer.new_tokens == 6 and answer.last >= answer.first > 0 for answer in cell.answers)
+        assert all(sum(answer.gaps) == pytest.approx(answer.last - answer.first, abs=1e-4) for answer in cell.answers)
+        assert cell.seconds >= max(answer.last for answer in cell.answers)
+        assert cell.timing is not None
+        assert 0 < cell.timing.step < cell.seconds
+        if cell.load.context == "medium":
+            assert {answer.prompt_tokens for answer in cell.answers} == {40}
+    assert any(len(answer.gaps) < 5 for cell in result.cells for answer in cell.answers)  # steps of several tokens
+
+
+def test_figures_are_of_the_answers(result: ServingResult) -> None:
+    for one in result.figures():
+        (cell,) = [cell for cell in result.cells if (cell.load, cell.drafter) == (one.load, one.drafter)]
+        assert one.throughput == pytest.approx(18 / cell.seconds)
+        assert one.cost * one.throughput == pytest.approx(1000)
+        assert one.latency == (pytest.approx(one.load.level * one.cost) if one.load.kind == "closed" else None)
+        assert one.first_p50 <= one.first_p99 <= 1000 * one.end_p99
+        assert one.equal == one.compared
+        assert one.compared == 3 or (one.drafter == "none" and one.load.level == 1)  # but two that they are compared with
+        assert (one.speedup == 1) == (one.drafter == "none")
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([float(i) for i in range(1, 201)], 0.99) == 198.0
+    assert percentile([7.0], 0.99) == 7.0
+
+
+def test_reports(result: ServingResult, tmp_path: Path) -> None:
+    write_json(result, tmp_path / "r.json")
+    assert read_json(tmp_path / "r.json") == result
+    assert json.loads((tmp_path / "r.json").read_text())["command"] == CONFIG.command()
+    write_png(result, tmp_path / "r.png")
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    out = io.StringIO()
+    print_table(result, Console(file=out, width=200, highlight=False))
+    text = markdown(result, "r.png")
+    for shown in (out.getvalue(), text):
+        assert "jacobi:block=3" in shown
+        assert "50% of capacity" in shown
+        assert "A load has up to 3 requests of 2 prompts" in shown
+    assert "![Latency and cost under load](r.png)" in text
+    assert CONFIG.command() in text
+
+
+class Wrong:
+    """Changes the last answer's first token, as a lossy drafter would."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner, self._asked = inner, 0
+
+    async def pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self._asked += request.length > 2
+        number = self._asked
+        async for piece in self._inner.pieces(request):
+            wrong = number == 2 * 3 + 3  # the warm-ups of three drafters, then the last of six answers
+            assert isinstance(piece.content, tuple)
+            yield replace(piece, content=(5, *piece.content[1:])) if wrong else piece
+
+
+def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = transport_to
+
+    @contextmanager
+    def wrong(*arguments: Any) -> Iterator[Transport]:
+        with right(*arguments) as inner:
+            yield Wrong(inner)
+
+    monkeypatch.setattr(run, "transport_to", wrong)
+    load = LoadOptions(users="1", requests=2, transport="direct")
+    found = run_serving(replace(CONFIG, load=load), prompts=PROMPTS, progress=False)
+    assert [one.compared - one.equal for one in found.figures()] == [0, 0, 1]
+    assert "jacobi:block=3: 1 answers differ." in markdown(found)
+
+
+class Slow:
+    """Answers with two pieces, and counts how many do at a time."""
+
+    def __init__(self) -> None:
+        self.open = self.most = 0
+
+    async def pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
+        self.open += 1
+        self.most = max(self.most, self.open)
+        for token in (1, 2):
+            await asyncio.sleep(0.01)
+            yield Piece((token,), 1)
+        self.open -= 1
+        if request.prompt == "bad":
+            raise PacelineError("no")
+
+
+def test_clients() -> None:
+    requests = [Request(str(number), [1], 2, None) for number in range(7)]
+    slow = Slow()
+    replies = waited(closed_loop(slow, requests, 3))
+    assert slow.most == 3
+    assert [reply.request.prompt for reply in replies] == [str(number) for number in range(7)]
+    assert all(reply.content == (1, 2) and reply.tokens == 2 and len(reply.times) == 2 for reply in replies)
+    waited(open_loop(slow, requests, [0.0] * 7))
+    assert slow.most == 7
+    times = poisson(4.0, 4000, seed=1)
+    assert times == poisson(4.0, 4000, seed=1) != poisson(4.0, 4000, seed=2)
+    assert times[-1] == pytest.approx(1000, rel=0.1)
+    with pytest.raises(PacelineError, match="no"):
+        waited(closed_loop(slow, [Request("bad", [1], 2, None)], 1))
+
+
+def test_prompts_are_as_long_as_they_should_be() -> None:
+    llm = LLM("demo", "none", dtype="float32")
+    prompts = load_prompts(limit=5)
+    one, other = (grown(prompts, 1, 300, llm.tokenizer, 1000, drop) for drop in (0, 1))
+    assert len(one) == len(other) == 300
+    assert one[-20:] == other[-20:] == grown(prompts, 1, None, llm.tokenizer, 1000)[-20:]
+    assert one[4:24] != other[4:24]
+    with pytest.raises(CapacityError, match="prompts of 300 tokens, and the model's context leaves 200"):
+        grown(prompts, 1, 300, llm.tokenizer, 200)
+
+
+def test_soak_grows_where_memory_does() -> None:
+    flat, rising = (Soak(tuple((float(i), 100 + i * step) for i in range(40)), 1, 0, 0) for step in (0, 10))
+    assert flat.growth == 1
+    assert rising.growth > 1.5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"users": "0,2"}, "users: got '0,2'"),
+        ({"users": ""}, "users: got ''"),
+        ({"users": "many"}, "users: got 'many'; expected numbers"),
+        ({"rates": "0.5,3"}, "rates: got '0.5,3'"),
+        ({"contexts": "short,huge"}, "contexts: got 'short,huge'"),
+        ({"contexts": ""}, "contexts: got ''"),
+        ({"medium": 2}, "medium"),
+        ({"soak": -1}, "soak"),
+    ],
+)
+def test_what_cannot_be_asked_for(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LoadOptions(**options)
+
+
+def test_a_server_that_refuses_ends_the_run() -> None:
+    config = replace(CONFIG, load=LoadOptions())
+    llm = LLM("demo", "none", dtype="float32", max_length=20)
+    with transport_to(llm, config, 2) as transport:
+        assert isinstance(transport, Http)
+        with pytest.raises(PacelineError, match=r"the server refused a request: HTTP/1\.1 400"):
+            waited(closed_loop(transport, [Request("a", [5] * 30, 4, None)], 1))
+        (reply,) = waited(closed_loop(transport, [Request("a", [5] * 8, 4, None)], 1))
+        assert reply.tokens == 4
+
+
+def test_on_the_command_line_over_http(tmp_path: Path) -> None:
+    """With all that is measured besides."""
+    words = ["bench", "--serve", "--threads", "1", "--dtype", "float32", "--limit", "2", "-n", "6", "--users", "2"]
+    words += ["--requests", "2", "--drafter", "prompt_lookup", "--turn", "150", "--intruders", "150", "--soak", "0.03"]
+    status, _ = call(*words, "--json", tmp_path / "r.json")
+    assert status == 0
+    found = read_json(tmp_path / "r.json")
+    assert found.turn is not None
+    assert min(found.turn.reused_tokens) >= 150
+    assert max(found.turn.afresh_tokens) < 10
+    assert found.turn.ratio > 1
+    assert found.intrusion is not None
+    assert len(found.intrusion.beside) > 20
+    assert found.soak is not None
+    assert found.soak.answers > 2
+    assert found.soak.left_open == 0
+    assert all(one.equal == one.compared for one in found.figures())
+    assert found.config.command().startswith("paceline bench --serve --model demo")
+    for extra in (["--batch", "2"], ["--temperature", "1"]):
+        with pytest.raises(ConfigError, match=f"got {extra[0]} with --serve"):
+            call("bench", "--serve", *extra)
+    with pytest.raises(ConfigError, match="Add --serve"):
+        call("bench", "--users", "3")

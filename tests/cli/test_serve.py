@@ -1,0 +1,75 @@
+"""The command `paceline serve` before it serves: keys, addresses, what is missing."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import serve
+from paceline.cli.serve import Door, _keys
+from paceline.errors import ConfigError
+from tests.support.cli import call
+
+
+def test_keys_of_all_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("three\n\n four \n")
+    monkeypatch.setenv("PACELINE_API_KEYS", "one, two,")
+    assert _keys(Door(api_key=("zero",), api_key_file=tmp_path / "keys")) == ["zero", "one", "two", "three", "four"]
+    assert _keys(Door()) == ["one", "two"]
+
+
+@pytest.mark.parametrize("words", [["--api-key", ""], ["--api-key-file", "nowhere"], ["--api-key-file", "/dev/null"]])
+def test_keys_that_are_none(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="api_key"):
+        call("serve", "demo", "--port", "0", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--port", "70000"], "port: got 70000"),
+        (["--max-batch", "0"], "max_batch: got 0"),
+        (["--max-waiting", "-1"], "max_waiting: got -1"),
+        (["--timeout", "-1"], "timeout: got -1"),
+        (["--max-prompt", "0"], "max_prompt: got 0"),
+    ],
+)
+def test_wrong_options(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        call("serve", "demo", *words)
+    assert expected in capsys.readouterr().err
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(ConfigError, match=r"no\.such\.host\.invalid port 0: .*expected a free address"):
+        call("serve", "demo", "--host", "no.such.host.invalid", "--port", "0")
+
+
+def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "build_llm", lambda *arguments, **options: pytest.fail("it is loaded"))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(ConfigError, match="Address already in use; expected a free"),
+    ):
+        call("serve", "demo", "--port", str(other.getsockname()[1]))
+
+
+def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"got no fastapi, .*pip install 'paceline\[serve\]'"):
+        call("serve", "demo")
+
+
+def test_a_model_that_cannot_be_loaded_gives_the_port_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise ConfigError("no such model")
+
+    monkeypatch.setattr(serve, "build_llm", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(ConfigError, match="no such model"):
+        call("serve", "demo", "--port", str(port))
+    socket.create_server(("127.0.0.1", port)).close()

@@ -1,0 +1,31 @@
+"""The real model under a grammar: answers are valid, and those without drafts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.real import NEEDS_REAL, Real
+from tests.test_grammars import EXAMPLE, PROMPTS, check, params, same
+
+pytestmark = NEEDS_REAL
+
+
+@pytest.fixture(scope="module")
+def texts(real: Real) -> list[list[int]]:
+    return [real.tokenizer(text)["input_ids"] for text in (*PROMPTS, EXAMPLE * 4)]
+
+
+@pytest.mark.parametrize("spec", ["prompt_lookup", "sssd:datastore=tiny,nodes=16", "token_recycling:nodes=16"])
+def test_answers_keep_to_it(real: Real, texts: list[list[int]], spec: str) -> None:
+    """To their own ends, sampled ones too."""
+    llm = real.engine(spec, texts, max_batch=4)
+    messages = [{"role": "user", "content": f"Describe a table as JSON, such as {EXAMPLE}. Only JSON."}]
+    prompts = [llm.chat_prompt(messages), *texts[:2]]
+    for temperature in (0.0, 0.8):
+        one = params(llm, temperature=temperature, seed=1)
+        outs = llm.generate(prompts, one)
+        for out in outs:
+            check(out.text)
+        if temperature == 0 or spec == "prompt_lookup":
+            same(outs, real.engine("none", texts, max_batch=4).generate(prompts, one))
+        assert sum(out.stats.accepted_tokens for out in outs) > 0

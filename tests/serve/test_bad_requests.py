@@ -1,0 +1,113 @@
+"""Bad input: a status and one sentence for each, never 500, and nothing is left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.serving import KEY, Served
+
+HEADERS = {"authorization": f"Bearer {KEY}"}
+COMPLETION = {"prompt": "x", "max_tokens": 2}
+CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+BAD_BODIES = [
+    b"", b"{", b"[]", b'"x"', b"null", b'{"prompt": "\xff\xfe"}', b'{"prompt": "\\ud800"}', b"[" * 100_000,
+    b'{"prompt": "x", "temperature": NaN}', b'{"prompt": "x", "temperature": 1e999}',
+    b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "x", "\\ud800": 1, "stop": "\\udfff"}', b'{"prompt": "x", "speculation": "\\ud800"}',
+]  # fmt: skip
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
+    ({"prompt": None}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"),
+    ({"prompt": {}}, "prompt"), ({"prompt": ["x", 1]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": [10**9]}, "prompt"),
+    ({"prompt": [10**30]}, "prompt"), ({"prompt": [True]}, "prompt"), ({"prompt": "x " * 3000}, "prompt"),
+    ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": "many"}, "max_tokens"), ({"temperature": -1}, "temperature"), ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"), ({"top_p": 2}, "top_p"), ({"top_k": -2}, "top_k"), ({"min_p": 2}, "min_p"), ({"n": 0}, "n"),
+    ({"n": -3}, "n"), ({"n": 10**6}, "n"), ({"n": 129}, "n"), ({"n": 2, "temperature": 0}, "n"), ({"seed": 2**64}, "seed"),
+    ({"seed": "x"}, "seed"), ({"stop": [""]}, "stop"), ({"stop": 5}, "stop"), ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"), ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"), ({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1, "echo": True}, "logprobs"), ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"),
+    ({"stream": "yes"}, "stream"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"), ({"stop_token_ids": [10**7]}, "stop_token_ids"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"min_tokens": 5}, "min_tokens"), ({"ignore_eos": 1}, "ignore_eos"), ({"speculation": "no_such"}, "speculation"),
+    ({"speculation": "os:system"}, "speculation"), ({"speculation": ""}, "speculation"), ({"speculation": 7}, "speculation"),
+    ({"speculation": {"drafter": "prompt_lookup", "lenght": 3}}, "speculation"),
+    ({"speculation": {"drafter": "prompt_lookup", "length": []}}, "speculation"), ({"speculation": {"length": 3}}, "speculation"),
+    ({"speculation": {"drafter": "prompt_lookup", "max_nodes": -1}}, "speculation"),
+    ({"speculation": "sssd:datastore=/etc"}, "speculation"), ({"speculation": "token_recycling:pool=/tmp/x"}, "speculation"),
+    ({"response_format": {"type": "xml"}}, "response_format"), ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no such"}}}}, None),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/nowhere"}}}}, None),
+]  # fmt: skip
+BAD_CHATS: list[tuple[dict[str, Any], str | None]] = [
+    ({"messages": []}, "messages"), ({"messages": "x"}, "messages"), ({"messages": [{}]}, "messages"),
+    ({"messages": [5]}, "messages"),
+    ({"messages": [{"role": 1, "content": "x"}]}, "messages"), ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"), ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"logprobs": 1}, "logprobs"),
+    ({"tools": [{"type": "function"}]}, "tools"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
+]  # fmt: skip
+
+
+def check(found: Any, status: int = 400, param: str | None = None) -> None:
+    assert found.status_code == status, found.text
+    error = found.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "got" in error["message"]
+    assert "expected" in error["message"].lower()
+    if param is not None:
+        assert error["param"] == param, error
+        assert param in error["message"]
+
+
+@pytest.mark.parametrize("body", BAD_BODIES, ids=lambda body: str(body[:24]))
+def test_bodies_that_are_none(server: Served, body: bytes) -> None:
+    check(server.post("/v1/completions", body, headers=HEADERS))
+
+
+@pytest.mark.parametrize(("change", "param"), BAD_COMPLETIONS, ids=str)
+def test_bad_completions(server: Served, change: dict[str, Any], param: str | None) -> None:
+    for stream in (False, True):
+        check(server.post("/v1/completions", COMPLETION | {"stream": stream} | change, headers=HEADERS), 400, param)
+
+
+@pytest.mark.parametrize(("change", "param"), BAD_CHATS, ids=ascii)
+def test_bad_chats(server: Served, change: dict[str, Any], param: str | None) -> None:
+    check(server.post("/v1/chat/completions", CHAT | change, headers=HEADERS), 400, param)
+
+
+def test_unknown_models_paths_and_methods(server: Served) -> None:
+    check(server.post("/v1/completions", COMPLETION | {"model": "gpt-4"}, headers=HEADERS), 404, "model")
+    check(server.post("/v1/nothing", {}, headers=HEADERS), 404)
+    assert server.post("/v1/models", {}, headers=HEADERS).status_code == 405
+    check(server.post("/v1/completions", b"prompt=x", headers=HEADERS | {"content-type": "text/plain"}))
+
+
+def test_bodies_that_are_too_large(server: Served) -> None:
+    """By what they say they are, and by what comes where they do not."""
+    large = b'{"prompt": "' + b"x" * (3 << 20) + b'"}'
+    headers = HEADERS
+    check(server.post("/v1/completions", large, headers=headers), 413)
+    pieces = (large[start : start + 65536] for start in range(0, len(large), 65536))
+    check(server.post("/v1/completions", {}, content=pieces, headers=headers), 413)
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer x"}, {"authorization": KEY}, {"authorization": "Bearer \xff"}])
+def test_no_key_no_answer(server: Served, headers: dict[str, str]) -> None:
+    encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+    found = server.post("/v1/completions", COMPLETION, headers=encoded)
+    check(found, 401)
+    assert found.headers["www-authenticate"] == "Bearer"
+    assert server.get("/health").status_code == 200
+
+
+def test_afterwards_it_works(server: Served) -> None:
+    assert server.post("/v1/completions", COMPLETION, headers=HEADERS).status_code == 200
+    assert server.left_over() == 0

@@ -1,0 +1,231 @@
+"""Faults of clients, drafters and processes: who is concerned is told, everybody else is untouched, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from openai import APIConnectionError, APIError, APITimeoutError, InternalServerError, OpenAI, RateLimitError
+
+from paceline import LLM, ScriptedDrafter
+from tests.support.commands import start_command
+from tests.support.serving import KEY, Served, served
+from tests.support.shared import Pair
+
+LONG: dict[str, Any] = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 100, "temperature": 0}
+ENDLESS = {"extra_body": {"ignore_eos": True, "speculation": False}}
+HEADERS = {"authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def server(tiny: LLM) -> Iterator[Served]:
+    with served(tiny, max_batch=16) as one:
+        yield one
+        assert one.left_over() == 0
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[Any]:
+    with server.client() as one:
+        yield one
+
+
+def raw(server: Served, body: dict[str, Any]) -> socket.socket:
+    """A connection that has asked and reads nothing yet."""
+    content = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Connection: close\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
+
+
+def test_a_client_that_leaves_its_stream(server: Served, client: Any) -> None:
+    stream = client.completions.create(**LONG, **ENDLESS, stream=True)
+    next(iter(stream))
+    assert server.serving.gate.open == 1
+    stream.close()
+    assert server.left_over() == 0
+
+
+def test_a_client_that_does_not_wait(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "paceline.serve"), server.client(timeout=0.05) as hasty:
+        with pytest.raises(APITimeoutError):
+            hasty.completions.create(**LONG, **ENDLESS)
+        assert server.left_over() == 0
+    assert json.loads(caplog.records[-1].message)["status"] == 499
+
+
+def test_a_slow_reader_holds_up_nobody(server: Served, client: Any) -> None:
+    """Its answer ends, and gives its place back, while it reads nothing; then it gets all of it."""
+    wanted = client.completions.create(**LONG, **ENDLESS).choices[0].text
+    with raw(server, {**LONG, "ignore_eos": True, "stream": True, "logprobs": 3}) as connection:
+        until = time.monotonic() + 20
+        while not server.serving.gate.open and time.monotonic() < until:
+            time.sleep(0.005)
+        assert client.completions.create(**LONG, **ENDLESS).choices[0].text == wanted
+        while server.serving.gate.open and time.monotonic() < until:
+            time.sleep(0.005)
+        assert server.serving.gate.open == server.serving.llm.model.open_sequences == 0
+        read = b""
+        while more := connection.recv(1 << 16):
+            read += more
+    assert b"data: [DONE]" in read
+
+
+def test_a_drafter_that_fails(pair: Pair, tokenizer: Any) -> None:
+    """Its requests go on plain, and are counted; those of others are untouched."""
+
+    def fail(seqs: Any, max_nodes: Any) -> Any:
+        raise RuntimeError("no idea")
+
+    llm = LLM(pair.target, ScriptedDrafter(fail), tokenizer=tokenizer, on_drafter_error="plain")
+    with served(llm) as one, one.client() as client:
+        found = [
+            client.completions.create(
+                model="demo", prompt=pair.prompts[0], max_tokens=12, temperature=0, extra_body={"speculation": asked}
+            )
+            for asked in (None, False)
+        ]
+        assert found[0].choices[0].text == found[1].choices[0].text
+        assert 'paceline:drafter_failures_total{model_name="demo"} 1.0' in one.get("/metrics").text
+        assert one.left_over() == 0
+
+
+def test_time_is_limited(tiny: LLM) -> None:
+    with served(tiny, timeout=0.1) as hurried, hurried.client() as client:
+        with pytest.raises(InternalServerError, match="got no answer in time") as told:
+            client.completions.create(**LONG, **ENDLESS)
+        assert told.value.status_code == 504
+        with pytest.raises(APIError, match="got no answer in time"):
+            list(client.completions.create(**LONG, **ENDLESS, stream=True))
+        assert hurried.left_over() == 0
+
+
+def test_too_many_are_sent_away(tiny: LLM) -> None:
+    with served(tiny, max_batch=1, max_waiting=1) as small, small.client() as client:
+        stream = client.completions.create(**LONG, **ENDLESS, stream=True)
+        waiting = raw(small, LONG)
+        while small.serving.gate.open < 2:
+            time.sleep(0.005)
+        with pytest.raises(RateLimitError, match="expected at most 2 in all") as told:
+            client.completions.create(**LONG)
+        assert int(told.value.response.headers["retry-after"]) >= 1
+        waiting.close()
+        stream.close()
+        assert small.left_over() == 0
+        assert client.completions.create(**LONG).choices[0].finish_reason
+
+
+def test_the_end_waits_for_open_requests(tiny: LLM) -> None:
+    with served(tiny) as ending, ending.client() as client, ending.client() as other:
+        stream = iter(client.completions.create(**LONG, **ENDLESS, stream=True))
+        next(stream)
+        ending.server.handle_exit(signal.SIGTERM, None)
+        assert ending.get("/health").status_code == 503
+        with pytest.raises(InternalServerError, match="shuts down") as told:
+            other.completions.create(**LONG)
+        assert told.value.status_code == 503
+        assert list(stream)[-1].choices[0].finish_reason == "length"
+    assert ending.server.forced is None
+    with pytest.raises(httpx2.ConnectError):
+        ending.get("/health")
+
+
+def test_a_second_signal_does_not_wait(tiny: LLM) -> None:
+    with served(tiny) as ending, ending.client() as client:
+        stream = iter(client.completions.create(**LONG, **ENDLESS, stream=True))
+        next(stream)
+        for _ in range(2):
+            ending.server.handle_exit(signal.SIGINT, None)
+        with pytest.raises(Exception, match=r"."):  # the connection breaks, however the client says it
+            assert list(stream)[-1].choices[0].finish_reason is None, "it came to its end"
+    assert ending.server.forced == signal.SIGINT
+    assert ending.left_over() == 0
+
+
+def test_every_request_has_a_line_of_log(server: Served, client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "paceline.serve"):
+        found = client.completions.create(**LONG)
+        server.post("/v1/completions", {"prompt": 5}, headers=HEADERS)
+        assert server.left_over() == 0
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "paceline.serve.requests"]
+    assert [line["status"] for line in lines] == [200, 400]
+    assert found.usage is not None
+    assert lines[0]["id"] in found.id
+    assert (lines[0]["tokens"], lines[0]["prompt_tokens"], lines[0]["finished"]) == (found.usage.completion_tokens, 3, 1)
+    assert 0 < lines[0]["forwards"] <= lines[0]["tokens"]
+    assert lines[1]["error"].startswith("prompt: got 5")
+    assert all(line["seconds"] > 0 and line["model"] == "demo" for line in lines)
+
+
+def test_a_thousand_connections(server: Served) -> None:
+    """All at a time, every tenth with a prompt; every one is answered."""
+    body = json.dumps({"prompt": [5, 6], "max_tokens": 1, "temperature": 0}).encode()
+    rest = f"Host: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    asking = f"POST /v1/completions HTTP/1.1\r\n{rest}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    looking = f"GET /health HTTP/1.1\r\n{rest}\r\n".encode()
+
+    async def ask(opened: asyncio.Barrier, number: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        await opened.wait()
+        writer.write(looking if number % 10 else asking)
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def run() -> list[bytes]:
+        opened = asyncio.Barrier(1000)
+        return await asyncio.gather(*[ask(opened, number) for number in range(1000)])
+
+    answers = asyncio.run(run())
+    assert {answer.split(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 200 OK"}
+    texts = {json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] for answer in answers[::10]}
+    assert len(texts) == 1
+    assert server.left_over() == 0
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_ends(end: signal.Signals) -> None:
+    """Killed, its clients get an error; asked to end, it gives them their answers first."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    words = ("--port", str(port), "--drafter", "none", "--dtype", "float32", "--batch-invariant", "off")
+    process = start_command("paceline", "serve", "demo", *words)
+    try:
+        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0, timeout=60) as client:
+            stream = iter(_when_up(client).completions.create(**{**LONG, "max_tokens": 40}, **ENDLESS, stream=True))
+            next(stream)
+            assert process.pid is not None
+            os.kill(process.pid, end)
+            if end == signal.SIGKILL:
+                with pytest.raises((httpx2.HTTPError, APIError)):
+                    list(stream)
+            else:
+                assert list(stream)[-1].choices[0].finish_reason == "length"
+        process.join(30)
+        assert process.exitcode == (-signal.SIGKILL if end == signal.SIGKILL else 0)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _when_up(client: Any) -> Any:
+    """The client, as soon as its server answers."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            client.models.list()
+            return client
+        except APIConnectionError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)

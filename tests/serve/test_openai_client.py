@@ -1,0 +1,179 @@
+"""The official `openai` client, unchanged: what it asks for is what the library answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai import NotFoundError
+
+from paceline import LLM, SamplingParams
+from tests.support.serving import Served
+
+PROMPT = "def add(a, b):"
+MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
+GREEDY = SamplingParams(12, speculation="none")
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+
+
+def test_models(client: Any, llm: LLM) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.model_extra) == ("demo", {"max_model_len": llm.max_length})
+    assert client.models.retrieve("demo").id == "demo"
+    with pytest.raises(NotFoundError, match="expected one that is served"):
+        client.models.retrieve("gpt-4")
+
+
+def test_completions(client: Any, llm: LLM) -> None:
+    """Texts and token ids, one and several; the prompt before it with echo; counts."""
+    ids = llm.tokenizer(PROMPT)["input_ids"]
+    (wanted,) = llm.generate(PROMPT, GREEDY)
+    for prompt in (PROMPT, ids):
+        found = client.completions.create(model="demo", prompt=prompt, max_tokens=12, temperature=0)
+        assert found.choices[0].text == wanted.text
+        assert found.choices[0].finish_reason == "length"
+    assert found.usage is not None
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (len(ids), 12, len(ids) + 12)
+    for several in ([PROMPT, "class A:"], [ids, llm.tokenizer("class A:")["input_ids"]]):
+        found = client.completions.create(model="demo", prompt=several, max_tokens=12, temperature=0, echo=True)
+        assert found.choices[0].text == PROMPT + wanted.text
+        assert [choice.index for choice in found.choices] == [0, 1]
+        assert found.choices[1].text.startswith("class A:")
+
+
+def test_the_drafts_are_counted(client: Any, llm: LLM) -> None:
+    drafter = "draft_model:length=3"
+    (wanted,) = llm.generate(PROMPT, SamplingParams(12, speculation=drafter))
+    assert wanted.stats.accepted_tokens > 0
+    for asked, accepted in ((drafter, wanted.stats.accepted_tokens), (False, 0)):
+        found = client.completions.create(
+            model="demo", prompt=PROMPT, max_tokens=12, temperature=0, extra_body={"speculation": asked}
+        )
+        assert found.choices[0].text == wanted.text
+        assert found.usage is not None
+        counts = found.usage.completion_tokens_details
+        assert counts is not None
+        assert counts.accepted_prediction_tokens == accepted
+        assert counts.rejected_prediction_tokens == (wanted.stats.drafted_tokens - accepted if accepted else 0)
+
+
+def test_chat(client: Any, llm: LLM) -> None:
+    wanted = llm.chat(MESSAGES, GREEDY)
+    found = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=12, temperature=0)
+    assert found.choices[0].message.content == wanted.text
+    parts = [{"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 + 3?"}]}]
+    found = client.chat.completions.create(model="demo", messages=parts, max_completion_tokens=12, temperature=0)
+    assert found.choices[0].message.content == wanted.text
+    assert found.choices[0].message.role == "assistant"
+
+
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup:length=4", {"drafter": "lookahead", "window": 5, "max_nodes": 8}])
+def test_streams_are_the_whole_in_pieces(client: Any, llm: LLM, drafter: object) -> None:
+    wanted = llm.chat(MESSAGES, SamplingParams(12, stop=(" the",), speculation="none"))
+    events = list(
+        client.chat.completions.create(
+            model="demo", messages=MESSAGES, max_tokens=12, temperature=0, stop=[" the"], stream=True,
+            stream_options={"include_usage": True}, extra_body={"speculation": drafter},
+        )
+    )  # fmt: skip
+    said = [event.choices[0] for event in events if event.choices]
+    assert said[0].delta.role == "assistant"
+    assert "".join(one.delta.content or "" for one in said) == wanted.text
+    assert [one.finish_reason for one in said] == [None] * (len(said) - 1) + [wanted.finish_reason]
+    assert [event.usage is not None for event in events] == [False] * (len(events) - 1) + [True]
+    assert len({event.id for event in events}) == 1
+    text = client.completions.create(model="demo", prompt=PROMPT, max_tokens=12, temperature=0, stream=True, echo=True)
+    pieces = [event.choices[0] for event in text]
+    assert pieces[0].text == PROMPT
+    assert "".join(piece.text for piece in pieces) == PROMPT + llm.generate(PROMPT, GREEDY)[0].text
+
+
+def test_seeds_and_several_answers(client: Any, llm: LLM) -> None:
+    """Those of the library, streamed or not; without a seed they differ from time to time."""
+    (wanted,) = llm.generate(PROMPT, SamplingParams(12, temperature=0.9, top_k=50, seed=-5, n=2, speculation="none"))
+    asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 12, "temperature": 0.9, "n": 2, "extra_body": {"top_k": 50}}
+    found = client.completions.create(**asked, seed=-5)
+    assert [choice.text for choice in found.choices] == [one.text for one in wanted.outputs]
+    texts = ["", ""]
+    for event in client.completions.create(**asked, seed=-5, stream=True):
+        texts[event.choices[0].index] += event.choices[0].text
+    assert texts == [one.text for one in wanted.outputs]
+    others = {client.completions.create(**asked).choices[0].text for _ in range(3)}
+    assert len(others) > 1
+
+
+def test_logprobs(client: Any, llm: LLM) -> None:
+    (wanted,) = llm.generate(PROMPT, SamplingParams(6, logprobs=3))
+    assert wanted.logprobs is not None
+    values = [place[token] for place, token in zip(wanted.logprobs, wanted.token_ids, strict=True)]
+    asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, "logprobs": 3}
+    found = client.completions.create(**asked).choices[0].logprobs
+    assert found.token_logprobs == pytest.approx(values, abs=1e-4)
+    assert [len(place) for place in found.top_logprobs] == [3] * 6
+    assert "".join(found.tokens) == wanted.text
+    assert found.text_offset == [len("".join(found.tokens[:place])) for place in range(6)]
+    streamed = [event.choices[0].logprobs for event in client.completions.create(**asked, stream=True)]
+    assert [token for one in streamed for token in one.tokens] == found.tokens
+    assert [offset for one in streamed for offset in one.text_offset] == found.text_offset
+    chat = client.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2
+    )  # fmt: skip
+    said = chat.choices[0].logprobs
+    assert said is not None
+    assert said.content is not None
+    assert [len(one.top_logprobs) for one in said.content] == [2] * 4
+    assert all(one.logprob == one.top_logprobs[0].logprob for one in said.content)  # greedy: the likeliest
+    assert "".join(one.token for one in said.content) == chat.choices[0].message.content
+
+
+@pytest.mark.parametrize("drafter", [False, "prompt_lookup"])
+def test_json_schema(client: Any, drafter: object) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": SCHEMA, "strict": True}}
+    texts = []
+    for temperature in (0, 0.8):
+        found = client.chat.completions.create(
+            model="demo", messages=MESSAGES, max_tokens=60, temperature=temperature, seed=1, response_format=form,
+            extra_body={"speculation": drafter},
+        )  # fmt: skip
+        texts.append(found.choices[0].message.content)
+        assert json.loads(texts[-1])["n"] in (1, 2)
+        assert found.choices[0].finish_reason == "stop"
+    assert texts
+
+
+def test_options_of_vllm(client: Any, llm: LLM) -> None:
+    stop = llm.generate(PROMPT, GREEDY)[0].token_ids[3]
+    found = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=12, temperature=0, extra_body={"stop_token_ids": [stop], "min_p": 0.1}
+    )
+    assert found.choices[0].finish_reason == "stop"
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 4
+    params = SamplingParams(12, repetition_penalty=1.3, min_tokens=3, bad_words=["return"], logit_bias={5: -3.0})
+    options = {"repetition_penalty": 1.3, "min_tokens": 3, "bad_words": ["return"], "ignore_eos": False}
+    found = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=12, temperature=0, logit_bias={"5": -3}, extra_body=options
+    )
+    assert found.choices[0].text == llm.generate(PROMPT, params)[0].text
+
+
+def test_health_and_metrics(server: Served, client: Any) -> None:
+    assert server.get("/health").json() == {"status": "ok", "open": 0}
+    before = server.get("/metrics").text
+    client.completions.create(model="demo", prompt=PROMPT, max_tokens=5, temperature=0)
+    after = server.get("/metrics").text
+
+    def value(text: str, name: str) -> float:
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"paceline:{name}{{"))
+
+    def grown(name: str) -> float:
+        return value(after, name) - value(before, name)
+
+    assert grown("request_success_total") == 1
+    assert grown("time_to_first_token_seconds_count") == grown("e2e_request_latency_seconds_count") == 1
+    assert grown("request_time_per_output_token_seconds_count") == 1
+    assert grown("e2e_request_latency_seconds_sum") >= grown("time_to_first_token_seconds_sum") > 0
+    assert grown("generation_tokens_total") == 5
+    assert grown("http_requests_total") == 1
+    assert value(after, "num_requests_running") == value(after, "num_requests_waiting") == 0

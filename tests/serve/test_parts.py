@@ -1,0 +1,90 @@
+"""Parts of the server that need no server: what stands for fields left out, who is let in, how long to wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import LLM
+from paceline.errors import CapacityError, ConfigError, DrafterError
+from paceline.serve.errors import ApiError
+from paceline.serve.limits import Gate
+from paceline.serve.requests import CompletionRequest
+from paceline.serve.sampling import Sampler
+from paceline.serve.speculation import Speculations
+
+
+def test_the_gate_counts_and_knows_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("paceline.serve.limits.time.monotonic", lambda: now)
+    gate = Gate(3)
+    gate.enter(3)
+    with pytest.raises(ApiError) as told:
+        gate.enter(1)
+    assert (told.value.status, told.value.headers) == (429, {"Retry-After": "1"})
+    for _ in range(3):
+        now += 4
+        gate.leave()
+    gate.enter(2)
+    with pytest.raises(ApiError) as told:  # all or none: 2 too many, one ends every 4 seconds
+        gate.enter(3)
+    assert told.value.headers == {"Retry-After": "8"}
+    assert gate.open == 2
+
+
+def test_what_is_left_out(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own generation config stands for it, as in vLLM; else temperature 1, and a seed of chance."""
+    own = tiny.model.model.generation_config
+    for name, value in {"temperature": 0.6, "top_k": 20, "top_p": 0.9}.items():
+        monkeypatch.setattr(own, name, value)
+
+    def made(ignore: bool, **fields: Any) -> Any:
+        sampler = Sampler(tiny, Speculations("none"), ignore)
+        return sampler.params(CompletionRequest(prompt="x", **fields), 10**30, None)
+
+    (found,) = made(False)
+    assert (found.temperature, found.top_k, found.top_p, found.max_new_tokens) == (0.6, 20, 0.9, tiny.max_length)
+    (found,) = made(False, temperature=0.1, top_k=-1)
+    assert (found.temperature, found.top_k, found.top_p) == (0.1, 0, 0.9)
+    (found,) = made(True)
+    assert (found.temperature, found.top_k, found.top_p) == (1.0, 0, 1.0)
+    assert len({made(True)[0].seed for _ in range(4)}) > 1
+    assert [one.seed for one in made(True, n=3, seed=5)] == [5, 6, 7]
+    assert {one.n for one in made(True, n=3)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "param", "code"),
+    [
+        (ConfigError("n: got 0; expected 1."), 400, "n", None),
+        (ConfigError("prompt 3: got no token; expected one."), 400, "prompt", None),
+        (CapacityError("prompt 0: got 9 tokens; expected 8."), 400, None, "context_length_exceeded"),
+        (TimeoutError(), 504, None, None),
+        (MemoryError(), 503, None, None),
+        (DrafterError("drafter 'x': got a loop"), 500, None, None),
+        (RuntimeError("secret"), 500, None, None),
+    ],
+)
+def test_what_clients_are_told_of_errors(error: Exception, status: int, param: str | None, code: str | None) -> None:
+    told = ApiError.of(error)
+    assert (told.status, told.param, told.code) == (status, param, code)
+    assert "secret" not in told.message
+    assert told.body.error.message.encode()
+
+
+def test_half_a_character_can_be_told() -> None:
+    assert ApiError(400, "x: got '\ud800'").response().body == (
+        b'{"error":{"message":"x: got \'\\\\ud800\'","type":"invalid_request_error","param":null,"code":null}}'
+    )
+
+
+def test_every_figure_is_documented(tiny: LLM) -> None:
+    from paceline.serve.metrics import Meter
+
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    names = {line.split()[2] for line in Meter(tiny, "x").page().decode().splitlines() if line.startswith("# TYPE paceline:")}
+    names = {name.removeprefix("paceline:") for name in names if not name.endswith("_created")}
+    assert len(names) > 15
+    assert [name for name in names if f"`{name}" not in page and f"`{name.removesuffix('_total')}" not in page] == []
