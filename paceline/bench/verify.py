@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.engine import Engine
 from paceline.engine.invariance import Invariance
 from paceline.engine.loading import draft_lm, eos_token_ids
+from paceline.engine.model import PREFILL_CHUNK
 from paceline.engine.row_classes import bits
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import DraftTree
@@ -58,9 +60,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class DrafterVerdict:
-    """One drafter.
+    """One drafter in batches of one size.
 
     Attributes:
+        batch: prompts answered together; prefill_chunk: most tokens of a prompt in one forward.
         answers: how many were compared; 0 where the drafter draws tokens of its own, so that only the distribution is the same.
         differing: how many of them are not those of plain decoding.
         accepted: draft tokens that were kept; without any, nothing has been tried.
@@ -68,6 +71,8 @@ class DrafterVerdict:
     """
 
     drafter: str
+    batch: int
+    prefill_chunk: int
     answers: int
     differing: int
     accepted: int
@@ -78,23 +83,23 @@ class DrafterVerdict:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """All drafters of a run, whether it was made batch-invariantly, and how many prompts were too long, and cut."""
+    """All drafters and batches of a run, whether it was made batch-invariantly, and how many prompts were too long, and cut."""
 
     model: str
     dtype: str
-    batch: int
+    prompts: int
     invariance: Invariance
     verdicts: tuple[DrafterVerdict, ...]
     cut_prompts: int
 
     @property
     def differing(self) -> int:
-        """Answers that differ, of all drafters."""
+        """Answers that differ, of all drafters and batches."""
         return sum(verdict.differing for verdict in self.verdicts)
 
     @property
     def answers(self) -> int:
-        """Answers compared, of all drafters."""
+        """Answers compared, of all drafters and batches."""
         return sum(verdict.answers for verdict in self.verdicts)
 
 
@@ -124,17 +129,18 @@ class _Watch:
 
 
 class _Side:
-    """The engine of a run, and what it takes to answer prompts with it."""
+    """An engine for batches of one size, and what it takes to answer prompts with it."""
 
-    def __init__(self, config: BenchConfig, models: Models) -> None:
+    def __init__(self, config: BenchConfig, models: Models, batch: int = 1, chunk: int = PREFILL_CHUNK) -> None:
         self._watch = _Watch()
         self._sampling = config.sampling
         self._models = models
         self._eos = eos_token_ids(models.target, models.tokenizer)
         self.engine = Engine(
-            models.target, create("none"), tokenizer=models.tokenizer, max_batch=config.batch, max_nodes=config.max_nodes,
-            batch_invariant=config.models.invariance, verify=self._watch.verify,
+            models.target, create("none"), tokenizer=models.tokenizer, max_batch=batch, max_nodes=config.max_nodes,
+            prefill_chunk=chunk, batch_invariant=config.models.invariance, verify=self._watch.verify,
         )  # fmt: skip
+        self.batch, self.prefill_chunk = batch, self.engine.model.prefill_chunk  # the latter may change while others decode
 
     @property
     def drawn(self) -> bool:
@@ -172,7 +178,6 @@ class _Side:
     ) -> Difference:
         """Return what is to be said about the first difference; plain decoding goes there once more for its logits."""
         position, row = left
-        self.use(create("none"))
         ((_, again, _),) = self.answer([ids], number, [plain[:position]])
         tokens = tuple(one[position] if position < len(one) else None for one in (plain, drafted))
         decode = self._models.tokenizer.decode if self._models.tokenizer is not None else str
@@ -188,12 +193,19 @@ class _Side:
         return dataclasses.replace(self._sampling, seed=self._sampling.seed + number)
 
 
-def run_verify(config: BenchConfig, finished: Callable[[DrafterVerdict], None] = lambda verdict: None) -> VerifyResult:
+def run_verify(
+    config: BenchConfig,
+    finished: Callable[[DrafterVerdict], None] = lambda verdict: None,
+    batches: ListLike[int] = (1,),
+    prefill_chunks: ListLike[int] = (PREFILL_CHUNK,),
+) -> VerifyResult:
     """Answer every prompt alone and without drafts, then in batches with every drafter, and compare token by token.
 
     Args:
-        config: its models, drafters, prompts, sampling, `batch` and `max_nodes` count.
+        config: its models, drafters, prompts, sampling and `max_nodes` count.
         finished: called with each verdict as it comes.
+        batches: prompts answered together. prefill_chunks: most tokens of a prompt in one forward. Every drafter is tried with
+            each of both.
     Raises:
         ConfigError: models, prompts or drafters that cannot be used, or batch invariance that was asked for and cannot be.
     """
@@ -201,25 +213,32 @@ def run_verify(config: BenchConfig, finished: Callable[[DrafterVerdict], None] =
         models = load_models(config, None, None, None)
         draft = None if models.draft is None else draft_lm(models.draft)
         units = make_units(config, models)
-        side = _Side(config, models)
+        alone = _Side(config, models)
         prompts = [(prompt.id, ids) for unit in units for prompt, ids in zip(unit.prompts, unit.token_ids, strict=True)]
-        plain = [side.answer([ids], number)[0][0].output_ids for number, (_, ids) in enumerate(prompts)]
+        plain = [alone.answer([ids], number)[0][0].output_ids for number, (_, ids) in enumerate(prompts)]
         verdicts = []
-        for spec in config.drafters:
-            verdicts.append(_verdict(side, config.batch, spec, partial(create, spec, draft_model=draft), prompts, plain))
-            finished(verdicts[-1])
+        for chunk, batch in itertools.product(prefill_chunks, batches):
+            side = _Side(config, models, batch, chunk)
+            for spec in config.drafters:
+                verdicts.append(_verdict(side, alone, spec, partial(create, spec, draft_model=draft), prompts, plain))
+                finished(verdicts[-1])
         dtype = str(models.target.dtype).removeprefix("torch.")
         cut = sum(unit.cut for unit in units)
-        return VerifyResult(models.target_label, dtype, config.batch, side.engine.invariance, tuple(verdicts), cut)
+        return VerifyResult(models.target_label, dtype, len(prompts), alone.engine.invariance, tuple(verdicts), cut)
 
 
 def _verdict(
-    side: _Side, batch: int, spec: str, make: Callable[[], Drafter], prompts: list[tuple[str, list[int]]], plain: list[list[int]]
+    side: _Side,
+    alone: _Side,
+    spec: str,
+    make: Callable[[], Drafter],
+    prompts: list[tuple[str, list[int]]],
+    plain: list[list[int]],
 ) -> DrafterVerdict:
     side.use(make())
     done = []
-    for at in range(0, len(prompts), batch):
-        some = slice(at, at + batch)
+    for at in range(0, len(prompts), side.batch):
+        some = slice(at, at + side.batch)
         done += side.answer([ids for _, ids in prompts[some]], at, plain[some])
     drawn = side.drawn
     left = [] if drawn else [number for number, (seq, _, _) in enumerate(done) if seq.output_ids != plain[number]]
@@ -227,8 +246,9 @@ def _verdict(
     for number in left[:1]:
         seq, where, _ = done[number]
         assert where is not None, "an answer of the same tokens that is shorter"
-        first = side.difference(*prompts[number][:1], number, prompts[number][1], plain[number], seq.output_ids, where)
+        first = alone.difference(*prompts[number][:1], number, prompts[number][1], plain[number], seq.output_ids, where)
     return DrafterVerdict(
-        spec, 0 if drawn else len(done), len(left), sum(seq.counters.accepted_tokens for seq, _, _ in done),
-        sum(len(seq.output_ids) for seq, _, _ in done), sum(speed for _, _, speed in done) / len(done), first,
+        spec, side.batch, side.prefill_chunk, 0 if drawn else len(done), len(left),
+        sum(seq.counters.accepted_tokens for seq, _, _ in done), sum(len(seq.output_ids) for seq, _, _ in done),
+        sum(speed for _, _, speed in done) / len(done), first,
     )  # fmt: skip

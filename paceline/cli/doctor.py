@@ -21,7 +21,7 @@ from paceline.common.machine import instruction_flags, processor, usable_cores
 from paceline.common.options import ModelOptions
 
 if TYPE_CHECKING:
-    from paceline.engine.invariance import Proof
+    from paceline.engine.proof import Proof
     from paceline.llm import LLM
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
@@ -128,6 +128,8 @@ def _products(llm: LLM) -> str:
     from paceline.engine.products.choice import COUNTS, trial
 
     used = llm.model.products
+    if used.fixed:
+        return f"torch's, always of {used.fixed} rows"
     whose = "torch's" if not used.modules else f"ours with {_run(used.least, None if used.most > COUNTS[-1] else used.most)} rows"
     tried = trial(llm.model.model)
     if not tried.ours:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as to_json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,18 +20,21 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.options import without
 from paceline.cli.show import err, out
 from paceline.common.files import STANDARD_OUTPUT, write_atomically
+from paceline.errors import ConfigError
 from paceline.report.prompts import cut_note
 
 if TYPE_CHECKING:
     from paceline.bench.verify import Difference, DrafterVerdict, VerifyResult
 
 _NOT_ASKED = ("drafters", "baselines", "stop", "cost_scale", "draft_cost_scale", "repeats", "warmup", "max_seconds",
-              "lookahead_parallel")  # fmt: skip
+              "lookahead_parallel", "batch")  # fmt: skip
 
 
 def verify(
     *,
     drafters: Annotated[list[str] | None, Parameter(name=("--drafter", "--drafters"))] = None,
+    batch: list[str] | None = None,
+    prefill_chunk: list[str] | None = None,
     files: Annotated[ResultFiles, without("png", "markdown")] = ResultFiles(),
     config: Annotated[BenchConfig, without(*_NOT_ASKED)] = BenchConfig(),
 ) -> int:
@@ -41,13 +45,16 @@ def verify(
 
     Args:
         drafters: a drafter spec; repeat it, or separate with spaces or commas; default: all that run with what is there.
+        batch: how many prompts are answered together; repeat it, or separate with spaces or commas; default: 1.
+        prefill_chunk: most tokens of a prompt in one forward; likewise; default: 512.
     """
+    batches, chunks = _numbers("batch", batch, 1), _numbers("prefill_chunk", prefill_chunk, 512)
     config = replace(config, drafters=chosen_drafters(drafters, config.models), baselines=())
     from paceline.bench.verify import run_verify
 
     console = err if files.json == STANDARD_OUTPUT else out
-    result = run_verify(config, partial(_print_verdict, console))
-    differing = f"{result.differing} of {result.answers} answers differ: {result.model}, {result.dtype}, batch {result.batch}"
+    result = run_verify(config, partial(_print_verdict, console), batches, chunks)
+    differing = f"{result.differing} of {result.answers} answers differ: {result.model}, {result.dtype}, {result.prompts} prompts"
     console.print(Text(differing))
     proof = "on" if result.invariance.on else "off"
     console.print(Text(f"batch invariance is {proof}: {result.invariance.reason}"))
@@ -57,19 +64,30 @@ def verify(
     return 1 if result.differing else 0
 
 
+def _numbers(name: str, words: list[str] | None, unless_said: int) -> list[int]:
+    """Read positive numbers, each given once."""
+    numbers = list(dict.fromkeys(word for some in words or [str(unless_said)] for word in re.split(r"[\s,]+", some.strip())))
+    if not all(word.isdecimal() and int(word) > 0 for word in numbers):
+        option = name.replace("_", "-")
+        raise ConfigError(f"verify: {name}: got {' '.join(words or ())!r}; expected positive integers. Write --{option} 1,8.")
+    return [int(word) for word in numbers]
+
+
 def _write_json(result: VerifyResult, path: Path) -> None:
-    text = to_json.dumps({**dataclasses.asdict(result), "differing": result.differing, "answers": result.answers}, indent=1)
+    plain = replace(result, invariance=replace(result.invariance, products=None))  # modules of the model are no JSON
+    text = to_json.dumps({**dataclasses.asdict(plain), "differing": result.differing, "answers": result.answers}, indent=1)
     write_atomically(path, f"{text}\n".encode())
 
 
 def _print_verdict(console: Console, verdict: DrafterVerdict) -> None:
     figures = f"{verdict.tokens} tokens, {verdict.accepted} accepted drafts, {verdict.tokens_per_forward:.2f} tokens per forward"
+    name = f"{verdict.drafter}, batch {verdict.batch}, chunks of {verdict.prefill_chunk}"
     if not verdict.answers:
-        line = f"{verdict.drafter}: draws tokens of its own, so not the text but its distribution is the same; {figures}"
+        line = f"{name}: draws tokens of its own, so not the text but its distribution is the same; {figures}"
         console.print(Text(line))
         return
     style = "red" if verdict.differing else ""
-    console.print(Text(f"{verdict.drafter}: {verdict.differing} of {verdict.answers} answers differ; {figures}", style=style))
+    console.print(Text(f"{name}: {verdict.differing} of {verdict.answers} answers differ; {figures}", style=style))
     if verdict.first is not None:
         _print_difference(console, verdict.first)
 

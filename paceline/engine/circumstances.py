@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 from typing import Any
@@ -29,14 +31,28 @@ def circumstances(model: PreTrainedModel, **besides: Any) -> str:
     facts = {
         "processor": [processor(), *instruction_flags()],
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": device.type,
         "versions": [torch.__version__, transformers.__version__, torch.__config__.show()],
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
         "precision": [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()],
         "mkldnn": torch.backends.mkldnn.enabled,
+        "accelerator": _accelerator(device),
         "threads": torch.get_num_threads(),
         "attention": model.config._attn_implementation,
         "model": [model.__class__.__name__, config, shapes, kinds],
         **besides,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _accelerator(device: torch.device) -> list[Any]:
+    if device.type != "cuda":
+        return []
+    kernels, triton = torch.backends.cuda.matmul, importlib.util.find_spec("triton")
+    return [
+        torch.cuda.get_device_name(device),
+        torch.version.cuda,
+        kernels.allow_bf16_reduced_precision_reduction,
+        kernels.allow_fp16_reduced_precision_reduction,
+        importlib.metadata.version("triton") if triton else None,
+    ]

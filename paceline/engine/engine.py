@@ -55,6 +55,7 @@ class Engine:
         tokenizer: of the prompts, for drafters whose guesses are ids of a certain one.
         max_batch: most sequences per forward; None = no limit.
         max_nodes: most draft nodes verified per sequence and step.
+        prefill_chunk: most tokens of a prompt that a step feeds; fewer where batch invariance needs it.
         ranks: share the work on every draft tree with these processes, which make the same calls (`engine/parallel`).
         batch_invariant: a token's logits depend on its own text alone, to the last bit; "auto": where that costs under 5 %, and
             never with ranks.
@@ -80,6 +81,7 @@ class Engine:
         tokenizer: Any = None,
         max_batch: int | None = 8,
         max_nodes: int = 256,
+        prefill_chunk: int = PREFILL_CHUNK,
         ranks: Ranks | None = None,
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
         cache_gib: float | None = None,
@@ -91,7 +93,7 @@ class Engine:
             batch_invariant = False  # clocks decide there, and the ranks must do the same
         self.invariance = settle(model, batch_invariant, max_batch or 1)
         self._most_rows = self.invariance.most_rows
-        options = self.invariance.of_model(PREFILL_CHUNK)
+        options = self.invariance.of_model(prefill_chunk)
         self.model = CachedLM(model, **options)
         check_if_unknown(self.model, model.config.model_type)
         self._tokenizer = tokenizer

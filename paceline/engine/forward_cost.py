@@ -13,7 +13,7 @@ from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 CONTEXT = 512  # tokens of the text, where the model takes so many
-_LEAST_ROUNDS, _MOST_ROUNDS = 4, 16
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 16
 
 
 def forward_cost(model: PreTrainedModel, least_rows: int, products: Products, enough: float) -> float:
@@ -31,7 +31,7 @@ def forward_cost(model: PreTrainedModel, least_rows: int, products: Products, en
     for turn in range(_MOST_ROUNDS):
         for place, (lm, seq) in enumerate(zip((invariant, usual), seqs, strict=True)):
             best[place] = min(best[place], timed_forward(lm, seq, EMPTY_TREE))
-        if turn >= _LEAST_ROUNDS and best[0] <= enough * best[1]:
+        if turn + 1 >= _LEAST_ROUNDS and best[0] <= enough * best[1]:
             break
     return best[0] / best[1]
 

@@ -22,10 +22,11 @@ from paceline.engine.circumstances import circumstances
 from paceline.engine.forward_cost import forward_cost
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
 from paceline.engine.products.choice import everywhere, trial
-from paceline.engine.products.own import Products
+from paceline.engine.products.own import Products, plain_products
+from paceline.engine.proof import Finding, Proof
 from paceline.engine.row_classes import RowClass, agreeing_runs, fold, heavy_tailed, widest_class
 from paceline.engine.row_modules import RowModule, survey
-from paceline.engine.selfcheck import rows_that_differ
+from paceline.engine.selfcheck import check_tree_forward, rows_that_differ
 from paceline.errors import ConfigError
 
 COST_ALLOWED = 1.05  # of a forward, by "auto"
@@ -37,48 +38,10 @@ _MEDIUM = (17, 24, 31, 32, 33, 48, 63, 65, 96, 127, 129, 257)
 _WIDE = (*_SMALL, *_MEDIUM, MOST_ROWS)
 _NARROW = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33)  # of products so large that more would take seconds
 _ENOUGH = 32  # rows; a narrower class has no room for drafts or a batch
+_FIXED_ROWS = 64  # of every product where no class is wide enough: reading the weights still takes longer than multiplying
+_ANSWER = (64, 256)  # steps and tokens of the prompt of the answer whose time is compared there
 _DRAWS = 24  # of modules that cost next to nothing
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found for one kind of module.
-
-    Attributes:
-        name: of the first such module; shape: "in -> out"; times: how many there are.
-        tried: the largest row count tried.
-        runs: the first count of each run of row counts that agree with one another.
-    """
-
-    name: str
-    shape: str
-    times: int
-    tried: int
-    runs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """Which row counts give a row the same bits in every module of a model, on one machine.
-
-    Attributes:
-        least, most: the widest class of row counts.
-        cost: time of the products for `least` rows, relative to one row, measured.
-        reason: why there is no usable class; "" where there is one.
-        seconds: what the search took.
-        own_products: the products are ours (`engine/products`), whose rows do not see each other.
-        whole_cost: time of a forward of one row behind a text, attention and all, relative to the usual one, measured.
-    """
-
-    least: int
-    most: int
-    cost: float
-    reason: str
-    findings: tuple[Finding, ...]
-    seconds: float
-    own_products: bool = False
-    whole_cost: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +113,15 @@ def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1) ->
     proof, products = None, Products()
     obstacle = experts_of(model) or why_not_by_position(model)
     if not obstacle:
-        proof, products = _cheapest(model)
-        obstacle = proof.reason
-        if not obstacle and proof.most - proof.least + 1 < sequences:
+        try:
+            proof, products = _cheapest(model)
+            obstacle = proof.reason
+        except Exception as error:
+            if model.device.type == "cpu":
+                raise
+            # A kernel that may never have run on such a device may fail in any way: here, and not in an answer.
+            obstacle = f"it was tried on {model.device} and failed: {' '.join(str(error).split())} ({type(error).__name__})"
+        if proof and not obstacle and proof.most - proof.least + 1 < sequences:
             obstacle = f"rows {proof.least} to {proof.most} agree bit for bit, which is no room for max_batch={sequences}"
     if obstacle:
         if asked is True:
@@ -161,7 +130,7 @@ def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1) ->
     assert proof is not None
     cost = max(proof.cost, proof.whole_cost)
     said = (
-        f"rows {proof.least} to {proof.most} agree bit for bit{', with our products' if proof.own_products else ''};"
+        f"rows {proof.least} to {proof.most} agree bit for bit{proof.products and f', {proof.products}'};"
         f" products take {proof.cost:.2f} of the usual time, and a forward of one row behind a text {proof.whole_cost:.2f}"
     )
     if asked == "auto" and cost > COST_ALLOWED:
@@ -179,6 +148,12 @@ def _cheapest(model: PreTrainedModel) -> tuple[Proof, Products]:
         ours = replace(prove(model, own), cost=cost)
         if not ours.reason:
             return ours, own
+    modules = plain_products(model)
+    if proof.reason and proof.findings and modules:
+        fixed = Products(modules, fixed=_FIXED_ROWS)
+        padded = prove(model, fixed)
+        if not padded.reason:
+            return padded, fixed
     return proof, Products()
 
 
@@ -197,9 +172,9 @@ def experts_of(model: PreTrainedModel) -> str | None:
 
 def prove(model: PreTrainedModel, products: Products = Products()) -> Proof:
     """Find the classes of row counts of a model, or read what was found before on this machine in the same circumstances."""
-    facts = circumstances(model, own_products=bool(products.modules))
+    facts = circumstances(model, own_products=bool(products.modules), fixed_rows=products.fixed)
     place = cache.Place(_KIND, facts, f"row counts of {model.__class__.__name__}", "proof.json")
-    return cache.remember(place, lambda: search(model, products), _read)
+    return cache.remember(place, lambda: search(model, products), Proof.read)
 
 
 def search(model: PreTrainedModel, products: Products = Products()) -> Proof:
@@ -209,7 +184,8 @@ def search(model: PreTrainedModel, products: Products = Products()) -> Proof:
         products: with which it is used.
     """
     begin = time.perf_counter()
-    modules, unknown = survey(model)
+    with products.in_force():
+        modules, unknown = survey(model)
     findings: list[Finding] = []
     for one in modules:
         try:
@@ -230,10 +206,13 @@ def search(model: PreTrainedModel, products: Products = Products()) -> Proof:
         )
     if not reason:
         reason = _differs_as_a_whole(model, best, products)
-    cost = 1.0 if reason or best.least == 1 else _cost(modules, best.least)
-    whole = 1.0 if reason else forward_cost(model, best.least, products, COST_ALLOWED)
+    cost = whole = 1.0
+    if not reason:
+        cost = _cost_in_pieces(modules, products) if products.fixed else _cost(modules, best.least) if best.least > 1 else 1.0
+        whole = forward_cost(model, best.least, products, COST_ALLOWED)
     seconds = time.perf_counter() - begin
-    return Proof(best.least, best.most, cost, reason, tuple(findings), seconds, bool(products.modules), whole)
+    own = bool(products.modules) and not products.fixed
+    return Proof(best.least, best.most, cost, reason, tuple(findings), seconds, own, whole, products.fixed)
 
 
 def _find(module: RowModule) -> Finding:
@@ -258,6 +237,8 @@ def _differs_as_a_whole(model: PreTrainedModel, rows: RowClass, products: Produc
     """Return what is wrong if forwards within the class still differ; "" if they do not."""
     chunks = (min(PREFILL_CHUNK, rows.most), 8)
     alone, beside = (CachedLM(model, chunk, batch_invariant=True, least_rows=rows.least, products=products) for chunk in chunks)
+    if model.device.type != "cpu":  # a kernel that may never have run there: its values are held against torch's, too
+        check_tree_forward(beside)
     differing, count = rows_that_differ(alone, beside)
     if not differing:
         return ""
@@ -274,6 +255,13 @@ def _cost(modules: list[RowModule], least: int) -> float:
     return padded / single if single else 1.0
 
 
-def _read(kept: dict[str, Any]) -> Proof:
-    findings = tuple(Finding(**{**one, "runs": tuple(one["runs"])}) for one in kept["findings"])
-    return Proof(**{**kept, "findings": findings})
+def _cost_in_pieces(modules: list[RowModule], products: Products) -> float:
+    """Return the time of all products of an answer, in pieces of a fixed number of rows, over that without."""
+    own, usual = 0.0, 0.0
+    for one in modules:
+        if one.is_product:
+            for times, count in zip((1, _ANSWER[0]), (_ANSWER[1], 1), strict=True):
+                with products.in_force():
+                    own += one.times * times * one.seconds(count)
+                usual += one.times * times * one.seconds(count)
+    return own / usual if usual else 1.0

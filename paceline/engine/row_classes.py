@@ -95,7 +95,7 @@ def fold(weight: Tensor, rows: Tensor, generator: torch.Generator) -> tuple[Tens
     order = torch.randperm(inner, generator=generator).to(weight.device)
     one, other = order[: inner // 2], order[inner // 2 : inner // 2 * 2]
     folded, paired = _twin(weight), rows.clone()
-    folded[:, other] = -weight[:, one]
+    folded.index_copy_(1, other, weight.index_select(1, one).neg_())
     paired[:, other] = rows[:, one]
     if inner % 2:
         paired[:, order[-1]] = 0

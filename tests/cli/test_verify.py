@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from paceline import demo
 from paceline.bench import verify as side_by_side
 from paceline.bench.models import Models, load_models
-from paceline.bench.verify import Logit
+from paceline.bench.verify import Logit, VerifyResult
+from paceline.cli.verify import _write_json
+from paceline.engine.invariance import Invariance
+from paceline.engine.products.own import Products
 from paceline.errors import ConfigError
 from tests.support.cli import call
+from tests.support.shared import without_budget
 
 pytestmark = pytest.mark.processor
 SHORT = ("--limit", "3", "-n", "12", "--threads", "1")
@@ -45,7 +49,7 @@ def test_no_answer_differs(tmp_path: Path) -> None:
     words = ("--drafters", "none,prompt_lookup,draft_model", "--batch", "2", "--batch-invariant", "on")
     status, said = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
     assert status == 0
-    assert "prompt_lookup: 0 of 3 answers differ" in said
+    assert "prompt_lookup, batch 2, chunks of 512: 0 of 3 answers differ" in said
     assert "0 of 9 answers differ" in said
     assert "batch invariance is on: rows" in said
     result = json.loads((tmp_path / "result.json").read_text())
@@ -54,11 +58,28 @@ def test_no_answer_differs(tmp_path: Path) -> None:
     assert result["verdicts"][2]["accepted"] > 0
 
 
+def test_several_batches_and_chunks_in_one_run(tmp_path: Path) -> None:
+    words = ("--drafters", "none,prompt_lookup", "--batch", "1,3", "--prefill-chunk", "4,512", "--batch-invariant", "on")
+    status, said = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
+    assert status == 0
+    assert "0 of 24 answers differ" in said
+    verdicts = json.loads((tmp_path / "result.json").read_text())["verdicts"]
+    tried = [(one["drafter"], one["batch"], one["prefill_chunk"]) for one in verdicts]
+    assert tried == [(name, batch, chunk) for chunk in (4, 512) for batch in (1, 3) for name in ("none", "prompt_lookup")]
+
+
+@pytest.mark.parametrize("words", [("--batch", "0"), ("--batch", "1,x"), ("--prefill-chunk", "64 0")])
+def test_numbers_are_checked(words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"verify: (batch|prefill_chunk): got .*; expected positive integers\. Write --"):
+        call("verify", *words, *SHORT)
+
+
 def test_a_difference_is_found_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of an engine that decodes several rows by another kernel than one."""
     monkeypatch.setattr(side_by_side, "load_models", coarse_for_one_row)
-    words = ("--dtype", "float32", "--batch-invariant", "off", "-n", "24", "--threads", "1", "-t", "1.5", "--limit", "4")
-    status, said = call("verify", "--drafters", "prompt_lookup:max_ngram=2", *words, "--json", tmp_path / "result.json")
+    drafter = without_budget("prompt_lookup:max_ngram=2")
+    words = ("--drafters", drafter, "--dtype", "float32", "--batch-invariant", "off", "-n", "24", "-t", "1.5", "--limit", "4")
+    status, said = call("verify", *words, "--threads", "1", "--json", tmp_path / "result.json")
     result = json.loads((tmp_path / "result.json").read_text())
     assert status == 1
     (verdict,) = result["verdicts"]
@@ -75,7 +96,9 @@ def test_a_difference_is_found_and_shown(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_drafter_that_draws_is_not_held_to_the_text() -> None:
     status, said = call("verify", "--drafters", "draft_model", "--dtype", "float32", "-t", "1", *SHORT)
     assert status == 0
-    assert "draft_model: draws tokens of its own, so not the text but its distribution is the same" in said
+    assert (
+        "draft_model, batch 1, chunks of 512: draws tokens of its own, so not the text but its distribution is the same" in said
+    )
     assert "0 of 0 answers differ" in said
 
 
@@ -88,15 +111,22 @@ def test_padding_makes_up_for_such_a_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     assert "0 of 6 answers differ" in said
 
 
+def test_a_result_with_products_of_our_own_is_written(tmp_path: Path) -> None:
+    found = Invariance(True, "rows agree", None, 1, Products((nn.Linear(8, 8),)))
+    _write_json(VerifyResult("model", "bfloat16", 2, found, (), 0), tmp_path / "result.json")
+    assert json.loads((tmp_path / "result.json").read_text())["invariance"]["reason"] == "rows agree"
+
+
 def test_bits_of_logits() -> None:
     assert Logit.of(torch.tensor(-1.0)) == Logit(-1.0, "0xbf800000")
     assert Logit.of(torch.tensor(1.0, dtype=torch.bfloat16)) == Logit(1.0, "0x3f80")
     assert Logit.of(torch.tensor(-2.0, dtype=torch.float16)) == Logit(-2.0, "0xc000")
 
 
-def test_a_missing_folder_is_told_first() -> None:
-    with pytest.raises(ConfigError, match="there is no folder 'nowhere'"):
+def test_a_missing_folder_is_told_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
         call("verify", "--json", "nowhere/result.json")
+    assert "cannot write 'nowhere/result.json': there is no folder" in capsys.readouterr().err
 
 
 def test_doctor_without_a_model() -> None:
@@ -111,6 +141,6 @@ def test_doctor_on_a_model() -> None:
     assert status == 0
     assert "LlamaForCausalLM" in said
     assert "float32 on cpu" in said
-    assert "agree bit for bit; a forward of one row takes" in said
+    assert "agree bit for bit; products take" in said
     assert "lm_head" in said
     assert "rows that agree bit for bit" in said

@@ -18,9 +18,11 @@ from paceline.engine import invariance
 from paceline.engine.drafter import Drafter
 from paceline.engine.drafting import Drafting
 from paceline.engine.grouping import prompts_together
-from paceline.engine.invariance import MOST_ROWS, Finding, Proof, prove, search, settle
+from paceline.engine.invariance import MOST_ROWS, prove, search, settle
 from paceline.engine.layout import lay_out
 from paceline.engine.model import CachedLM
+from paceline.engine.products.own import Products
+from paceline.engine.proof import Finding, Proof
 from paceline.engine.sequence import Sequence
 from paceline.engine.ticket import Ticket
 from paceline.engine.tree import DraftTree
@@ -91,6 +93,70 @@ def test_no_wide_class_is_refused_with_the_figures() -> None:
     assert not found.on
     assert "down_proj 1, 2, 3" in found.reason
     assert found.least_rows == 1
+
+
+class Anything:
+    """`nn.Linear.forward` by a kernel that rounds otherwise for every number of rows."""
+
+    @staticmethod
+    def forward(module: nn.Linear, input: Tensor) -> Tensor:
+        result = nn.functional.linear(input, module.weight, module.bias)
+        return result * (1 + result.numel() // result.shape[-1] * 2**-7)
+
+
+def test_where_no_class_is_wide_products_have_a_fixed_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Linear, "forward", Anything.forward)
+    model = make("llama", "sdpa")
+    assert "the widest class" in search(model).reason
+    found = settle(model, True)
+    assert found.on
+    assert found.least_rows == 1
+    assert found.products is not None
+    assert found.proof is not None
+    assert found.products.fixed == found.proof.fixed_rows == 64
+    assert "rows 1 to 1024 agree bit for bit, in products of 64; products take" in found.reason
+    llm = LLM(model, "prompt_lookup", max_batch=3, batch_invariant=True)
+    prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 3] * 6, [4]]
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    alone = LLM(model, "none", max_batch=1, batch_invariant=True)
+    texts = [alone.generate([prompt], params)[0].token_ids for prompt in prompts]
+    assert [out.token_ids for out in llm.generate(prompts, params)] == texts
+    assert "forward" not in vars(model.lm_head)  # nothing is left behind
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 200])
+def test_products_of_a_fixed_number_of_rows(rows: int) -> None:
+    module, seen = nn.Linear(24, 40), []
+    states, plain = torch.randn(1, rows, 24), nn.Linear.forward
+
+    def watched(one: nn.Linear, some: Tensor) -> Tensor:
+        seen.append(len(some))
+        return plain(one, some)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(nn.Linear, "forward", watched)
+        with Products((module,), fixed=64).in_force():
+            out = module(states)
+    assert set(seen) == {64}
+    assert len(seen) == -(-rows // 64)
+    assert out.shape == (1, rows, 40)
+    assert torch.allclose(out, plain(module, states), atol=1e-5)
+
+
+def test_what_fails_on_a_device_is_refused_there_and_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Proof:
+        raise MemoryError("out of shared memory")
+
+    model = make("llama", "sdpa")
+    monkeypatch.setattr(invariance, "prove", fail)
+    with pytest.raises(MemoryError):
+        settle(model, "auto")
+    monkeypatch.setattr(type(model), "device", torch.device("cuda:0"))
+    found = settle(model, "auto")
+    assert (found.on, found.proof) == (False, None)
+    assert found.reason == "it was tried on cuda:0 and failed: out of shared memory (MemoryError)"
+    with pytest.raises(ConfigError, match="got True; it was tried on cuda:0 and failed"):
+        settle(model, True)
 
 
 def test_an_activation_whose_last_elements_differ_is_found() -> None:

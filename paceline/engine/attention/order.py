@@ -49,6 +49,7 @@ class KeyOrder:
     cached: IntArray
     tail: IntArray
     keys: int
+    kept: dict[int, object] = field(default_factory=dict)  # what else was made of a `Visible`, by its id
     _seen: dict[tuple[int, int], tuple[Tensor | None, Visible]] = field(default_factory=dict)
 
     @staticmethod
@@ -83,7 +84,7 @@ class KeyOrder:
         return found[1]
 
     def _find(self, mask: Tensor) -> Visible:
-        rows = mask.expand(len(self.cached), -1, -1, -1)[:, 0].contiguous().numpy()
+        rows = mask.expand(len(self.cached), -1, -1, -1)[:, 0].cpu().contiguous().numpy()
         return Visible(*_runs(rows, self.cached, self.tail))
 
     def _all(self, columns: int) -> Visible:

@@ -7,6 +7,8 @@ whatever the batch, its padding, the cache and the chunks of the prompt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,12 +21,16 @@ from paceline.engine.attention.invariant import KINDS, attention_by_position
 from paceline.engine.attention.order import KeyOrder
 from paceline.errors import UnsupportedModelError
 
+_DEVICES = {"cpu", "cuda"}
+
 
 def why_not_by_position(model: PreTrainedModel) -> str | None:
     """Return why a model cannot use attention by position; None where it can."""
     devices = {parameter.device.type for parameter in model.parameters()}
-    if devices - {"cpu"}:
-        return f"it is on {', '.join(sorted(devices))}, and attention by position runs on the CPU"
+    if len(devices) > 1 or devices - _DEVICES:
+        return f"it is on {', '.join(sorted(devices))}, and attention by position runs on the CPU or on CUDA"
+    if devices == {"cuda"} and find_spec("triton") is None:
+        return "it is on cuda, where attention by position needs triton, which is not installed; pip install paceline[cuda]"
     if model.dtype not in KINDS:
         return f"it computes in {model.dtype}, and attention by position in {', '.join(map(str, KINDS))}"
     if not model._can_set_attn_implementation():
@@ -61,14 +67,23 @@ def _attend(
             f"{type(module).__name__}: attention by position got {obstacle}. Use the model's own attention implementation."
         )
     order = current_forward().order or KeyOrder.of_places(query.shape[0], key.shape[2])
-    return attention_by_position(query, key, value, attention_mask, order, scaling, softcap, s_aux), None
+    return _kernel_for(query.device.type)(query, key, value, attention_mask, order, scaling, softcap, s_aux), None
+
+
+def _kernel_for(device: str) -> Callable[..., Tensor]:
+    """Return attention by position on a device."""
+    if device == "cpu":
+        return attention_by_position
+    from paceline.engine.attention import triton_kernel  # not everyone has triton, and it takes a second to import
+
+    return triton_kernel.attention_by_position
 
 
 def _obstacle(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, dropout: float, options: dict[str, Any]
 ) -> str | None:
-    if query.device.type != "cpu" or query.dtype not in KINDS or {key.dtype} != {query.dtype}:
-        return f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, KINDS))} on the CPU"
+    if query.device.type not in _DEVICES or query.dtype not in KINDS or {key.dtype} != {query.dtype}:
+        return f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, KINDS))} on the CPU or on CUDA"
     if torch.is_grad_enabled() and query.requires_grad:
         return "a forward to differentiate; expected torch.no_grad() or torch.inference_mode()"
     if dropout:

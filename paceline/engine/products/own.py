@@ -1,4 +1,7 @@
-"""Our products in the place of `nn.Linear`'s, in force in our forwards only, and only in the thread that makes one."""
+"""Other products in the place of torch's: ours, or torch's with a fixed number of rows.
+
+In force in our forwards only, and only in the thread that makes one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from paceline.common.lanes import WIDTH
 from paceline.common.threads import share
@@ -61,7 +66,12 @@ def replaceable(model: PreTrainedModel) -> tuple[nn.Linear, ...]:
     )
 
 
-def _is_free(module: nn.Linear) -> bool:
+def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
+    """Return the modules of a model that are torch's products and nothing more, on any device."""
+    return tuple(one for one in model.modules() if type(one) in (nn.Linear, Conv1D) and _is_free(one))
+
+
+def _is_free(module: nn.Module) -> bool:
     """Whether nobody else has given it a `forward` of its own."""
     own = vars(module).get("forward")
     return own is None or getattr(own, "func", None) is _forward
@@ -69,16 +79,18 @@ def _is_free(module: nn.Linear) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Which products of a model are ours.
+    """Which products of a model are not torch's, or not as torch would make them.
 
     Attributes:
         modules: whose; none = all are torch's.
         least, most: with so many rows.
+        fixed: they are torch's, always of so many rows: more are cut into pieces, and zeros fill up the last; 0 = they are ours.
     """
 
-    modules: tuple[nn.Linear, ...] = ()
+    modules: tuple[nn.Module, ...] = ()
     least: int = 1
     most: int = ANY
+    fixed: int = 0
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -112,11 +124,25 @@ class Products:
 _TORCHS = Products()
 
 
-def _forward(module: nn.Linear, rows: Tensor) -> Tensor:
+def _forward(module: nn.Module, rows: Tensor) -> Tensor:
     products: Products = getattr(_under_way, "products", _TORCHS)
+    plain: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
+    if not products.modules:
+        return plain(module, rows)
+    if products.fixed:
+        return _in_pieces(partial(plain, module), rows, products.fixed)
+    assert isinstance(module, nn.Linear), "replaceable() names nothing else"
     inner = module.in_features
-    ours = products.modules and products.least * inner <= rows.numel() <= products.most * inner
+    ours = products.least * inner <= rows.numel() <= products.most * inner
     if ours and rows.dtype == module.weight.dtype and not torch.is_grad_enabled():
         return product(rows, module.weight, module.bias)
-    plain: Callable[[nn.Linear, Tensor], Tensor] = nn.Linear.forward
     return plain(module, rows)
+
+
+def _in_pieces(multiply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
+    """Multiply `size` rows at a time."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    filled = pad(flat, (0, 0, 0, -len(flat) % size)).contiguous()
+    out = [multiply(filled[at : at + size]) for at in range(0, len(filled), size)]
+    whole = out[0] if len(out) == 1 else torch.cat(out)
+    return whole[: len(flat)].reshape(*rows.shape[:-1], whole.shape[-1])

@@ -1,0 +1,97 @@
+"""The keys of every query as a place to begin at and a list: what the Triton kernel of attention by position reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.common.compiled import Records, compiled
+from paceline.engine.attention.order import KeyOrder, Run
+from paceline.engine.tree import IntArray
+
+_Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Cache places of the keys that query i = row * columns + column sees, by position: rank 0 is the first.
+
+    Attributes:
+        start, leading: int32 [rows * columns]: the keys of rank 0 .. leading - 1 lie at start, start + 1, ...
+        count: int32 [rows * columns]: all keys of the query.
+        listed: int32 [rows * columns, width]: the places of the keys of rank leading, leading + 1, ...
+        most: keys of the query with the most.
+    """
+
+    start: Tensor
+    leading: Tensor
+    count: Tensor
+    listed: Tensor
+    most: int
+
+    @property
+    def width(self) -> int:
+        """Places per query in `listed`."""
+        return self.listed.shape[1]
+
+
+def paths_of(order: KeyOrder, mask: Tensor | None, columns: int, device: torch.device) -> Paths:
+    """Return the paths of a forward's queries on a device; found once per mask, which all layers of a forward share.
+
+    Args:
+        mask: as for `KeyOrder.visible`.
+    """
+    visible = order.visible(mask, columns)
+    found = order.kept.get(id(visible))  # `order` keeps it, so that no other one gets its id
+    if found is None:
+        found = order.kept[id(visible)] = _paths(visible.runs, visible.begin, order, columns, device)
+    assert isinstance(found, Paths)
+    return found
+
+
+def _paths(runs: NDArray[np.void], begin: IntArray, order: KeyOrder, columns: int, device: torch.device) -> Paths:
+    start, leading, count = _measure(runs, begin, order.cached, order.tail, columns)
+    listed = np.zeros((len(start), max(1, int((count - leading).max()))), dtype=np.int32)
+    _list(runs, begin, order.cached, order.tail, columns, leading, listed)
+    places = [torch.from_numpy(array).to(device) for array in (start, leading, count, listed)]
+    return Paths(places[0], places[1], places[2], places[3], int(count.max()))
+
+
+@compiled
+def _measure(runs: Records[Run], begin: IntArray, cached: IntArray, tail: IntArray, columns: int) -> tuple[_Ints, _Ints, _Ints]:
+    queries = len(begin) - 1
+    start, leading, count = np.zeros(queries, np.int32), np.zeros(queries, np.int32), np.zeros(queries, np.int32)
+    for query in range(queries):
+        row = query // columns
+        for index in range(begin[query], begin[query + 1]):
+            run = runs[index]
+            first = run.start if run.start < cached[row] else tail[row, run.start - cached[row]]
+            if count[query] == 0:
+                start[query] = first
+            if leading[query] == count[query] and first == start[query] + count[query]:
+                side_by_side = max(0, min(run.stop, cached[row]) - run.start)
+                while (
+                    run.start + side_by_side < run.stop
+                    and tail[row, run.start + side_by_side - cached[row]] == first + side_by_side
+                ):
+                    side_by_side += 1
+                leading[query] += side_by_side
+            count[query] += run.stop - run.start
+    return start, leading, count
+
+
+@compiled
+def _list(
+    runs: Records[Run], begin: IntArray, cached: IntArray, tail: IntArray, columns: int, leading: _Ints, listed: NDArray[np.int32]
+) -> None:
+    for query in range(len(begin) - 1):
+        row = query // columns
+        for index in range(begin[query], begin[query + 1]):
+            run = runs[index]
+            for ordinal in range(max(run.start, run.start + leading[query] - run.rank), run.stop):
+                place = ordinal if ordinal < cached[row] else tail[row, ordinal - cached[row]]
+                listed[query, run.rank + ordinal - run.start - leading[query]] = place

@@ -1,0 +1,59 @@
+"""What the proof of batch invariance found on a machine; made by `paceline.engine.invariance`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found for one kind of module.
+
+    Attributes:
+        name: of the first such module; shape: "in -> out"; times: how many there are.
+        tried: the largest row count tried.
+        runs: the first count of each run of row counts that agree with one another.
+    """
+
+    name: str
+    shape: str
+    times: int
+    tried: int
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Which row counts give a row the same bits in every module of a model, on one machine.
+
+    Attributes:
+        least, most: the widest class of row counts.
+        cost: time of the products for `least` rows, relative to one row, measured.
+        reason: why there is no usable class; "" where there is one.
+        seconds: what the search took.
+        own_products: the products are ours (`engine/products`), whose rows do not see each other.
+        fixed_rows: of every product, each of which is of so many; 0 = of as many as the forward has.
+        whole_cost: time of a forward of one row behind a text, attention and all, relative to the usual one, measured.
+    """
+
+    least: int
+    most: int
+    cost: float
+    reason: str
+    findings: tuple[Finding, ...]
+    seconds: float
+    own_products: bool = False
+    whole_cost: float = 1.0
+    fixed_rows: int = 0
+
+    @property
+    def products(self) -> str:
+        """What is said of the products."""
+        return "with our products" if self.own_products else f"in products of {self.fixed_rows}" if self.fixed_rows else ""
+
+    @staticmethod
+    def read(kept: dict[str, Any]) -> Proof:
+        """Return the proof that `dataclasses.asdict` wrote."""
+        findings = tuple(Finding(**{**one, "runs": tuple(one["runs"])}) for one in kept["findings"])
+        return Proof(**{**kept, "findings": findings})
