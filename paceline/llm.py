@@ -147,12 +147,12 @@ class LLM:
     @property
     def cost_curve(self) -> CostCurve | None:
         """Seconds of a forward by the rows it is fed, as the budget has them; None before it needed them, or without one."""
-        return self._engine.cost_curve
+        return None if self._engine.spending is None else self._engine.spending.curve
 
     @property
     def plain_seconds(self) -> float | None:
         """Seconds of a step of one request without drafts: by the cost curve, corrected by such steps; None like the curve."""
-        return self._engine.plain_seconds
+        return None if self._engine.spending is None else self._engine.spending.plain_seconds
 
     def change_drafter(self, drafter: Drafter) -> None:
         """Answer with another drafter from now on, between requests.

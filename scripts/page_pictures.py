@@ -49,7 +49,7 @@ def most_accepted(window: Browser) -> None:
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
-    llm = LLM("smollm2", "auto", batch_invariant=False)
+    llm = LLM("smollm2", "auto", batch_invariant=False, keep_prefixes=8)
     with (
         tempfile.TemporaryDirectory() as profile,
         served(llm, (), served_name=("smollm2",)) as one,

@@ -18,12 +18,13 @@ from transformers import PreTrainedModel
 
 from paceline import demo
 from paceline.drafters.none import NoDrafter
-from paceline.engine.drafter import DelegatingDrafter, Drafter, Outcome, check_trees, check_vocabulary
+from paceline.engine.drafter import DelegatingDrafter, Drafter, Outcome, check_vocabulary
 from paceline.engine.loading import eos_token_ids, load_model, load_tokenizer
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.step import decode_step
 from paceline.engine.tree import DraftTree
+from paceline.engine.tree_rules import check_trees
 from paceline.errors import ConfigError, DrafterError
 
 BUDGETS = (0, 1, 2, 5, 40)

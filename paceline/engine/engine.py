@@ -17,7 +17,7 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
-from paceline.engine.cost_curve import CostCurve, cost_curve
+from paceline.engine.cost_curve import cost_curve
 from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
 from paceline.engine.grouping import fed_by, parts_of
 from paceline.engine.interrupts import interrupts_held
@@ -45,9 +45,6 @@ OnDrafterError = Literal["raise", "plain"]
 class Engine:
     """Steps up to `max_batch` requests of any number of callers together.
 
-    Prompts go first: while any sequence has no token yet, a step prefills (with the drafts riding on the last chunk), so
-    that prompts are not padded to the width of decoding rows.
-
     Args:
         model: a decoder-only transformers model, in eval mode, on its device.
         drafter: guesses for all requests that name no other.
@@ -66,6 +63,7 @@ class Engine:
         verify: the rule by which tokens are chosen.
     Attributes:
         invariance: whether they do, and why or why not.
+        spending: cuts draft trees to what pays; None with ranks.
     Raises:
         ConfigError, DatastoreError: a drafter that does not fit, or batch invariance that was asked for and cannot be;
             UnsupportedModelError: a model that cannot be verified losslessly.
@@ -104,11 +102,10 @@ class Engine:
             self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes, **options)
             self._verify = self._parallel.verify
         # The ranks of a parallel run must take the same trees, and each has a clock of its own.
-        self._spending = None if ranks is not None else Spending(lambda: cost_curve(self.model, self._most_rows))
+        self.spending = None if ranks is not None else Spending(lambda: cost_curve(self.model, self._most_rows))
         self._roster = Roster(make if ranks is None else refuse_others, self._check, ranks is None)
         self._use(drafter, spec)
-        most_bytes = most_cache_bytes(model, cache_gib)
-        self._room = Room(self.model, max_batch, keep_prefixes, most_bytes)
+        self._room = Room(self.model, max_batch, keep_prefixes, most_cache_bytes(model, cache_gib))
         self._schedule = Scheduler(self.model, self._room, max_batch, self._most_rows, ranks is None)
         self._lifecycle = Lifecycle(self._schedule, self._room, on_drafter_error == "plain")
         self._turn = threading.RLock()
@@ -144,16 +141,6 @@ class Engine:
         """What the drafter's confidence was worth so far; None where its trees are fed as they come."""
         worth = self._roster.own.worth
         return None if worth is None else worth.reliability
-
-    @property
-    def cost_curve(self) -> CostCurve | None:
-        """What a forward costs by the rows it is fed; None where no budget has asked for it yet."""
-        return None if self._spending is None else self._spending.curve
-
-    @property
-    def plain_seconds(self) -> float | None:
-        """What a step of one request takes without drafts; None where no budget has asked for it yet."""
-        return None if self._spending is None else self._spending.plain_seconds
 
     @property
     def unfinished(self) -> bool:
@@ -289,7 +276,7 @@ class Engine:
     def _decode(self, group: list[Ticket]) -> list[Outcome]:
         start, fed = time.perf_counter(), sum(fed_by(group, self.model.prefill_chunk))
         parts = parts_of(group, self.model, self._max_nodes, self._most_rows)
-        joint_step(self.model, parts, self._verify, self._spending)
+        joint_step(self.model, parts, self._verify, self.spending)
         self._schedule.note(fed, time.perf_counter() - start)
         self._lifecycle.count_forward()
         self._draft_seconds += sum(part.draft_seconds for part in parts)

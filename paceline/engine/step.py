@@ -8,12 +8,13 @@ from collections.abc import Sequence as ListLike
 
 from torch import Tensor
 
-from paceline.engine.drafter import Drafter, Outcome, check_trees, untouched
+from paceline.engine.drafter import Drafter, Outcome, untouched
 from paceline.engine.drafting import Drafting, Part
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
 from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.engine.tree_rules import check_trees
 from paceline.engine.verify import verify as verify_batch
 from paceline.engine.verify import with_top_tokens
 

@@ -25,9 +25,10 @@ from paceline.drafters.sssd.options import SssdOptions
 from paceline.drafters.sssd.paper import branch_length
 from paceline.drafters.sssd.request_index import LONGEST, RequestIndex
 from paceline.engine.budget import node_limit
-from paceline.engine.drafter import check_trees, check_vocabulary
+from paceline.engine.drafter import check_vocabulary
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import node_depths
+from paceline.engine.tree_rules import check_trees
 from paceline.errors import ConfigError, DatastoreError
 from paceline.replay import replay
 from tests.support.stores import continuations, some_documents, store

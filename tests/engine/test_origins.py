@@ -13,10 +13,10 @@ from paceline.drafters import create
 from paceline.drafters.shared.chances import new_chances
 from paceline.drafters.shared.joined_tree import GUESS, Drafted, grow
 from paceline.drafters.shared.recycled import new_table, remember
-from paceline.engine.drafter import check_trees
 from paceline.engine.origin import Origin
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import TreeBuilder
+from paceline.engine.tree_rules import check_trees
 from paceline.errors import DrafterError
 from tests.support.shared import Pair
 

@@ -332,7 +332,7 @@ def test_a_useless_drafter_is_left_out_and_the_others_go_on(pair: Pair) -> None:
             return [DraftTree.chain([0] * min(40, limit)) for limit in max_nodes]
 
     engine = Engine(pair.target, create("none"), make=lambda spec: Useless() if spec == "useless" else create(spec))
-    engine._spending = Spending(lambda: CostCurve((1, 1000), (1.0, 1000.0)))
+    engine.spending = Spending(lambda: CostCurve((1, 1000), (1.0, 1000.0)))
     seqs = [
         Sequence(prompt, SamplingParams(COUNT, speculation="useless" if row % 2 else "lookahead:budget=false"))
         for row, prompt in enumerate(pair.prompts[:8])
