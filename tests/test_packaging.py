@@ -52,7 +52,7 @@ def test_the_version_is_written_once() -> None:
 def test_extras_and_constraints() -> None:
     """Every extra there is named; each constraint is one of a package that is asked for or comes along."""
     extras = PROJECT["project"]["optional-dependencies"]
-    assert {"bench", "chat", "gguf", "grammar", "datasets", "serve", "vllm", "docs", "replay", "dev"} == set(extras)
+    assert {"bench", "chat", "cuda", "gguf", "grammar", "datasets", "serve", "vllm", "docs", "replay", "dev"} == set(extras)
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     for requirement in [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["docs"], *extras["bench"], *extras["gguf"]]:
         name = re.split(r"[\[><=]", requirement)[0]
