@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
@@ -11,13 +12,16 @@ from typing import Any, Protocol
 
 import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 from paceline.bench.settings import ASSISTANT, PLAIN, lookup_tokens
 from paceline.engine.drafter import DelegatingDrafter, Drafter, Outcome
 from paceline.engine.metrics import Stats, Timing
 from paceline.engine.sequence import SamplingParams
 from paceline.llm import LLM
+
+PAGE = 256  # positions of a block in transformers' paged cache
+MOST_TOKENS = 512  # of a forward there
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,24 @@ class Transformers:
     def timing(self) -> Timing | None:
         """Not known."""
         return None
+
+
+class Continuous(Transformers):
+    """`model.generate_batch`: plain, with continuous batching, in a paged cache that is made for the call."""
+
+    def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
+        """Token ids, and a cache of their size."""
+        positions = sum(map(len, prompts)) + len(prompts) * max_new_tokens
+        sizes = ContinuousBatchingConfig(num_blocks=len(prompts) + -(-positions // PAGE), max_batch_tokens=MOST_TOKENS)
+        config = copy.copy(self._model.generation_config)
+        config.max_new_tokens = max_new_tokens
+        generate: Callable[..., Any] = self._model.generate_batch
+        return lambda: generate(prompts, config, continuous_batching_config=sizes, warmup=False)
+
+    def collect(self, raw: Any, prompts: list[list[int]]) -> list[Answer]:
+        """The new tokens, up to the first end-of-sequence token."""
+        by_number = sorted(raw.values(), key=lambda one: int(one.request_id.rpartition("_")[2]))
+        return [Answer(_cut(list(one.generated_tokens), self._eos)) for one in by_number]
 
 
 class Watch(DelegatingDrafter):

@@ -16,11 +16,11 @@ from rich.markup import escape
 from transformers import PreTrainedModel
 
 from paceline.bench.environment import load_average, look_around, peak_memory
-from paceline.bench.methods import Answer, Method, Paceline, Transformers, same_rules
+from paceline.bench.methods import Answer, Continuous, Method, Paceline, Transformers, same_rules
 from paceline.bench.models import Models, Unit, load_models, make_units, torch_threads
 from paceline.bench.parallel import Lockstep
 from paceline.bench.result import BenchResult, Call, Counts, Divergence, Row
-from paceline.bench.settings import PLAIN, BenchConfig
+from paceline.bench.settings import CONTINUOUS, PLAIN, BenchConfig
 from paceline.drafters import create
 from paceline.engine.drafter import Drafter
 from paceline.engine.loading import draft_lm, eos_token_ids
@@ -189,7 +189,9 @@ def _methods(
         ours.append(Paceline(spec, llm, make, params))
     eos = eos_token_ids(models.target, models.tokenizer)
     theirs: list[Method] = [
-        Transformers(name, models.target, models.draft, eos, params) for name in config.baselines if name not in skipped
+        (Continuous if name == CONTINUOUS else Transformers)(name, models.target, models.draft, eos, params)
+        for name in config.baselines
+        if name not in skipped
     ]
     if not theirs and not ours:
         raise ConfigError(f"bench: nothing is left to run; {', '.join(skipped)}: {_ONE_BY_ONE}. Add a drafter, or use batch=1.")

@@ -16,6 +16,7 @@ from paceline.errors import ConfigError, did_you_mean
 PLAIN = "transformers"
 LOOKUP = "transformers:prompt_lookup"
 ASSISTANT = "transformers:assistant"
+CONTINUOUS = "transformers:generate_batch"
 _LOOKUP_TOKENS = 10
 _REPEATED = {"drafters": "--drafter", "baselines": "--baseline", "prompts": "--prompts"}
 
@@ -51,7 +52,8 @@ class BenchConfig:
         models: the models; "demo" brings its draft along.
         drafters: specs as in `LLM(drafter=...)`, each a method of its own.
         baselines: out of "transformers" (`model.generate`), "transformers:prompt_lookup[=TOKENS]" and
-            "transformers:assistant" (the draft model as assistant, at its default settings).
+            "transformers:assistant" (the draft model as assistant, at its default settings); not by default
+            "transformers:generate_batch" (its continuous batching).
         selection: the prompts, see `load_prompts`.
         sampling: how every prompt is answered; stop strings are not among what methods are compared on.
         batch: prompts answered together.
@@ -161,11 +163,11 @@ def lookup_tokens(baseline: str) -> int:
     Raises:
         ConfigError: no such baseline, or a length that is no positive integer.
     """
-    if baseline in (PLAIN, ASSISTANT):
+    if baseline in (PLAIN, ASSISTANT, CONTINUOUS):
         return 0
     name, equals, length = baseline.partition("=")
     if name != LOOKUP:
-        raise ConfigError(f"there is no baseline {baseline!r}.{did_you_mean(baseline, (PLAIN, LOOKUP, ASSISTANT))}")
+        raise ConfigError(f"there is no baseline {baseline!r}.{did_you_mean(baseline, (PLAIN, LOOKUP, ASSISTANT, CONTINUOUS))}")
     if not equals:
         return _LOOKUP_TOKENS
     if not length.isdecimal() or int(length) < 1:

@@ -118,7 +118,7 @@ def test_ctrl_c_on_a_terminal_ends_nothing(monkeypatch: pytest.MonkeyPatch, capf
         return line
 
     said = Said()
-    monkeypatch.setattr(chat, "build_llm", lambda models, drafter: said)
+    monkeypatch.setattr(chat, "build_llm", lambda models, drafter, **options: said)
     monkeypatch.setattr(chat, "lines_of", lambda words: read)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
@@ -204,7 +204,7 @@ def test_a_talk_on_a_terminal(
 ) -> None:
     """Ctrl-C stops what the model says, and a line that is being typed, and the talk goes on."""
     said, saved = Said(), tmp_path / "talk.jsonl"
-    monkeypatch.setattr(chat, "build_llm", lambda models, drafter: said)
+    monkeypatch.setattr(chat, "build_llm", lambda models, drafter, **options: said)
     lines = [
         "before",
         "/reset now",
@@ -241,7 +241,7 @@ def test_a_talk_on_a_terminal(
 def test_the_end_of_a_talk_names_the_faster_choice(
     said: Said, advised: str | None, keys: PipeInput, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(chat, "build_llm", lambda models, drafter: said)
+    monkeypatch.setattr(chat, "build_llm", lambda models, drafter, **options: said)
     keys.send_text(f"hello{ENTER}/quit{ENTER}")
     assert run(["chat"]) == 0
     told = capfd.readouterr().err

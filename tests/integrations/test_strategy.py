@@ -73,7 +73,7 @@ def test_the_engine_is_kept_until_the_model_changes() -> None:
 
 def test_a_model_can_go(one: Any) -> None:
     strategy = Strategy()
-    model = make("llama")
+    model = copy.deepcopy(make("llama"))  # `make` keeps its own
     model.generate(one["input_ids"], max_new_tokens=2, custom_generate=strategy)
     assert len(strategy._engines) == 1
     del model

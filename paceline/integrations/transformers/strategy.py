@@ -171,11 +171,15 @@ def _given_to_generate(strategy: Strategy) -> dict[str, Any]:
     given: dict[str, Any] = {}
     frame = inspect.currentframe()
     while frame is not None:
-        if not given and frame.f_code.co_name == "generate" and frame.f_locals.get("custom_generate") is strategy:
+        code = frame.f_code  # of other frames nothing is read: what is keeps their variables alive until they return
+        if not given and code.co_name == "generate" and frame.f_locals.get("custom_generate") is strategy:
             given = dict(frame.f_locals)
-        around = frame.f_locals.get("kwargs")
-        if given and isinstance(around, dict) and around.get("custom_generate") is strategy and "tokenizer" in around:
-            return given | {"tokenizer": around["tokenizer"]}
+        elif given:
+            around = frame.f_locals.get("kwargs") if "kwargs" in code.co_varnames else None
+            if not isinstance(around, dict) or around.get("custom_generate") is not strategy:
+                break
+            if "tokenizer" in around:
+                return given | {"tokenizer": around["tokenizer"]}
         frame = frame.f_back
     return given
 
