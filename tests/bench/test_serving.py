@@ -228,6 +228,7 @@ def test_on_the_command_line_over_http(tmp_path: Path) -> None:
     assert max(found.turn.afresh_tokens) < 10
     assert found.turn.ratio > 1
     assert found.intrusion is not None
+    assert found.intrusion.begun > 0
     assert len(found.intrusion.beside) > 20
     assert found.soak is not None
     assert found.soak.answers > 2

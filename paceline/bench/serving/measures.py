@@ -82,8 +82,10 @@ def intrusion(transport: Transport, config: ServingConfig, prompts: ListLike[Pro
         for place in range(len(prompts))
     ]
     alone = waited(ask(transport, stream))
+    before = llm.load.prompt_tokens
     beside = waited(_disturbed(transport, stream, long))
-    return Intrusion(config.load.intruders, _gaps(alone), _gaps(beside))
+    begun = (llm.load.prompt_tokens - before - len(short)) // len(long[0].token_ids)
+    return Intrusion(config.load.intruders, begun, _gaps(alone), _gaps(beside))
 
 
 async def _disturbed(transport: Transport, stream: Request, long: ListLike[Request]) -> Reply:

@@ -115,7 +115,8 @@ def notes(result: ServingResult) -> list[str]:
         gaps = result.intrusion
         found.append(
             f"Gaps of a stream: 99th percentile {_ms(gaps.alone, 0.99)} alone, {_ms(gaps.beside, 0.99)} while prompts of"
-            f" {gaps.tokens} tokens arrive: {gaps.ratio:.1f} times; longest {_ms(gaps.alone, 1)} and {_ms(gaps.beside, 1)}."
+            f" {gaps.tokens} tokens arrive ({gaps.begun} of them are begun): {gaps.ratio:.1f} times; longest"
+            f" {_ms(gaps.alone, 1)} and {_ms(gaps.beside, 1)}."
         )
     if result.soak is not None:
         soak = result.soak

@@ -133,9 +133,10 @@ class SecondTurn:
 
 @dataclass(frozen=True, slots=True)
 class Intrusion:
-    """Gaps of a running stream in seconds, alone and while prompts of `tokens` arrive."""
+    """Gaps of a running stream in seconds, alone and while prompts of `tokens` arrive, of which `begun` got a place."""
 
     tokens: int
+    begun: int
     alone: tuple[float, ...]
     beside: tuple[float, ...]
 

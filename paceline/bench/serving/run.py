@@ -56,7 +56,8 @@ class _Bench:
         selection = config.selection
         self._prompts = prompts or load_prompts(selection.prompts, selection.limit, selection.every)
         self._users = max(config.load.user_counts)
-        self._llm, self._make = _engine(config, self._users)
+        places = max(self._users, 2) if config.load.intruders else self._users  # else they would wait for the stream's end
+        self._llm, self._make = _engine(config, places)
         self._room = self._llm.max_length - config.max_new_tokens
         if self._room < _LEAST_ROOM:
             raise CapacityError(
