@@ -7,6 +7,7 @@ are full-length also for sliding windows: the mask carries the window, so reject
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,13 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from paceline.engine.tree import IntArray
 
 _SPARE = 64  # positions
+
+
+def _zeros(like: Tensor, *shape: int) -> Tensor:
+    """Zeros of a dtype and device; on a CPU in pages that exist once they are written, so that growing holds no stream up."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    return torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)).view(like.dtype).view(shape)
 
 
 @dataclass(slots=True)
@@ -53,7 +61,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         owner = self._owner
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys, self.values = (
-            states.new_zeros(owner.slots, states.shape[1], owner.capacity, states.shape[3])
+            _zeros(states, owner.slots, states.shape[1], owner.capacity, states.shape[3])
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -136,7 +144,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             if layer.is_initialized:
                 for name in ("keys", "values"):
                     old = getattr(layer, name)[rows, :, :common]
-                    new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
+                    new = _zeros(old, slots, old.shape[1], capacity, old.shape[3])
                     new[: len(old), :, :common] = old
                     setattr(layer, name, new)
         self.capacity = capacity

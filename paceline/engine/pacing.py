@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _STALL = 1.25  # a prompt's forward takes at most so many decode steps, between two of which it comes
-_FIRST, _LEAST = 32, 16  # tokens
+_FIRST, _LEAST = 16, 8  # tokens
 _RATE = 0.3  # of the newest measurement in what is believed
 
 

@@ -246,14 +246,14 @@ def test_a_model_that_is_split_over_processes_is_refused(model: Any, monkeypatch
 
 def test_the_pace_of_prompts_follows_the_clock() -> None:
     pace = PromptPace(512)
-    assert pace.chunk == 32
+    assert pace.chunk == 16
     for _ in range(20):
         pace.note_decode(0.1)
         pace.note_prompts(pace.chunk, 0.001 * pace.chunk)
     assert 100 <= pace.chunk <= 130  # 1.25 decode steps
     for _ in range(20):
         pace.note_prompts(pace.chunk, 0.1 * pace.chunk)
-    assert pace.chunk == 16
+    assert pace.chunk == 8
     for _ in range(30):
         pace.note_decode(10.0)
         pace.note_prompts(pace.chunk, 1e-5)
