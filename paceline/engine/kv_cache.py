@@ -61,8 +61,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         owner = self._owner
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys, self.values = (
-            _zeros(states, owner.slots, states.shape[1], owner.capacity, states.shape[3])
-            for states in (key_states, value_states)
+            _zeros(states, owner.slots, states.shape[1], owner.capacity, states.shape[3]) for states in (key_states, value_states)
         )
         self.is_initialized = True
 

@@ -76,7 +76,7 @@ def intrusion(transport: Transport, config: ServingConfig, prompts: ListLike[Pro
     length = min(_STREAM_TOKENS, llm.max_length - len(short))
     if length < 2:
         raise CapacityError(f"bench: got a context of {llm.max_length} tokens; expected room for a stream. Leave intruders out.")
-    stream = Request("", short, length, PLAIN)
+    stream = Request("", short, length, PLAIN, whole=True)
     long = [
         Request("", grown(prompts, place % len(prompts), config.load.intruders, llm.tokenizer, room, place), 2, PLAIN)
         for place in range(len(prompts))

@@ -21,12 +21,13 @@ _SECONDS = 60.0  # a server that has not come up or gone down by then never will
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks. `length`: most tokens of the answer. `drafter`: None = the engine's own."""
+    """What a client asks. `length`: most tokens of the answer, all of them if `whole`. `drafter`: None = the engine's own."""
 
     prompt: str
     token_ids: list[int]
     length: int
     drafter: str | None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Direct:
 
     async def pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
         """The steps of the engine."""
-        params = SamplingParams(request.length, speculation=request.drafter)
+        params = SamplingParams(request.length, ignore_eos=request.whole, speculation=request.drafter)
         async with aclosing(self._llm.astream(request.token_ids, params)) as chunks:
             async for chunk in chunks:
                 yield Piece(tuple(chunk.token_ids), len(chunk.token_ids))
@@ -71,7 +72,7 @@ class Http:
             PacelineError: the server refused the request, or ended it.
         """
         body = {
-            "prompt": request.token_ids, "max_tokens": request.length, "temperature": 0, "stream": True,
+            "prompt": request.token_ids, "max_tokens": request.length, "temperature": 0, "stream": True, "ignore_eos": request.whole,
             "stream_options": {"include_usage": True},
             "speculation": False if request.drafter == PLAIN else request.drafter,  # null: the engine's own
         }  # fmt: skip
