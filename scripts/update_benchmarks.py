@@ -19,6 +19,7 @@ from paceline.bench import markdown, paper_markdown, read_json, read_paper_json
 from paceline.bench.invariance_cost import KIND as COST
 from paceline.bench.invariance_cost import cost_table, read_cost
 from paceline.bench.report import KIND as BENCH
+from paceline.bench.serving import report as serving
 from paceline.report.documents import kind_of
 
 ROOT = Path(__file__).parent.parent
@@ -45,10 +46,14 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 def page(path: Path) -> str:
     """The section of a result, as a page of its own."""
-    paper = kind_of(path) != BENCH.name
+    kind = kind_of(path)
+    paper = kind not in (BENCH.name, serving.KIND.name)
+    picture = f"../results/{path.stem}.png"
+    drawn = picture if (PAGES / picture).exists() else None
     if paper:
-        picture = f"../results/{path.stem}.png"
-        text = paper_markdown(read_paper_json(path), picture if (PAGES / picture).exists() else None)
+        text = paper_markdown(read_paper_json(path), drawn)
+    elif kind == serving.KIND.name:
+        text = serving.markdown(serving.read_json(path), drawn)
     else:
         text = markdown(read_json(path))
     title = "# " if paper else f"# {path.stem}: "

@@ -72,8 +72,8 @@ class Http:
             PacelineError: the server refused the request, or ended it.
         """
         body = {
-            "prompt": request.token_ids, "max_tokens": request.length, "temperature": 0, "stream": True, "ignore_eos": request.whole,
-            "stream_options": {"include_usage": True},
+            "prompt": request.token_ids, "max_tokens": request.length, "temperature": 0, "ignore_eos": request.whole,
+            "stream": True, "stream_options": {"include_usage": True},
             "speculation": False if request.drafter == PLAIN else request.drafter,  # null: the engine's own
         }  # fmt: skip
         async with self._posted(json.dumps(body).encode()) as reader:
