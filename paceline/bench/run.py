@@ -158,7 +158,7 @@ class _Run:
 
 
 def _skipped(config: BenchConfig) -> dict[str, str]:
-    return {name: _ONE_BY_ONE for name in config.baselines if name != PLAIN and config.batch > 1}
+    return {name: _ONE_BY_ONE for name in config.baselines if name not in (PLAIN, CONTINUOUS) and config.batch > 1}
 
 
 def _methods(

@@ -76,15 +76,20 @@ class Room:
             self.forget_all()
         longest = max(min(one.max_length, len(one) + _HEADROOM) for one in (*active, seq)) + _SPARE_NODES
         source, length = self._longest_common(seq, active)
-        tokens = self._kept.pop(source, None) if source is not None else None
-        takes_place = source is not None and tokens is not None and length >= _CONTINUED * len(tokens)
-        if source is not None and tokens is not None and not takes_place:
-            self._kept[source] = tokens  # now it was used last
-        if not self._ensure(len(active) + 1, longest, longest + _AHEAD):
-            if source is not None and tokens is not None and takes_place:
+        tokens = None  # of an ended sequence whose place it takes
+        if source is not None and source in self._kept:
+            self._kept.move_to_end(source)
+            if length >= _CONTINUED * len(self._kept[source]):
+                tokens = self._kept.pop(source)
+        needed, fits = max(one.max_length for one in (*active, seq)) + _SPARE_NODES, False
+        try:
+            fits = self._ensure(len(active) + 1, longest, min(longest + _AHEAD, needed))
+        finally:
+            if source is not None and tokens is not None and not fits:
                 self._kept[source] = tokens
+        if not fits:
             return False
-        self._model.open(seq, source if takes_place else None, length)
+        self._model.open(seq, None if tokens is None else source, length)
         if source is not None and source.slot >= 0:  # it neither lost its place to `seq` nor had to go
             self._model.slots.copy(seq, source, length)
         seq.counters.cached_tokens += seq.cached

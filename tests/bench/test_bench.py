@@ -160,6 +160,12 @@ def test_a_run_compares_all_methods(bench: Bench, pair: Pair, tmp_path: Path) ->
     check_reports(result, tmp_path)
 
 
+def test_continuous_batching_of_transformers(bench: Bench) -> None:
+    result = bench(baselines=("transformers", "transformers:generate_batch"), drafters=("none",), batch=2)
+    assert not result.skipped
+    assert [(one.compared, one.equal) for one in result.figures()] == [(0, 0), (2, 2), (2, 2)]
+
+
 def check_reports(result: BenchResult, folder: Path) -> None:
     path = folder / "out" / "bench.json"
     write_json(result, path)
