@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +45,11 @@ def pair() -> Pair:
 def tokenizer() -> Any:
     """For models with a vocabulary of 256: whatever they say is readable."""
     return piece_tokenizer()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as in a foreground process; a shell has those in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -102,6 +102,7 @@ def test_what_cannot_be_done_leaves_the_conversation(line: str, message: str, co
     assert conversation.messages == before
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_stopped_answer_is_part_of_the_conversation(conversation: Conversation, capfd: pytest.CaptureFixture[str]) -> None:
     assert conversation.take("stop")
     assert conversation.messages[-1] == {"role": "assistant", "content": "stop!"}
@@ -199,6 +200,7 @@ def test_the_next_run_remembers_where_it_can(keys: PipeInput, tmp_path: Path, wr
     assert typed(reading.lines_of([]), keys, "", UP, remembered) == remembered
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_talk_on_a_terminal(
     keys: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -160,14 +160,6 @@ def test_what_goes_wrong_at_the_end_of_a_request_is_its_own(pair: Pair) -> None:
     assert all(ticket.done for ticket in tickets)
     assert [seq.output_ids for seq in seqs] == pair.answers[:3]
     assert engine.model.open_sequences == 0
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Ctrl-C as in a foreground process; a shell has those in the background ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")
