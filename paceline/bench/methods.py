@@ -20,8 +20,8 @@ from paceline.engine.metrics import Stats, Timing
 from paceline.engine.sequence import SamplingParams
 from paceline.llm import LLM
 
-PAGE = 256  # positions of a block in transformers' paged cache
-MOST_TOKENS = 512  # of a forward there
+_PAGE = 256  # positions of a block in transformers' paged cache
+_MOST_TOKENS = 512  # of a forward there
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Continuous(Transformers):
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Token ids, and a cache of their size."""
         positions = sum(map(len, prompts)) + len(prompts) * max_new_tokens
-        sizes = ContinuousBatchingConfig(num_blocks=len(prompts) + -(-positions // PAGE), max_batch_tokens=MOST_TOKENS)
+        sizes = ContinuousBatchingConfig(num_blocks=len(prompts) + -(-positions // _PAGE), max_batch_tokens=_MOST_TOKENS)
         config = copy.copy(self._model.generation_config)
         config.max_new_tokens = max_new_tokens
         generate: Callable[..., Any] = self._model.generate_batch

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from paceline.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
+SpecKey = tuple[str, frozenset[tuple[str, str]]]  # of a spec, to look it up by
 
 _TRUE = {"true", "1", "yes", "on"}
 _FALSE = {"false", "0", "no", "off"}
@@ -137,3 +138,9 @@ def require_count(owner: str, name: str, value: object, low: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"{owner}: {name}: got {value!r}; expected a whole number.")
     require_range(owner, name, value, low)
+
+
+def spec_key(spec: str) -> SpecKey:
+    """Return the same for specs that differ in spaces and the order of options."""
+    name, options = parse_spec(spec)
+    return name, frozenset(options.items())

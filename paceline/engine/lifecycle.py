@@ -60,8 +60,7 @@ class Lifecycle:
         try:
             ticket.drafting.drafter.start(ticket.seq)
         except Exception as error:
-            if not self.drafter_failed([ticket], error):
-                raise
+            self.drafter_failed([ticket], error)
 
     def count_forward(self) -> None:
         """Take in that the target has made a pass."""

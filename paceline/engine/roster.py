@@ -9,7 +9,7 @@ from collections.abc import Sequence as ListLike
 from collections.abc import Set as AbstractSet
 from weakref import WeakKeyDictionary
 
-from paceline.common.config import parse_spec
+from paceline.common.config import SpecKey, spec_key
 from paceline.engine.drafter import Drafter
 from paceline.engine.drafting import Drafting, Worth
 from paceline.engine.sequence import Sequence
@@ -17,7 +17,6 @@ from paceline.errors import ConfigError, PacelineError
 
 MOST_DRAFTERS = 16  # besides the engine's own
 Maker = Callable[[str], Drafter]
-_Key = tuple[str, frozenset[tuple[str, str]]]
 
 
 def no_maker(spec: str) -> Drafter:
@@ -41,9 +40,9 @@ class Roster:
     def __init__(self, make: Maker, check: Callable[[Drafter], None], spending: bool) -> None:
         self._make, self._check, self._spending = make, check, spending
         self._worths: WeakKeyDictionary[Drafter, Worth] = WeakKeyDictionary()
-        self._named: OrderedDict[_Key, Drafting] = OrderedDict()  # the one that was asked for last at the end
+        self._named: OrderedDict[SpecKey, Drafting] = OrderedDict()  # the one that was asked for last at the end
         self._own: Drafting | None = None
-        self._own_key: _Key | None = None
+        self._own_key: SpecKey | None = None
         self._lock = threading.Lock()
 
     @property
@@ -61,7 +60,7 @@ class Roster:
             as `check`.
         """
         self._check(drafter)
-        self._own, self._own_key = self._drafting(drafter), None if spec is None else _key(spec)
+        self._own, self._own_key = self._drafting(drafter), None if spec is None else spec_key(spec)
 
     def find(self, spec: str | None, in_use: Callable[[], AbstractSet[Drafting]]) -> Drafting:
         """Return the drafter of a spec, the engine's own for None.
@@ -73,7 +72,7 @@ class Roster:
         """
         if spec is None:
             return self.own
-        key = _key(spec)
+        key = spec_key(spec)
         if key == self._own_key:
             return self.own
         with self._lock:
@@ -113,9 +112,3 @@ class Roster:
                 " or name a drafter that is in use."
             )
         del self._named[idle]
-
-
-def _key(spec: str) -> _Key:
-    """The same for specs that differ in spaces and the order of options."""
-    name, options = parse_spec(spec)
-    return name, frozenset(options.items())

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from paceline.common.config import in_quotes, parse_spec, split_spec
+from paceline.common.config import in_quotes, parse_spec, spec_key, split_spec
 from paceline.drafters import available, entry
 from paceline.errors import ConfigError, did_you_mean
 from paceline.serve.requests import Speculation
@@ -25,7 +25,7 @@ class Speculations:
 
     def __init__(self, own: str, allowed: Iterable[str] = ()) -> None:
         self._own = own
-        self._allowed = {_key(spec): spec for spec in allowed}
+        self._allowed = {spec_key(spec): spec for spec in allowed}
         self._by_name = {parse_spec(spec)[0]: spec for spec in allowed}
 
     def spec(self, asked: bool | str | Speculation | None) -> tuple[str | None, int | None]:
@@ -44,8 +44,8 @@ class Speculations:
         name, options = parse_spec(spec)
         if not options and (name == self._own or name in self._by_name):
             return self._by_name.get(name) if name != self._own else None, nodes
-        if _key(spec) in self._allowed:
-            return self._allowed[_key(spec)], nodes
+        if spec_key(spec) in self._allowed:
+            return self._allowed[spec_key(spec)], nodes
         _check(name, options)
         return spec, nodes
 
@@ -91,8 +91,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _key(spec: str) -> tuple[str, frozenset[tuple[str, str]]]:
-    name, options = parse_spec(spec)
-    return name, frozenset(options.items())

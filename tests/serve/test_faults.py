@@ -33,12 +33,6 @@ def server(tiny: LLM) -> Iterator[Served]:
         assert one.left_over() == 0
 
 
-@pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[Any]:
-    with server.client() as one:
-        yield one
-
-
 def raw(server: Served, body: dict[str, Any]) -> socket.socket:
     """A connection that has asked and reads nothing yet."""
     content = json.dumps(body).encode()
