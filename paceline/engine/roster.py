@@ -13,7 +13,7 @@ from paceline.common.config import SpecKey, spec_key
 from paceline.engine.drafter import Drafter
 from paceline.engine.drafting import Drafting, Worth
 from paceline.engine.sequence import Sequence
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import BusyError, ConfigError, PacelineError
 
 MOST_DRAFTERS = 16  # besides the engine's own
 Maker = Callable[[str], Drafter]
@@ -68,7 +68,7 @@ class Roster:
         Args:
             in_use: returns those that open requests have; asked where one has to go to make room.
         Raises:
-            ConfigError: it cannot be made, does not fit, or too many are in use; and what `make` raises.
+            ConfigError: it cannot be made or does not fit. BusyError: too many are in use. And what `make` raises.
         """
         if spec is None:
             return self.own
@@ -107,7 +107,7 @@ class Roster:
         busy = in_use()
         idle = next((key for key, drafting in self._named.items() if drafting not in busy), None)
         if idle is None:
-            raise ConfigError(
+            raise BusyError(
                 f"got one more drafter while {MOST_DRAFTERS} others are in use; expected at most so many. Let some requests end,"
                 " or name a drafter that is in use."
             )
