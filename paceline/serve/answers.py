@@ -80,7 +80,7 @@ class Answers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _give(self, place: int, asked: Asked) -> None:
-        watch = self._meter.watch(len(asked.prompt))
+        watch = self._meter.watch()
         try:
             async with asyncio.timeout(self._seconds), aclosing(self._llm.astream(asked.prompt, asked.params)) as chunks:
                 async for chunk in chunks:
