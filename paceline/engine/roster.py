@@ -43,7 +43,8 @@ class Roster:
         self._named: OrderedDict[SpecKey, Drafting] = OrderedDict()  # the one that was asked for last at the end
         self._own: Drafting | None = None
         self._own_key: SpecKey | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is known
+        self._making = threading.Lock()  # held while a drafter is made, which may take seconds; nobody else has to wait for it
 
     @property
     def own(self) -> Drafting:
@@ -75,14 +76,18 @@ class Roster:
         key = spec_key(spec)
         if key == self._own_key:
             return self.own
-        with self._lock:
-            if key not in self._named:
+        if (known := self._known(key)) is not None:
+            return known
+        with self._making:
+            if (known := self._known(key)) is not None:  # made meanwhile
+                return known
+            with self._lock:
                 self._make_room(in_use)
-                drafter = self._make(spec)
-                self._check(drafter)
+            drafter = self._make(spec)
+            self._check(drafter)
+            with self._lock:
                 self._named[key] = self._drafting(drafter)
-            self._named.move_to_end(key)
-            return self._named[key]
+                return self._named[key]
 
     def find_all(self, seqs: ListLike[Sequence], in_use: Callable[[], AbstractSet[Drafting]]) -> list[Drafting]:
         """Return the drafter of every sequence, by its `params.speculation`.
@@ -97,6 +102,22 @@ class Roster:
             except PacelineError as error:
                 raise type(error)(f"prompt {place}: speculation: {error}") from error
         return found
+
+    def knows(self, spec: str | None) -> bool:
+        """Whether the drafter of a spec is there already."""
+        if spec is None:
+            return True
+        try:
+            key = spec_key(spec)
+        except ConfigError:  # which `find` will say
+            return False
+        return key == self._own_key or self._known(key) is not None
+
+    def _known(self, key: SpecKey) -> Drafting | None:
+        with self._lock:
+            if key in self._named:
+                self._named.move_to_end(key)
+            return self._named.get(key)
 
     def _drafting(self, drafter: Drafter) -> Drafting:
         return Drafting(drafter, self._worths.setdefault(drafter, Worth()) if drafter.budget and self._spending else None)
