@@ -18,9 +18,10 @@ from paceline.engine.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class FaultyOptions:
-    """inner: spec of the drafter behind it, with ; for the comma. rate: of calls that go wrong. kind: how, or "any"."""
+    """datastore, live: of the `sssd` behind it. rate: of calls that go wrong. kind: how, or "any"."""
 
-    inner: str = "sssd"
+    datastore: str | None = None
+    live: bool = False
     rate: float = 0.2
     kind: str = "any"
 
@@ -50,7 +51,7 @@ class Faulty(DelegatingDrafter):
     Options = FaultyOptions
 
     def __init__(self, options: FaultyOptions) -> None:
-        super().__init__(create(options.inner.replace(";", ",")))
+        super().__init__(create("sssd", datastore=options.datastore, live=options.live))
         self.name = "faulty"
         self._options = options
         self._random = random.Random(0)
