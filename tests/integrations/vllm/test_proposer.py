@@ -22,7 +22,7 @@ COPIES = [*range(20, 60)]
 
 
 def config(spec: str = "sssd", **options: Any) -> Any:
-    ours = {key: options.pop(key) for key in ("length", "idle") if key in options}
+    ours: dict[str, Any] = {key: options.pop(key) for key in ("length", "idle") if key in options}
     return vllm_config({"drafter": spec, "length": "full", **ours}, **options)
 
 
@@ -162,17 +162,18 @@ def test_finished_answers_go_into_a_store_that_is_begun(tmp_path: Path) -> None:
     first = Proposer(config(f"sssd:datastore={path},live=true"))
     Runner(first, rows=1).run([Job([7, 8, 9], [*answer, EOS])])
     until = time.monotonic() + 10
-    again = Job([7, 8, 9], [*answer, EOS])
-    while not again.drafted and time.monotonic() < until:  # it can be searched a moment later
+    steps = len(answer)
+    while steps > 20 and time.monotonic() < until:  # it can be searched a moment later
         again = Job([7, 8, 9], [*answer, EOS])
         Runner(first, rows=1).run([again])
-    assert again.steps < 31
-    first._drafting._drafter.drafter._store.flush()  # type: ignore[union-attr, attr-defined]  # else after 30 seconds
+        steps = again.steps
+    assert steps <= 20
+    first._drafting._drafter.drafter._store.flush()  # type: ignore[union-attr]  # else after 30 seconds
     assert datastore.info(path).documents > 1
     assert not datastore.verify(path)
     other = Job([7, 8, 9], [*answer, EOS])
     Runner(Proposer(config(f"sssd:datastore={path}")), rows=1).run([other])
-    assert other.steps < 31
+    assert other.steps <= 20
 
 
 def test_what_is_asked_for_no_more_is_forgotten() -> None:
