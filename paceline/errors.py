@@ -25,6 +25,10 @@ class ConfigError(PacelineError, ValueError):
     """An argument, option or prompt that cannot be used. Raised before any work starts."""
 
 
+class BusyError(ConfigError):
+    """What could be used if less were in use; the same request can be right later."""
+
+
 class UnsupportedModelError(PacelineError):
     """A model, cache or architecture whose verification cannot be lossless."""
 

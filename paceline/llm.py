@@ -243,13 +243,17 @@ class LLM:
         """Answer a conversation through the tokenizer's chat template."""
         return self.generate([self.chat_prompt(messages)], params)[0]
 
-    def chat_prompt(self, messages: ListLike[Mapping[str, str]]) -> list[int]:
+    def chat_prompt(
+        self, messages: ListLike[Mapping[str, str]], chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Token ids of a conversation, ready for the answer; for `generate` and `stream`.
 
+        Args:
+            chat_template_kwargs: variables of the chat template, by its author's names, such as {"enable_thinking": False}.
         Raises:
             ConfigError: no conversation, no tokenizer, or one without a chat template or whose template refuses it.
         """
-        return self._intake.conversation(messages)
+        return self._intake.conversation(messages, chat_template_kwargs)
 
     @property
     def timing(self) -> Timing:

@@ -102,20 +102,51 @@ def test_cancelled_and_closed_calls_leave_nothing(pair: Pair, llm: LLM) -> None:
     assert llm.model.open_sequences == 0
 
 
-def test_a_drafter_is_built_beside_the_loop_and_for_nobody_where_the_caller_has_gone(
-    pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find_all, begun, goes_on = llm._engine._roster.find_all, threading.Event(), threading.Event()
+@pytest.fixture
+def building(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Drafters that requests name are made slowly: an event when the first is begun, and one that they wait for."""
+    make, begun, goes_on = llm._engine._roster._make, threading.Event(), threading.Event()
 
-    def slow(seqs: Any, in_use: Any) -> Any:
+    def slow(spec: str) -> Any:
         begun.set()
         goes_on.wait(20)
-        return find_all(seqs, in_use)
+        return make(spec)
 
-    monkeypatch.setattr(llm._engine._roster, "find_all", slow)
+    monkeypatch.setattr(llm._engine._roster, "_make", slow)
+    return begun, goes_on
+
+
+def test_nobody_waits_for_a_drafter_of_others(pair: Pair, llm: LLM, building: tuple[threading.Event, threading.Event]) -> None:
+    """However many callers wait for theirs: more than a loop has threads for."""
+    begun, goes_on = building
 
     async def run() -> None:
-        gone = asyncio.ensure_future(llm.agenerate(pair.prompts[:2], PARAMS))
+        waiting = [
+            asyncio.ensure_future(llm.agenerate([pair.prompts[1]], SamplingParams(COUNT, speculation=f"pia:nodes={nodes}")))
+            for nodes in range(1, 41)
+        ]
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        assert (await llm.agenerate([pair.prompts[0]], PARAMS))[0].token_ids == pair.answers[0]
+        assert not any(one.done() for one in waiting)
+        for one in waiting[2:]:
+            one.cancel()
+        goes_on.set()
+        assert [(await one)[0].token_ids for one in waiting[:2]] == [pair.answers[1]] * 2
+        await asyncio.gather(*waiting, return_exceptions=True)
+        with pytest.raises(ConfigError, match="speculation"):
+            await llm.agenerate([pair.prompts[0]], SamplingParams(COUNT, speculation="prompt_lookup:length=3,length=4"))
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_drafter_is_built_for_nobody_where_the_caller_has_gone(
+    pair: Pair, llm: LLM, building: tuple[threading.Event, threading.Event]
+) -> None:
+    begun, goes_on = building
+
+    async def run() -> None:
+        gone = asyncio.ensure_future(llm.agenerate(pair.prompts[:2], SamplingParams(COUNT, speculation="pia:nodes=2")))
         while not begun.is_set():
             await asyncio.sleep(0.01)  # the loop goes on
         gone.cancel()

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 DEFAULT_DRAFTER = "auto"
-PLAIN = "none"
 
 
 def use_threads(count: int | None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
+from functools import cache
+from inspect import signature
 from typing import Any
 
 from paceline.errors import ConfigError
@@ -58,14 +60,30 @@ def word_ids(tokenizer: Any, word: str, where: str) -> set[tuple[int, ...]]:
     return ways
 
 
-def chat_ids(tokenizer: Any, messages: Messages, where: str) -> list[int]:
+def chat_ids(tokenizer: Any, messages: Messages, where: str, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
     """Return the token ids of a conversation, ready for the answer, through the tokenizer's chat template.
 
+    Args:
+        chat_template_kwargs: variables of the template, by its author's names, such as enable_thinking.
     Raises:
-        ConfigError: a message that is no text, or a template that refuses the conversation or does not compile.
+        ConfigError: a message that is no text, a variable that is an argument of transformers', or a template that refuses the
+            conversation or does not compile.
     """
-    ids = _templated(tokenizer, messages, where, add_generation_prompt=True, return_dict=False)
+    given = dict(chat_template_kwargs or {})
+    taken = sorted(given.keys() & _arguments_of_templates())
+    if taken:
+        raise ConfigError(
+            f"chat_template_kwargs: got {taken[0]!r}, transformers' own; expected variables of the template. Leave it out."
+        )
+    ids = _templated(tokenizer, messages, where, add_generation_prompt=True, return_dict=False, **given)
     return [int(token) for token in ids]
+
+
+@cache
+def _arguments_of_templates() -> frozenset[str]:
+    from transformers import PreTrainedTokenizerBase
+
+    return frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 
 
 def chat_text(tokenizer: Any, messages: Messages, where: str) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.engine.model import CachedLM
 
 GROUP = "paceline.drafters"
+PLAIN = "none"  # the drafter of plain decoding
 _OF_FILES = "paceline.drafters.shared.file_options"  # the options of those that are a file
 
 
@@ -135,7 +136,7 @@ def _own(name: str, target: str, options: str, summary: str, needs: str = "") ->
 
 
 _OWN = (
-    _own("none", ":NoDrafter", ":NoOptions", "plain decoding: empty trees"),
+    _own(PLAIN, ":NoDrafter", ":NoOptions", "plain decoding: empty trees"),
     _own("prompt_lookup", ":PromptLookup", ":PromptLookupOptions", "continues the latest earlier match of the newest n-gram"),
     _own(
         "draft_model", ".drafter:DraftModel", ".options:DraftModelOptions",

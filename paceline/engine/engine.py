@@ -186,6 +186,10 @@ class Engine:
         schedule.waiting.join(tickets)
         return tickets
 
+    def has_drafters(self, seqs: ListLike[Sequence]) -> bool:
+        """Whether the drafters that sequences name are there already, so that `submit` makes none."""
+        return all(self._roster.knows(seq.params.speculation) for seq in seqs)
+
     def advance(self, tickets: ListLike[Ticket]) -> None:
         """Make one step for everybody, or find that another thread has made the one that was needed.
 

@@ -76,7 +76,7 @@ class Intake:
             first.token_ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=first.stop
         )  # fmt: skip
 
-    def conversation(self, messages: Any) -> list[int]:
+    def conversation(self, messages: Any, chat_template_kwargs: Mapping[str, Any] | None) -> list[int]:
         """Return the token ids of a conversation, ready for the answer.
 
         Raises:
@@ -92,7 +92,7 @@ class Intake:
             raise ConfigError(
                 "got a conversation for a tokenizer without chat template; expected one with. Use generate with a plain prompt."
             )
-        return chat_ids(self.tokenizer, messages, "messages")
+        return chat_ids(self.tokenizer, messages, "messages", chat_template_kwargs)
 
     def _params(self, params: SamplingParams) -> SamplingParams:
         """Check token ids among the parameters, and spell words in tokens."""

@@ -13,7 +13,7 @@ from paceline.common.config import SpecKey, spec_key
 from paceline.engine.drafter import Drafter
 from paceline.engine.drafting import Drafting, Worth
 from paceline.engine.sequence import Sequence
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import BusyError, ConfigError, PacelineError
 
 MOST_DRAFTERS = 16  # besides the engine's own
 Maker = Callable[[str], Drafter]
@@ -43,7 +43,8 @@ class Roster:
         self._named: OrderedDict[SpecKey, Drafting] = OrderedDict()  # the one that was asked for last at the end
         self._own: Drafting | None = None
         self._own_key: SpecKey | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is known
+        self._making = threading.Lock()  # held while a drafter is made, which may take seconds; nobody else has to wait for it
 
     @property
     def own(self) -> Drafting:
@@ -68,21 +69,25 @@ class Roster:
         Args:
             in_use: returns those that open requests have; asked where one has to go to make room.
         Raises:
-            ConfigError: it cannot be made, does not fit, or too many are in use; and what `make` raises.
+            ConfigError: it cannot be made or does not fit. BusyError: too many are in use. And what `make` raises.
         """
         if spec is None:
             return self.own
         key = spec_key(spec)
         if key == self._own_key:
             return self.own
-        with self._lock:
-            if key not in self._named:
+        if (known := self._known(key)) is not None:
+            return known
+        with self._making:
+            if (known := self._known(key)) is not None:  # made meanwhile
+                return known
+            with self._lock:
                 self._make_room(in_use)
-                drafter = self._make(spec)
-                self._check(drafter)
+            drafter = self._make(spec)
+            self._check(drafter)
+            with self._lock:
                 self._named[key] = self._drafting(drafter)
-            self._named.move_to_end(key)
-            return self._named[key]
+                return self._named[key]
 
     def find_all(self, seqs: ListLike[Sequence], in_use: Callable[[], AbstractSet[Drafting]]) -> list[Drafting]:
         """Return the drafter of every sequence, by its `params.speculation`.
@@ -98,6 +103,22 @@ class Roster:
                 raise type(error)(f"prompt {place}: speculation: {error}") from error
         return found
 
+    def knows(self, spec: str | None) -> bool:
+        """Whether the drafter of a spec is there already."""
+        if spec is None:
+            return True
+        try:
+            key = spec_key(spec)
+        except ConfigError:  # which `find` will say
+            return False
+        return key == self._own_key or self._known(key) is not None
+
+    def _known(self, key: SpecKey) -> Drafting | None:
+        with self._lock:
+            if key in self._named:
+                self._named.move_to_end(key)
+            return self._named.get(key)
+
     def _drafting(self, drafter: Drafter) -> Drafting:
         return Drafting(drafter, self._worths.setdefault(drafter, Worth()) if drafter.budget and self._spending else None)
 
@@ -107,7 +128,7 @@ class Roster:
         busy = in_use()
         idle = next((key for key, drafting in self._named.items() if drafting not in busy), None)
         if idle is None:
-            raise ConfigError(
+            raise BusyError(
                 f"got one more drafter while {MOST_DRAFTERS} others are in use; expected at most so many. Let some requests end,"
                 " or name a drafter that is in use."
             )

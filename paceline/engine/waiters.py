@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as ListLike
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -37,12 +38,17 @@ class Waiters:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        # Threads of their own: however many callers wait for a drafter that takes long to make, the steps of the others go on.
+        self._stepping = ThreadPoolExecutor(1, "paceline-steps")
+        self._making = ThreadPoolExecutor(1, "paceline-drafters")
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = weakref.WeakKeyDictionary()
 
     async def submit(self, seqs: ListLike[Sequence], keep_outcomes: bool = False) -> list[Ticket]:
         """Queue sequences as `Engine.submit` does: the loop goes on while a drafter that one of them names is built."""
+        if self._engine.has_drafters(seqs):
+            return self._engine.submit(seqs, keep_outcomes=keep_outcomes)
         loop = asyncio.get_running_loop()
-        made = loop.run_in_executor(None, partial(self._engine.submit, seqs, keep_outcomes=keep_outcomes))
+        made = loop.run_in_executor(self._making, partial(self._engine.submit, seqs, keep_outcomes=keep_outcomes))
         try:
             return await asyncio.shield(made)
         except asyncio.CancelledError:
@@ -92,7 +98,7 @@ class Waiters:
         loop = asyncio.get_running_loop()
         mine = self._loops[loop]
         if mine.step is None or mine.step.done():
-            mine.step = loop.run_in_executor(None, self._advance, mine)
+            mine.step = loop.run_in_executor(self._stepping, self._advance, mine)
         await asyncio.shield(mine.step)
 
     def _advance(self, mine: _Loop) -> None:

@@ -17,6 +17,7 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from paceline.engine.sequence import SamplingParams
+from paceline.errors import BusyError
 from paceline.llm import LLM, Chunk, Completion
 from paceline.serve.limits import Gate
 from paceline.serve.metrics import Meter
@@ -46,7 +47,7 @@ class Answers:
 
     def __init__(self, llm: LLM, asked: ListLike[Asked], seconds: float | None, gate: Gate, meter: Meter) -> None:
         gate.enter(len(asked))
-        self._llm, self._seconds, self._meter = llm, seconds, meter
+        self._llm, self._seconds, self._gate, self._meter = llm, seconds, gate, meter
         self._said: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
         self.count = len(asked)
         self.completions: dict[int, Completion] = {}
@@ -79,12 +80,14 @@ class Answers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _give(self, place: int, asked: Asked) -> None:
-        watch = self._meter.watch(len(asked.prompt))
+        watch = self._meter.watch()
         try:
             async with asyncio.timeout(self._seconds), aclosing(self._llm.astream(asked.prompt, asked.params)) as chunks:
                 async for chunk in chunks:
                     watch.see(chunk)
                     self._said.put_nowait((place, chunk))
+        except BusyError as error:
+            self._said.put_nowait(self._gate.later(str(error)))
         except Exception as error:
             self._said.put_nowait(error)
         finally:

@@ -40,20 +40,20 @@ def chat_routes(serving: Serving) -> APIRouter:
         serving.check_answers(body.n or 1)
         longest = body.max_completion_tokens or body.max_tokens or serving.llm.max_length
         params = await serving.aside(lambda: serving.sampler.params(body, longest, top))
-        prompt = await serving.aside(lambda: prompt_of(serving, body.messages))
+        prompt = await serving.aside(lambda: prompt_of(serving, body))
         asked = [Asked(prompt, one) for one in params]
         return await respond(serving, request, body, [prompt], asked, ChatForm(serving, request.state.id, top))
 
     return router
 
 
-def prompt_of(serving: Serving, messages: ListLike[Message]) -> list[int]:
+def prompt_of(serving: Serving, body: ChatRequest) -> list[int]:
     """Token ids of a conversation.
 
     Raises:
         ConfigError: the template refuses it. ApiError: it is too long.
     """
-    ids = serving.llm.chat_prompt([_plain(message) for message in messages])
+    ids = serving.llm.chat_prompt([_plain(message) for message in body.messages], body.chat_template_kwargs)
     serving.check_prompt(ids)
     return ids
 

@@ -63,12 +63,13 @@ class Gate:
         """
         over = self.open + count - self._most
         if over > 0:
-            seconds = self.seconds_until(over)
-            raise ApiError(
-                429, f"got {count} answers to give with {self.open} open; expected at most {self._most} in all. Ask again in"
-                f" {seconds} seconds.", headers={"Retry-After": str(seconds)},
-            )  # fmt: skip
+            raise self.later(f"got {count} answers to give with {self.open} open; expected at most {self._most} in all.", over)
         self.open += count
+
+    def later(self, why: str, count: int = 1) -> ApiError:
+        """What a request is refused with that can be right when `count` answers have ended."""
+        seconds = self.seconds_until(count)
+        return ApiError(429, f"{why} Ask again in {seconds} seconds.", headers={"Retry-After": str(seconds)})
 
     def leave(self) -> None:
         """One answer has ended, whichever way."""

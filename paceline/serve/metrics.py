@@ -64,7 +64,7 @@ class Meter:
         self.ended = self._counter("request_success", "Answers that ended, by the reason.", "finished_reason")
         self.requests = self._counter("http_requests", "Requests to /v1, by status.", "status")
 
-    def watch(self, prompt_tokens: int) -> Watch:
+    def watch(self) -> Watch:
         """Begin to measure an answer."""
         return Watch(self)
 

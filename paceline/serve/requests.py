@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 _INT64 = 2**63
 MOST_ANSWERS = 1024  # n of a request; a server allows fewer (`Settings.max_answers`)
+
+
+def _absent(value: Any) -> None:
+    if value:
+        raise ValueError("nothing there, since this server has no such thing: leave it out")
+
+
+def _always(value: Any) -> None:
+    if value not in (None, True):
+        raise ValueError("true, since this server does nothing else: leave it out")
+
+
+Absent = Annotated[Any, AfterValidator(_absent)]
+Always = Annotated[Any, AfterValidator(_always)]
 
 
 class StreamOptions(BaseModel):
@@ -72,12 +86,17 @@ class GenerationRequest(BaseModel):
     speculation: bool | str | Speculation | None = None
     trace: bool | None = None
 
-    @field_validator("tools", "functions", "suffix", "use_beam_search", "prompt_embeds", "audio", check_fields=False)
-    @classmethod
-    def _refuse(cls, value: Any) -> None:
-        """Refuse what would have to change the answer, and does not here."""
-        if value:
-            raise ValueError("nothing there, since this server has no such thing: leave it out")
+    # what would have to change the answer, and does not here
+    structured_outputs: Absent = None
+    guided_json: Absent = None
+    guided_regex: Absent = None
+    guided_choice: Absent = None
+    guided_grammar: Absent = None
+    allowed_token_ids: Absent = None
+    truncate_prompt_tokens: Absent = None
+    prompt_logprobs: Absent = None
+    include_stop_str_in_output: Absent = None
+    skip_special_tokens: Always = None
 
 
 class CompletionRequest(GenerationRequest):
@@ -87,9 +106,10 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0)
     best_of: int | None = Field(None, ge=1)
-    suffix: Any = None
-    use_beam_search: Any = None
-    prompt_embeds: Any = None
+    suffix: Absent = None
+    use_beam_search: Absent = None
+    prompt_embeds: Absent = None
+    add_special_tokens: Always = None
 
 
 class Part(BaseModel):
@@ -115,6 +135,11 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    tools: Any = None
-    functions: Any = None
-    audio: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Absent = None
+    functions: Absent = None
+    audio: Absent = None
+    documents: Absent = None
+    chat_template: Absent = None
+    continue_final_message: Absent = None
+    add_generation_prompt: Always = None

@@ -7,11 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 from paceline.common.config import in_quotes, parse_spec, spec_key, split_spec
-from paceline.drafters import available, entry
+from paceline.drafters import PLAIN, available, entry
 from paceline.errors import ConfigError, did_you_mean
 from paceline.serve.requests import Speculation
 
-PLAIN = "none"
 _WORDS = {"rule", "verification", "fusion", "inspiration", "bad_pool"}  # options that are words of a few, and no files
 
 

@@ -58,6 +58,15 @@ def test_templates_that_fail(template: str, llm: LLM, monkeypatch: pytest.Monkey
         chat_ids(llm.tokenizer, [], "conversation")
 
 
+def test_variables_of_a_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.tokenizer, "chat_template", "{% if quiet %}sh{% else %}ho{% endif %}{{ messages[0].content }}")
+    asked = [{"role": "user", "content": "hi"}]
+    said = [llm.tokenizer.decode(llm.chat_prompt(asked, given)) for given in ({"quiet": True}, {"quiet": False}, None)]
+    assert said == ["shhi", "hohi", "hohi"]
+    with pytest.raises(ConfigError, match="chat_template_kwargs: got 'tokenize'"):
+        llm.chat_prompt(asked, {"tokenize": False})
+
+
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("words", [["generate", "-"], ["chat"]], ids=" ".join)
 def test_standard_input(

@@ -86,7 +86,9 @@ def test_the_surest_source_gives_a_joined_guess_its_origin() -> None:
     remember(table, np.array([1]), 1, np.empty(0, np.int64), np.empty(0, np.int64), ids, probs)
 
     def tree(tokens: list[int], chance: list[float], origin: list[Origin]) -> Drafted:
-        return Drafted(np.array(tokens), np.full(len(tokens), -1), np.array(chance), np.array(origin, np.int8))
+        return Drafted(
+            np.array(tokens, np.int64), np.full(len(tokens), -1), np.array(chance, np.float64), np.array(origin, np.int8)
+        )
 
     def origins(drafted: Drafted, modelled: Drafted) -> dict[int, int]:
         found = np.empty(8, GUESS)

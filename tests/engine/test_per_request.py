@@ -19,7 +19,7 @@ from paceline.engine.parallel.model import refuse_others
 from paceline.engine.roster import MOST_DRAFTERS, Roster
 from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
-from paceline.errors import ConfigError, DrafterError
+from paceline.errors import BusyError, ConfigError, DrafterError
 from paceline.head.settings import RecordConfig
 from tests.support.shared import COUNT, Pair, without_budget
 
@@ -252,7 +252,7 @@ def test_a_bounded_number_of_drafters() -> None:
     assert roster.find("none:x=1", set) is found[1]
     assert len(made) == MOST_DRAFTERS + 1
     assert roster.find("none:x=2", set) is not found[2]
-    with pytest.raises(ConfigError, match=f"got one more drafter while {MOST_DRAFTERS} others are in use"):
+    with pytest.raises(BusyError, match=f"got one more drafter while {MOST_DRAFTERS} others are in use"):
         roster.find("none:x=100", lambda: set(roster._named.values()))
     assert roster.find("none", set) is roster.own
 

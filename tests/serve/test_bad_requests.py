@@ -32,6 +32,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"logit_bias": [1]}, "logit_bias"), ({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"logprobs": 1, "echo": True}, "logprobs"), ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"), ({"skip_special_tokens": False}, "skip_special_tokens"),
     ({"stream": "yes"}, "stream"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"), ({"stop_token_ids": [10**7]}, "stop_token_ids"),
     ({"bad_words": [""]}, "bad_words"),
@@ -52,7 +53,9 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"), ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"logprobs": 1}, "logprobs"),
-    ({"tools": [{"type": "function"}]}, "tools"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"tools": [{"type": "function"}]}, "tools"), ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"chat_template": "x"}, "chat_template"), ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": [1]}, "chat_template_kwargs"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
 ]  # fmt: skip
 
 

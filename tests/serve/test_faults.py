@@ -119,6 +119,23 @@ def test_too_many_are_sent_away(tiny: LLM) -> None:
         assert client.completions.create(**LONG).choices[0].finish_reason
 
 
+def test_one_drafter_too_many_is_for_later(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before keep the only place for a drafter besides the engine's own, until they end."""
+    monkeypatch.setattr("paceline.engine.roster.MOST_DRAFTERS", 1)
+    other = {"speculation": "pia:nodes=3"}
+    with served(tiny, max_batch=1) as small, small.client() as client:
+        before = [raw(small, {**LONG, "ignore_eos": True, "speculation": "pia:nodes=2"}) for _ in range(8)]
+        while small.serving.gate.open < len(before):
+            time.sleep(0.005)
+        with pytest.raises(RateLimitError, match="got one more drafter while 1 others are in use") as told:
+            client.completions.create(**LONG, extra_body=other)
+        assert int(told.value.response.headers["retry-after"]) >= 1
+        for connection in before:
+            connection.close()
+        assert small.left_over() == 0
+        assert client.completions.create(**LONG, extra_body=other).choices[0].finish_reason
+
+
 def test_the_end_waits_for_open_requests(tiny: LLM) -> None:
     with served(tiny) as ending, ending.client() as client, ending.client() as other:
         stream = iter(client.completions.create(**LONG, **ENDLESS, stream=True))

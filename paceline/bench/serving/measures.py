@@ -12,8 +12,9 @@ from paceline.bench.memory import resident
 from paceline.bench.serving.clients import Reply, ask, waited
 from paceline.bench.serving.prompts import grown
 from paceline.bench.serving.result import Intrusion, SecondTurn, Soak
-from paceline.bench.serving.settings import PLAIN, ServingConfig
+from paceline.bench.serving.settings import ServingConfig
 from paceline.bench.serving.transports import Request, Transport
+from paceline.drafters import PLAIN
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import CapacityError
 from paceline.llm import LLM

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.bench.environment import Environment
-from paceline.bench.serving.settings import PLAIN, ServingConfig
+from paceline.bench.serving.settings import ServingConfig
+from paceline.drafters import PLAIN
 from paceline.engine.metrics import Timing
 
 

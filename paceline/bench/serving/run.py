@@ -22,10 +22,10 @@ from paceline.bench.serving.clients import Reply, ask, closed_loop, open_loop, p
 from paceline.bench.serving.measures import intrusion, second_turn, soak
 from paceline.bench.serving.prompts import prompts_of
 from paceline.bench.serving.result import Answer, Cell, Load, ServingResult
-from paceline.bench.serving.settings import PLAIN, ServingConfig
+from paceline.bench.serving.settings import ServingConfig
 from paceline.bench.serving.transports import Request, Transport, transport_to
 from paceline.common.config import parse_spec
-from paceline.drafters import Maker, entry
+from paceline.drafters import PLAIN, Maker, entry
 from paceline.engine.metrics import Timing
 from paceline.errors import CapacityError
 from paceline.llm import LLM

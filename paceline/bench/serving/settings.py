@@ -9,10 +9,9 @@ from typing import Literal
 from paceline.bench.settings import command_words
 from paceline.common.config import parse_spec, require_range
 from paceline.common.options import ModelOptions, PromptOptions, flat
-from paceline.drafters import entry
+from paceline.drafters import PLAIN, entry
 from paceline.errors import ConfigError
 
-PLAIN = "none"  # the drafter of plain decoding
 CONTEXTS = ("short", "medium", "long")
 Transport = Literal["http", "direct"]
 _LEAST_REQUESTS = 8  # of a load, where nothing is said

@@ -11,7 +11,8 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from paceline.bench.serving.settings import PLAIN, ServingConfig
+from paceline.bench.serving.settings import ServingConfig
+from paceline.drafters import PLAIN
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import PacelineError
 from paceline.llm import LLM
