@@ -31,7 +31,7 @@ def environment(ranks: int = 1) -> dict[str, str]:
     cores = sorted(os.sched_getaffinity(0))
     ours = {
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores[:ranks])),
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(ranks)),
         "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "WARNING",
     }  # fmt: skip
     return {**os.environ, **ours}

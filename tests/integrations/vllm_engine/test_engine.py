@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,6 @@ def test_lengths_that_pay(model: Path, prompts: list[list[int]], references: lis
     assert answers == cut(references, 100)
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_tensor_parallel(model: Path, prompts: list[list[int]], references: list[list[int]]) -> None:
     """Every rank is asked for drafts; the first one's are used."""
     some, counts = prompts[:8], COUNTS[:8]
