@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.bench.settings import CostScale
 from paceline.engine.identity import model_identity
+from paceline.engine.kept_vocabulary import KeptHead, keep_tokens
 from paceline.errors import ConfigError, UnsupportedModelError
 
 _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
@@ -75,6 +77,9 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
     with torch.no_grad():
         _fill(larger, model, torch.Generator().manual_seed(seed))
     larger.generation_config = copy.deepcopy(model.generation_config)
+    head: Any = model.get_output_embeddings()
+    if isinstance(head, KeptHead):
+        keep_tokens(larger, head.token_ids.tolist())
     moved: PreTrainedModel = larger.to(model.device).eval()
     return moved
 

@@ -16,7 +16,7 @@ from paceline import demo
 from paceline.bench.cost_scale import cost_label, enlarge, parameter_count
 from paceline.bench.settings import BenchConfig, CostScale
 from paceline.engine.architecture import Architecture
-from paceline.engine.loading import load_model, load_tokenizer
+from paceline.engine.loading import load_draft, load_model, load_tokenizer
 from paceline.engine.parallel.ranks import local_device
 from paceline.errors import CapacityError, ConfigError
 from paceline.report.prompts import Prompt, encode, load_prompts, shortened
@@ -59,7 +59,7 @@ def load_models(config: BenchConfig, target: PreTrainedModel | None, draft: PreT
     if not (config.needs_draft() or config.with_draft()):
         draft = None
     elif draft is None and wanted is not None:
-        draft = load_model(demo.draft_of(wanted), asked.dtype, str(model.device))
+        draft = load_draft(wanted, asked.dtype, str(model.device))
     if draft is None and config.needs_draft():
         raise ConfigError(f"bench: {config.needs_draft()[0]!r} needs a draft model, and none came; pass draft_model=DIRECTORY.")
     model, label = _scaled(model, asked.model, config.cost_scale)

@@ -12,6 +12,7 @@ COMMANDS = {
     "replay": "Run recorded answers through retrieval drafters: tokens per step, drafted per step, microseconds per step.",
     "datastore": "Token stores for the retrieval drafters: build one, add to it, look at it, verify it.",
     "head": "Acceptance heads for the drafter specdec_pp: record a pair of models, train a head, judge it, measure thresholds.",
+    "draft": "Draft models: train a small one for any target from the target's own answers, judge it.",
     "drafters": "List the drafters with their options and defaults.",
     "cache": "Converted models and proofs that are kept between runs, below PACELINE_CACHE (~/.cache/paceline).",
     "verify": (

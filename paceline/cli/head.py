@@ -116,13 +116,13 @@ def calibrate(head_folder: HeadFolder, /, *recordings: Recordings, limit: int = 
     require_range("head calibrate", "limit", limit, 0)
     use_threads(models.threads)
     from paceline.drafters.specdec_pp.head import AcceptanceHead
-    from paceline.engine.loading import load_model
+    from paceline.engine.loading import load_draft, load_model
     from paceline.head.calibrate import calibrate as measure
     from paceline.head.calibrate import print_curve
     from paceline.head.recording import read_recording
 
     target = load_model(demo.target_of(models.model), models.dtype, models.device)
-    draft = load_model(demo.draft_of(models.draft_model or models.model), models.dtype, str(target.device))
+    draft = load_draft(models.draft_model or models.model, models.dtype, str(target.device))
     loaded = AcceptanceHead.load(head_folder, draft)
     made = measure(loaded, [read_recording(folder) for folder in recordings], target, draft, limit, progress=True)
     made.save(head_folder)
@@ -132,8 +132,8 @@ def calibrate(head_folder: HeadFolder, /, *recordings: Recordings, limit: int = 
 
 def _recordings(folders: ListLike[Path], draft_model: str | None) -> tuple[list[Recording], PreTrainedModel]:
     """Return the recordings, and their draft model: the one named, else the one they name."""
-    from paceline.engine.loading import load_model
+    from paceline.engine.loading import load_draft
     from paceline.head.recording import read_recording
 
     read = [read_recording(folder) for folder in folders]
-    return read, load_model(demo.draft_of(draft_model or read[0].settings["draft"]))
+    return read, load_draft(draft_model or read[0].settings["draft"])

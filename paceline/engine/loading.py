@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from paceline import demo
 from paceline.engine import gguf
+from paceline.engine.kept_vocabulary import keep_tokens, read_kept
 from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError, did_you_mean
 
@@ -121,8 +122,20 @@ def _missing(source: str | Path) -> str:
 def load_draft(
     model: str | Path | PreTrainedModel, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto"
 ) -> PreTrainedModel:
-    """A draft model, as `load_model`; the word "demo" is the draft of the embedded pair here."""
-    return load_model(demo.draft_of(model) if isinstance(model, str) else model, dtype, device)
+    """A draft model, as `load_model`, with its reduced vocabulary where its folder has one (`kept_vocabulary`).
+
+    The word "demo" is the draft of the embedded pair here.
+
+    Raises:
+        ConfigError: as `load_model`, and a damaged file of kept tokens.
+    """
+    named = demo.draft_of(model) if isinstance(model, str) else model
+    loaded = load_model(named, dtype, device)
+    if not isinstance(named, PreTrainedModel):
+        kept = read_kept(_directory(named), int(loaded.config.get_text_config(decoder=True).vocab_size))
+        if kept is not None:
+            keep_tokens(loaded, kept)
+    return loaded
 
 
 def _usable(device: str | torch.device) -> str | torch.device:

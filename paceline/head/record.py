@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from paceline import demo
 from paceline.engine.identity import model_identity
-from paceline.engine.loading import load_model
+from paceline.engine.loading import load_draft, load_model
 from paceline.engine.sampling import target_scores
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE
@@ -180,7 +180,7 @@ def _models(
     if target is None:
         target = load_model(demo.target_of(config.models.model), config.models.dtype, config.models.device)
     if draft is None:
-        draft = load_model(demo.draft_of(str(wanted)), config.models.dtype, str(target.device))
+        draft = load_draft(str(wanted), config.models.dtype, str(target.device))
     return target, draft
 
 

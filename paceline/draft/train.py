@@ -1,0 +1,161 @@
+"""Train a draft for a target: distillation of recorded answers (Hinton et al. 2015), beside the next tokens of any text.
+
+Time decides how far a draft gets, so the schedule is one of minutes: the rate is constant, then falls to nothing, while more
+and more steps learn from answers. Order and first weights are drawn by seed; what is interrupted continues from its last
+checkpoint. The best draft so far stands in the folder at any time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.draft.evaluate import judge
+from paceline.draft.first_model import first_model
+from paceline.draft.folder import CurvePoint, DraftFolder, Progress
+from paceline.draft.loss import distillation_loss
+from paceline.draft.optimiser import Optimisers
+from paceline.draft.settings import DraftTraining
+from paceline.draft.stretches import Batch, Batches, Stretch, shortened, token_counts
+from paceline.errors import ConfigError
+
+_WARM_UP = 50  # steps
+_CONSTANT = 0.4  # share of the time before the rate falls
+_FIRST_SHARE = 0.4  # of the steps that learn from answers, of their share in the end
+_ANSWERS_WEIGHT = 0.7  # in the choice of the kept tokens, beside texts
+_CLIP = 1.0  # largest norm of a gradient
+_EMBEDDING_LR = 0.5  # of the highest rate
+_SMOOTHED = 50  # steps that a loss in the curve is the mean of
+ANSWERS, TEXTS = "answers", "texts"
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What is learnt from, and what judges.
+
+    Attributes:
+        learnt: stretches by kind, "answers" and "texts". held_out: answers.
+    """
+
+    learnt: dict[str, list[Stretch]]
+    held_out: list[Stretch]
+
+    @staticmethod
+    def of(answers: ListLike[Stretch], texts: ListLike[Stretch], config: DraftTraining) -> Material:
+        """Hold back each n-th answer.
+
+        Raises:
+            ConfigError: too few answers.
+        """
+        if len(answers) < config.held_out:
+            raise ConfigError(
+                f"draft train: got {len(answers)} answers, each {config.held_out}th of which is held back; expected at least"
+                f" {config.held_out}. Record more, or lower held_out."
+            )
+        kept = [shortened(one, config.context) for place, one in enumerate(answers) if place % config.held_out]
+        return Material({ANSWERS: kept, TEXTS: list(texts)}, list(answers[:: config.held_out]))
+
+
+def kept_tokens(material: Material, vocab_size: int, coverage: float) -> NDArray[np.int64]:
+    """Return the fewest tokens, ascending, that make up a share `coverage` of what is to be predicted; answers count most."""
+    shares = np.zeros(vocab_size)
+    for kind, weight in ((ANSWERS, _ANSWERS_WEIGHT), (TEXTS, 1 - _ANSWERS_WEIGHT)):
+        counts = token_counts(material.learnt[kind], vocab_size)
+        shares += weight * counts / max(1, counts.sum())
+    order = np.argsort(-shares, kind="stable")
+    if coverage >= 1:
+        return np.arange(vocab_size)
+    reached = np.cumsum(shares[order]) / shares.sum()
+    return np.sort(order[: int(np.searchsorted(reached, coverage)) + 1])
+
+
+class Trainer:
+    """A draft while it is trained.
+
+    Args:
+        folder: where it goes, and its checkpoints.
+    Attributes:
+        model: the draft, in float32. done: how far it is.
+    """
+
+    def __init__(self, target: PreTrainedModel, material: Material, config: DraftTraining, folder: DraftFolder) -> None:
+        self._config, self._folder, self._held_out = config, folder, material.held_out
+        vocab_size = int(target.config.get_text_config(decoder=True).vocab_size)
+        kept = kept_tokens(material, vocab_size, config.coverage)
+        places = np.full(vocab_size, -1, dtype=np.int64)
+        places[kept] = np.arange(len(kept))
+        self._kept = torch.from_numpy(kept)
+        self.model = first_model(target, config)
+        self._optimisers = Optimisers(self.model, config.lr, _EMBEDDING_LR * config.lr)
+        self.done = folder.restore(self.model, self._optimisers) or Progress()
+        self._kinds = [kind for kind, stretches in material.learnt.items() if stretches]
+        self._batches: dict[str, Iterator[Batch]] = {
+            kind: Batches(material.learnt[kind], config.batch, places, config.seed).after(self.done.batches[kind])
+            for kind in self._kinds
+        }
+        self._losses: dict[str, list[float]] = {kind: [] for kind in self._kinds}
+
+    def run(self, report: Report) -> None:
+        """Train until the time is over, judging and saving now and then."""
+        config, done = self._config, self.done
+        seconds, last = 60 * config.minutes, time.perf_counter()
+        due = done.seconds + seconds / config.validations
+        while done.seconds < seconds:
+            self._step(done.seconds / seconds)
+            now = time.perf_counter()
+            done.seconds, last = done.seconds + now - last, now
+            if done.seconds >= min(due, seconds):
+                self._validate(report)
+                due += seconds / config.validations
+
+    def _step(self, share: float) -> None:
+        """Learn from one batch.
+
+        Args:
+            share: of the time that is over.
+        """
+        kind, done = self._next_kind(share), self.done
+        batch = next(self._batches[kind])
+        done.batches[kind] += 1
+        hidden: Tensor = self.model.get_decoder()(input_ids=batch.token_ids, use_cache=False).last_hidden_state
+        weight = self.model.get_input_embeddings().weight[self._kept]
+        loss = distillation_loss(hidden.flatten(0, 1)[batch.places], weight, batch.targets, batch.probs)
+        if not torch.isfinite(loss):
+            raise ConfigError(
+                f"draft train: lr: got {self._config.lr:g}, and a loss that is not finite; expected less. Lower it."
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
+        self._optimisers.step(min(1.0, (done.steps + 1) / _WARM_UP) * min(1.0, (1 - share) / (1 - _CONSTANT)))
+        self._losses[kind] = [*self._losses[kind], loss.item()][-_SMOOTHED:]
+        done.steps, done.tokens = done.steps + 1, done.tokens + batch.token_ids.numel()
+
+    def _next_kind(self, share: float) -> str:
+        """Draw what the next step learns from; at first more often from texts, if there are any."""
+        if len(self._kinds) < 2:
+            return self._kinds[0]
+        answers = self._config.answers * (_FIRST_SHARE + (1 - _FIRST_SHARE) * share)
+        return ANSWERS if np.random.default_rng((self._config.seed, self.done.steps)).random() < answers else TEXTS
+
+    def _validate(self, report: Report) -> None:
+        """Judge the draft on what was held back, and keep it where it is the best so far."""
+        found = judge(self.model, self._held_out, self._config.length, self._kept)
+        losses = {kind: float(np.mean(values)) for kind, values in self._losses.items() if values}
+        done = self.done
+        done.curve.append(CurvePoint(done.seconds / 60, done.steps, done.tokens, losses, found.agreement, found.per_chain))
+        self._folder.checkpoint(self.model, self._optimisers, done, found, self._kept)
+        told = ", ".join(f"loss of {kind} {value:.3f}" for kind, value in losses.items())
+        report(
+            f"{done.seconds / 60:.1f} min, step {done.steps}: {told}; {found.agreement:.3f} of tokens agree,"
+            f" {found.per_chain:.3f} of {self._config.length} accepted a chain"
+        )

@@ -1,0 +1,159 @@
+"""A draft that can say few tokens: the answers stay the target's, and so does their law; its file is checked."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline import LLM, DraftTree, SamplingParams
+from paceline.bench import enlarge
+from paceline.drafters import create
+from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
+from paceline.engine.identity import model_identity
+from paceline.engine.kept_vocabulary import FILE, KeptHead, keep_tokens, read_kept, save_kept
+from paceline.engine.loading import draft_lm, load_draft
+from paceline.engine.model import CachedLM
+from paceline.engine.sequence import Sequence
+from paceline.errors import ConfigError
+from tests.engine.test_distribution import EOS, PLAIN, TRUNCATED, answers, law, sample
+from tests.support.models import make
+from tests.support.shared import COUNT, Pair, fits, with_head
+
+DATA = Path(__file__).parents[1] / "data"
+KEPT = [EOS, 3, 4]  # of six tokens
+SPECS = ["draft_model", "draft_model:length=2", "specdec_pp:min=1", "ouroboros:gamma=2,window=1,ngram=3", "auto:draft=true"]
+
+
+def reduced(model: Any, token_ids: ListLike[int]) -> Any:
+    """A copy that can say these tokens only."""
+    made = copy.deepcopy(model)
+    keep_tokens(made, token_ids)
+    return made
+
+
+def frequent(pair: Pair) -> list[int]:
+    """About half of the tokens in the answers."""
+    said = [token for answer in pair.answers for token in answer]
+    return sorted(set(said), key=lambda token: -said.count(token))[: len(set(said)) // 2]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("spec", SPECS)
+def test_greedy_answers_are_the_targets(pair: Pair, spec: str, batch: int) -> None:
+    draft = reduced(pair.draft, frequent(pair))
+    llm = LLM(pair.target, drafter=with_head(spec, pair.draft), draft_model=draft, max_batch=batch)
+    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    assert [out.token_ids for out in outs] == pair.answers
+    assert sum(out.stats.accepted_tokens for out in outs) > 20
+
+
+@pytest.mark.parametrize("spec", ["draft_model:length=2", "draft_model", "specdec_pp:min=1"])
+def test_the_law_under_reject_is_the_targets(spec: str) -> None:
+    draft = reduced(make("six_words_draft"), KEPT)
+    assert fits(sample(create(with_head(spec, make("six_words_draft")), draft_model=draft), TRUNCATED), law(TRUNCATED))
+
+
+@pytest.mark.parametrize("spec", ["draft_model:verification=follow", "specdec_pp:verification=follow,min=1", *SPECS[3:]])
+def test_a_seed_gives_the_same_text_under_follow(spec: str) -> None:
+    draft = reduced(make("six_words_draft"), KEPT)
+    drafter = create(with_head(spec, make("six_words_draft")), draft_model=draft)
+    assert answers(drafter, PLAIN, 500, 250) == answers("none", PLAIN, 500, 250)
+
+
+class WholeVocabulary(DraftModel):
+    """Draws from the kept tokens, and says it drew from all of them."""
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        trees = super().propose(seqs, max_nodes)
+        flat = torch.full((6,), 0.25 / 6)
+        return [
+            dataclasses.replace(tree, probs=[None if probs is None else 0.75 * probs + flat for probs in tree.probs or []])
+            for tree in trees
+        ]
+
+
+def test_another_distribution_than_the_kept_one_is_noticed() -> None:
+    drafter = WholeVocabulary(DraftModelOptions(length=3), CachedLM(reduced(make("six_words_draft"), KEPT)))
+    assert not fits(sample(drafter, PLAIN), law(PLAIN))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_tokens_outside_have_probability_0_and_the_others_their_own_logits(pair: Pair, dtype: torch.dtype) -> None:
+    model = copy.deepcopy(pair.draft).to(dtype)
+    kept = frequent(pair)
+    hidden = torch.randn(3, 5, int(model.config.hidden_size)).to(dtype)
+    heads: list[Any] = [one.get_output_embeddings() for one in (model, reduced(model, kept))]
+    whole, said = (head(hidden) for head in heads)
+    assert said.shape == whole.shape
+    torch.testing.assert_close(said[..., sorted(kept)], whole[..., sorted(kept)])
+    probs = said.float().softmax(-1)
+    outside = torch.ones(probs.shape[-1], dtype=torch.bool).index_fill_(0, torch.tensor(kept), False)
+    assert float(probs[..., outside].max()) == 0.0
+    allowed = torch.full_like(said, -torch.inf)
+    allowed[..., outside.nonzero()[:3, 0]] = 0.0
+    assert torch.isfinite((said.float() + allowed.float()).softmax(-1)).all()  # a grammar may want others than the kept ones
+
+
+def folder_with(tmp_path: Path, kept: ListLike[int]) -> Path:
+    folder = tmp_path / "draft"
+    shutil.copytree(DATA / "tiny_noisy_0.05", folder)
+    save_kept(folder, kept, int(load_draft(folder).config.vocab_size))
+    return folder
+
+
+def test_a_folder_with_kept_tokens_is_a_plain_checkpoint_too(pair: Pair, tmp_path: Path) -> None:
+    kept = frequent(pair)
+    folder = folder_with(tmp_path, kept)
+    loaded = load_draft(folder)
+    head: Any = loaded.get_output_embeddings()
+    assert isinstance(head, KeptHead)
+    assert head.token_ids.tolist() == sorted(kept)
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    assert plain.get_output_embeddings().weight.shape[0] == plain.config.vocab_size
+    assert model_identity(loaded) == model_identity(plain)  # heads for one are heads for the other
+    assert isinstance(draft_lm(folder).model.get_output_embeddings(), KeptHead)
+    outs = LLM(pair.target, "draft_model", folder).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    assert [out.token_ids for out in outs] == pair.answers
+
+
+def test_an_enlarged_draft_keeps_its_tokens(pair: Pair) -> None:
+    draft = reduced(pair.draft, frequent(pair))
+    larger = enlarge(draft, 2 * int(draft.config.hidden_size), int(draft.config.num_hidden_layers) + 1)
+    ids = torch.tensor([pair.prompts[0]])
+    with torch.inference_mode():
+        torch.testing.assert_close(larger(input_ids=ids).logits, draft(input_ids=ids).logits, rtol=1e-3, atol=1e-3)
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "another token": (lambda found: {**found, "token_ids": [9, *found["token_ids"][1:]]}, "damaged file"),
+    "no checksum": (lambda found: {name: value for name, value in found.items() if name != "check"}, "damaged file"),
+    "no object": (lambda found: [], "damaged file"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
+    change, rule = DAMAGE[damage]
+    save_kept(tmp_path, [3, 5, 8], 100)
+    path = tmp_path / FILE
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(ConfigError, match=rule):
+        read_kept(tmp_path, 100)
+
+
+def test_a_file_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    assert read_kept(tmp_path, 100) is None
+    save_kept(tmp_path, [3, 5, 8], 100)
+    assert read_kept(tmp_path, 100) == [3, 5, 8]
+    with pytest.raises(ConfigError, match=r"a vocabulary of 100; expected .* 101"):
+        read_kept(tmp_path, 101)
