@@ -18,12 +18,12 @@ class ProposerOptions:
     """Attributes:
     drafter: spec of a drafter that learns from text alone, such as "sssd:datastore=/srv/history,live=true".
     length: auto = drafts are as long as they pay for what they cost | full = as long as they can be.
-    idle: seconds without a step after which all requests count as finished.
+    idle: seconds without a step after which all requests count as finished; more than the longest step takes.
     """
 
     drafter: str = "sssd"
     length: str = "auto"
-    idle: float = 2.0
+    idle: float = 10.0
 
     def __post_init__(self) -> None:
         if self.length not in LENGTHS:

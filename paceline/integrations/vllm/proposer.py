@@ -114,7 +114,7 @@ class Proposer:
                 store_at = now + _STORE_EVERY
                 try:
                     self._meter.store.set(self._builder.store_tokens())
-                except DatastoreError as error:
+                except Exception as error:
                     self._faults.report("datastore", error)
 
 
