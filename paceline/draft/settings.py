@@ -18,7 +18,7 @@ class DraftTraining:
     Attributes:
         hidden: its hidden size, a multiple of 32. layers: its decoder layers.
         neurons: of each feed-forward part; 0 = four times `hidden`.
-        minutes: of training, validation included; a longer time continues a training that was finished.
+        minutes: of training, validation included; one that was interrupted may go on with more or fewer.
         coverage: share of what is learnt from that the tokens of its reduced vocabulary make up; 1 = the whole vocabulary.
         length: K, tokens of the chains that it is judged by.
         batch: tokens per step. context: most tokens of a stretch of text.

@@ -91,6 +91,7 @@ def evaluate(head: AcceptanceHead, recordings: ListLike[Recording]) -> Judgement
 
 def judge(head: AcceptanceHead, recordings: ListLike[Recording]) -> Judgement:
     """Judge `head` on all positions of the recordings."""
+    recordings = [one for one in recordings if len(one)] or recordings  # of several, some may have no such prompts
     labels = torch.cat([recording.labels for recording in recordings])
     features = [(one.hidden, one.log_probs, one.entropies) for one in recordings]
     predictions = {

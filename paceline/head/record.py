@@ -87,7 +87,7 @@ def teacher_force(
         target: the target.
         draft: the draft model.
         prompts: token ids of each, at least one.
-        answers: token ids of each, at least one.
+        answers: token ids of each, at least one; the target's own.
         params: how draft and target choose their tokens.
         keep: as in `RecordConfig`.
         mixtures: as in `RecordConfig`.
@@ -98,12 +98,15 @@ def teacher_force(
     starts = [len(prompt) - 1 for prompt in prompts]  # where the first token of each answer is predicted
     count = max(map(len, answers))
     texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-    logits = [run_from(model, texts, starts, count)[0].cpu() for model in (draft, target)]
+    # A greedy answer is what the target says at every place: nothing of it needs to be run again.
+    asked = (draft,) if params.greedy else (draft, target)
+    logits = [run_from(model, texts, starts, count)[0].cpu() for model in asked]
     drafted = []
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         seqs = [Sequence(prompt, params)]
         scores = [target_scores(one[row, : len(answer)][None], seqs, [EMPTY_TREE])[0] for one in logits]
-        drafted.append(_draft_and_label(scores[0], scores[1], params.greedy, generator))
+        said = torch.tensor(answer) if params.greedy else scores[1]
+        drafted.append(_draft_and_label(scores[0], said, params.greedy, generator))
     columns: dict[str, list[Tensor]] = {name: [] for name in ("hidden", "prompts", *_FIGURES)}
     for _ in range(mixtures):
         kept = [torch.rand(len(answer), generator=generator) < keep for answer in answers]
@@ -119,12 +122,12 @@ def teacher_force(
     return {name: torch.cat(values) for name, values in columns.items()}
 
 
-def _draft_and_label(draft_scores: Tensor, scores: Tensor, greedy: bool, generator: torch.Generator) -> list[Tensor]:
+def _draft_and_label(draft_scores: Tensor, said: Tensor, greedy: bool, generator: torch.Generator) -> list[Tensor]:
     """Draw a token from each row of the draft's scores, and label it by the target's.
 
     Args:
         draft_scores: [n, vocab].
-        scores: [n, vocab], the target's.
+        said: [n, vocab], the target's scores; greedy: [n], what it says.
     Returns:
         [n] each: token ids, log-probabilities, entropies, labels, top probabilities.
     """
@@ -133,9 +136,9 @@ def _draft_and_label(draft_scores: Tensor, scores: Tensor, greedy: bool, generat
     drawn = draft_scores.argmax(-1) if greedy else torch.multinomial(draft_probs, 1, generator=generator)[:, 0]
     log_probs = draft_log_probs.gather(-1, drawn[:, None])[:, 0]
     if greedy:
-        labels = (scores.argmax(-1) == drawn).float()
+        labels = (said == drawn).float()
     else:
-        labels = (scores.log_softmax(-1).gather(-1, drawn[:, None])[:, 0] - log_probs).clamp(max=0).exp()
+        labels = (said.log_softmax(-1).gather(-1, drawn[:, None])[:, 0] - log_probs).clamp(max=0).exp()
     return [drawn, log_probs, torch.special.entr(draft_probs).sum(-1), labels, draft_probs.amax(-1)]
 
 

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Sequence as ListLike
 from statistics import median
 
-from paceline import demo
 from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter, chain_tree
 from paceline.drafters.shared.length_rules import Chain
 from paceline.drafters.specdec_pp.head import AcceptanceHead
@@ -100,10 +99,10 @@ class SpecDecPP(ChainDrafter):
         if options.head is not None:
             return cls(options, draft, AcceptanceHead.load(options.head, draft.model))
         try:
-            head = AcceptanceHead.load(demo.HEAD, draft.model)
+            head = AcceptanceHead.shipped(draft.model)
         except ConfigError as error:
             raise ConfigError(
-                "specdec_pp: got no head; expected one, since the head that is shipped belongs to the embedded draft model. Train"
+                "specdec_pp: got no head; expected one, since those that are shipped belong to the shipped drafts. Train"
                 f" one for this draft model (`paceline head`) and pass head=DIRECTORY. [{error}]"
             ) from error
         return cls(options, draft, head)

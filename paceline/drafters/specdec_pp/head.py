@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from paceline import demo
 from paceline.common.files import write_atomically
 from paceline.drafters.specdec_pp.card import HELP, INPUTS, MOST_BLOCKS, SCALARS, HeadCard, latency
 from paceline.drafters.specdec_pp.published import is_published, read_published
@@ -91,6 +92,21 @@ class AcceptanceHead:
                 f"head {where!r}: got a {WEIGHTS} that cannot be read: {error}; expected safetensors. {HELP}"
             ) from error
         return AcceptanceHead(card, tensors, width, draft.device)
+
+    @staticmethod
+    def shipped(draft: PreTrainedModel) -> AcceptanceHead:
+        """Return the head that comes with the package for that draft model.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        refused = []
+        for folder in demo.HEADS:
+            try:
+                return AcceptanceHead.load(folder, draft)
+            except ConfigError as error:
+                refused.append(str(error))
+        raise ConfigError(refused[0])
 
     def for_draft(self, draft: PreTrainedModel) -> AcceptanceHead:
         """Return this head for the draft model it was trained for, or for that one enlarged, on its device.

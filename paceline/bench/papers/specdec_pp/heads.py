@@ -9,7 +9,6 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from paceline import demo
 from paceline.bench.papers.config import TimeLimit
 from paceline.bench.papers.specdec_pp.result import HeadRow
 from paceline.bench.papers.specdec_pp.rules import PAPER_THRESHOLDS, THRESHOLDS, head_label, head_spec
@@ -39,10 +38,10 @@ def heads_of(config_heads: ListLike[str], draft: PreTrainedModel) -> list[Accept
     if config_heads:
         return [AcceptanceHead.load(folder, draft) for folder in config_heads]
     try:
-        return [AcceptanceHead.load(demo.HEAD, draft)]
+        return [AcceptanceHead.shipped(draft)]
     except ConfigError as error:
         raise ConfigError(
-            "paper specdec_pp: got no --head; expected one for this draft model, as the shipped head belongs to the embedded one."
+            "paper specdec_pp: got no --head; expected one for this draft model, as the shipped heads belong to the shipped ones."
             f" Train a head (`paceline head`) and give its folder with --head. [{error}]"
         ) from error
 

@@ -1,0 +1,45 @@
+"""The draft that was trained for the real model, behind every drafter that takes one: the target's own answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams, demo
+from paceline.drafters.specdec_pp.head import AcceptanceHead
+from paceline.engine.loading import draft_lm, load_draft, load_model
+from tests.support.real import NEEDS_REAL, Real
+
+pytestmark = NEEDS_REAL
+SPECS = ("draft_model:length=4", "draft_model", "specdec_pp:min=1", "ouroboros", "auto:nodes=16,budget=false")
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def asked(real: Real) -> list[list[int]]:
+    return sorted(real.prompts.values(), key=len)[:4]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_float32_answers_are_those_of_transformers(real: Real, asked: list[list[int]], spec: str) -> None:
+    llm = LLM(real.model, spec, demo.SMOLLM2_DRAFT, tokenizer=real.tokenizer)
+    outs = llm.generate(asked, SamplingParams(max_new_tokens=COUNT))
+    assert [out.token_ids for out in outs] == real.references(asked, COUNT)
+    assert sum(out.stats.accepted_tokens for out in outs) > 0
+
+
+@pytest.mark.processor
+@pytest.mark.parametrize("spec", SPECS)
+def test_bfloat16_answers_are_those_of_plain_decoding(asked: list[list[int]], spec: str) -> None:
+    model = load_model("smollm2", torch.bfloat16)
+    plain, drafted = (
+        LLM(model, name, draft, batch_invariant=True).generate(asked, SamplingParams(max_new_tokens=COUNT))
+        for name, draft in (("none", None), (spec, demo.SMOLLM2_DRAFT))
+    )
+    assert [out.token_ids for out in drafted] == [out.token_ids for out in plain]
+
+
+def test_its_head_is_found() -> None:
+    draft = load_draft(demo.SMOLLM2_DRAFT)
+    assert AcceptanceHead.shipped(draft).card.draft == demo.SMOLLM2_DRAFT
+    assert draft_lm(demo.SMOLLM2_DRAFT).model.num_parameters() < 6_000_000
