@@ -1,12 +1,14 @@
 # make demo: set up and run the main job on SmolLM2, else on the embedded models.   make test: set up and run all checks.
 # make test-all: slow and hostile ones, too (the latter alone: .venv/bin/python -m pytest -m hostile).
+# make test-vllm: our drafters in vLLM's engine, in an environment of its own (3.5 GB, minutes).
 # make docs: the site, into site/.   make package: wheel and sdist, into dist/, tried in an environment of their own.
 PYTHON ?= python3
 VENV := .venv
+VENV_VLLM := .venv-vllm
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all lint docs package clean
+.PHONY: demo test test-all test-vllm lint docs package clean
 
 $(STAMP): pyproject.toml constraints.txt scripts/install scripts/smollm2.txt
 	scripts/install $(PYTHON) $(VENV)
@@ -21,6 +23,13 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -m "not gpu"
 
+$(VENV_VLLM)/.installed: pyproject.toml scripts/install_vllm
+	scripts/install_vllm $(PYTHON) $(VENV_VLLM)
+	touch $@
+
+test-vllm: $(VENV_VLLM)/.installed
+	$(VENV_VLLM)/bin/python -m pytest -m vllm -W default tests/integrations/vllm_engine
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,5 +43,5 @@ package: $(STAMP)
 	scripts/package $(BIN)/python dist
 
 clean:
-	rm -rf $(VENV) demo-output bench-output site dist build paceline.egg-info
+	rm -rf $(VENV) $(VENV_VLLM) demo-output bench-output site dist build paceline.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

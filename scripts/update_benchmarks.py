@@ -1,8 +1,8 @@
 """Write the pages and tables of figures from docs/results/*.json, so that every figure there was measured.
 
-One page per result, docs/benchmarks/NAME.md; and the short tables of README.md, docs/benchmarks.md and docs/batch-invariance.md,
-between the marks `<!-- table of NAME -->` and `<!-- end of table -->`. The cost of batch invariance has a table and no page. The
-picture of a paper is the PNG file beside its JSON file.
+One page per result, docs/benchmarks/NAME.md; and the short tables of README.md and of some pages of docs, between the marks
+`<!-- table of NAME -->` and `<!-- end of table -->`. The cost of batch invariance and runs inside vLLM have tables and no page.
+The picture of a paper is the PNG file beside its JSON file.
 
 python scripts/update_benchmarks.py
 """
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench import markdown, paper_markdown, read_json, read_paper_json
+from paceline.bench.inside_vllm import KIND as VLLM
+from paceline.bench.inside_vllm import read_vllm, vllm_table
 from paceline.bench.invariance_cost import KIND as COST
 from paceline.bench.invariance_cost import cost_table, read_cost
 from paceline.bench.report import KIND as BENCH
@@ -25,7 +27,12 @@ from paceline.report.documents import kind_of
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 PAGES = ROOT / "docs" / "benchmarks"
-WITH_TABLES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "batch-invariance.md")
+WITH_TABLES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "benchmarks.md",
+    ROOT / "docs" / "batch-invariance.md",
+    ROOT / "docs" / "vllm.md",
+)
 _MARKED = re.compile(r"(<!-- table of ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 _OUTSIDE = {
     "transformers": "transformers",
@@ -37,7 +44,7 @@ _OUTSIDE = {
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated file with its text."""
     for path in sorted(RESULTS.glob("*.json")):
-        if kind_of(path) != COST.name:
+        if kind_of(path) not in (COST.name, VLLM.name):
             yield PAGES / f"{path.stem}.md", page(path)
     for file in WITH_TABLES:
         text = file.read_text(encoding="utf-8")
@@ -64,6 +71,8 @@ def table(path: Path) -> str:
     """Speed, tokens per forward and equal answers of each method of a run; or what batch invariance cost."""
     if kind_of(path) == COST.name:
         return cost_table(read_cost(path))
+    if kind_of(path) == VLLM.name:
+        return vllm_table(read_vllm(path))
     methods = json.loads(path.read_text(encoding="utf-8"))["summary"]["all"]
     lines = ["| | tokens/s over plain transformers | median | tokens per forward | equal |", "|---|---:|---:|---:|---:|"]
     return "\n".join([*lines, *(f"| {' | '.join(_cells(method))} |" for method in methods[1:])])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline import LLM, Chunk, SamplingParams
 from paceline.engine.ticket import Progress
+from paceline.engine.waiters import Waiters
 from paceline.errors import ConfigError
 from tests.support.shared import COUNT, Pair
 
@@ -177,6 +178,41 @@ def test_errors_reach_their_own_caller(pair: Pair, llm: LLM) -> None:
     outs, *errors = asyncio.run(run())
     assert outs[0].token_ids == pair.answers[0]
     assert [type(error) for error in errors] == [ConfigError] * 2
+    assert llm.model.open_sequences == 0
+
+
+def test_only_those_wake_up_who_have_news(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many wait for a place in the batch."""
+    llm, waits, wait = pair.engine("prompt_lookup", max_batch=2), [], Waiters._news
+
+    async def counted(self: Waiters, tickets: Any) -> None:
+        waits.append(len(tickets))
+        await wait(self, tickets)
+
+    monkeypatch.setattr(Waiters, "_news", counted)
+
+    async def run() -> list[list[Chunk]]:
+        return await asyncio.gather(*[streamed(llm, prompt, SamplingParams(8)) for prompt in pair.prompts * 8])
+
+    streams = asyncio.run(run())
+    texts = [[token for chunk in chunks for token in chunk.token_ids] for chunks in streams]
+    assert texts == [answer[:8] for answer in pair.answers] * 8
+    assert len(waits) <= sum(map(len, streams)) + len(streams)
+
+
+def test_a_step_that_cannot_be_made_is_told_to_all(pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise ConfigError("got no step; expected one. Do nothing.")
+
+    async def run() -> list[Any]:
+        with monkeypatch.context() as patched:
+            patched.setattr(llm._engine, "step", broken)
+            calls = [llm.agenerate([prompt], PARAMS) for prompt in pair.prompts[:2]]
+            told = await asyncio.gather(*calls, streamed(llm, pair.prompts[2]), return_exceptions=True)
+        assert (await llm.agenerate([pair.prompts[0]], PARAMS))[0].token_ids == pair.answers[0]
+        return told
+
+    assert [str(error)[:11] for error in asyncio.run(run())] == ["got no step"] * 3
     assert llm.model.open_sequences == 0
 
 

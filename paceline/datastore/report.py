@@ -76,7 +76,7 @@ def info(path: str | Path) -> Info:
 
 
 def verify(path: str | Path) -> list[Damage]:
-    """Read every byte of a store; return all damage that there is. `path` is that of `open`.
+    """Read every byte of a store, as it is now; return all damage that there is. `path` is that of `open`.
 
     Raises:
         DatastoreError: there is no store.
@@ -89,4 +89,8 @@ def verify(path: str | Path) -> list[Damage]:
             raise
         return [Damage(MANIFEST, str(error))]
     found = [(shard.name, find_damage(path, shard, manifest.vocab_size, manifest.width)) for shard in manifest.shards]
-    return [Damage(name, what) for name, what in found if what is not None]
+    damage = [Damage(name, what) for name, what in found if what is not None]
+    if damage:  # a writer may have merged shards away meanwhile
+        named = {shard.name for shard in read_manifest(path).shards}
+        damage = [one for one in damage if one.file in named]
+    return damage

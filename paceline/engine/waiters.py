@@ -10,7 +10,6 @@ from collections.abc import Sequence as ListLike
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 from paceline.engine.drafter import Outcome
 from paceline.engine.engine import Engine
@@ -24,13 +23,31 @@ class _Loop:
     """What the callers of one event loop share.
 
     Attributes:
-        step: the step that is being made for them.
+        steps: the task that makes steps while anybody waits for one.
+        waiting: what is set when there is news of a ticket. Only those it concerns wake up: a thousand may wait for a place.
         streams: what has been collected for the tickets that keep their outcomes, and not yet been given out.
     """
 
     def __init__(self) -> None:
-        self.step: asyncio.Future[Any] | None = None
+        self.steps: asyncio.Task[None] | None = None
+        self.waiting: dict[Ticket, asyncio.Future[None]] = {}
         self.streams: dict[Ticket, _Taken] = {}
+
+    def tell(self) -> None:
+        """Wake up those of whose tickets there is news."""
+        for ticket in [ticket for ticket in self.waiting if ticket.done or self.streams.get(ticket)]:
+            news = self.waiting.pop(ticket)
+            if not news.done():
+                news.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """No more steps are made: all that wait are told why."""
+        for news in {*self.waiting.values()}:
+            if isinstance(error, asyncio.CancelledError):
+                news.cancel()
+            elif not news.done():
+                news.set_exception(error)
+        self.waiting.clear()
 
 
 class Waiters:
@@ -80,8 +97,8 @@ class Waiters:
         Raises:
             whatever ended one of them.
         """
-        while not all(ticket.done for ticket in tickets):
-            await self._step()
+        while going := [ticket for ticket in tickets if not ticket.done]:
+            await self._news(going)
             raise_errors(tickets)
 
     async def collect(self, ticket: Ticket) -> tuple[list[Outcome], bool]:
@@ -90,16 +107,35 @@ class Waiters:
         while not taken:
             if not ticket.outcomes:
                 raise_errors([ticket])
-            await self._step()
+            await self._news([ticket])
         return taken.popleft()
 
-    async def _step(self) -> None:
-        """Wait for a step, which is made for all callers of this loop."""
+    async def _news(self, tickets: ListLike[Ticket]) -> None:
+        """Wait until one of `tickets` is done or has something to collect; meanwhile steps are made, for everybody."""
         loop = asyncio.get_running_loop()
         mine = self._loops[loop]
-        if mine.step is None or mine.step.done():
-            mine.step = loop.run_in_executor(self._stepping, self._advance, mine)
-        await asyncio.shield(mine.step)
+        news = loop.create_future()
+        mine.waiting.update(dict.fromkeys(tickets, news))
+        if mine.steps is None:
+            mine.steps = loop.create_task(self._make_steps(mine))
+        try:
+            await news
+        finally:
+            for ticket in tickets:
+                mine.waiting.pop(ticket, None)
+
+    async def _make_steps(self, mine: _Loop) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while mine.waiting:
+                await loop.run_in_executor(self._stepping, self._advance, mine)
+                mine.tell()
+        except BaseException as error:
+            mine.fail(error)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            mine.steps = None
 
     def _advance(self, mine: _Loop) -> None:
         """Make a step, and collect it before the next one begins: collecting waits for a step that is being made."""

@@ -11,12 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline import datastore
 from paceline.datastore.layout import read_manifest, write_manifest
 from paceline.datastore.lock import writing
+from paceline.datastore.shard import find_damage
 from paceline.errors import DatastoreError
 from tests.support.stores import Documents, expected, looked_up, some_documents, store
 
@@ -75,6 +77,17 @@ def test_verify_names_every_damaged_shard(tmp_path: Path) -> None:
     assert sound.name not in found
     with pytest.raises(DatastoreError, match=f"{cut.name}|{gone.name}"):
         datastore.open(path)
+
+
+def test_what_a_writer_replaces_meanwhile_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store(tmp_path / "s")
+
+    def late(*arguments: Any) -> str | None:
+        datastore.build(path, some_documents(seed=1), 6, workers=1)
+        return find_damage(*arguments)
+
+    monkeypatch.setattr("paceline.datastore.report.find_damage", late)
+    assert datastore.verify(path) == []
 
 
 def test_a_damaged_store_can_be_built_again(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tests.support.stores import some_documents
 
 PROMPT = [1, 3, 4, 3, 5, 3]
 EOS = 2
-SAMPLES, BATCH = 4000, 1000
+SAMPLES, BATCH = 4000, 250
 PLAIN = SamplingParams(max_new_tokens=4, temperature=1.0)
 TRUNCATED = SamplingParams(max_new_tokens=4, temperature=1.4, top_k=5, top_p=0.9, repetition_penalty=1.2)
 # Of what these draft the target takes a fair part, as `sample` asks; a drafter without a line here runs with its defaults.

@@ -1,0 +1,96 @@
+"""How long drafts are: the most tokens per second, of the whole batch, by what steps were seen to take."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from paceline.engine.reliability import new_reliability
+from paceline.engine.tree import DraftTree
+from paceline.integrations.vllm.lengths import StepCosts, flatten, path_chances, paying_lengths
+
+
+def chains(*confidence: list[float]) -> list[DraftTree]:
+    return [DraftTree.chain([5] * len(one), confidence=one) for one in confidence]
+
+
+def lengths(costs: StepCosts, *confidence: list[float]) -> list[int]:
+    flat = flatten(chains(*confidence))
+    chances = path_chances(new_reliability(), flat)
+    return paying_lengths(chances, flat.starts, costs.seconds(len(confidence), len(chances)))
+
+
+def learned(plain: float, each: float, sequences: int, noise: float = 0.0) -> StepCosts:
+    """Costs after steps that took `plain` and `each` for every draft token."""
+    costs, rng = StepCosts(), random.Random(0)
+    for step in range(100):
+        drafted = step % 9
+        costs.note(sequences, drafted, (plain + each * drafted) * (1 + rng.uniform(-noise, noise)))
+    return costs
+
+
+def test_chances_are_of_the_path() -> None:
+    flat = flatten(chains([0.5, 0.5, 0.9], [], [0.25]))
+    assert path_chances(new_reliability(), flat) == pytest.approx([0.5, 0.25, 0.225, 0.25])
+    assert flat.starts.tolist() == [0, 3, 3, 4]
+
+
+def test_what_a_drafter_says_may_be_nonsense() -> None:
+    flat = flatten([DraftTree.chain([1, 2, 3], confidence=[float("nan"), 7.0, -3.0]), DraftTree.chain([4])])
+    assert ((flat.confidence >= 0) & (flat.confidence <= 1)).all()
+
+
+def test_lengths_are_the_best_of_all() -> None:
+    """Against every choice there is."""
+    rng = random.Random(1)
+    for _ in range(50):
+        confidence = [[rng.random() for _ in range(rng.randrange(4))] for _ in range(3)]
+        flat = flatten(chains(*confidence))
+        chances = path_chances(new_reliability(), flat)
+        seconds = np.cumsum([1.0, *(rng.uniform(0.05, 0.6) for _ in chances)])
+        seconds = np.maximum.accumulate(seconds)
+        found = paying_lengths(chances, flat.starts, seconds)
+
+        def rate(choice: tuple[int, ...], flat=flat, chances=chances, seconds=seconds) -> float:  # type: ignore[no-untyped-def]
+            gain = sum(chances[flat.starts[i] : flat.starts[i] + size].sum() for i, size in enumerate(choice))
+            return float((3 + gain) / seconds[sum(choice)])
+
+        best = max(rate(choice) for choice in itertools.product(*(range(len(one) + 1) for one in confidence)))
+        assert rate(tuple(found)) == pytest.approx(best)
+
+
+def test_costs_are_learned_and_decide() -> None:
+    likely = [0.9] * 8
+    assert lengths(StepCosts(), likely) == [8], "drafts are tried before anything is known"
+    assert lengths(learned(1.0, 0.001, 1), likely) == [8]
+    assert lengths(learned(1.0, 1.0, 1), likely) == [0], "a token that costs a step is never worth it"
+    some = lengths(learned(1.0, 0.3, 1, noise=0.1), likely)[0]
+    assert 1 <= some < 8
+
+
+def test_a_full_batch_drafts_less() -> None:
+    """Where a step is bound by arithmetic: what is free beside one sequence is not beside sixteen."""
+    costs = StepCosts()
+    for step in range(200):
+        sequences, drafted = (1, step % 9) if step % 2 else (16, 4 * (step % 9))
+        costs.note(sequences, drafted, max(8.0, sequences + drafted))
+    likely = [0.7] * 6
+    alone, together = lengths(costs, likely)[0], max(lengths(costs, *[likely] * 16))
+    assert alone > together
+
+
+def test_the_sure_ones_come_first() -> None:
+    found = lengths(learned(1.0, 0.07, 4), [0.95] * 8, [0.1] * 8, [0.5] * 8, [])
+    assert found[0] > found[2] > found[1] == 0
+    assert found[3] == 0
+
+
+def test_a_machine_that_did_something_else_is_left_out() -> None:
+    costs = learned(1.0, 0.01, 1)
+    before = costs.seconds(1, 8)
+    for _ in range(10):
+        costs.note(1, 8, 100.0)
+    assert costs.seconds(1, 8) == pytest.approx(before, rel=0.2)

@@ -1,0 +1,221 @@
+"""The class vLLM calls, behind a runner of our own: nothing it does may raise, and nothing stays."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from paceline import datastore
+from paceline.errors import ConfigError
+from paceline.integrations.vllm import Proposer, building, guarded
+from tests.support.faulty_drafter import KINDS
+from tests.support.vllm_runner import EOS, Job, Runner, vllm_config
+
+COPIES = [*range(20, 60)]
+
+
+def config(spec: str = "sssd", **options: Any) -> Any:
+    ours: dict[str, Any] = {key: options.pop(key) for key in ("length", "idle") if key in options}
+    return vllm_config({"drafter": spec, "length": "full", **ours}, **options)
+
+
+def repeating(count: int = 6) -> list[Job]:
+    """Requests whose answers repeat their prompts."""
+    return [Job([*COPIES, 3 + place, *COPIES[:4]], [*COPIES[4:], 3 + place, *COPIES, EOS]) for place in range(count)]
+
+
+def figure(name: str) -> float:
+    return REGISTRY.get_sample_value(f"paceline:{name}", {"model_name": "tiny"}) or 0.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    datastore.build(tmp_path / "store", [[*COPIES, EOS]], 256)
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("length", ["auto", "full"])
+@pytest.mark.parametrize(
+    "spec", ["sssd", "prompt_lookup:length=8", "pia", "rest:datastore=STORE", "sssd:datastore=STORE", "none"]
+)
+def test_drafters_draft(spec: str, length: str, store: Path) -> None:
+    proposer = Proposer(config(spec.replace("STORE", str(store)), length=length))
+    work = repeating()
+    before = figure("spec_decode_num_draft_tokens_total"), figure("spec_decode_num_accepted_tokens_total")
+    Runner(proposer, rows=3).run(work)
+    drafted = figure("spec_decode_num_draft_tokens_total") - before[0]
+    assert drafted >= sum(job.drafted for job in work)
+    assert figure("spec_decode_num_accepted_tokens_total") - before[1] == sum(job.accepted for job in work)
+    assert figure("tracked_requests") == 0
+    if spec != "none":
+        tokens = sum(len(job.answer) for job in work) / sum(job.steps for job in work)
+        assert tokens > 2, "answers that are copies come several tokens at a time"
+
+
+def test_drafts_keep_within_k_and_the_context() -> None:
+    proposer = Proposer(config(most=5, context=80))
+    runner = Runner(proposer, rows=1, context=80)
+    job = Job([*COPIES, *COPIES[:30]], [*COPIES[30:40]])
+    runner.put(job)
+    seen = []
+    while not job.done:
+        runner.step()
+        seen.append((len(job.text), len(runner.drafts[0])))
+    assert max(size for _, size in seen) == 5
+    assert all(size <= max(0, 80 - text - 1) for text, size in seen)
+
+
+def test_only_rows_with_new_tokens_are_drafted_for() -> None:
+    proposer = Proposer(config())
+    text = np.array([[*COPIES, *COPIES[:8]], [*COPIES, *COPIES[:8]]], dtype=np.int32)
+    drafts = proposer.propose([[], [COPIES[7]]], np.array([20, 48]), text)
+    assert drafts[0] == []
+    assert drafts[1][:3] == COPIES[8:11]
+    assert all(type(token) is int for token in drafts[1])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "any"])
+def test_faults_of_the_drafter_end_nothing(kind: str) -> None:
+    """Whatever it does: the answers are there, drafts keep to the rules, faults are counted, nothing is left."""
+    rate = 0.2 if kind == "any" else 0.5
+    proposer = Proposer(config(f"tests.support.faulty_drafter:Faulty:kind={kind},rate={rate}"))
+    before = figure("drafter_failures_total")
+    runner = Runner(proposer, rows=4)
+    work = repeating(12)
+    waiting = [*work]
+    while waiting or runner.batch:
+        while waiting and None in runner.rows:
+            runner.put(waiting.pop(0))
+        runner.step()
+        for draft in runner.drafts:
+            assert len(draft) <= 8
+            assert all(type(token) is int and 0 <= token < 256 for token in draft)
+    assert all(job.done for job in work)
+    assert figure("tracked_requests") == 0
+    if kind not in ("nan", "fewer"):  # nonsense as a chance is no fault; one tree of none is none
+        assert figure("drafter_failures_total") > before
+
+
+def test_a_fault_ends_drafting_for_its_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.drafters.sssd.drafter import Sssd
+
+    proposer = Proposer(config())
+    whole = Sssd.propose
+
+    def poisoned(self: Sssd, seqs: Any, max_nodes: list[int]) -> Any:
+        if any(5 in seq.token_ids for seq in seqs):
+            raise RuntimeError("the third request")
+        return whole(self, seqs, max_nodes)
+
+    monkeypatch.setattr(Sssd, "propose", poisoned)
+    work = repeating(4)
+    Runner(proposer, rows=4).run(work)
+    assert [job.drafted > 0 for job in work] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("arguments", [([[1]], 3, "x"), ([[1]], None, None), ([[1, 2]], np.array([1]), np.ones((1, 4)))])
+def test_whatever_vllm_passes_nothing_is_raised(arguments: tuple[Any, ...]) -> None:
+    proposer = Proposer(config())
+    assert proposer.propose(*arguments) == [[]]
+    work = repeating(2)
+    Runner(proposer, rows=2).run(work)
+    assert all(job.drafted for job in work), "it goes on afterwards"
+
+
+def test_a_store_that_cannot_be_read_is_tried_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_RETRY", 0.0)
+    hidden = store.with_name("hidden")
+    shutil.move(store, hidden)
+    proposer = Proposer(config(f"sssd:datastore={store}"))
+    work = repeating(2)
+    Runner(proposer, rows=2).run(work)
+    assert not any(job.drafted for job in work)
+    shutil.move(hidden, store)
+    work = repeating(2)
+    Runner(proposer, rows=2).run(work)
+    assert all(job.drafted for job in work)
+
+
+def test_a_store_that_is_damaged_while_it_is_used(store: Path) -> None:
+    proposer = Proposer(config(f"sssd:datastore={store}"))
+    Runner(proposer, rows=2).run(repeating(2))
+    (store / "manifest.json").write_text("{")
+    before = figure("drafter_failures_total")
+    work = repeating(2)
+    Runner(proposer, rows=2).run(work)
+    assert all(job.done for job in work)
+    assert figure("drafter_failures_total") > before
+
+
+def test_finished_answers_go_into_a_store_that_is_begun(tmp_path: Path) -> None:
+    """A second proposer of the same store, as in another worker or after a restart, knows them."""
+    path = tmp_path / "new"
+    rng = random.Random(3)
+    answer = [rng.randrange(10, 250) for _ in range(60)]
+    first = Proposer(config(f"sssd:datastore={path},live=true"))
+    Runner(first, rows=1).run([Job([7, 8, 9], [*answer, EOS])])
+    until = time.monotonic() + 10
+    steps = len(answer)
+    while steps > 20 and time.monotonic() < until:  # it can be searched a moment later
+        again = Job([7, 8, 9], [*answer, EOS])
+        Runner(first, rows=1).run([again])
+        steps = again.steps
+    assert steps <= 20
+    first._drafting._drafter.drafter._store.flush()  # type: ignore[union-attr]  # else after 30 seconds
+    assert datastore.info(path).documents > 1
+    assert not datastore.verify(path)
+    other = Job([7, 8, 9], [*answer, EOS])
+    Runner(Proposer(config(f"sssd:datastore={path}")), rows=1).run([other])
+    assert other.steps <= 20
+
+
+def test_what_is_asked_for_no_more_is_forgotten() -> None:
+    proposer = Proposer(config(idle=0.05))
+    Runner(proposer, rows=3).run([Job([5, 6, 7, place], [8, 9, 10]) for place in range(3)])  # they end by their length
+    until = time.monotonic() + 10
+    while figure("tracked_requests") and time.monotonic() < until:
+        time.sleep(0.02)
+    assert figure("tracked_requests") == 0
+
+
+def test_other_ranks_draft_nothing() -> None:
+    proposer = Proposer(config("sssd:datastore=/nowhere", rank=1, size=2))
+    assert proposer.propose([[1], []], np.array([1, 1]), np.ones((2, 8), np.int32), slot_mappings={}) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"drafter": "lookahed"}, "lookahead"),
+        ({"drafter": "token_recycling"}, "learns from text alone"),
+        ({"drafter": "lookahead"}, "learns from text alone"),
+        ({"drafter": "draft_model"}, "draft model"),
+        ({"drafer": "sssd"}, "drafter"),
+        ({"length": "long"}, "auto, full"),
+        ({"idle": 0}, "at least"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_at_the_start(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        Proposer(vllm_config(options))
+
+
+def test_a_store_of_another_vocabulary_is_refused_at_the_start(store: Path) -> None:
+    with pytest.raises(ConfigError, match="256"):
+        Proposer(config(f"sssd:datastore={store}", vocab=100))
+
+
+def test_the_log_is_not_flooded(caplog: pytest.LogCaptureFixture) -> None:
+    counted = []
+    faults = guarded.Faults(lambda: counted.append(1))
+    for _ in range(100):
+        faults.report("here", ValueError("x"))
+    assert len(counted) == 100
+    assert len(caplog.records) == 1

@@ -1,0 +1,50 @@
+"""vLLM's engine with our proposer: the same answers as transformers', whatever the scheduler does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.vllm_engine import HOOK, blocks, offline
+
+COUNTS = [20 + 7 * (place % 12) for place in range(24)]
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "chunked prefill and prefix caching": {"max_num_batched_tokens": 48, "enable_prefix_caching": True},
+    "preemption": {"kv_cache_memory_bytes": blocks(20)},
+    "context almost full": {"max_model_len": 192},
+}
+
+
+def cut(references: list[list[int]], longest: int) -> list[list[int]]:
+    return [reference[: min(count, longest)] for reference, count in zip(references, COUNTS, strict=True)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_answers_are_those_of_transformers(
+    schedule: str, model: Path, prompts: list[list[int]], references: list[list[int]]
+) -> None:
+    ours = {"drafter": "sssd", "length": "full"}
+    answers, figures = offline(model, prompts, COUNTS, HOOK, ours, **SCHEDULES[schedule])
+    assert answers == cut(references, 100)
+    assert figures[ACCEPTED] > 50
+    if schedule == "preemption":
+        assert figures["vllm:num_preemptions"] > 0
+
+
+def test_lengths_that_pay(model: Path, prompts: list[list[int]], references: list[list[int]]) -> None:
+    """The length rule, too, may only cost time."""
+    answers, _ = offline(model, prompts, COUNTS, HOOK, {"drafter": "prompt_lookup"})
+    assert answers == cut(references, 100)
+
+
+def test_tensor_parallel(model: Path, prompts: list[list[int]], references: list[list[int]]) -> None:
+    """Every rank is asked for drafts; the first one's are used."""
+    some, counts = prompts[:8], COUNTS[:8]
+    answers, figures = offline(
+        model, some, counts, HOOK, {"length": "full"}, tensor_parallel_size=2, distributed_executor_backend="mp"
+    )
+    assert answers == [reference[:count] for reference, count in zip(references[:8], counts, strict=True)]
+    assert figures[ACCEPTED] > 0

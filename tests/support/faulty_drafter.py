@@ -1,0 +1,85 @@
+"""A drafter that does everything wrong, now and then; named by "tests.support.faulty_drafter:Faulty:rate=0.2"."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.drafters import create
+from paceline.engine.drafter import DelegatingDrafter, Outcome
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyOptions:
+    """datastore, live: of the `sssd` behind it. rate: of calls that go wrong. kind: how, or "any"."""
+
+    datastore: str | None = None
+    live: bool = False
+    rate: float = 0.2
+    kind: str = "any"
+
+
+def _raises(trees: list[DraftTree]) -> Any:
+    raise RuntimeError("a fault that was ordered")
+
+
+KINDS: dict[str, Callable[[list[DraftTree]], Any]] = {
+    "raises": _raises,
+    "none": lambda trees: None,
+    "fewer": lambda trees: trees[:-1],
+    "too_many": lambda trees: [DraftTree.chain([3] * 500, confidence=[0.9] * 500) for _ in trees],
+    "beyond": lambda trees: [DraftTree.chain([10**9]) for _ in trees],
+    "negative": lambda trees: [DraftTree.chain([-1]) for _ in trees],
+    "arrays": lambda trees: [DraftTree(np.array([3, 4]), np.array([-1, 0])) for _ in trees],  # type: ignore[arg-type]
+    "circle": lambda trees: [DraftTree([3, 4], [1, 0]) for _ in trees],
+    "lists": lambda trees: [[3, 4] for _ in trees],
+    "nan": lambda trees: [DraftTree.chain([3, 4], confidence=[float("nan"), 7.0]) for _ in trees],
+    "memory": lambda trees: (_ for _ in ()).throw(MemoryError("ordered")),
+}
+
+
+class Faulty(DelegatingDrafter):
+    """See above."""
+
+    Options = FaultyOptions
+
+    def __init__(self, options: FaultyOptions) -> None:
+        super().__init__(create("sssd", datastore=options.datastore, live=options.live))
+        self.name = "faulty"
+        self._options = options
+        self._random = random.Random(0)
+
+    @classmethod
+    def build(cls, options: FaultyOptions) -> Faulty:
+        return cls(options)
+
+    def start(self, seq: Sequence) -> None:
+        self._maybe()
+        super().start(seq)
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        trees = super().propose(seqs, max_nodes)
+        if self._random.random() >= self._options.rate:
+            return trees
+        kind = self._random.choice([*KINDS]) if self._options.kind == "any" else self._options.kind
+        found: list[DraftTree] = KINDS[kind](trees)
+        return found
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        self._maybe()
+        super().observe(outcomes)
+
+    def stop(self, seq: Sequence) -> None:
+        super().stop(seq)
+        self._maybe()
+
+    def _maybe(self) -> None:
+        if self._options.kind == "any" and self._random.random() < self._options.rate / 4:
+            raise RuntimeError("a fault that was ordered")
