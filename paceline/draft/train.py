@@ -84,11 +84,16 @@ class Trainer:
 
     Args:
         folder: where it goes, and its checkpoints.
+        clock: seconds that have passed.
     Attributes:
         model: the draft, in float32. done: how far it is.
     """
 
-    def __init__(self, target: PreTrainedModel, material: Material, config: DraftTraining, folder: DraftFolder) -> None:
+    def __init__(
+        self, target: PreTrainedModel, material: Material, config: DraftTraining, folder: DraftFolder,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
+        self._clock = clock
         self._config, self._folder, self._held_out = config, folder, material.held_out
         vocab_size = int(target.config.get_text_config(decoder=True).vocab_size)
         kept = kept_tokens(material, vocab_size, config.coverage)
@@ -108,11 +113,11 @@ class Trainer:
     def run(self, report: Report) -> None:
         """Train until the time is over, judging and saving now and then."""
         config, done = self._config, self.done
-        seconds, last = 60 * config.minutes, time.perf_counter()
+        seconds, last = 60 * config.minutes, self._clock()
         due = done.seconds + seconds / config.validations
         while done.seconds < seconds:
             self._step(done.seconds / seconds)
-            now = time.perf_counter()
+            now = self._clock()
             done.seconds, last = done.seconds + now - last, now
             if done.seconds >= min(due, seconds):
                 self._validate(report)
