@@ -42,6 +42,7 @@ def draw_judgement(judgement: DraftJudgement, path: str | Path) -> None:
     places = list(range(1, judgement.length + 1))
     line(left, places, list(judgement.chains[ALL].by_position), "all prompts", COLOURS[0], MARKERS[0])
     left.set_ylim(0, 1)
+    left.set_xticks(places)
     label(left, "Chance of acceptance, given those before", "place in the chain", "", "both")
     line(right, [gain.length for gain in judgement.gains], [gain.speed for gain in judgement.gains], "", COLOURS[0], MARKERS[0])
     reference_line(right)
