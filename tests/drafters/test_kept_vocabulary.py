@@ -27,7 +27,7 @@ from paceline.engine.sequence import Sequence
 from paceline.errors import ConfigError
 from tests.engine.test_distribution import EOS, PLAIN, TRUNCATED, answers, law, sample
 from tests.support.models import make
-from tests.support.shared import COUNT, Pair, fits, with_head
+from tests.support.shared import COUNT, Pair, fits, with_head, without_budget
 
 DATA = Path(__file__).parents[1] / "data"
 KEPT = [EOS, 3, 4]  # of six tokens
@@ -51,7 +51,7 @@ def frequent(pair: Pair) -> list[int]:
 @pytest.mark.parametrize("spec", SPECS)
 def test_greedy_answers_are_the_targets(pair: Pair, spec: str, batch: int) -> None:
     draft = reduced(pair.draft, frequent(pair))
-    llm = LLM(pair.target, drafter=with_head(spec, pair.draft), draft_model=draft, max_batch=batch)
+    llm = LLM(pair.target, without_budget(with_head(spec, pair.draft)), draft_model=draft, max_batch=batch)
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert [out.token_ids for out in outs] == pair.answers
     assert sum(out.stats.accepted_tokens for out in outs) > 20
@@ -66,7 +66,7 @@ def test_the_law_under_reject_is_the_targets(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["draft_model:verification=follow", "specdec_pp:verification=follow,min=1", *SPECS[3:]])
 def test_a_seed_gives_the_same_text_under_follow(spec: str) -> None:
     draft = reduced(make("six_words_draft"), KEPT)
-    drafter = create(with_head(spec, make("six_words_draft")), draft_model=draft)
+    drafter = create(without_budget(with_head(spec, make("six_words_draft"))), draft_model=draft)
     assert answers(drafter, PLAIN, 500, 250) == answers("none", PLAIN, 500, 250)
 
 
