@@ -65,7 +65,7 @@ _SMALL = _Show(
 _REAL = _Show(
     embedded.SMOLLM2,
     (),
-    (PLAIN, LOOKUP), None, tokens=(24, 48), every=3, batch=4, seconds=(20.0, 45.0),
+    (PLAIN, LOOKUP), None, tokens=(24, 48), every=3, batch=4, seconds=(30.0, 60.0),
     remark="SmolLM2-135M-Instruct, and no second model: every drafter here guesses from what was said before. In bfloat16 near"
     " ties may fall otherwise than in transformers.",
     streaming="auto", green="guessed beforehand, kept by the model", answer=192,
