@@ -7,10 +7,9 @@ from pathlib import Path
 
 from paceline.bench.environment import Environment
 from paceline.bench.report import provenance
+from paceline.drafters import PLAIN
 from paceline.report.documents import Kind, read_document, write_document
 from paceline.report.tables import Table
-
-PLAIN = "none"
 
 
 @dataclass(frozen=True, slots=True)

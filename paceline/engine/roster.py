@@ -74,8 +74,6 @@ class Roster:
         if spec is None:
             return self.own
         key = spec_key(spec)
-        if key == self._own_key:
-            return self.own
         if (known := self._known(key)) is not None:
             return known
         with self._making:
@@ -108,12 +106,13 @@ class Roster:
         if spec is None:
             return True
         try:
-            key = spec_key(spec)
+            return self._known(spec_key(spec)) is not None
         except ConfigError:  # which `find` will say
             return False
-        return key == self._own_key or self._known(key) is not None
 
     def _known(self, key: SpecKey) -> Drafting | None:
+        if key == self._own_key:
+            return self.own
         with self._lock:
             if key in self._named:
                 self._named.move_to_end(key)

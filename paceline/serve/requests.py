@@ -85,7 +85,6 @@ class GenerationRequest(BaseModel):
     # ours
     speculation: bool | str | Speculation | None = None
     trace: bool | None = None
-
     # what would have to change the answer, and does not here
     structured_outputs: Absent = None
     guided_json: Absent = None

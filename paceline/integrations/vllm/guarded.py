@@ -81,11 +81,8 @@ class GuardedDrafter:
         """A request has ended."""
         if seq.id in self._muted:
             self._muted.discard(seq.id)
-            return
-        try:
-            self.drafter.stop(seq)
-        except Exception as error:
-            self._faults.report(f"drafter {self.drafter.name!r}", error)
+        else:
+            self._stop(seq)
 
     def _asked(self, seqs: list[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         try:
@@ -99,9 +96,15 @@ class GuardedDrafter:
         return [tree for seq, limit in zip(seqs, max_nodes, strict=True) for tree in self._asked([seq], [limit])]
 
     def _mute(self, seq: Sequence, error: Exception) -> None:
-        self._faults.report(f"drafter {self.drafter.name!r}", error)
+        self._report(error)
+        self._stop(seq)
+        self._muted.add(seq.id)
+
+    def _stop(self, seq: Sequence) -> None:
         try:
             self.drafter.stop(seq)
-        except Exception as again:
-            self._faults.report(f"drafter {self.drafter.name!r}", again)
-        self._muted.add(seq.id)
+        except Exception as error:
+            self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        self._faults.report(f"drafter {self.drafter.name!r}", error)
