@@ -30,8 +30,10 @@ from paceline.drafters.ouroboros.learning import inspirations, refine
 from paceline.drafters.ouroboros.options import OuroborosOptions
 from paceline.drafters.ouroboros.pool_file import KeptPool
 from paceline.drafters.ouroboros.proposal import Proposal, ProposalBuilder
+from paceline.drafters.ouroboros.rates import Rates
 from paceline.drafters.ouroboros.shadow import PhraseShadow
 from paceline.drafters.shared.ngram_pool import NgramPool
+from paceline.drafters.shared.trees import outcome_of
 from paceline.engine.budget import NodeRule, node_limit
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.model import CachedLM
@@ -71,6 +73,7 @@ class Ouroboros(Drafter):
             cold = options.bad_pool == "cold"
             self._kept = KeptPool(options.pool, self._warm, options.ngram - 1, self.vocab_size, cold)
             weakref.finalize(self, self._kept.save_changes)  # at the latest when the process ends
+        self._rates = Rates()
         self._shadows: dict[int, PhraseShadow] = {}
 
     @classmethod
@@ -145,9 +148,13 @@ class Ouroboros(Drafter):
         options = self._options
         for outcome in outcomes:
             shadow = self._shadows.get(outcome.seq.id)
-            if shadow is None or not outcome.tree.token_ids:
+            if shadow is None:
                 continue
             proposal, fed = shadow.proposal, len(outcome.tree)
+            if self.budget:
+                self._rates.learn(proposal.evidence, outcome_of(proposal.tree, outcome))
+            if not fed:
+                continue
             known = proposal.begins_with(outcome.tree)  # else this target takes chains, and got the best branch
             if options.refinement and known and proposal.suffixes:
                 refine(shadow.pool, outcome, proposal, options.ngram)
@@ -178,19 +185,16 @@ class Ouroboros(Drafter):
     ) -> list[Outcome]:
         """Verify phrases with the draft model, in its own `decode_step`; beside it, note what else it might have said."""
         outcomes = verify(seqs, trees, logits)
-        if self._options.branches or self.budget:
-            for row, outcome in enumerate(outcomes):
-                shadow = shadows[outcome.seq.id]
-                if shadow.open:
-                    said_at = [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
-                    shadow.note_probs(outcome.new_token_ids, logits[row, said_at])
+        for row, outcome in enumerate(outcomes):
+            said_at = [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
+            shadows[outcome.seq.id].note_probs(outcome.new_token_ids, logits[row, said_at])
         return outcomes
 
     def _propose_tree(self, seq: Sequence, shadow: PhraseShadow, limit: int) -> Proposal:
         """Return the drafted chain, suffixes behind it, the draft model's alternatives, and phrases behind the root."""
         options = self._options
         builder = ProposalBuilder(
-            seq.token_ids[-2:], shadow.drafted, shadow.probs if self.budget else (), limit, min(limit, seq.remaining - 1),
+            seq.token_ids[-2:], shadow.drafted, shadow.probs, limit, min(limit, seq.remaining - 1),
             partial(self._phrases.phrases, shadow.seq),
         )  # fmt: skip
         if shadow.seq.finish_reason is None:
@@ -198,4 +202,4 @@ class Ouroboros(Drafter):
         if options.branches:
             builder.add_alternatives(sorted(shadow.alternatives, reverse=True)[: options.branches])
             builder.add_phrases(options.suffixes)
-        return builder.build()
+        return builder.build(self._rates if self.budget else None)

@@ -7,13 +7,11 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from paceline.drafters.ouroboros.rates import Evidence, Kind, Rates
 from paceline.drafters.shared.ngram_pool import Ngram
 from paceline.drafters.shared.trees import likeliest_first
 from paceline.engine.origin import Origin
 from paceline.engine.tree import EMPTY_TREE, DraftTree, TreeBuilder
-
-# Confidence in a phrase's first token and in each later one, given those before; what comes true corrects it.
-_FIRST_OF_A_PHRASE, _LATER_OF_A_PHRASE = 0.3, 0.6
 
 Phrases = Callable[[list[int], int], ListLike[Ngram]]  # (tokens, most) -> phrases that may follow them
 
@@ -42,11 +40,13 @@ class Proposal:
         tree: all of it. What is fed may be less: its first nodes, or where the target takes chains, its best one.
         chain: the nodes of the drafted chain.
         suffixes: per phrase behind the chain the phrase itself and its nodes, fewer where it was cut.
+        evidence: per node what speaks for it, where the tree has confidence.
     """
 
     tree: DraftTree = EMPTY_TREE
     chain: ListLike[int] = ()
     suffixes: list[tuple[Ngram, list[int]]] = field(default_factory=list)
+    evidence: ListLike[Evidence] = ()
 
     def begins_with(self, tree: DraftTree) -> bool:
         """Whether a tree is this one, or its first nodes."""
@@ -60,7 +60,7 @@ class Proposal:
         tree, before = likeliest_first(self.tree)
         place = {node: at for at, node in enumerate(before)}
         suffixes = [(phrase, [place[node] for node in nodes]) for phrase, nodes in self.suffixes]
-        return Proposal(tree, [place[node] for node in self.chain], suffixes)
+        return Proposal(tree, [place[node] for node in self.chain], suffixes, [self.evidence[node] for node in before])
 
 
 class ProposalBuilder:
@@ -68,7 +68,7 @@ class ProposalBuilder:
 
     Args:
         text: the newest two tokens of the sequence, or one.
-        chain: the drafted tokens. probs: of each, by the draft model; empty = the tree needs no confidence.
+        chain: the drafted tokens. probs: of each, by the draft model.
         most: nodes. deepest: levels.
         phrases: asks the pool.
     """
@@ -79,8 +79,8 @@ class ProposalBuilder:
         self._text, self._chain, self._deepest, self._phrases = list(text), list(chain[:deepest]), deepest, phrases
         self._tree = TreeBuilder(most)
         self._last = self._tree.add_path(self._chain, origin=Origin.MODEL)
-        self._confidence = dict(enumerate(probs[: len(self._tree)]))  # of nodes that the draft model has a probability for
         self._chain_nodes = range(len(self._tree))
+        self._evidence = [Evidence(Kind.CHAIN, probs[node]) for node in self._chain_nodes]
         self._suffixes: list[tuple[Ngram, list[int]]] = []
 
     def add_suffixes(self, most: int) -> None:
@@ -102,27 +102,33 @@ class ProposalBuilder:
             following = next(iter(self._phrases([before, token], 1)), ())
             node = self._tree.add(token, place - 1, Origin.MODEL)
             if (place - 1, token) in self._tree:
-                self._confidence.setdefault(node, alternative.prob)
+                self._note(Evidence(Kind.ALTERNATIVE, alternative.prob))
                 self._tree.add_path(following[: len(chain) - place - 1], node, Origin.POOL)
+                self._note(Evidence(Kind.PHRASE))
 
     def add_phrases(self, most: int) -> None:
         """Add phrases behind the newest token, no deeper than the chain."""
         for phrase in self._phrases(self._text, most):
             self._tree.add_path(phrase[: len(self._chain)], origin=Origin.POOL)
+            self._note(Evidence(Kind.PHRASE))
 
-    def build(self) -> Proposal:
-        """Return all of it; with confidence, the likeliest paths come first."""
+    def build(self, rates: Rates | None) -> Proposal:
+        """Return all of it.
+
+        Args:
+            rates: if given, the tree has confidence by them, and the likeliest paths first.
+        """
         tree = self._tree.build()
-        proposal = Proposal(tree, self._chain_nodes, self._suffixes)
-        if not self._confidence:
-            return proposal
-        confidence = [self._confidence_in(node, parent) for node, parent in enumerate(tree.parents)]
-        proposal.tree = replace(tree, confidence=confidence)
-        return proposal.likeliest_first()
+        if rates is None:
+            return Proposal(tree, self._chain_nodes, self._suffixes)
+        confidence = [rates.confidence(one) for one in self._evidence]
+        return Proposal(replace(tree, confidence=confidence), self._chain_nodes, self._suffixes, self._evidence).likeliest_first()
 
-    def _confidence_in(self, node: int, parent: int) -> float:
-        in_a_phrase = parent >= len(self._chain_nodes) and parent not in self._confidence
-        return self._confidence.get(node, _LATER_OF_A_PHRASE if in_a_phrase else _FIRST_OF_A_PHRASE)
+    def _note(self, first: Evidence) -> None:
+        """Note what speaks for the nodes that were added last: the first one, and those behind it."""
+        for _ in range(len(self._evidence), len(self._tree)):
+            self._evidence.append(first)
+            first = Evidence(Kind.WITHIN)
 
     def _add_suffix(self, phrase: ListLike[int]) -> list[int]:
         """Add a phrase behind the chain as far as there is room, and return its nodes."""
@@ -132,4 +138,5 @@ class ProposalBuilder:
                 break
             parent = tree.add(token, parent, Origin.POOL)
             nodes.append(parent)
+        self._note(Evidence(Kind.SUFFIX))
         return nodes
