@@ -77,10 +77,10 @@ def in_a_process(given: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def encoded(options: argparse.Namespace, tokenizer: Any) -> dict[str, list[list[int]]]:
-    """The token ids of the prompts of each file."""
+    """The token ids of the prompts of each file; with room for K behind the answer, as vLLM drafts for nobody without it."""
     from paceline.report.prompts import encode, load_prompts, shortened
 
-    room = options.context - options.max_tokens
+    room = options.context - options.max_tokens - options.most - 1
     files = {}
     for path in map(Path, options.prompts):
         every = options.every or max(1, len(load_prompts([path])) // options.count)
