@@ -15,11 +15,19 @@ from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
 from tests.support.models import make
-from tests.support.shared import COUNT, SAME_SEED, SPECS, Pair, ScriptedTree, reference
+from tests.support.shared import COUNT, MOST_SPECS, SAME_SEED, SPECS, VARIANTS, Pair, ScriptedTree, reference
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", SPECS)
+def with_batches(specs: ListLike[str], small: int, large: int) -> list[Any]:
+    """Every spec with both batch sizes; variants with the small one are slow."""
+    return [
+        pytest.param(spec, batch, marks=pytest.mark.slow if spec in VARIANTS and batch == small else ())
+        for spec in specs
+        for batch in (small, large)
+    ]
+
+
+@pytest.mark.parametrize(("name", "batch"), with_batches(SPECS, 1, 3))
 def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
     """More prompts than places, all ending at different times. Eight at a time are below, with end tokens."""
     llm = pair.engine(name, max_batch=batch)
@@ -44,7 +52,7 @@ def test_drafts_are_accepted(pair: Pair, name: str) -> None:
     assert sum(out.stats.drafted_tokens - out.stats.accepted_tokens for out in outs) > 0
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MOST_SPECS)
 def test_greedy_with_a_repetition_penalty_equals_generate(pair: Pair, name: str) -> None:
     """The penalty holds on the true prefix of every node."""
     expected = [reference(pair.target, prompt, 20, repetition_penalty=1.4) for prompt in pair.prompts]
@@ -52,7 +60,7 @@ def test_greedy_with_a_repetition_penalty_equals_generate(pair: Pair, name: str)
     assert [out.token_ids for out in outs] == expected
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MOST_SPECS)
 def test_several_end_tokens(pair: Pair, name: str) -> None:
     """The answer ends at the first of them, also in the middle of an accepted run."""
     ends = [pair.answers[1][6], pair.answers[5][9]]
@@ -67,7 +75,7 @@ def test_several_end_tokens(pair: Pair, name: str) -> None:
     assert [out.token_ids for out in on] == pair.answers
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MOST_SPECS)
 def test_stop_strings(pair: Pair, tokenizer: Any, name: str) -> None:
     """Tokens as `generate` gives them, text cut before the string; the strings cross borders of tokens."""
     texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in pair.answers]
@@ -83,7 +91,7 @@ def test_stop_strings(pair: Pair, tokenizer: Any, name: str) -> None:
         assert out.finish_reason == ("length" if cut is None else "stop")
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MOST_SPECS)
 def test_never_a_token_too_many(pair: Pair, name: str) -> None:
     """Limits of 1 to 12 tokens cut accepted runs everywhere; the same limits through the context length."""
     llm = pair.engine(name)
@@ -99,7 +107,7 @@ def test_never_a_token_too_many(pair: Pair, name: str) -> None:
     assert (out.token_ids, out.finish_reason) == (pair.answers[6][:5], "length")
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MOST_SPECS)
 def test_prompts_in_chunks(pair: Pair, name: str) -> None:
     llm = pair.engine(name, max_batch=3)
     llm.model.prefill_chunk = 4
@@ -109,7 +117,7 @@ def test_prompts_in_chunks(pair: Pair, name: str) -> None:
         assert out.stats.prefill_forwards == -(-len(prompt) // 4)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MOST_SPECS)
 def test_slots_change_hands(pair: Pair, name: str) -> None:
     """One engine, many calls: what a call leaves behind must not reach the next."""
     llm = pair.engine(name, max_batch=4)
@@ -141,8 +149,7 @@ def sampled(pair: Pair) -> list[list[int]]:
     return [out.token_ids for out in llm.generate(pair.prompts, MIXED)]
 
 
-@pytest.mark.parametrize("batch", [1, 5])
-@pytest.mark.parametrize("spec", SAME_SEED)
+@pytest.mark.parametrize(("spec", "batch"), with_batches(SAME_SEED, 1, 5))
 def test_a_seed_gives_the_same_text(pair: Pair, sampled: list[list[int]], spec: str, batch: int) -> None:
     """Under every drafter of guesses, in any batch, in any order, beside any neighbours."""
     llm = pair.engine(spec, max_batch=batch)
@@ -202,7 +209,7 @@ def test_drafts_are_the_draft_models_own_words(pair: Pair) -> None:
 STREAMED = [SamplingParams(30), SamplingParams(30, 1.0, seed=3, stop=("e.", "a", "zz"))]
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MOST_SPECS)
 def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str) -> None:
     """Two engines with the same history: what a drafter keeps between requests is the same in both.
 
@@ -225,7 +232,7 @@ def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str
         assert all(chunk.completion is None for chunk in chunks[:-1])
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MOST_SPECS)
 def test_a_stream_shows_nothing_of_a_stop_string(pair: Pair, tokenizer: Any, name: str) -> None:
     """Stop strings that begin in one step and end in another, and ones that only begin."""
     llm = pair.engine(name, tokenizer=tokenizer)
@@ -237,7 +244,7 @@ def test_a_stream_shows_nothing_of_a_stop_string(pair: Pair, tokenizer: Any, nam
             assert "".join(chunk.text for chunk in chunks) == text[: text.find(params.stop[0])]
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MOST_SPECS)
 def test_a_stream_closed_early_leaves_nothing(pair: Pair, name: str) -> None:
     llm = pair.engine(name)
     before = Sequence([1], SamplingParams()).id

@@ -55,13 +55,13 @@ class CheckedDrafter(DelegatingDrafter):
     Attributes:
         steps, empty_on_zero: trees asked for, and those of them with a budget of 0.
         nodes, accepted: nodes of all trees, and those the target kept.
-        draws: whether a tree carried distributions.
+        drawn: whether a tree carried distributions.
     """
 
     def __init__(self, inner: Drafter, vocab: int, budgets: ListLike[int] = BUDGETS, seed: int = 3) -> None:
         super().__init__(inner)
         self.steps = self.nodes = self.accepted = self.empty_on_zero = 0
-        self.draws = False
+        self.drawn = False
         self._vocab, self._budgets = vocab, list(budgets)
         self._random = random.Random(seed)
 
@@ -77,7 +77,7 @@ class CheckedDrafter(DelegatingDrafter):
         self.steps += len(trees)
         self.empty_on_zero += budget.count(0)
         self.nodes += sum(map(len, trees))
-        self.draws = self.draws or any(tree.probs is not None for tree in trees)
+        self.drawn = self.drawn or any(tree.probs is not None for tree in trees)
         return trees
 
     def observe(self, outcomes: ListLike[Outcome]) -> None:
@@ -121,11 +121,11 @@ def check_drafter(
         params = SamplingParams(max_new_tokens, temperature=temperature, seed=1)
         plain = _decode(model, NoDrafter(), asked, params, ends)
         found = _decode(model, checked, asked, params, ends)
-        if temperature == 0.0 or not checked.draws:
+        if temperature == 0.0 or not checked.drawn:
             _compare(drafter, plain, found)
         if temperature == 0.0:
             check_aborts(model, checked, asked, plain)
-    return ContractReport(checked.steps, checked.nodes, checked.accepted, checked.draws)
+    return ContractReport(checked.steps, checked.nodes, checked.accepted, checked.drawn)
 
 
 def check_aborts(

@@ -21,10 +21,11 @@ from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
-_KIND = "cost-v1"  # another number when what is measured or written changes
+_KIND = "cost-v2"  # another number when what is measured or written changes
 _TEXT = 32  # tokens in front
 _ROUNDS = 3
-_ENOUGH_SECONDS = 6.0  # no larger number of rows is begun after it
+# No larger number of rows is begun after so many seconds; of a slow model, after so many forwards of one row, up to the second.
+_ENOUGH_SECONDS, _MOST_SECONDS, _ENOUGH_FORWARDS = 6.0, 18.0, 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def measure(model: CachedLM, most: int = ROWS[-1]) -> CostCurve:
     begin = time.perf_counter()
     for turn in range(_ROUNDS):
         for rows in ROWS if turn == 0 else tuple(best):
-            slow = time.perf_counter() - begin > _ENOUGH_SECONDS / _ROUNDS and len(best) > 1
+            slow = len(best) > 1 and time.perf_counter() - begin > _enough(best[1]) / _ROUNDS
             if turn == 0 and (slow or rows > most):
                 break
             tree = DraftTree.chain(_tokens(model, rows - 1)) if rows > 1 else EMPTY_TREE
@@ -81,6 +82,10 @@ def measure(model: CachedLM, most: int = ROWS[-1]) -> CostCurve:
     apart.close(seq)
     seconds = np.maximum.accumulate([best[rows] for rows in best])
     return CostCurve(tuple(best), tuple(float(one) for one in seconds))
+
+
+def _enough(forward: float) -> float:
+    return min(_MOST_SECONDS, max(_ENOUGH_SECONDS, _ENOUGH_FORWARDS * forward))
 
 
 def _read(kept: dict[str, Any]) -> CostCurve:

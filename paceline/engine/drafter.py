@@ -131,6 +131,10 @@ class Drafter:
     def observe(self, outcomes: ListLike[Outcome]) -> None:
         """The target has spoken and its tokens are appended: learn, roll back."""
 
+    def draws(self, seq: Sequence) -> bool:
+        """Whether drafts of `seq` come with their distributions: the text depends on those, so no clock may decide about them."""
+        return False
+
     def stop(self, seq: Sequence) -> None:
         """`seq` has finished or was aborted: free everything that belongs to it."""
 
@@ -165,7 +169,9 @@ class DelegatingDrafter(Drafter):
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        for name in ("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k", "needs_predictions"):
+        for name in ("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k"):
+            setattr(self, name, getattr(inner, name))
+        for name in ("needs_predictions", "needs_draft_model"):
             setattr(self, name, getattr(inner, name))
 
     def check_vocab_size(self, vocab_size: int) -> None:
@@ -187,6 +193,10 @@ class DelegatingDrafter(Drafter):
     def observe(self, outcomes: ListLike[Outcome]) -> None:
         """Pass on."""
         self.inner.observe(outcomes)
+
+    def draws(self, seq: Sequence) -> bool:
+        """Pass on."""
+        return self.inner.draws(seq)
 
     def stop(self, seq: Sequence) -> None:
         """Pass on."""

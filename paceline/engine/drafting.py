@@ -47,7 +47,8 @@ class Part:
         ready: those of them whose newest token is fed. trees: what is proposed for these.
         outcomes: what the target said about the trees.
         flat: the trees as they were proposed, where the budget may cut them; else None.
-        cost: what the trees cost the step, fed whole, in steps without them; 0 = that is of no interest.
+        cost: what the step takes with the trees, in steps without them; 0 = that is of no interest. Of trees that are cut, it is
+            where a model made them that their drafter cannot do without: however few are fed, that time has passed.
         draft_seconds: in forwards of the drafter's own model.
         error: what the drafter raised, which ends its requests and no others.
     """
@@ -91,6 +92,7 @@ class Part:
             emitted = [outcome.new_token_ids for outcome in self.outcomes]
             ends = np.cumsum([0, *map(len, emitted)], dtype=np.int64)
             count(worth.reliability, self.flat, np.array(list(chain.from_iterable(emitted)), dtype=np.int64), ends)
+        if self.flat is not None and not self.drafting.drafter.needs_draft_model:
             worth.gate.note_cut(self.width)
         elif self.cost:
             without = all_tokens - self.new_tokens + len(self.outcomes)  # tokens of a step without these drafts

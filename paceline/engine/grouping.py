@@ -47,13 +47,18 @@ def parts_of(group: ListLike[Ticket], model: CachedLM, max_nodes: int, most_rows
         max_nodes = max(0, min(max_nodes, most_rows // len(group) - max(fed_by(group, model.prefill_chunk))))
     drafting = sum(model.reaches_end(ticket.seq) for ticket in group)
     parts: dict[Drafting, Part] = {}
-    limits: dict[Drafting, int] = {}
+    open_limits: dict[Drafting, tuple[int, bool]] = {}
     for ticket in group:
         mine, wanted = ticket.drafting, ticket.seq.params.max_nodes
         if mine not in parts:
             parts[mine] = Part(mine, [], [])
-            closed = mine.worth is not None and not mine.worth.gate.opens()
-            limits[mine] = 0 if closed else node_limit(mine.drafter.node_rule, drafting, max_nodes)
+            open_limits[mine] = (
+                node_limit(mine.drafter.node_rule, drafting, max_nodes),
+                mine.worth is None or mine.worth.gate.opens(),
+            )
+        limit, opens = open_limits[mine]
+        if not opens and not mine.drafter.draws(ticket.seq):
+            limit = 0
         parts[mine].seqs.append(ticket.seq)
-        parts[mine].max_nodes.append(limits[mine] if wanted is None else min(wanted, limits[mine]))
+        parts[mine].max_nodes.append(limit if wanted is None else min(wanted, limit))
     return list(parts.values())

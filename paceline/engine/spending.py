@@ -7,7 +7,8 @@ padded to the widest tree, so there is one width for the whole batch, whatever i
 number of sequences.
 
 Trees without confidence are fed whole or not at all: their drafter is left out while it yields less than plain decoding would in
-the same time, and tried again ever more rarely; once it has paid it is back. In a batch of several drafters up to that width the
+the same time, and tried again ever more rarely; once it has paid it is back. So is one that always asks a model of its own,
+whose time has passed before there is a tree to cut. In a batch of several drafters up to that width the
 nodes of all others are free; and of drafters that feed whole trees each pays for what is wider than the next narrower one.
 """
 
@@ -121,6 +122,8 @@ class Spending:
         # Prompts say nothing about decoding.
         fed = max(floor, width)
         self._step = (fed > 0, float(by_curve[fed])) if pending == 1 else None
+        if pending == 1:
+            _charge_drafting(parts, seconds / seconds[0], float(seconds[0]) * self._pace.plain)
 
     def observe(self, parts: ListLike[Part], seconds: float) -> None:
         """Count what came true of the trees that were cut last.
@@ -130,7 +133,7 @@ class Spending:
         """
         if self._step is not None and self._pace is not None:
             drafted, expected = self._step
-            self._pace.note(drafted, seconds, expected)
+            self._pace.note(drafted, seconds - sum(part.draft_seconds for part in parts), expected)
             self._step = None
         tokens = sum(part.new_tokens for part in parts)
         for part in parts:
@@ -176,6 +179,17 @@ def _charge(parts: ListLike[Part], width: int, seconds: NDArray[np.float64]) -> 
         if part.width and part.drafting.worth is not None:
             part.cost = float(seconds[max(below, part.width)] / seconds[below])
         below = max(below, part.width)
+
+
+def _charge_drafting(parts: ListLike[Part], costs: NDArray[np.float64], plain: float) -> None:
+    """Add what it took to ask drafters' own models.
+
+    Args:
+        costs: of a step by its width, in steps without trees, which take `plain` seconds.
+    """
+    for part in parts:
+        if part.drafting.drafter.needs_draft_model and part.drafting.worth is not None:
+            part.cost = (part.cost or float(costs[part.width])) + part.draft_seconds / plain
 
 
 @compiled

@@ -13,7 +13,7 @@ from paceline import LLM, DraftTree, Outcome, SamplingParams, ScriptedDrafter
 from paceline.drafters.contract import CheckedDrafter, leftovers
 from paceline.engine.sequence import Sequence
 from paceline.errors import DrafterError
-from tests.support.shared import COUNT, RAGGED, SPECS, Pair, check_aborts
+from tests.support.shared import COUNT, MOST_SPECS, RAGGED, SPECS, Pair, check_aborts
 
 
 class Watched(CheckedDrafter):
@@ -45,12 +45,12 @@ def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: fl
 
 
 @pytest.mark.parametrize("budgets", [[20], RAGGED], ids=str)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MOST_SPECS)
 def test_an_abort_leaves_no_state(pair: Pair, name: str, budgets: list[int]) -> None:
     check_aborts(pair, pair.engine(name).drafter, budgets)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MOST_SPECS)
 def test_no_budget_is_plain_decoding(pair: Pair, name: str) -> None:
     llm = pair.engine(name, max_nodes=0)
     (out,) = llm.generate([pair.prompts[1]], SamplingParams(max_new_tokens=12))

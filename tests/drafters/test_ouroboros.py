@@ -12,7 +12,8 @@ import pytest
 from paceline import LLM, Completion, DraftTree, Outcome, SamplingParams
 from paceline.drafters.contract import leftovers
 from paceline.drafters.ouroboros.drafter import Ouroboros, OuroborosOptions
-from paceline.drafters.ouroboros.learning import Proposal, inspirations, refine
+from paceline.drafters.ouroboros.learning import inspirations, refine
+from paceline.drafters.ouroboros.proposal import Proposal
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
@@ -34,7 +35,11 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def engine(pair: Pair, max_batch: int = 8, **options: Any) -> LLM:
-    return LLM(pair.target, drafter=Ouroboros(OuroborosOptions(**options), CachedLM(pair.draft)), max_batch=max_batch)
+    return LLM(
+        pair.target,
+        drafter=Ouroboros(OuroborosOptions(**{"budget": False, **options}), CachedLM(pair.draft)),
+        max_batch=max_batch,
+    )
 
 
 def answers(llm: LLM, pair: Pair, **params: Any) -> list[Completion]:
@@ -127,22 +132,22 @@ def test_the_rules_of_inspiration() -> None:
     """Text 1 2, draft 3 4 5 6 7 8; the target says 3, then 9 for 4, and agrees with the rest but for 8."""
     outcome = outcome_of(DraftTree.chain([3, 4, 5, 6, 7, 8]), [3, 9, 5, 6, 7, 0, 2], [3, 9])
     code = [((3, 4), (5, 6)), ((4, 5), (6, 7)), ((5, 6), (7, 0))]
-    assert list(inspirations(outcome, 6, "code", 3)) == code
-    assert list(inspirations(outcome, 6, "paper", 3)) == code[1:]
-    assert list(inspirations(outcome, 6, "every", 3)) == [((1, 2), (3, 9)), *code]
-    assert list(inspirations(outcome, 6, "off", 3)) == []
+    assert list(inspirations(outcome, range(6), "code", 3)) == code
+    assert list(inspirations(outcome, range(6), "paper", 3)) == code[1:]
+    assert list(inspirations(outcome, range(6), "every", 3)) == [((1, 2), (3, 9)), *code]
+    assert list(inspirations(outcome, range(6), "off", 3)) == []
     right = outcome_of(DraftTree.chain([3, 4, 5]), [3, 4, 5, 6], [3, 4, 5, 6])
-    assert list(inspirations(right, 3, "code", 3)) == list(inspirations(right, 3, "paper", 3)) == []
+    assert list(inspirations(right, range(3), "code", 3)) == list(inspirations(right, range(3), "paper", 3)) == []
     # Of a branch beside the draft: 3 below the root, or 4 with 5 behind it, which the target continues with 6.
     branch = outcome_of(DraftTree([3, 4, 5], [-1, -1, 1]), [0, 0, 5, 6], [0])
-    assert list(inspirations(branch, 1, "every", 3)) == [((2, 4), (5, 6))]
-    assert list(inspirations(branch, 1, "code", 3)) == []
+    assert list(inspirations(branch, range(1), "every", 3)) == [((2, 4), (5, 6))]
+    assert list(inspirations(branch, range(1), "code", 3)) == []
 
 
 def test_refinement_replaces_by_value() -> None:
     """Behind the draft 3 two phrases were verified, 4 5 and 6 7; the target says 4 5 in both places."""
     tree = DraftTree([3, 4, 5, 6, 7], [-1, 0, 1, 0, 3])
-    proposal = Proposal(tree, 1, [((4, 5), [1, 2]), ((6, 7), [3, 4])])
+    proposal = Proposal(tree, [0], [((4, 5), [1, 2]), ((6, 7), [3, 4])])
     pool = NgramPool(4)
     for phrase in ((8, 8), (6, 7), (4, 5)):
         pool.add((2, 3), phrase)
@@ -168,7 +173,7 @@ def test_the_tree_is_the_papers_without_branches(pair: Pair) -> None:
             trees.extend(outcome.tree for outcome in outcomes)
             super().observe(outcomes)
 
-    options = OuroborosOptions(gamma=4, ngram=5, suffixes=2, branches=0)
+    options = OuroborosOptions(gamma=4, ngram=5, suffixes=2, branches=0, budget=False)
     answers(LLM(pair.target, drafter=Kept(options, CachedLM(pair.draft)), max_batch=1), pair)
     forks = [{parent for parent in tree.parents if tree.parents.count(parent) > 1} for tree in trees]
     assert any(forks)

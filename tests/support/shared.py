@@ -28,8 +28,7 @@ from paceline.engine.tree import TreeBuilder
 
 COUNT = 40
 RAGGED = list(contract.BUDGETS)
-SPECS = [
-    *available(),
+VARIANTS = [
     "draft_model:length=3,branch_above=0.02,lookup=true",
     "draft_model:rule=confidence,stop_below=0.3",
     "draft_model:rule=heuristic,length=2",
@@ -49,7 +48,10 @@ SPECS = [
     "auto:draft=true,budget=true,nodes=12",
     "lookahead:budget=true",
     "token_recycling:tree=paper,keys=1",
-]  # every drafter, and options that change what it proposes
+]  # options that change what a drafter proposes
+SPECS = [*available(), *VARIANTS]
+# For tests that tell little of the variants beyond what others have told: `make test-all` runs them all.
+MOST_SPECS: list[Any] = [*available(), *(pytest.param(spec, marks=pytest.mark.slow) for spec in VARIANTS)]
 SAME_SEED = [spec for spec in SPECS if not spec.startswith(("draft_model", "specdec_pp"))]  # drafters of guesses only
 SAME_SEED += ["draft_model:verification=follow", "draft_model:verification=follow,length=3,branch_above=0.02,lookup=true"]
 SAME_SEED += ["draft_model:verification=follow,rule=heuristic", "specdec_pp:verification=follow"]

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.engine.budget import node_limit
-from paceline.engine.drafter import DelegatingDrafter, Outcome
+from paceline.engine.drafter import DelegatingDrafter
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.engine.tree import DraftTree
 
 _ROOM = 256  # nodes the draft model may propose, but for its own rule
 _OF_A_CHAIN = 0.7  # confidence in the nodes of a chain, which has none
@@ -25,37 +25,12 @@ class ModelSource(DelegatingDrafter):
 
     def __init__(self, draft: CachedLM) -> None:
         super().__init__(DraftModel(DraftModelOptions(verification="follow"), draft))
-        self._trees: dict[int, DraftTree] = {}
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Propose a tree per sequence, of as many nodes as the draft model is sure of."""
         most = [node_limit(self.node_rule, len(seqs), _ROOM) if limit else 0 for limit in max_nodes]
-        trees = [_with_confidence(tree) for tree in self.inner.propose(seqs, most)]
-        for seq, tree in zip(seqs, trees, strict=True):
-            self._trees[seq.id] = tree
-        return trees
-
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
-        """Tell the draft model's trees what the text became."""
-        self.inner.observe([_of_tree(outcome, self._trees.get(outcome.seq.id, EMPTY_TREE)) for outcome in outcomes])
-
-    def stop(self, seq: Sequence) -> None:
-        """Free what belongs to a sequence."""
-        super().stop(seq)
-        self._trees.pop(seq.id, None)
+        return [_with_confidence(tree) for tree in self.inner.propose(seqs, most)]
 
 
 def _with_confidence(tree: DraftTree) -> DraftTree:
     return tree if tree.confidence is not None or not tree.token_ids else replace(tree, confidence=[_OF_A_CHAIN] * len(tree))
-
-
-def _of_tree(outcome: Outcome, tree: DraftTree) -> Outcome:
-    """Return what the text that was said makes of another tree than the one that was fed."""
-    children, node, accepted = tree.edges(), -1, []
-    for token in outcome.new_token_ids:
-        following = children.get((node, token))
-        if following is None:
-            break
-        node = following
-        accepted.append(node)
-    return replace(outcome, tree=tree, accepted=accepted)

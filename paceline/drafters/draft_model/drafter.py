@@ -1,7 +1,8 @@
 """Speculative decoding with a small model that drafts a chain (Leviathan et al. 2023, Chen et al. 2023), or a tree.
 
 What is different here: draws make a chain as in the papers (`shared/chains.py`); guesses, greedy ones above all, make a tree
-(`guess_tree.py`), unless a length or a length rule is given. A tree has as many nodes as the draft model's confidence is worth.
+(`guess_tree.py`), unless a length or a length rule is given. A tree has as many nodes as the draft model's confidence is worth;
+of these the engine feeds what pays for its forward.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from paceline.drafters.draft_model.hit_rates import HitRates
 from paceline.drafters.draft_model.options import MOST_NODES, DraftModelOptions
 from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
 from paceline.drafters.shared.length_rules import LengthRule
+from paceline.drafters.shared.trees import outcome_of
 from paceline.engine import sampling
 from paceline.engine.budget import NodeRule
 from paceline.engine.drafter import Outcome
@@ -35,10 +37,12 @@ class _Record:
 
     Attributes:
         rates: how often the draft was right here so far.
-        first_choice_probs: per node of the newest tree, the probability it had as a first choice; empty for a chain.
+        tree: the newest one, likeliest paths first; empty for a chain.
+        first_choice_probs: per node of it, the probability it had as a first choice.
     """
 
     rates: HitRates = field(default_factory=HitRates)
+    tree: DraftTree = EMPTY_TREE
     first_choice_probs: list[float | None] = field(default_factory=list)
 
 
@@ -60,6 +64,7 @@ class DraftModel(ChainDrafter):
         super().__init__(draft, rule or options.length_rule(), options.verification, options.looks_up, spare)
         self._options = options
         self._grows = rule is None and options.branch_threshold < 1 and draft.takes_trees
+        self.budget = rule is None and options.cuts
         if rule is None and options.shares:
             self.node_rule = NodeRule(MOST_NODES, batch=MOST_NODES, least=_FEWEST)
         self._records: dict[int, _Record] = {}
@@ -84,19 +89,21 @@ class DraftModel(ChainDrafter):
         super().observe(outcomes)
         for outcome in outcomes:
             record = self._records.get(outcome.seq.id)
-            if record is not None and len(record.first_choice_probs) == len(outcome.tree):
-                record.rates.learn(outcome.tree, record.first_choice_probs, outcome.accepted, len(outcome.new_token_ids))
+            if record is not None and record.tree.token_ids:
+                said = outcome_of(record.tree, outcome)
+                record.rates.learn(said.tree, record.first_choice_probs, said.accepted, len(said.new_token_ids))
 
     def _draft_trees(self, seqs: list[Sequence], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
         """Grow trees for sequences that may have one, then draft chains for the others."""
-        branching = [self._grows and not self._draws(seq) for seq in seqs]
+        branching = [self._grows and not self.draws(seq) for seq in seqs]
         sizes = [limit if branches else 0 for limit, branches in zip(max_nodes, branching, strict=True)]
         grown = self._grow_trees(seqs, limits, sizes)
         chains = self._draft_chains(seqs, [0 if branches else limit for limit, branches in zip(limits, branching, strict=True)])
         trees = []
         for seq, branches, tree, chain in zip(seqs, branching, grown, chains, strict=True):
-            finished, self._records[seq.id].first_choice_probs = tree.finished() if branches else (chain, [])
-            trees.append(finished)
+            record = self._records[seq.id]
+            record.tree, record.first_choice_probs = tree.finished() if branches else (EMPTY_TREE, [])
+            trees.append(record.tree if branches else chain)
         return trees
 
     def _grow_trees(self, seqs: list[Sequence], longest: list[int], sizes: list[int]) -> list[GuessTree]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceline.drafters.draft_model.hit_rates import HitRates
+from paceline.drafters.shared.trees import likeliest_first
 from paceline.engine.origin import Origin
 from paceline.engine.tree import DraftTree
 
@@ -137,14 +138,14 @@ class GuessTree:
                 self._branch(node, answer)
 
     def finished(self) -> tuple[DraftTree, list[float | None]]:
-        """Return the tree to verify, and per node its probability where it is a first choice."""
+        """Return the tree to verify, likeliest paths first, and per node its probability where it is a first choice."""
         kept = self._kept()
         place = {-1: -1} | {node: at for at, node in enumerate(kept)}
         guesses = [self._guesses[node] for node in kept]
-        confidence = [guess.path_confidence / max(self._path_confidence(guess.parent), 1e-9) for guess in guesses]
+        confidence = [min(1.0, guess.path_confidence / max(self._path_confidence(guess.parent), 1e-9)) for guess in guesses]
         tokens, parents = [guess.token for guess in guesses], [place[guess.parent] for guess in guesses]
-        tree = DraftTree(tokens, parents, confidence=confidence, origins=[Origin.MODEL] * len(guesses))
-        return tree, [guess.first_choice_prob for guess in guesses]
+        tree, before = likeliest_first(DraftTree(tokens, parents, confidence=confidence, origins=[Origin.MODEL] * len(guesses)))
+        return tree, [guesses[node].first_choice_prob for node in before]
 
     def _branch(self, node: int, answer: Answer) -> None:
         """Add the choice below `node`, and the other likely tokens."""

@@ -34,6 +34,8 @@ class DraftModelOptions:
         branch_above: guess the draft's further choices wherever their confidence is above this; 1 = never. Not given: 0.06, or 1
             with a length. Not for draws.
         lookup: speed up the draft model itself by prompt lookup. Not given: on, but off with a length or another rule.
+        budget: of a tree, the engine feeds what pays for its forward, and drafts are left out while they do not pay; never of
+            draws, which the text depends on. Not given: on, but off with a length or another rule.
         verification: "reject" (the papers' rule) or "follow" (same noise as the target). Greedy is the same under both.
     """
 
@@ -42,6 +44,7 @@ class DraftModelOptions:
     stop_below: float | None = None
     branch_above: float | None = None
     lookup: bool | None = None
+    budget: bool | None = None
     verification: str = "reject"
 
     def __post_init__(self) -> None:
@@ -104,6 +107,11 @@ class DraftModelOptions:
     def looks_up(self) -> bool:
         """Whether drafting is sped up by prompt lookup."""
         return self.shares if self.lookup is None else self.lookup
+
+    @property
+    def cuts(self) -> bool:
+        """Whether there is a budget."""
+        return self.shares if self.budget is None else self.budget
 
     @property
     def shares(self) -> bool:

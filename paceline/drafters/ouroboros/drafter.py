@@ -11,6 +11,7 @@ What is different here, both from the paper and from its public code:
 - prompt and answer go into the pool; every node teaches, not only those behind a rejection;
 - phrases of the pool are verified behind the newest token as well; where the draft model was unsure, its alternatives are
   verified too, each with the phrase that follows it;
+- of all this the engine feeds what pays for its forward, likeliest paths first (`budget`);
 - any temperature, and batches. Drafts of sampled requests are drawn with the target's own keyed noise, so they agree with it more
   often than a draft model's arg-max would; all of them are guesses, so the text is that of plain decoding.
 """
@@ -25,18 +26,20 @@ from functools import partial
 from torch import Tensor
 
 from paceline.drafters.lookahead.drafter import Lookahead, LookaheadOptions
-from paceline.drafters.ouroboros.learning import Proposal, inspirations, refine
+from paceline.drafters.ouroboros.learning import inspirations, refine
 from paceline.drafters.ouroboros.options import OuroborosOptions
 from paceline.drafters.ouroboros.pool_file import KeptPool
+from paceline.drafters.ouroboros.proposal import Proposal, ProposalBuilder
+from paceline.drafters.ouroboros.rates import Rates
 from paceline.drafters.ouroboros.shadow import PhraseShadow
 from paceline.drafters.shared.ngram_pool import NgramPool
+from paceline.drafters.shared.trees import outcome_of
 from paceline.engine.budget import NodeRule, node_limit
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.model import CachedLM
-from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import decode_step
-from paceline.engine.tree import EMPTY_TREE, DraftTree, TreeBuilder
+from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.engine.verify import verify
 from paceline.errors import ConfigError
 
@@ -58,6 +61,7 @@ class Ouroboros(Drafter):
     def __init__(self, options: OuroborosOptions, draft: CachedLM) -> None:
         self.vocab_size = draft.vocab_size
         self.node_rule = NodeRule(batch=_BATCH_NODES, least=options.gamma + options.ngram - 1)
+        self.budget = options.budget
         self._options = options
         self._draft = draft
         self._entries = max(options.window, _LEAST_ENTRIES)
@@ -69,6 +73,7 @@ class Ouroboros(Drafter):
             cold = options.bad_pool == "cold"
             self._kept = KeptPool(options.pool, self._warm, options.ngram - 1, self.vocab_size, cold)
             weakref.finalize(self, self._kept.save_changes)  # at the latest when the process ends
+        self._rates = Rates()
         self._shadows: dict[int, PhraseShadow] = {}
 
     @classmethod
@@ -143,12 +148,18 @@ class Ouroboros(Drafter):
         options = self._options
         for outcome in outcomes:
             shadow = self._shadows.get(outcome.seq.id)
-            if shadow is None or not outcome.tree.token_ids:
+            if shadow is None:
                 continue
-            whole = outcome.tree is shadow.proposal.tree  # else this target takes chains, and got the deepest branch
-            if options.refinement and whole and shadow.proposal.suffixes:
-                refine(shadow.pool, outcome, shadow.proposal, options.ngram)
-            for context, phrase in inspirations(outcome, shadow.proposal.chain, options.inspiration, options.ngram):
+            proposal, fed = shadow.proposal, len(outcome.tree)
+            if self.budget:
+                self._rates.learn(proposal.evidence, outcome_of(proposal.tree, outcome))
+            if not fed:
+                continue
+            known = proposal.begins_with(outcome.tree)  # else this target takes chains, and got the best branch
+            if options.refinement and known and proposal.suffixes:
+                refine(shadow.pool, outcome, proposal, options.ngram)
+            chain = [node for node in proposal.chain if node < fed] if known else range(min(fed, len(proposal.chain)))
+            for context, phrase in inspirations(outcome, chain, options.inspiration, options.ngram):
                 shadow.pool.add(context, phrase)
 
     def _catch_up(self, seq: Sequence, shadow: PhraseShadow) -> None:
@@ -157,7 +168,7 @@ class Ouroboros(Drafter):
         shadow.seq.finish_reason = None
         shadow.pool.add_text(seq.token_ids, shadow.pooled_tokens, self._options.ngram)
         shadow.pooled_tokens = len(seq)
-        shadow.confidence, shadow.alternatives = 1.0, []
+        shadow.begin()
 
     def _draft_phrases(self, shadows: list[PhraseShadow]) -> None:
         """Draft until every shadow has reached its goal; those that have run along, as rows of one batch."""
@@ -174,52 +185,21 @@ class Ouroboros(Drafter):
     ) -> list[Outcome]:
         """Verify phrases with the draft model, in its own `decode_step`; beside it, note what else it might have said."""
         outcomes = verify(seqs, trees, logits)
-        if self._options.branches:
-            for row, outcome in enumerate(outcomes):
-                shadow = shadows[outcome.seq.id]
-                if shadow.open:
-                    said_at = [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
-                    shadow.note_alternatives(outcome.new_token_ids, logits[row, said_at])
+        for row, outcome in enumerate(outcomes):
+            said_at = [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
+            shadows[outcome.seq.id].note_probs(outcome.new_token_ids, logits[row, said_at])
         return outcomes
 
     def _propose_tree(self, seq: Sequence, shadow: PhraseShadow, limit: int) -> Proposal:
         """Return the drafted chain, suffixes behind it, the draft model's alternatives, and phrases behind the root."""
-        depth = min(limit, seq.remaining - 1)
-        chain = shadow.drafted[:depth]
-        builder = TreeBuilder(limit)
-        last = builder.add_path(chain, origin=Origin.MODEL)
-        suffixes = []
+        options = self._options
+        builder = ProposalBuilder(
+            seq.token_ids[-2:], shadow.drafted, shadow.probs, limit, min(limit, seq.remaining - 1),
+            partial(self._phrases.phrases, shadow.seq),
+        )  # fmt: skip
         if shadow.seq.finish_reason is None:
-            for phrase in self._phrases.phrases(shadow.seq, seq.token_ids[-1:] + chain, self._options.suffixes):
-                suffixes.append((phrase, _add_suffix(builder, phrase[: depth - len(chain)], last, limit)))
-        self._add_alternatives(builder, seq, shadow, chain)
-        if self._options.branches:
-            for phrase in self._phrases.phrases(shadow.seq, seq.token_ids, self._options.suffixes):
-                builder.add_path(phrase[: len(chain)], origin=Origin.POOL)
-        return Proposal(builder.build(), len(chain), suffixes)
-
-    def _add_alternatives(self, builder: TreeBuilder, seq: Sequence, shadow: PhraseShadow, chain: list[int]) -> None:
-        """Add the likeliest alternatives, each with the newest phrase that follows it.
-
-        None goes deeper than the chain: where the target takes chains only, the chain is what it gets.
-        """
-        text = seq.token_ids[-2:] + chain
-        for alternative in sorted(shadow.alternatives, reverse=True)[: self._options.branches]:
-            place, token = alternative.place, alternative.token
-            if place < len(chain):
-                before = text[len(text) - len(chain) + place - 1]
-                following = next(iter(self._phrases.phrases(shadow.seq, [before, token], 1)), ())
-                node = builder.add(token, place - 1, Origin.MODEL)
-                if (place - 1, token) in builder:
-                    builder.add_path(following[: len(chain) - place - 1], node, Origin.POOL)
-
-
-def _add_suffix(builder: TreeBuilder, phrase: ListLike[int], parent: int, limit: int) -> list[int]:
-    """Add `phrase` below `parent` as far as there is room, and return its nodes."""
-    nodes = []
-    for token in phrase:
-        if (parent, token) not in builder and len(builder) >= limit:
-            break
-        parent = builder.add(token, parent, Origin.POOL)
-        nodes.append(parent)
-    return nodes
+            builder.add_suffixes(options.suffixes)
+        if options.branches:
+            builder.add_alternatives(sorted(shadow.alternatives, reverse=True)[: options.branches])
+            builder.add_phrases(options.suffixes)
+        return builder.build(self._rates if self.budget else None)

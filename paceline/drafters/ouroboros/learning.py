@@ -1,34 +1,18 @@
 """What the pool learns from the target's answers to a tree: inspiration and refinement (Zhao et al. 2024, section 2.5).
 
-Both are pure functions of an outcome. What is different here: the rule "every" learns from all nodes. A tree here begins with
-the drafted chain, nodes 0, 1, ..., each below the one before.
+Both are pure functions of an outcome. What is different here: the rule "every" learns from all nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence as ListLike
 
+from paceline.drafters.ouroboros.proposal import Proposal
 from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 from paceline.engine.drafter import Outcome
-from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _FEWEST_TOKENS = 2  # of a phrase that the rule "every" adds
-
-
-@dataclass(slots=True)
-class Proposal:
-    """What was proposed for one sequence.
-
-    Attributes:
-        tree: all of it.
-        chain: how many nodes, from the first on, are the drafted chain.
-        suffixes: per phrase behind the chain the phrase itself and its nodes, fewer where it was cut.
-    """
-
-    tree: DraftTree = EMPTY_TREE
-    chain: int = 0
-    suffixes: list[tuple[Ngram, list[int]]] = field(default_factory=list)
 
 
 def context_of(outcome: Outcome, node: int) -> Ngram:
@@ -41,14 +25,14 @@ def context_of(outcome: Outcome, node: int) -> Ngram:
     return (text[root] if parent < 0 else tree.token_ids[parent], tree.token_ids[node])
 
 
-def inspirations(outcome: Outcome, chain: int, rule: str, ngram: int) -> Iterator[tuple[Ngram, Ngram]]:
+def inspirations(outcome: Outcome, chain: ListLike[int], rule: str, ngram: int) -> Iterator[tuple[Ngram, Ngram]]:
     """Return phrases the target has confirmed beside the accepted text, each with the tokens before it (inspiration).
 
     A phrase is what the target says after a node, after the child that carries this, and so on, at most N - 1 tokens.
 
     Args:
         outcome: what the target said about a tree.
-        chain: nodes of the drafted chain.
+        chain: the nodes of the drafted chain, as far as they were fed.
         rule: as in `OuroborosOptions.inspiration`.
         ngram: N.
     """
@@ -61,11 +45,13 @@ def inspirations(outcome: Outcome, chain: int, rule: str, ngram: int) -> Iterato
             if len(phrase) >= min(_FEWEST_TOKENS, ngram - 1):
                 yield context_of(outcome, node), phrase
         return
-    tokens, said = outcome.tree.token_ids, outcome.target_argmax  # said[i] stands in the place of node i of the chain
-    wrong = next((node for node in range(chain) if tokens[node] != said[node]), chain)
-    child = outcome.tree.edges(chain)
-    for node in range(wrong + (rule == "paper"), chain):
-        if rule == "paper" and tokens[node] != said[node]:
+    tree = outcome.tree
+    right = [tree.token_ids[node] == outcome.target_argmax[tree.parents[node] + 1] for node in chain]
+    wrong = right.index(False) if False in right else len(chain)
+    child = {(tree.parents[node], tree.token_ids[node]): node for node in chain}
+    for place in range(wrong + (rule == "paper"), len(chain)):
+        node = chain[place]
+        if rule == "paper" and not right[place]:
             continue  # the paper wants the key itself confirmed; its code does not, and begins at the wrong token
         phrase = _said_after(outcome, node, child, ngram - 1)
         if len(phrase) == ngram - 1:
@@ -86,10 +72,12 @@ def _said_after(outcome: Outcome, node: int, child: dict[tuple[int, int], int], 
 
 def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) -> None:
     """Replace every suffix in the pool by what the target says in its place (refinement); by value, so none is there twice."""
-    last = proposal.chain - 1
+    last, fed = (proposal.chain[-1] if proposal.chain else -1), len(outcome.tree)
+    if last >= fed:
+        return
     context = context_of(outcome, last)
     for phrase, nodes in proposal.suffixes:
-        said = tuple(outcome.target_argmax[node + 1] for node in (last, *nodes))[: ngram - 1]
+        said = tuple(outcome.target_argmax[node + 1] for node in (last, *nodes) if node < fed)[: ngram - 1]
         if len(said) >= len(phrase):  # else too little of it was verified
             for key in {context, context[-1:]}:
                 pool.replace(key, phrase, said)

@@ -24,6 +24,7 @@ class OuroborosOptions:
         inspiration: which tokens that were not accepted teach the pool: those of "every" node, by the "paper"'s rule, by the
             public "code"'s, or "off".
         refinement: replace suffixes in the pool by what the target says in their place.
+        budget: of the tree, the engine feeds what pays for its forward, and drafts are left out while they do not pay.
         warm: share one pool among all requests while the drafter lives.
         pool: file this pool is read from, if it is there, and saved to; includes warm.
         bad_pool: "refuse" a file that is damaged or another vocabulary's, or start "cold", with a warning.
@@ -36,6 +37,7 @@ class OuroborosOptions:
     branches: int = 4
     inspiration: str = "every"
     refinement: bool = True
+    budget: bool = True
     warm: bool = False
     pool: str | None = None
     bad_pool: str = "refuse"

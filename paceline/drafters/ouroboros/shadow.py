@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.drafters.ouroboros.learning import Proposal
+from paceline.drafters.ouroboros.proposal import Alternative, Proposal
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.drafters.shared.shadow import Shadow
 
 _CHOICES = 3  # of the draft model per token, the drafted one included
-_LEAST_CONFIDENCE = 0.03  # in an alternative, that it is worth a node
-
-
-class Alternative(NamedTuple):
-    """A token the draft model might have said instead.
-
-    Attributes:
-        confidence: the probability, by the draft model, that the draft is right up to there and this token follows.
-        place: its place in the drafted chain.
-        token: its id.
-    """
-
-    confidence: float
-    place: int
-    token: int
+_LEAST_PROB = 0.03  # of an alternative and the draft before it, that it is worth a node
 
 
 @dataclass(slots=True)
@@ -38,7 +23,8 @@ class PhraseShadow(Shadow):
         pool: the phrases this sequence uses.
         pooled_tokens: how many of the target's tokens are in it.
         goal: tokens wanted of the running draft.
-        confidence: the probability, by the draft model, that the draft so far is right.
+        prob: the probability, by the draft model, that the draft so far is right.
+        probs: that each of its tokens is, where those before it are.
         alternatives: what else it might have said.
         proposal: the newest one.
     """
@@ -46,7 +32,8 @@ class PhraseShadow(Shadow):
     pool: NgramPool
     pooled_tokens: int = 0
     goal: int = 0
-    confidence: float = 1.0
+    prob: float = 1.0
+    probs: list[float] = field(default_factory=list)
     alternatives: list[Alternative] = field(default_factory=list)
     proposal: Proposal = field(default_factory=Proposal)
 
@@ -60,8 +47,12 @@ class PhraseShadow(Shadow):
         """Whether more is to be drafted; nothing follows an end of sequence."""
         return len(self.seq) - self.agreed < self.goal and self.seq.finish_reason is None
 
-    def note_alternatives(self, run: list[int], logits: Tensor) -> None:
-        """Keep the likeliest other tokens in the places of `run`, which is about to be added to the draft.
+    def begin(self) -> None:
+        """Nothing is drafted."""
+        self.prob, self.probs, self.alternatives = 1.0, [], []
+
+    def note_probs(self, run: list[int], logits: Tensor) -> None:
+        """Keep the probabilities of `run`, which is about to be added to the draft, and the likeliest other tokens in its places.
 
         Args:
             run: the tokens that the draft model says.
@@ -73,6 +64,7 @@ class PhraseShadow(Shadow):
         first = len(self.seq) - self.agreed
         for place, (said, tokens, values) in enumerate(zip(run, top.indices.tolist(), top.values.tolist(), strict=True), first):
             for token, value in zip(tokens, values, strict=True):
-                if token != said and self.confidence * value >= _LEAST_CONFIDENCE:
-                    self.alternatives.append(Alternative(self.confidence * value, place, token))
-            self.confidence *= own[place - first]
+                if token != said and self.prob * value >= _LEAST_PROB:
+                    self.alternatives.append(Alternative(self.prob * value, value, place, token))
+            self.prob *= own[place - first]
+        self.probs += own

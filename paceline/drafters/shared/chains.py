@@ -112,6 +112,10 @@ class ChainDrafter(Drafter):
             trees[row] = tree
         return trees
 
+    def draws(self, seq: Sequence) -> bool:
+        """Whether drafts of `seq` come with their distributions: sampled ones, under "reject"."""
+        return self._rejects and not seq.params.greedy
+
     def observe(self, outcomes: ListLike[Outcome]) -> None:
         """Tell the length rule what became of each draft."""
         for outcome in outcomes:
@@ -148,7 +152,7 @@ class ChainDrafter(Drafter):
 
     def _new_chain(self, seq: Sequence, shadow: ChainShadow, limit: int) -> Chain:
         end_ids = seq.eos_token_ids if self._rule.stops_at_end else frozenset()
-        return Chain(shadow.seq, limit, limit > 0, self._draws(seq), end_ids)
+        return Chain(shadow.seq, limit, limit > 0, self.draws(seq), end_ids)
 
     def _forward(self, copies: list[Sequence], guesses: list[DraftTree]) -> tuple[Tensor, Tensor | None]:
         """Return logits, and hidden states for a rule that reads them."""
@@ -190,10 +194,6 @@ class ChainDrafter(Drafter):
         if not self._looks_up or room <= 0:
             return []
         return shadow.index.continuation(shadow.seq.token_ids + path, min(LOOKUP_LENGTH, room)).tokens
-
-    def _draws(self, seq: Sequence) -> bool:
-        """Whether drafts of `seq` come with their distributions."""
-        return self._rejects and not seq.params.greedy
 
     def _as_tree(self, chain: Chain) -> DraftTree:
         return chain_tree(chain)

@@ -7,7 +7,8 @@ probabilities exceeds a threshold; theorem 3.1 says that the best policy is of t
 What is different here. As in the public code, the token before the first drafted one is not judged (algorithm 2 would), and the
 token drawn in the stopping forward is verified with the others. Beyond the paper, the newest token, which the head can judge only
 one forward after it was drawn, counts at once by the distribution it was drawn from (`AcceptanceHead.early_confidences`), if the
-head was trained to; `newest=false` leaves that out. And `threshold=auto` picks the threshold by measured times.
+head was trained to; `newest=false` leaves that out. `threshold=auto` picks the threshold by measured times. And the engine cuts
+a chain to what pays for its forward: the threshold bounds a rejection, whatever one more row costs this target on this machine.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class SpecDecPP(ChainDrafter):
         self.threshold = chosen if isinstance(chosen, float) else head.threshold(_FIRST_RATIO, 1.0)
         self._head_rule = HeadRule(head, self.threshold, options.min, options.max, options.newest)
         super().__init__(draft, self._head_rule, options.verification, options.lookup, options.max + LOOKUP_LENGTH)
+        self.budget = options.budget
 
     @classmethod
     def build(cls, options: SpecDecPPOptions, draft: CachedLM) -> SpecDecPP:

@@ -23,6 +23,8 @@ class SpecDecPPOptions:
         max: most tokens drafted per step.
         newest: count the newest token too, by the distribution it was drawn from.
         lookup: speed up the draft model itself by prompt lookup.
+        budget: of a chain, the engine feeds what pays for its forward, by the head's confidences, and drafts are left out while
+            they do not pay; never of draws, which the text depends on.
         verification: "reject" (the papers' rule) or "follow" (same noise as the target). Greedy is the same under both.
     """
 
@@ -32,6 +34,7 @@ class SpecDecPPOptions:
     max: int = 20
     newest: bool = True
     lookup: bool = False
+    budget: bool = True
     verification: str = "reject"
 
     def __post_init__(self) -> None:

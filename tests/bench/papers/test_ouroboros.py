@@ -107,6 +107,7 @@ def test_a_short_time_takes_fewer_prompts(pair: Pair, tmp_path: Path) -> None:
 TIMED = 2 * len(tables.METHODS)  # answers for tables 2 and 3; then 4 for table 1, and 8 per order of table 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "counted", "orders"), [(3, None, 0), (TIMED + 3, 2, 0), (TIMED + 4 + 8 + 3, 4, 1)])
 def test_an_interrupted_paper_keeps_what_it_has(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, counted: int | None, orders: int

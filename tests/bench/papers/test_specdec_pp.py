@@ -201,6 +201,7 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     assert (tmp_path / "paper.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_short_time_takes_fewer_prompts(pair: Pair, tmp_path: Path) -> None:
     result = measure(pair, tmp_path, max_new_tokens=2, max_seconds=1e-6)
     assert result.complete
@@ -211,6 +212,7 @@ def test_a_short_time_takes_fewer_prompts(pair: Pair, tmp_path: Path) -> None:
 COUNTED = 2 * (3 + sum(map(len, families([]).values())))  # answers for figure 4, two of them the oracle's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "timed", "alone"), [(3, None, None), (COUNTED + 3, False, None)])
 def test_an_interrupted_paper_keeps_what_it_has(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, timed: bool | None, alone: bool | None

@@ -182,6 +182,7 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     assert (tmp_path / "paper.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_a_second_vocabulary_stands_beside_the_first(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("mistral_common")
@@ -213,7 +214,11 @@ FIRST = PROMPTS * (1 + len(TIMED))  # answers one by one; then the greedy ones, 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("call", "timed", "there"),
-    [(3, 1, 0), (FIRST + 1, 1, 0), (FIRST + 2, 1, 2), (FIRST + 5, 1, 3), (FIRST + 1 + 12 + 2, 2, 4)],
+    [
+        (3, 1, 0),
+        (FIRST + 5, 1, 3),
+        *(pytest.param(*late, marks=pytest.mark.slow) for late in ((FIRST + 1, 1, 0), (FIRST + 2, 1, 2), (FIRST + 15, 2, 4))),
+    ],
 )
 def test_an_interrupted_paper_keeps_what_it_has(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, timed: int, there: int
@@ -222,6 +227,7 @@ def test_an_interrupted_paper_keeps_what_it_has(
     kept(run_tiny(pair, tmp_path, max_new_tokens=2), timed, there, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("owner", "name", "call", "there"),

@@ -1,0 +1,79 @@
+"""How often what Ouroboros proposes comes true, by where it came from: counted while decoding, one table for all requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from enum import IntEnum
+from typing import NamedTuple
+
+from paceline.engine.drafter import Outcome
+
+_STEPS = 10  # of a probability
+_PRIOR_TRIALS = 6.0
+_FADING = 1000.0  # trials of a step that are remembered
+_POWER = 0.6  # a first choice is right more often than its probability says, see `draft_model.hit_rates`
+
+
+class Kind(IntEnum):
+    """Where a node came from: the drafted chain, another choice of the draft model, a phrase behind the chain or any other's
+    first token, or a later token of a phrase."""
+
+    CHAIN = 0
+    ALTERNATIVE = 1
+    SUFFIX = 2
+    PHRASE = 3
+    WITHIN = 4
+
+
+_PRIORS = {Kind.SUFFIX: 0.2, Kind.PHRASE: 0.15, Kind.WITHIN: 0.6}  # of those the draft model gives no probability
+
+
+class Evidence(NamedTuple):
+    """What speaks for a node. Attributes: prob: by the draft model, where it was asked; else 0."""
+
+    kind: Kind
+    prob: float = 0.0
+
+    @property
+    def prior(self) -> float:
+        """The chance that it is accepted where its parent is, before anything was counted."""
+        if self.kind == Kind.CHAIN:
+            return float(self.prob**_POWER)
+        return _PRIORS.get(self.kind, self.prob)
+
+    @property
+    def step(self) -> int:
+        """Its row of the table."""
+        return min(_STEPS - 1, int(self.prob * _STEPS))
+
+
+class Rates:
+    """Trials and hits by kind and probability. A node is tried when the target has spoken at its parent, fed or not."""
+
+    def __init__(self) -> None:
+        self._trials = [[0.0] * _STEPS for _ in Kind]
+        self._hits = [[0.0] * _STEPS for _ in Kind]
+
+    def confidence(self, evidence: Evidence) -> float:
+        """Return the chance of a node, given its parent."""
+        hits = self._hits[evidence.kind][evidence.step] + _PRIOR_TRIALS * evidence.prior
+        return min(1.0, hits / (self._trials[evidence.kind][evidence.step] + _PRIOR_TRIALS))
+
+    def learn(self, evidence: ListLike[Evidence], outcome: Outcome) -> None:
+        """Count what came true.
+
+        Args:
+            evidence: per node of the outcome's tree.
+        """
+        reached = {-1, *outcome.accepted}
+        tried = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}  # nothing is known of what follows the last token
+        for node, (parent, one) in enumerate(zip(outcome.tree.parents, evidence, strict=True)):
+            if parent in tried:
+                self._note(one, node in reached)
+
+    def _note(self, one: Evidence, right: bool) -> None:
+        trials, hits = self._trials[one.kind], self._hits[one.kind]
+        if trials[one.step] >= _FADING:
+            trials[one.step], hits[one.step] = trials[one.step] / 2, hits[one.step] / 2
+        trials[one.step] += 1
+        hits[one.step] += right

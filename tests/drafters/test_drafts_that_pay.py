@@ -1,0 +1,132 @@
+"""Drafters with a model of their own under the budget: cut to what pays, left out where nothing does, and no text changes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence as ListLike
+
+import pytest
+
+from paceline import Drafter, DraftTree, Outcome
+from paceline.drafters.shared.trees import likeliest_first, outcome_of
+from paceline.engine.cost_curve import CostCurve
+from paceline.engine.drafter import DelegatingDrafter
+from paceline.engine.engine import Engine
+from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.engine.spending import Spending
+from tests.support.shared import COUNT, Pair
+
+CURVES = {
+    "free": CostCurve((1, 1000), (100.0, 100.1)),  # so slow that the draft's own time is nothing
+    "knee": CostCurve((1, 3, 4, 64), (100.0, 105.0, 200.0, 400.0)),
+    "dear": CostCurve((1, 1000), (100.0, 1e5)),
+}
+SPECS = ["draft_model", "draft_model:branch_above=0.02", "specdec_pp:min=1", "ouroboros", "ouroboros:inspiration=paper,gamma=8"]
+
+
+class Seen(DelegatingDrafter):
+    """Notes what was proposed, how much of it was fed, and whether it was fed with the prompt."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.notes: list[tuple[DraftTree, DraftTree, bool]] = []
+        self.trees: list[DraftTree] = []
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        self.trees = super().propose(seqs, max_nodes)
+        return self.trees
+
+    def observe(self, outcomes: ListLike[Outcome]) -> None:
+        for tree, outcome in zip(self.trees, outcomes, strict=True):
+            prompt = len(outcome.seq.output_ids) == len(outcome.new_token_ids)
+            self.notes.append((tree, outcome.tree, prompt))
+        super().observe(outcomes)
+
+
+def decoded(pair: Pair, spec: str, curve: str, params: SamplingParams, batch: int) -> tuple[list[list[int]], Seen]:
+    drafter = Seen(pair.engine(f"{spec}{',' if ':' in spec else ':'}budget=true").drafter)
+    engine = Engine(pair.target, drafter, max_batch=batch)
+    engine.spending = Spending(lambda: CURVES[curve])
+    seqs = [Sequence(prompt, params) for prompt in pair.prompts[:6]]
+    engine.finish(engine.submit(seqs))
+    return [seq.output_ids for seq in seqs], drafter
+
+
+@pytest.mark.parametrize(("curve", "batch"), [("free", 3), ("knee", 1), ("dear", 1)])
+@pytest.mark.parametrize("spec", SPECS)
+def test_answers_are_plain_decodings_and_trees_are_cut_from_the_end(pair: Pair, spec: str, batch: int, curve: str) -> None:
+    said, seen = decoded(pair, spec, curve, SamplingParams(COUNT), batch)
+    assert said == pair.answers[:6]
+    for tree, fed, _ in seen.notes:
+        assert fed == tree.first(len(fed))
+        assert tree.confidence is not None or not tree.token_ids
+    assert any(tree.token_ids for tree, _, _ in seen.notes)
+    if curve == "dear":
+        assert not any(fed.token_ids for _, fed, _ in seen.notes)
+    if curve == "knee":
+        assert all(prompt or len(fed) != 3 for _, fed, prompt in seen.notes)  # the third costs as much as forty
+
+
+@pytest.mark.parametrize("spec", ["draft_model", "specdec_pp"])
+def test_no_clock_decides_about_draws(pair: Pair, spec: str) -> None:
+    """What a seed says depends on the draws, so they are fed whole, and at every step, whatever they cost."""
+    params = SamplingParams(12, temperature=1.0, seed=5)
+    texts = [decoded(pair, spec, curve, params, 3)[0] for curve in CURVES]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
+    """Its time has passed before there is a tree to cut, so nothing is asked of it but now and then."""
+
+    class Slow(DelegatingDrafter):
+        spent = 0.0
+
+        def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+            if any(max_nodes):
+                time.sleep(0.001)
+                self.spent += 1000.0
+            return super().propose(seqs, max_nodes)
+
+        @property
+        def forward_seconds(self) -> float:
+            return self.spent
+
+    drafter = Slow(pair.engine("draft_model:budget=true").drafter)
+    engine = Engine(pair.target, drafter)
+    engine.spending = Spending(lambda: CURVES["free"])
+    seqs = [Sequence(prompt, SamplingParams(COUNT)) for prompt in pair.prompts]
+    for seq in seqs:
+        engine.finish(engine.submit([seq]))
+    assert [seq.output_ids for seq in seqs] == pair.answers
+    assert drafter.spent < 1000.0 * 0.3 * COUNT * len(seqs)
+
+
+def test_likeliest_paths_first() -> None:
+    """0.5 -> 0.9 -> 0.5,   0.4 -> 0.8   become   0.5, 0.45, 0.4, 0.32, 0.225."""
+    tree = DraftTree([10, 11, 12, 20, 21], [-1, 0, 1, -1, 3], confidence=[0.5, 0.9, 0.5, 0.4, 0.8], origins=[1, 1, 1, 2, 2])
+    ordered, before = likeliest_first(tree)
+    assert before == [0, 1, 3, 4, 2]
+    assert ordered == DraftTree([10, 11, 20, 21, 12], [-1, 0, -1, 2, 1], confidence=[0.5, 0.9, 0.4, 0.8, 0.5])
+    assert ordered.origins == [1, 1, 2, 2, 1]
+    assert likeliest_first(ordered)[0] is ordered
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_tree_keeps_its_paths(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.randrange(1, 30)
+    parents = [chance.randrange(-1, node) for node in range(size)]
+    tree = DraftTree(list(range(size)), parents, confidence=[chance.choice([0.0, 0.3, 1.0, chance.random()]) for _ in parents])
+    ordered, before = likeliest_first(tree)
+    assert sorted(before) == tree.token_ids
+    assert all(parent < node for node, parent in enumerate(ordered.parents))
+    for node, old in enumerate(before):
+        assert [ordered.token_ids[one] for one in ordered.path(node)] == tree.path(old)
+
+
+def test_what_a_text_makes_of_a_tree_that_was_cut() -> None:
+    tree = DraftTree([1, 2, 3, 4], [-1, 0, -1, 1])
+    outcome = Outcome(Sequence([9], SamplingParams()), tree.first(1), [0], [1, 2, 7], [1, 2])
+    assert outcome_of(tree, outcome).accepted == [0, 1]
+    assert outcome_of(outcome.tree, outcome) is outcome
