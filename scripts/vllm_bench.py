@@ -85,7 +85,8 @@ def encoded(options: argparse.Namespace, tokenizer: Any) -> dict[str, list[list[
     for path in map(Path, options.prompts):
         every = options.every or max(1, len(load_prompts([path])) // options.count)
         files[path.stem] = load_prompts([path], options.count, every)
-    return {name: [shortened(encode(one, tokenizer), room) for one in found] for name, found in files.items()}
+    ids = {name: [shortened(encode(one, tokenizer), room) for one in found] for name, found in files.items()}
+    return {"all": [one for turn in zip(*ids.values(), strict=True) for one in turn]} if options.together else ids
 
 
 def settings(options: argparse.Namespace, method: str, tokenizer: Any, store: Path) -> dict[str, Any]:
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--name", default="SmolLM2-135M-Instruct")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--together", action="store_true", help="all files at once, one prompt of each after the other")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     for name, default in NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=HELP.get(name))
