@@ -39,8 +39,9 @@ PROMPTS = [
     "class Stack:\n",
     "x = ",
 ]
-GUESSES = ["prompt_lookup", "sssd:datastore=tiny,nodes=16", "lookahead:window=4,ngram=4,guesses=4", "token_recycling:nodes=16",
-           "jacobi:block=6", "pia:nodes=16", "rest:nodes=16", "auto:nodes=16"]  # fmt: skip
+GUESSES: list[Any] = ["sssd:datastore=tiny,nodes=16", "lookahead:window=4,ngram=4,guesses=4", "jacobi:block=6", "auto:nodes=16"]
+OTHERS = ("prompt_lookup", "token_recycling:nodes=16", "pia:nodes=16", "rest:nodes=16")
+GUESSES += [pytest.param(spec, marks=pytest.mark.slow) for spec in OTHERS]
 LONGEST = 90
 
 

@@ -182,13 +182,13 @@ def _charge(parts: ListLike[Part], width: int, seconds: NDArray[np.float64]) -> 
 
 
 def _charge_drafting(parts: ListLike[Part], costs: NDArray[np.float64], plain: float) -> None:
-    """Add what it took to ask drafters' own models.
+    """Add what it took to ask drafters' own models; one whose drafts are left out was not asked, and is not judged by that.
 
     Args:
         costs: of a step by its width, in steps without trees, which take `plain` seconds.
     """
     for part in parts:
-        if part.drafting.drafter.needs_draft_model and part.drafting.worth is not None:
+        if part.draft_seconds and part.drafting.drafter.needs_draft_model and part.drafting.worth is not None:
             part.cost = (part.cost or float(costs[part.width])) + part.draft_seconds / plain
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence as ListLike
 
 import pytest
@@ -12,9 +11,11 @@ from paceline import Drafter, DraftTree, Outcome
 from paceline.drafters.shared.trees import likeliest_first, outcome_of
 from paceline.engine.cost_curve import CostCurve
 from paceline.engine.drafter import DelegatingDrafter
+from paceline.engine.drafting import Drafting, Part, Worth
 from paceline.engine.engine import Engine
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.spending import Spending
+from paceline.engine.tree import EMPTY_TREE
 from tests.support.shared import COUNT, Pair
 
 CURVES = {
@@ -71,9 +72,17 @@ def test_answers_are_plain_decodings_and_trees_are_cut_from_the_end(pair: Pair, 
 @pytest.mark.parametrize("spec", ["draft_model", "specdec_pp"])
 def test_no_clock_decides_about_draws(pair: Pair, spec: str) -> None:
     """What a seed says depends on the draws, so they are fed whole, and at every step, whatever they cost."""
-    params = SamplingParams(12, temperature=1.0, seed=5)
-    texts = [decoded(pair, spec, curve, params, 3)[0] for curve in CURVES]
-    assert texts[0] == texts[1] == texts[2]
+    params = SamplingParams(30, temperature=1.0, seed=5)
+    texts = [decoded(pair, spec, curve, params, 3)[0] for curve in ("free", "dear")]
+    assert texts[0] == texts[1]
+
+
+def test_that_is_noticed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that does not say that it draws is left out where it is dear, and the text is another."""
+    monkeypatch.setattr(Seen, "draws", lambda self, seq: False)
+    params = SamplingParams(30, temperature=1.0, seed=5)
+    texts = [decoded(pair, "draft_model", curve, params, 3)[0] for curve in ("free", "dear")]
+    assert texts[0] != texts[1]
 
 
 def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
@@ -84,7 +93,6 @@ def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
 
         def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
             if any(max_nodes):
-                time.sleep(0.001)
                 self.spent += 1000.0
             return super().propose(seqs, max_nodes)
 
@@ -99,7 +107,24 @@ def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
     for seq in seqs:
         engine.finish(engine.submit([seq]))
     assert [seq.output_ids for seq in seqs] == pair.answers
-    assert drafter.spent < 1000.0 * 0.3 * COUNT * len(seqs)
+    assert drafter.spent < 1000.0 * 0.12 * COUNT * len(seqs)  # bursts of 8 steps, with ever longer pauses
+
+
+def test_asking_costs_whatever_is_fed_and_who_is_not_asked_is_not_judged() -> None:
+    """A step takes 100 seconds without trees."""
+
+    class Asks(Drafter):
+        needs_draft_model = True
+
+    for tree, seconds, cost in (
+        (EMPTY_TREE, 0.0, 0.0),
+        (EMPTY_TREE, 50.0, 1.5),
+        (DraftTree.chain([5], confidence=[0.0]), 50.0, 1.5),
+        (DraftTree.chain([5, 6]), 50.0, 1.03 * 1.05 + 0.5),
+    ):
+        part = Part(Drafting(Asks(), Worth()), [], [], trees=[tree], draft_seconds=seconds)
+        Spending(lambda: CURVES["knee"]).cut([part], 1, 1)
+        assert part.cost == pytest.approx(cost)
 
 
 def test_likeliest_paths_first() -> None:

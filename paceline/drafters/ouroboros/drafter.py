@@ -131,7 +131,9 @@ class Ouroboros(Drafter):
             shadow = self._shadows.get(seq.id)
             if shadow is not None:
                 shadow.proposal = Proposal()
-                shadow.goal = min(self._options.gamma, limit, seq.remaining - 1, self._draft.context_length - len(seq))
+                shadow.goal = min(
+                    self._options.gamma, shadow.reach, limit, seq.remaining - 1, self._draft.context_length - len(seq)
+                )
                 if shadow.goal > 0:
                     rows.append(row)
                     self._catch_up(seq, shadow)
@@ -151,8 +153,9 @@ class Ouroboros(Drafter):
             if shadow is None:
                 continue
             proposal, fed = shadow.proposal, len(outcome.tree)
-            if self.budget:
+            if self.budget and proposal.chain:
                 self._rates.learn(proposal.evidence, outcome_of(proposal.tree, outcome))
+                shadow.note_fed(sum(node < fed for node in proposal.chain))
             if not fed:
                 continue
             known = proposal.begins_with(outcome.tree)  # else this target takes chains, and got the best branch

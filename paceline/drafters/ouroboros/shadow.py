@@ -11,6 +11,7 @@ from paceline.drafters.ouroboros.proposal import Alternative, Proposal
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.drafters.shared.shadow import Shadow
 
+_LEAST_REACH = 2  # tokens
 _CHOICES = 3  # of the draft model per token, the drafted one included
 _LEAST_PROB = 0.03  # of an alternative and the draft before it, that it is worth a node
 
@@ -23,6 +24,7 @@ class PhraseShadow(Shadow):
         pool: the phrases this sequence uses.
         pooled_tokens: how many of the target's tokens are in it.
         goal: tokens wanted of the running draft.
+        reach: with a budget, the most that are wanted: hardly more than it lets be fed.
         prob: the probability, by the draft model, that the draft so far is right.
         probs: that each of its tokens is, where those before it are.
         alternatives: what else it might have said.
@@ -32,6 +34,7 @@ class PhraseShadow(Shadow):
     pool: NgramPool
     pooled_tokens: int = 0
     goal: int = 0
+    reach: int = 1 << 30
     prob: float = 1.0
     probs: list[float] = field(default_factory=list)
     alternatives: list[Alternative] = field(default_factory=list)
@@ -46,6 +49,11 @@ class PhraseShadow(Shadow):
     def open(self) -> bool:
         """Whether more is to be drafted; nothing follows an end of sequence."""
         return len(self.seq) - self.agreed < self.goal and self.seq.finish_reason is None
+
+    def note_fed(self, count: int) -> None:
+        """So many nodes of the drafted chain were fed."""
+        whole = count == len(self.proposal.chain)
+        self.reach = max(count, self.reach) + 1 if whole else max(_LEAST_REACH, count + 1)
 
     def begin(self) -> None:
         """Nothing is drafted."""
