@@ -30,7 +30,11 @@ METHODS: dict[str, Any] = {
     "paceline, store, full": {"length": "full", "store": True},
     "paceline, store": {"length": "auto", "store": True},
 }
-NUMBERS = {"count": 12, "every": 12, "max-tokens": 64, "batch": 1, "most": 8, "context": 1024, "chunk": 1024, "cache": 512}
+NUMBERS = {"count": 12, "every": 0, "max-tokens": 64, "batch": 1, "most": 8, "context": 1024, "chunk": 1024, "cache": 512}
+HELP = {
+    "count": "prompts of a file", "every": "take each n-th; 0 = spread over the whole file", "batch": "requests at a time",
+    "most": "K", "chunk": "tokens of a forward (max_num_batched_tokens)", "cache": "MiB of keys and values",
+}  # fmt: skip
 _DRAFTED, _ACCEPTED = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens"
 _PREEMPTED = "vllm:num_preemptions"
 
@@ -73,12 +77,16 @@ def in_a_process(given: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def encoded(options: argparse.Namespace, tokenizer: Any) -> dict[str, list[list[int]]]:
-    """The token ids of the prompts of each file."""
+    """The token ids of the prompts of each file; with room for K behind the answer, as vLLM drafts for nobody without it."""
     from paceline.report.prompts import encode, load_prompts, shortened
 
-    room = options.context - options.max_tokens
-    files = {path.stem: load_prompts([path], options.count, options.every) for path in map(Path, options.prompts)}
-    return {name: [shortened(encode(one, tokenizer), room) for one in found] for name, found in files.items()}
+    room = options.context - options.max_tokens - options.most - 1
+    files = {}
+    for path in map(Path, options.prompts):
+        every = options.every or max(1, len(load_prompts([path])) // options.count)
+        files[path.stem] = load_prompts([path], options.count, every)
+    ids = {name: [shortened(encode(one, tokenizer), room) for one in found] for name, found in files.items()}
+    return {"all": [one for turn in zip(*ids.values(), strict=True) for one in turn]} if options.together else ids
 
 
 def settings(options: argparse.Namespace, method: str, tokenizer: Any, store: Path) -> dict[str, Any]:
@@ -137,9 +145,10 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--name", default="SmolLM2-135M-Instruct")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--together", action="store_true", help="all files at once, one prompt of each after the other")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     for name, default in NUMBERS.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+        parser.add_argument(f"--{name}", type=int, default=default, help=HELP.get(name))
     options = parser.parse_args()
     if options.work:
         work(json.load(sys.stdin))

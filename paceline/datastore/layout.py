@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -134,6 +135,15 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
             f"store {str(path)!r}: got {error}; expected to write its {MANIFEST}. The store is as it was: make room, or choose"
             " another place."
         ) from error
+
+
+def version_of(path: Path) -> tuple[int, int, int]:
+    """Return what changes with every commit to the store at `path`; zeros where there is no manifest."""
+    try:
+        found = os.stat(path / MANIFEST)
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def read_manifest(path: Path) -> Manifest:

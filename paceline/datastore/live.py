@@ -1,13 +1,13 @@
-"""An open store, and finished outputs on their way into it: first in memory, then on disk."""
+"""An open store, and finished outputs on their way into it: first in memory, then on disk; those that go on in memory only."""
 
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 import warnings
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,14 +16,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from paceline.datastore.gathering import Document, Gathering, checked
-from paceline.datastore.layout import MANIFEST, Manifest, place_of, read_manifest
+from paceline.datastore.layout import Manifest, place_of, read_manifest, version_of
 from paceline.datastore.lock import LockedError, writing
+from paceline.datastore.running import RunningOutputs
 from paceline.datastore.shard import Shard
 from paceline.datastore.store import Snapshot, check_tokenizer, open_shards
 from paceline.datastore.writer import Means, cleaned, extend
 from paceline.errors import ConfigError, DatastoreError
 
-_PAUSES_PER_SORT = 10  # the tail is not sorted more than this share of the time
+_PAUSES_PER_SORT = 50  # what is in memory is not sorted more than this share of the time
 _RETRY = 0.2  # seconds until a store that another writes is tried again
 _RETRY_FAILED = 10.0  # and until one that could not be written is
 
@@ -34,7 +35,8 @@ class LiveOptions:
 
     Attributes:
         bound: most tokens of appended outputs on disk; the oldest are dropped, about a quarter at a time.
-        tail: tokens in memory that are written to disk; four times as many wait at most, where that fails.
+        tail: tokens in memory that are written to disk; four times as many wait at most, where that fails. Of outputs that go on
+            as many are kept at most.
         seconds: outputs are not kept longer in memory only.
         patience: seconds that `flush` and `close` wait for another writer.
     """
@@ -71,12 +73,14 @@ class Datastore:
 
     def __init__(self, path: Path, tokenizer: Any, options: LiveOptions) -> None:
         self.path, self._options = path, options
-        self._manifest_at = _version(path)
+        self._manifest_at = version_of(path)
         manifest, self._shards = open_shards(path, {})
         check_tokenizer(path, manifest.tokenizer, tokenizer)
         self.vocab_size, self.tokenizer, self._width = manifest.vocab_size, manifest.tokenizer, manifest.width
         self._tail: deque[NDArray[Any]] = deque()  # documents that are not on disk, the oldest first
-        self._unsorted, self._oldest = 0, 0.0  # documents of the tail that cannot be searched yet; when the tail began
+        self._oldest = 0.0  # when the tail began
+        self._running = RunningOutputs(options.tail)
+        self._unsorted = False  # whether the tail, or what goes on, has something that cannot be searched yet
         self._tail_shard: tuple[Shard, ...] = ()
         self._writes = 0  # of the tail to disk
         self._changed = threading.Condition()  # guards all of these
@@ -105,7 +109,7 @@ class Datastore:
         Raises:
             DatastoreError: the store is damaged, or was replaced by one of another vocabulary or tokenizer.
         """
-        version = _version(self.path)
+        version = version_of(self.path)
         with self._changed:
             if version == self._manifest_at:
                 return False
@@ -123,22 +127,35 @@ class Datastore:
         """
         document = checked(token_ids, 0, self.vocab_size).copy()
         with self._changed:
-            if self._closing:
-                raise DatastoreError(
-                    f"store {str(self.path)!r}: got an output and is closed; expected it while open. Open it again."
-                )
+            self._check_open()
             if not document.size:
                 return
             if not self._tail:
                 self._oldest = time.monotonic()
             self._tail.append(document)
-            self._unsorted += 1
             self._shorten()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=f"paceline datastore {self.path.name}", daemon=True)
-                self._thread.start()
-                atexit.register(self._close_at_exit)
-            self._changed.notify_all()
+            self._sort_soon()
+
+    def follow(self, outputs: Mapping[int, Document]) -> None:
+        """Search outputs that go on as far as they have come, where there are two or more: shortly after, never on disk.
+
+        Args:
+            outputs: by a number of its own, what each has got since the last call.
+        Raises:
+            DatastoreError: an id beyond the vocabulary, or the store is closed.
+        """
+        grown = {output: checked(token_ids, 0, self.vocab_size).copy() for output, token_ids in outputs.items()}
+        with self._changed:
+            self._check_open()
+            for output, document in grown.items():
+                self._running.extend(output, document)
+            if self._running:
+                self._sort_soon()
+
+    def unfollow(self, output: int) -> None:
+        """Forget an output that was followed: it has ended, and is kept where it is appended."""
+        with self._changed:
+            self._running.drop(output)
 
     def flush(self) -> None:
         """Put on disk what was appended, small shards merged.
@@ -182,7 +199,7 @@ class Datastore:
         retry_at = 0.0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._unsorted > 0, self._until_write(retry_at))
+                self._changed.wait_for(lambda: self._closing or self._unsorted, self._until_write(retry_at))
                 if self._closing:
                     return
             start = time.monotonic()
@@ -214,10 +231,10 @@ class Datastore:
         return 0.0
 
     def _sort_tail(self) -> None:
-        """Make the tail searchable as it is now."""
+        """Make the tail and what goes on searchable, as they are now."""
         with self._changed:
-            documents, writes = list(self._tail), self._writes
-            self._unsorted = 0
+            documents, writes = [*self._tail, *self._running.documents()], self._writes
+            self._unsorted = False
         gathering = Gathering(self.vocab_size, self._width)
         for document in documents:
             gathering.add(document)
@@ -241,10 +258,24 @@ class Datastore:
             written = {id(document) for document in documents}
             with self._changed:
                 self._tail = deque(document for document in self._tail if id(document) not in written)
-                self._oldest, self._unsorted, self._tail_shard = time.monotonic(), len(self._tail), ()
+                self._oldest, self._tail_shard = time.monotonic(), ()
+                self._unsorted = bool(self._tail or self._running)
                 self._writes += 1
                 self._manifest_at = 0, 0, 0
                 self.refresh()
+
+    def _sort_soon(self) -> None:
+        """Wake the thread, after starting it where there is none."""
+        self._unsorted = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"paceline datastore {self.path.name}", daemon=True)
+            self._thread.start()
+            atexit.register(self._close_at_exit)
+        self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise DatastoreError(f"store {str(self.path)!r}: got an output and is closed; expected it while open. Open it again.")
 
     def _check_same(self, manifest: Manifest) -> None:
         if (manifest.vocab_size, manifest.tokenizer) != (self.vocab_size, self.tokenizer):
@@ -261,12 +292,3 @@ class Datastore:
 
     def _publish(self) -> None:
         self.snapshot = Snapshot(self.path, self._shards + self._tail_shard)
-
-
-def _version(path: Path) -> tuple[int, int, int]:
-    """Return what changes with every commit; zeros where there is no manifest."""
-    try:
-        found = os.stat(path / MANIFEST)
-    except OSError:
-        return 0, 0, 0
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -96,9 +96,8 @@ class DraftTree:
             return self
         if not self.candidates:
             return EMPTY_TREE
-        depth = node_depths(self.parents)[: self.candidates]
         if self.confidence is None:
-            node = int(depth.argmax())
+            node = int(node_depths(self.parents)[: self.candidates].argmax())
         else:
             chance, expected = [1.0] * len(self), [0.0] * len(self)
             for node, parent in enumerate(self.parents):

@@ -48,6 +48,39 @@ def test_an_output_is_found_shortly_after_and_kept(tmp_path: Path) -> None:
         opened.append(OUTPUT)
 
 
+def test_outputs_that_go_on_are_found_and_never_on_disk(tmp_path: Path) -> None:
+    path = store(tmp_path / "s", [[0, 1]], 10)
+    with datastore.open(path) as opened:
+        opened.follow({1: OUTPUT[:2], 2: [6, 6]})
+        opened.follow({1: OUTPUT[2:]})
+        wait_for(lambda: found(opened, OUTPUT))
+        opened.append([7, 7])
+        opened.flush()
+        wait_for(lambda: found(opened, OUTPUT))  # what went to disk took nothing of it away
+        opened.unfollow(2)
+        opened.append([8, 8])
+        wait_for(lambda: found(opened, [8, 8]))
+        assert not found(opened, OUTPUT)  # one alone knows its own text
+        opened.follow({2: [6, 9]})
+        wait_for(lambda: found(opened, OUTPUT) and found(opened, [6, 9]))
+        assert not found(opened, [6, 6])
+    assert datastore.info(path).tokens == 6
+    with pytest.raises(DatastoreError, match="is closed"):
+        opened.follow({1: OUTPUT})
+
+
+def test_of_outputs_that_go_on_the_longest_makes_room(tmp_path: Path) -> None:
+    with datastore.open(store(tmp_path / "s", [[0, 1]], 10), live=LiveOptions(tail=8)) as opened:
+        opened.follow({1: [2, 2, 2], 2: [3, 3], 3: [4, 4]})
+        wait_for(lambda: found(opened, [2, 2, 2]) and found(opened, [4, 4]))
+        opened.follow({3: [4, 4]})
+        wait_for(lambda: found(opened, [3, 3]) and not found(opened, [4, 4]))
+        opened.follow({3: [5, 5]})
+        wait_for(lambda: found(opened, [5, 5]) and found(opened, [2, 2, 2]))
+        with pytest.raises(DatastoreError, match="token id 10"):
+            opened.follow({3: [10]})
+
+
 def test_a_full_or_old_tail_goes_to_disk(tmp_path: Path) -> None:
     for options in (LiveOptions(tail=8), LiveOptions(seconds=0.05)):
         path = store(tmp_path / str(options.tail), [[0, 1]])

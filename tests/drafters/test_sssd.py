@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import time
 from collections.abc import Sequence as ListLike
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,29 @@ def test_finished_answers_become_searchable(tmp_path: Path) -> None:
     assert paths(drafted(drafter, [20, 50, 51], 3))[-1] == [52, 53, 54]
     with datastore.open(path) as opened:
         assert opened.snapshot.find([[7, 8, 50]]).lengths[0, 0] == 3
+
+
+def test_what_one_request_says_is_drafted_for_another(tmp_path: Path) -> None:
+    path = store(tmp_path / "store", [[0, 1]], vocab_size=100)
+    drafter = Sssd(SssdOptions(str(path), live=True))
+    one, other = (Sequence(prompt, SamplingParams(max_new_tokens=9)) for prompt in ([5, 6, 7, 8], [20, 30, 31]))
+    for seq in (one, other):
+        drafter.start(seq)
+    assert not paths(drafter.propose([one, other], [4, 4])[1])
+    one.append([50, 51, 52, 53])
+    other.append([21])
+    drafter.propose([one, other], [4, 4])
+    one.append([54])
+    other.append([50, 51])
+    until = time.monotonic() + 20
+    while [52, 53, 54] not in paths(drafter.propose([one, other], [4, 4])[1]):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    drafter.stop(one)
+    drafter.stop(other)
+    assert drafter._store is not None
+    drafter._store.close()
+    assert datastore.info(path).tokens == 2 + 8 + 6  # each answer once
 
 
 def test_damage_is_named(tmp_path: Path) -> None:

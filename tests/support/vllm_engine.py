@@ -18,6 +18,8 @@ from typing import Any
 
 import httpx2
 
+from tests.support.shared import reference
+
 ROOT = Path(__file__).parents[2]
 VOCAB, CONTEXT, EOS = 512, 256, 2
 _SECONDS = 600.0  # until a server answers: it imports for long where the machine is busy
@@ -70,12 +72,7 @@ def greedy(model: Path, prompts: ListLike[list[int]], count: int) -> list[list[i
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        out = loaded.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
+    return [reference(loaded, prompt, count) for prompt in prompts]
 
 
 def blocks(count: int) -> int:

@@ -19,7 +19,7 @@ class AutoOptions:
     nodes: most nodes of a tree. Not given: 48 with the budget; without it 16, and in a larger batch what makes 48 in all.
     budget: of these, the engine feeds what pays for its forward.
     least: chance of a path below which it is not proposed.
-    live: finished answers go into the datastore.
+    live: finished answers go into the datastore; while they go on, the other requests find them in memory.
     draft: a draft model, where one is given, is a source, too: with the budget while that pays, else at every step.
     pool: file that the kept distributions are read from, if it is there, and saved to.
     """

@@ -33,6 +33,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _SHARE = 4  # sequences of a batch that are worth a thread
+_JOINT = 3  # tokens of the prompt that an answer is kept with
 _NODES, _BATCH_NODES = 7, 24  # of a tree (with the root 8 tokens, a number that products like), and of a batch
 
 
@@ -83,7 +84,11 @@ class Sssd(Drafter):
         Raises:
             DatastoreError: a shard of the datastore is damaged; it is named.
         """
-        return self._drafted(seqs, max_nodes, _NOTHING_KNOWN) if seqs else []
+        if not seqs:
+            return []
+        if self._options.live and self._store is not None:
+            self._store.follow({seq.id: fresh for seq in seqs if (fresh := self._said_since(seq))})
+        return self._drafted(seqs, max_nodes, _NOTHING_KNOWN)
 
     def record(
         self, seq: Sequence, truth: ListLike[int], nodes: int, room: int = 4096
@@ -105,7 +110,15 @@ class Sssd(Drafter):
         """Drop the index; with `live`, keep the answer, joined to the end of the prompt."""
         known = self._index.pop(seq.id, None)
         if known is not None and self._options.live and self._store is not None and seq.output_ids:
-            self._store.append(seq.token_ids[max(0, seq.prompt_length - 3) :])
+            self._store.unfollow(seq.id)
+            self._store.append(seq.token_ids[max(0, seq.prompt_length - _JOINT) :])
+
+    def _said_since(self, seq: Sequence) -> list[int]:
+        """Return what a request has said since it was drafted for; at first, joined to the end of the prompt."""
+        known, begins = len(self._index[seq.id]), seq.prompt_length
+        if len(seq) <= begins:
+            return []
+        return seq.token_ids[known if known > begins else max(0, begins - _JOINT) :]
 
     def _drafted(self, seqs: ListLike[Sequence], max_nodes: list[int], known: Known) -> list[DraftTree]:
         most = self._options.nodes or MOST_NODES

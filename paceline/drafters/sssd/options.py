@@ -20,7 +20,7 @@ class SssdOptions:
     calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
     nodes: most nodes of a tree. Not given: 48 with the budget; without it 7, and in a larger batch what makes 24 in all.
     budget: of these, the engine feeds what pays for its forward.
-    live: finished answers go into the datastore.
+    live: finished answers go into the datastore; while they go on, the other requests find them in memory.
     """
 
     datastore: str | None = None

@@ -11,7 +11,7 @@ from paceline.engine.budget import node_limit
 from paceline.engine.drafter import Outcome
 from paceline.engine.gate import Gate
 from paceline.engine.reliability import count, new_reliability
-from paceline.engine.tree import EMPTY_TREE
+from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.integrations.vllm.guarded import GuardedDrafter
 from paceline.integrations.vllm.lengths import StepCosts, flatten, path_chances, paying_lengths
 from paceline.integrations.vllm.metrics import Meter
@@ -58,10 +58,12 @@ class Drafting:
         claimed = self._requests.claim(rows, self._gap)
         self._note_costs(claimed, others, begin)
         going: list[tuple[Row, Request]] = []
+        tried: list[tuple[DraftTree, list[int]]] = []
         for row, found in zip(rows, claimed, strict=True):
             request = self._begun(row) if found is None else found
-            if self._goes_on(request, row):
+            if self._goes_on(request, row, tried):
                 going.append((row, request))
+        self._count(tried)
         # vLLM asks for no drafts at all while a row is so close to its end (docs/vllm.md): tokens may be missed.
         longest = max((len(row.text) for row in rows), default=0)
         self._gap = (self._facts.most + 1) ** 2 if longest + 2 * (self._facts.most + 1) > self._facts.context else 0
@@ -86,15 +88,19 @@ class Drafting:
         self._drafter.start(request.seq)
         return request
 
-    def _goes_on(self, request: Request, row: Row) -> bool:
-        """Append what is new, and learn from it; returns whether more may come."""
+    def _goes_on(self, request: Request, row: Row, tried: list[tuple[DraftTree, list[int]]]) -> bool:
+        """Append what is new, and say so to the drafter; returns whether more may come.
+
+        Args:
+            tried: filled with the chain of the step, if there was one, and the tokens that came.
+        """
         fresh = row.text[len(request) :].tolist()
         ends = next((place for place, token in enumerate(fresh) if token in self._facts.eos), None)
         run = request.extend(row, len(row.text) if ends is None else len(request) + ends + 1)
         chain, sent = request.chain, request.chain.first(request.sent)
         request.chain, request.sent = EMPTY_TREE, 0
         if len(chain):
-            count(self._reliability, flatten([chain]), np.array(run, dtype=np.int64), np.array([0, len(run)], dtype=np.int64))
+            tried.append((chain, run))
         if len(fresh) > row.new:  # steps were missed, and what they verified was not ours
             sent = EMPTY_TREE
         accepted = min(row.new - 1, len(sent))
@@ -104,6 +110,13 @@ class Drafting:
         if ends is not None:
             self.forget([request])
         return ends is None
+
+    def _count(self, tried: list[tuple[DraftTree, list[int]]]) -> None:
+        """Learn how much is to be thought of the chances that the drafter gives, from chains and what came."""
+        if tried:
+            came = np.array([token for _, run in tried for token in run], dtype=np.int64)
+            ends = np.cumsum([0, *(len(run) for _, run in tried)], dtype=np.int64)
+            count(self._reliability, flatten([chain for chain, _ in tried]), came, ends)
 
     def _draft(self, requests: list[Request]) -> None:
         """Give each a chain, and say how much of it vLLM is to verify."""

@@ -34,6 +34,18 @@ def test_answers_are_those_of_transformers(
         assert figures["vllm:num_preemptions"] > 0
 
 
+def test_a_prompt_that_is_in_the_cache(model: Path, prompts: list[list[int]]) -> None:
+    """Requests with the same long beginning: the later ones' is not computed, and drafted from all the same."""
+    start = [*prompts[0], *prompts[1], *prompts[2]][:96]
+    alike = [[*start, *rest] for rest in (prompts[3][:5], prompts[4][:9], prompts[3][:5])]
+    engine = {"enable_prefix_caching": True, "max_num_batched_tokens": 128, "max_num_seqs": 2}
+    plain, _ = offline(model, alike, [60] * 3, **engine)
+    answers, figures = offline(model, alike, [60] * 3, HOOK, {"length": "full"}, **engine)
+    assert answers == plain
+    assert figures["vllm:prefix_cache_hits"] >= 96
+    assert figures[ACCEPTED] > 0
+
+
 def test_lengths_that_pay(model: Path, prompts: list[list[int]], references: list[list[int]]) -> None:
     """The length rule, too, may only cost time."""
     answers, _ = offline(model, prompts, COUNTS, HOOK, {"drafter": "prompt_lookup"})
