@@ -17,7 +17,8 @@ $(STAMP): pyproject.toml constraints.txt scripts/install scripts/smollm2.txt
 demo: $(STAMP)
 	$(BIN)/paceline demo
 
-test: lint
+test: $(STAMP)
+	@$(BIN)/python scripts/compile_kernels.py & compiling=$$!; $(MAKE) --no-print-directory lint && wait $$compiling
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-all: lint

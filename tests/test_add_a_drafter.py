@@ -49,6 +49,7 @@ def test_its_files_pass_our_lint_and_types(folder: Path) -> None:
     run([sys.executable, "-m", "mypy", "--config-file", config, "--strict", *sources], ROOT)
 
 
+@pytest.mark.slow
 def test_its_commands_run(folder: Path, tmp_path: Path) -> None:
     """In order; `pip install` goes to a folder of its own, and nothing is downloaded."""
     for command in COMMANDS:

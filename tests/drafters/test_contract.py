@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams, ScriptedDrafter
+from paceline.drafters import available
 from paceline.drafters.contract import CheckedDrafter, leftovers
 from paceline.engine.sequence import Sequence
 from paceline.errors import DrafterError
@@ -29,8 +30,7 @@ class Watched(CheckedDrafter):
         super().observe(outcomes)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "temperature"), [*((name, 0.0) for name in SPECS), *((name, 1.0) for name in available())])
 def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: float) -> None:
     """Budgets of 0, 1, 2, ... nodes that differ by sequence and by step."""
     drafter = Watched(pair.engine(name).drafter, 256)  # without a budget but where the name says so

@@ -78,6 +78,7 @@ def test_a_second_run_has_more_tokens_per_forward(pair: Pair, tmp_path: Path, na
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_process_saves_when_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "kept"
     leave_in_mid_answer(f"LLM(demo.TARGET, 'auto:pool={path}')")

@@ -140,7 +140,7 @@ def test_the_confidence_rule_goes_by_the_draft_models_figures(sharp: Pair, tempe
     assert len(lengths) > 3
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize(
     "spec",
     [

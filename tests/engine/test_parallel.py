@@ -150,7 +150,7 @@ def answer_in_parallel(folder: Path, asked: list[Case], expected: list[list[list
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("ranks", "most"), [(2, 0.65), (4, 0.45)])
+@pytest.mark.parametrize(("ranks", "most"), [(2, 0.65), pytest.param(4, 0.45, marks=pytest.mark.slow)])
 def test_answers_are_those_of_one_process(pair: Pair, tmp_path: Path, ranks: int, most: float) -> None:
     """Greedy and sampled, alone and in batches, ragged and long prompts, several ends; with less work for each rank."""
     asked = cases(pair)[: 16 // ranks]

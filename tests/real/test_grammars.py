@@ -15,7 +15,13 @@ def texts(real: Real) -> list[list[int]]:
     return [real.tokenizer(text)["input_ids"] for text in (*PROMPTS, EXAMPLE * 4)]
 
 
-@pytest.mark.parametrize("spec", ["prompt_lookup", "sssd:datastore=tiny,nodes=6", "token_recycling:nodes=6"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "sssd:datastore=tiny,nodes=6",
+        *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("prompt_lookup", "token_recycling:nodes=6")),
+    ],
+)
 def test_answers_keep_to_it(real: Real, texts: list[list[int]], spec: str) -> None:
     """To their own ends, sampled ones too."""
     llm = real.engine(spec, texts, max_batch=4)

@@ -1,0 +1,29 @@
+"""Compile what paceline compiles, into its cache beside the source: every drafter once on the embedded pair. `make test` does it
+beside the type check, so that its workers need not each do it.
+
+python scripts/compile_kernels.py
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers.utils import logging
+
+from paceline import LLM, SamplingParams, demo
+from paceline.drafters import REGISTRY
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    params = [SamplingParams(8), SamplingParams(8, temperature=0.8, top_k=20, top_p=0.9)]
+    for dtype in ("float32", "bfloat16"):
+        for name, one in REGISTRY.items():
+            spec = f"{name}:datastore=demo" if one.needs_store else name
+            if dtype == "float32" or not one.needs_draft_model:
+                draft = demo.DRAFT if one.needs_draft_model else None
+                LLM(demo.TARGET, spec, draft, dtype=dtype).generate(["def add(a, b):", "1, 2, 3, 1, 2, 3, 1,"], params)
+
+
+if __name__ == "__main__":
+    main()
