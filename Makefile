@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/install scripts/smollm2.txt
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/paceline demo
+	@$(BIN)/python scripts/compile_kernels.py & $(BIN)/paceline demo; status=$$?; wait; exit $$status
 
 test: $(STAMP)
 	@$(BIN)/python scripts/compile_kernels.py & compiling=$$!; $(MAKE) --no-print-directory lint && wait $$compiling
