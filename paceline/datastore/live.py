@@ -149,7 +149,7 @@ class Datastore:
             self._check_open()
             for output, document in grown.items():
                 self._running.extend(output, document)
-            if self._running:
+            if grown and self._running:
                 self._sort_soon()
 
     def unfollow(self, output: int) -> None:

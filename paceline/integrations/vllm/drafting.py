@@ -141,8 +141,9 @@ class Drafting:
         if self._full:
             return [len(request.chain) for request in requests]
         chains = flatten([request.chain for request in requests])
-        chances = path_chances(self._reliability, chains)
-        return paying_lengths(chances, chains.starts, self._costs.seconds(len(requests), len(chances)))
+        worth = self._costs.worth([len(request.seq.output_ids) for request in requests])
+        gains = path_chances(self._reliability, chains) * np.repeat(worth, np.diff(chains.starts))
+        return paying_lengths(gains, chains.starts, self._costs.seconds(len(requests), len(gains)))
 
     def _note_costs(self, claimed: ListLike[Request | None], others: int, begin: float) -> None:
         """Learn what the step took that has just ended, where nothing but decoding was in it."""

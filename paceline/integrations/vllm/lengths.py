@@ -1,10 +1,15 @@
 """How long each draft of a step is. vLLM verifies rows of any lengths in one forward, so every token pays for itself.
 
 A step of a batch takes seconds(sequences, drafted) and yields, for each sequence, 1 + the chances of the paths to its drafted
-tokens. The likeliest tokens of the whole batch come first, as many as give the most tokens per second; chances fall along a
+tokens. The tokens of the whole batch that bring most come first, as many as give the most per second; chances fall along a
 chain, so what is taken of it is its beginning. What steps take is fitted to the newest ones:
 
     seconds = a + b * sequences + c * (1 if anything is drafted) + d * drafted
+
+Not every sequence's tokens are worth the same. Each saves the row of a later step, but a step itself is saved only where the
+last sequence of those that run together ends sooner. So tokens of a sequence that is behind count for more, and those of one
+that is ahead for little more than their row: else a batch for whose places nobody waits would pay for drafts, and take as many
+steps as its slowest sequence.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ _OUTLIER = 4.0  # times the median: the machine did something else
 _PRIOR = np.array([1.0, 0.0, 0.0, 0.01])
 _STRENGTH = np.array([0.01, 0.1, 1.0, 4.0])
 _MARGIN = 1.03  # of the seconds of a step with drafts: a gain that is smaller is no gain for sure
+_BEHIND = 2.5  # tokens by which a sequence is further, and e times less likely to be the last to end
 _UNKNOWN = 0.5  # the chance of a guess whose drafter says none, before it has been counted
 
 
@@ -51,6 +57,22 @@ class StepCosts:
         plain = max(a + b * sequences, 0.05)
         found: NDArray[np.float64] = plain + max(d, 0.0) * np.arange(most + 1)
         found[1:] = (found[1:] + max(c, 0.0)) * _MARGIN
+        return found
+
+    def worth(self, said: ListLike[int]) -> NDArray[np.float64]:
+        """Return what a token of each sequence is worth, in tokens of all alike [sequences]; they add up to as many as there are.
+
+        Args:
+            said: how many tokens each sequence has said so far.
+        """
+        a, b, _, d = self._fit
+        sequences = len(said)
+        plain = max(a + b * sequences, 0.05)
+        row = min(max(d, 0.0), plain / sequences)
+        ahead = np.asarray(said, dtype=np.float64)
+        last = np.exp(-(ahead - ahead.min()) / _BEHIND)
+        last /= last.sum()
+        found: NDArray[np.float64] = (row + (plain - row * sequences) * last) * (sequences / plain)
         return found
 
 
@@ -89,18 +111,18 @@ def path_chances(reliability: Reliability, chains: FlatTrees) -> NDArray[np.floa
     return chances
 
 
-def paying_lengths(chances: NDArray[np.float64], starts: NDArray[np.int64], seconds: NDArray[np.float64]) -> list[int]:
+def paying_lengths(gains: NDArray[np.float64], starts: NDArray[np.int64], seconds: NDArray[np.float64]) -> list[int]:
     """Return how many tokens of each chain pay for what they cost.
 
     Args:
-        chances: [nodes] of the paths. starts: [1 + chains] where each begins.
+        gains: [nodes] chances of the paths, by what a token is worth. starts: [1 + chains] where each chain begins.
         seconds: [1 + nodes] of the step, by its draft tokens.
     """
     sequences = len(starts) - 1
-    likeliest = np.argsort(-chances, kind="stable")
-    tokens = sequences + np.concatenate(([0.0], np.cumsum(chances[likeliest])))
-    taken = np.zeros(len(chances), dtype=np.int64)
-    taken[likeliest[: int((tokens / seconds).argmax())]] = 1
+    best = np.argsort(-gains, kind="stable")
+    tokens = sequences + np.concatenate(([0.0], np.cumsum(gains[best])))
+    taken = np.zeros(len(gains), dtype=np.int64)
+    taken[best[: int((tokens / seconds).argmax())]] = 1
     totals = np.concatenate(([0], np.cumsum(taken)))
     lengths: list[int] = (totals[starts[1:]] - totals[starts[:-1]]).tolist()
     return lengths

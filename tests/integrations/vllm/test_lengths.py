@@ -82,6 +82,20 @@ def test_a_full_batch_drafts_less() -> None:
     assert alone > together
 
 
+def test_tokens_of_those_behind_are_worth_more() -> None:
+    """The last to end decides when a batch is done; those ahead save no more than their rows."""
+    costs = learned(1.0, 0.1, 4)
+    assert costs.worth([7]) == pytest.approx([1.0])
+    assert costs.worth([5, 5, 5, 5]) == pytest.approx([1.0] * 4)
+    worth = costs.worth([0, 3, 9, 40])
+    assert worth.sum() == pytest.approx(4)
+    assert sorted(worth, reverse=True) == worth.tolist()
+    assert worth[0] > 1.5
+    assert worth[3] == pytest.approx(0.4, rel=0.05)  # a row of 0.1, where a token takes 0.25
+    dear = learned(1.0, 0.5, 4).worth([0, 3, 9, 40])
+    assert dear == pytest.approx([1.0] * 4)  # rows are all that a step takes
+
+
 def test_the_sure_ones_come_first() -> None:
     found = lengths(learned(1.0, 0.07, 4), [0.95] * 8, [0.1] * 8, [0.5] * 8, [])
     assert found[0] > found[2] > found[1] == 0
