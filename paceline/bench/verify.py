@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from rich.markup import escape
+from rich.progress import Progress, TaskID
 from torch import Tensor
 
+from paceline.bench.environment import Environment, load_average, look_around, peak_memory
 from paceline.bench.models import Models, load_models, make_units, torch_threads
 from paceline.bench.settings import BenchConfig
+from paceline.common.config import parse_spec
 from paceline.drafters import create
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.engine import Engine
 from paceline.engine.invariance import Invariance
 from paceline.engine.loading import draft_lm, eos_token_ids
-from paceline.engine.model import PREFILL_CHUNK
+from paceline.engine.model import PREFILL_CHUNK, CachedLM
 from paceline.engine.row_classes import bits
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import DraftTree
 from paceline.engine.verify import verify as verify_batch
+from paceline.report.progress import progress_bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class DrafterVerdict:
     """One drafter in batches of one size.
 
     Attributes:
-        batch: prompts answered together; prefill_chunk: most tokens of a prompt in one forward.
+        batch: most prompts answered together; prefill_chunk: most tokens of a prompt in one forward.
         answers: how many were compared; 0 where the drafter draws tokens of its own, so that only the distribution is the same.
         differing: how many of them are not those of plain decoding.
         accepted: draft tokens that were kept; without any, nothing has been tried.
@@ -83,11 +87,12 @@ class DrafterVerdict:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """All drafters and batches of a run, whether it was made batch-invariantly, and how many prompts were too long, and cut."""
+    """All drafters and batches of a run, where and whether batch-invariantly it was made, and how many prompts were cut."""
 
     model: str
     dtype: str
     prompts: int
+    environment: Environment
     invariance: Invariance
     verdicts: tuple[DrafterVerdict, ...]
     cut_prompts: int
@@ -153,12 +158,17 @@ class _Side:
         self._watch.drawn = False
 
     def answer(
-        self, prompts: ListLike[list[int]], first: int, expected: ListLike[list[int]] | None = None
+        self,
+        prompts: ListLike[list[int]],
+        first: int,
+        expected: ListLike[list[int]] | None = None,
+        done: Callable[[int], object] = lambda count: None,
     ) -> list[tuple[Sequence, tuple[int, Tensor] | None, float]]:
-        """Answer prompts together: the sequence, where it left `expected`, and its tokens per forward.
+        """Answer prompts, as many together as there is room for: the sequence, where it left `expected`, its tokens per forward.
 
         Args:
             first: number of the first prompt; number n has seed + n.
+            done: called after every step with how many have been answered.
         """
         seqs = [
             Sequence(ids, self._params(first + place), eos_token_ids=self._eos, max_length=self.engine.model.context_length)
@@ -168,7 +178,9 @@ class _Side:
         self._watch.left = {}
         tickets = self.engine.submit(seqs)
         try:
-            self.engine.finish(tickets)
+            while going := [ticket for ticket in tickets if not ticket.done]:
+                self.engine.advance(going)
+                done(sum(ticket.done for ticket in tickets))
         finally:
             self.engine.withdraw(tickets)
         return [(ticket.seq, self._watch.left.get(ticket.seq.id), ticket.stats().tokens_per_forward) for ticket in tickets]
@@ -190,7 +202,7 @@ class _Side:
         )  # fmt: skip
 
     def _params(self, number: int) -> SamplingParams:
-        return dataclasses.replace(self._sampling, seed=self._sampling.seed + number)
+        return replace(self._sampling, seed=self._sampling.seed + number)
 
 
 def run_verify(
@@ -198,33 +210,57 @@ def run_verify(
     finished: Callable[[DrafterVerdict], None] = lambda verdict: None,
     batches: ListLike[int] = (1,),
     prefill_chunks: ListLike[int] = (PREFILL_CHUNK,),
+    progress: bool = False,
 ) -> VerifyResult:
     """Answer every prompt alone and without drafts, then in batches with every drafter, and compare token by token.
 
     Args:
         config: its models, drafters, prompts, sampling and `max_nodes` count.
         finished: called with each verdict as it comes.
-        batches: prompts answered together. prefill_chunks: most tokens of a prompt in one forward. Every drafter is tried with
-            each of both.
+        batches: most prompts answered together; where one is done, the next begins. prefill_chunks: most tokens of a prompt in
+            one forward. Every drafter is tried with each of both.
+        progress: draw a bar on standard error, if that is a terminal.
     Raises:
         ConfigError: models, prompts or drafters that cannot be used, or batch invariance that was asked for and cannot be.
     """
-    with torch_threads(config.models.threads):
+    with torch_threads(config.models.threads), progress_bar(shown=progress) as bar:
         models = load_models(config, None, None, None)
+        environment = look_around(models.target.device)
         draft = None if models.draft is None else draft_lm(models.draft)
         units = make_units(config, models)
         alone = _Side(config, models)
         prompts = [(prompt.id, ids) for unit in units for prompt, ids in zip(unit.prompts, unit.token_ids, strict=True)]
-        plain = [alone.answer([ids], number)[0][0].output_ids for number, (_, ids) in enumerate(prompts)]
-        verdicts = []
+        runs = len(prefill_chunks) * len(batches) * len(config.drafters)
+        task = bar.add_task("alone, without drafts", total=(1 + runs) * len(prompts))
+        found = alone.answer([ids for _, ids in prompts], 0, done=partial(_tell, bar, task, 0))
+        plain = [seq.output_ids for seq, _, _ in found]
+        verdicts: list[DrafterVerdict] = []
         for chunk, batch in itertools.product(prefill_chunks, batches):
             side = _Side(config, models, batch, chunk)
             for spec in config.drafters:
-                verdicts.append(_verdict(side, alone, spec, partial(create, spec, draft_model=draft), prompts, plain))
+                before = (1 + len(verdicts)) * len(prompts)
+                bar.update(task, completed=before, description=f"{escape(spec)}, batch {batch}, chunks of {chunk}")
+                tell = partial(_tell, bar, task, before)
+                verdicts.append(_verdict(side, alone, spec, partial(_feeding_all, spec, draft), prompts, plain, tell))
+                bar.stop()  # a verdict may go to another place than the bar
                 finished(verdicts[-1])
+                bar.start()
         dtype = str(models.target.dtype).removeprefix("torch.")
         cut = sum(unit.cut for unit in units)
-        return VerifyResult(models.target_label, dtype, len(prompts), alone.engine.invariance, tuple(verdicts), cut)
+        environment = replace(environment, load_end=load_average(), peak_memory=peak_memory())
+        return VerifyResult(models.target_label, dtype, len(prompts), environment, alone.engine.invariance, tuple(verdicts), cut)
+
+
+def _feeding_all(spec: str, draft: CachedLM | None) -> Drafter:
+    """Build a drafter whose drafts are all fed, whatever they cost, unless its spec says otherwise: else nothing is tried."""
+    drafter = create(spec, draft_model=draft)
+    if "budget" not in parse_spec(spec)[1]:
+        drafter.budget = False
+    return drafter
+
+
+def _tell(bar: Progress, task: TaskID, before: int, count: int) -> None:
+    bar.update(task, completed=before + count)
 
 
 def _verdict(
@@ -234,12 +270,10 @@ def _verdict(
     make: Callable[[], Drafter],
     prompts: list[tuple[str, list[int]]],
     plain: list[list[int]],
+    tell: Callable[[int], object],
 ) -> DrafterVerdict:
     side.use(make())
-    done = []
-    for at in range(0, len(prompts), side.batch):
-        some = slice(at, at + side.batch)
-        done += side.answer([ids for _, ids in prompts[some]], at, plain[some])
+    done = side.answer([ids for _, ids in prompts], 0, plain, tell)
     drawn = side.drawn
     left = [] if drawn else [number for number, (seq, _, _) in enumerate(done) if seq.output_ids != plain[number]]
     first = None

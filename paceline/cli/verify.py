@@ -41,11 +41,11 @@ def verify(
     """Decode every prompt alone and without drafts, then in batches with each drafter; exit status 1 if any answer differs.
 
     The first difference of each drafter is shown with the logits of both tokens on both sides, and their bits.
-    Prompt number n is answered with seed + n.
+    All drafts are fed, whatever they cost, where a spec does not say `budget=true`. Prompt number n is answered with seed + n.
 
     Args:
         drafters: a drafter spec; repeat it, or separate with spaces or commas; default: all that run with what is there.
-        batch: how many prompts are answered together; repeat it, or separate with spaces or commas; default: 1.
+        batch: most prompts answered together; repeat it, or separate with spaces or commas; default: 1.
         prefill_chunk: most tokens of a prompt in one forward; likewise; default: 512.
     """
     batches, chunks = _numbers("batch", batch, 1), _numbers("prefill_chunk", prefill_chunk, 512)
@@ -53,7 +53,7 @@ def verify(
     from paceline.bench.verify import run_verify
 
     console = err if files.json == STANDARD_OUTPUT else out
-    result = run_verify(config, partial(_print_verdict, console), batches, chunks)
+    result = run_verify(config, partial(_print_verdict, console), batches, chunks, progress=True)
     differing = f"{result.differing} of {result.answers} answers differ: {result.model}, {result.dtype}, {result.prompts} prompts"
     console.print(Text(differing))
     proof = "on" if result.invariance.on else "off"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from paceline import demo
 from paceline.bench import verify as side_by_side
+from paceline.bench.environment import look_around
 from paceline.bench.models import Models, load_models
 from paceline.bench.verify import Logit, VerifyResult
 from paceline.cli.verify import _write_json
@@ -54,6 +55,7 @@ def test_no_answer_differs(tmp_path: Path) -> None:
     assert "batch invariance is on: rows" in said
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["differing"], result["answers"], result["invariance"]["on"]) == (0, 9, True)
+    assert result["environment"]["threads"] == 1
     assert [one["drafter"] for one in result["verdicts"]] == ["none", "prompt_lookup", "draft_model"]
     assert result["verdicts"][2]["accepted"] > 0
 
@@ -113,7 +115,7 @@ def test_padding_makes_up_for_such_a_kernel(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_result_with_products_of_our_own_is_written(tmp_path: Path) -> None:
     found = Invariance(True, "rows agree", None, 1, Products((nn.Linear(8, 8),)))
-    _write_json(VerifyResult("model", "bfloat16", 2, found, (), 0), tmp_path / "result.json")
+    _write_json(VerifyResult("model", "bfloat16", 2, look_around(torch.device("cpu")), found, (), 0), tmp_path / "result.json")
     assert json.loads((tmp_path / "result.json").read_text())["invariance"]["reason"] == "rows agree"
 
 
