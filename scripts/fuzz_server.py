@@ -34,7 +34,7 @@ def main() -> int:
         "--checks", CHECKS, "--max-examples", str(options.examples), "--seed", str(options.seed), "--mode", "all",
         "--wait-for-schema", "120", "--request-timeout", str(options.seconds), "--continue-on-failure",
         "--phases", "examples,coverage,fuzzing",
-        "--generation-database", "none", "--suppress-health-check", "all",
+        "--generation-database", "none", "--suppress-health-check", "all", "--workers", str(options.workers),
     ]  # fmt: skip
     if options.key:
         command += ["--header", f"Authorization: Bearer {options.key}"]
@@ -61,6 +61,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("url", help="of the server, such as http://127.0.0.1:8001")
     parser.add_argument("--examples", type=int, default=1000, help="requests for each endpoint and way of making them")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="requests at a time")
     parser.add_argument("--seconds", type=float, default=30.0, help="that an answer may take")
     parser.add_argument("--key", default="", help="of the server")
     return parser.parse_args()

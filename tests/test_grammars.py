@@ -158,6 +158,19 @@ def test_a_head_narrower_than_the_tokenizer(plain: LLM) -> None:
     assert grammars.json_object(plain.tokenizer)(torch.tensor([[3]]), torch.zeros(1, 4001)).shape == (1, 4001)
 
 
+def test_an_answer_that_gave_back_its_place_goes_on_in_its_grammar(plain: LLM) -> None:
+    """Put back to wait in mid-answer, and fed again: the grammar stands where it stood."""
+    numbers = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 70, "maxItems": 70}
+    grammar = grammars.json_schema(plain.tokenizer, numbers, plain.eos_token_ids)
+    asked = [SamplingParams(260, temperature, seed=5, logits_processors=[grammar]) for temperature in (1.0, 0.9)]
+    room = 2 * 184 * plain.model.position_bytes / (1 << 30)
+    llm = LLM("demo", "auto:nodes=12,budget=false", dtype="float32", max_batch=2, cache_gib=room)
+    outs = llm.generate(PROMPTS[2:], asked)
+    same(outs, plain.generate(PROMPTS[2:], asked))
+    assert [len(json.loads(out.text)) for out in outs] == [70] * 2
+    assert llm.load.preemptions > 0
+
+
 def test_kinds_of_grammars(plain: LLM) -> None:
     tokenizer = plain.tokenizer
     made = {

@@ -124,12 +124,15 @@ def _listen(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         reason = str(error.strerror or error).partition(" (")[0]
         raise ConfigError(
             f"serve: got {host} port {port}: {reason}; expected a free address of this machine. Choose another --port or --host."
         ) from error
+    # Else the second packet of an answer waits 40 ms. asyncio sets it where a socket names its protocol only.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _keys(door: Door) -> list[str]:

@@ -37,8 +37,8 @@ def completion_routes(serving: Serving) -> APIRouter:
         params = await serving.aside(lambda: serving.sampler.params(body, body.max_tokens or _MAX_TOKENS, body.logprobs))
         ids = [await serving.aside(lambda prompt=prompt: _ids(serving, prompt)) for prompt in prompts]  # type: ignore[misc]
         asked = [Asked(one, each) for one in ids for each in params]
-        echoes = [_text(serving, prompt) for prompt in prompts for _ in params] if body.echo else [""] * len(asked)
-        return await respond(serving, request, body, ids, asked, CompletionForm(serving, request.state.id, echoes))
+        echoed = [prompt if body.echo else "" for prompt in prompts for _ in params]
+        return await respond(serving, request, body, ids, asked, CompletionForm(serving, request.state.id, echoed))
 
     return router
 
@@ -47,19 +47,19 @@ class CompletionForm:
     """Answers as completions.
 
     Args:
-        echoes: what stands before each answer's text.
+        echoed: what stands before each answer's text. Token ids are spelled with the answer, when they are known to be some.
     """
 
-    def __init__(self, serving: Serving, id: str, echoes: list[str]) -> None:
-        self._spell, self._model, self._id = serving.spell, serving.names[0], f"cmpl-{id}"
-        self._echoes = echoes
+    def __init__(self, serving: Serving, id: str, echoed: list[Prompt]) -> None:
+        self._serving, self._model, self._id = serving, serving.names[0], f"cmpl-{id}"
+        self._echoed = echoed
         self._offsets: defaultdict[int, int] = defaultdict(int)  # characters said so far, by place
 
     def whole(self, completions: ListLike[Completion], usage: Usage) -> CompletionResponse:
         """All answers."""
         choices = [
             CompletionChoice(
-                index=place, text=self._echoes[place] + one.text, finish_reason=one.finish_reason,
+                index=place, text=self._echo(place) + one.text, finish_reason=one.finish_reason,
                 logprobs=self._logprobs(place, one.token_ids, one.logprobs),
             )
             for place, one in enumerate(completions)
@@ -68,9 +68,9 @@ class CompletionForm:
 
     def opening(self, place: int) -> CompletionResponse | None:
         """The prompt, where it is echoed."""
-        if not self._echoes[place]:
+        if not self._echoed[place]:
             return None
-        return self._event(CompletionChoice(index=place, text=self._echoes[place], finish_reason=None))
+        return self._event(CompletionChoice(index=place, text=self._echo(place), finish_reason=None))
 
     def piece(self, place: int, chunk: Chunk) -> CompletionResponse:
         """What a step has added."""
@@ -88,9 +88,13 @@ class CompletionForm:
     def _logprobs(self, place: int, token_ids: list[int], found: Found | None) -> CompletionLogprobs | None:
         if found is None:
             return None
-        made = of_completion(self._spell, token_ids, found, len(self._echoes[place]) + self._offsets[place])
+        made = of_completion(self._serving.spell, token_ids, found, self._offsets[place])
         self._offsets[place] += sum(map(len, made.tokens))
         return made
+
+    def _echo(self, place: int) -> str:
+        prompt = self._echoed[place]
+        return prompt if isinstance(prompt, str) else str(self._serving.llm.tokenizer.decode(prompt, skip_special_tokens=True))
 
 
 def _check(body: CompletionRequest, most: int) -> None:
@@ -116,8 +120,3 @@ def _ids(serving: Serving, prompt: Prompt) -> list[int]:
     ids = text_ids(serving.llm.tokenizer, prompt, "prompt") if isinstance(prompt, str) else prompt
     serving.check_prompt(ids)
     return ids
-
-
-def _text(serving: Serving, prompt: Prompt) -> str:
-    """What of a prompt is echoed."""
-    return prompt if isinstance(prompt, str) else str(serving.llm.tokenizer.decode(prompt, skip_special_tokens=True))

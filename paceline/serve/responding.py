@@ -24,7 +24,10 @@ from paceline.serve.trace import step
 _LINGER = 60.0  # seconds that a client may go on reading after its request's time is over
 _EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = "[DONE]"
-EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}  # in OpenAPI's words
+EVENTS = {"content": {"text/event-stream": {"schema": {
+    "type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"],
+    "description": f"An event; its data are JSON, and {DONE} in the last.",
+}}}}  # fmt: skip  # in OpenAPI's words
 
 
 class Form(Protocol):

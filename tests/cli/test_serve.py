@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import serve
-from paceline.cli.serve import Door, _keys
+from paceline.cli.serve import Door, _keys, _listen
 from paceline.errors import ConfigError
 from tests.support.cli import call
 
@@ -55,6 +55,12 @@ def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(monkeypatch: pyte
         pytest.raises(ConfigError, match="Address already in use; expected a free"),
     ):
         call("serve", "demo", "--port", str(other.getsockname()[1]))
+
+
+def test_no_packet_of_an_answer_waits_for_the_one_before() -> None:
+    """An answer's head and body are two packets, a stream's tokens many."""
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ BAD_BODIES = [
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": None}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"),
     ({"prompt": {}}, "prompt"), ({"prompt": ["x", 1]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": [10**9]}, "prompt"),
-    ({"prompt": [10**30]}, "prompt"), ({"prompt": [True]}, "prompt"), ({"prompt": "x " * 3000}, "prompt"),
+    ({"prompt": [10**30]}, "prompt"), ({"prompt": [2**62], "echo": True}, "prompt"), ({"prompt": [-5], "echo": True}, "prompt"),
+    ({"prompt": [True]}, "prompt"), ({"prompt": "x " * 3000}, "prompt"),
     ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": "many"}, "max_tokens"), ({"temperature": -1}, "temperature"), ({"temperature": "hot"}, "temperature"),
     ({"top_p": 0}, "top_p"), ({"top_p": 2}, "top_p"), ({"top_k": -2}, "top_k"), ({"min_p": 2}, "min_p"), ({"n": 0}, "n"),

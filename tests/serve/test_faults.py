@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,8 @@ import httpx2
 import pytest
 from openai import APIConnectionError, APIError, APITimeoutError, InternalServerError, OpenAI, RateLimitError
 
-from paceline import LLM, ScriptedDrafter
+from paceline import LLM, DraftTree, ScriptedDrafter
+from paceline.drafters.pia.drafter import Pia
 from tests.support.commands import start_command
 from tests.support.serving import KEY, Served, served
 from tests.support.shared import Pair
@@ -119,19 +121,29 @@ def test_too_many_are_sent_away(tiny: LLM) -> None:
         assert client.completions.create(**LONG).choices[0].finish_reason
 
 
-def test_one_drafter_too_many_is_for_later(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those before keep the only place for a drafter besides the engine's own, until they end."""
+def test_one_drafter_too_many_is_for_later(pair: Pair, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One before keeps the only place for a drafter besides the engine's own until it ends, and it drafts as long as we like."""
+    llm = LLM(pair.target, "prompt_lookup:budget=false", tokenizer=tokenizer, max_batch=16)  # nobody has named a drafter before
+    drafting, go_on = threading.Event(), threading.Event()
+    propose = Pia.propose
+
+    def slowly(self: Pia, *arguments: Any) -> list[DraftTree]:
+        drafting.set()
+        assert go_on.wait(60)
+        return propose(self, *arguments)
+
+    monkeypatch.setattr(Pia, "propose", slowly)
     monkeypatch.setattr("paceline.engine.roster.MOST_DRAFTERS", 1)
     other = {"speculation": "pia:nodes=3"}
-    with served(tiny, max_batch=1) as small, small.client() as client:
-        before = [raw(small, {**LONG, "ignore_eos": True, "speculation": "pia:nodes=2"}) for _ in range(8)]
-        while small.serving.gate.open < len(before) or not tiny.model.open_sequences:  # one is being answered
-            time.sleep(0.005)
-        with pytest.raises(RateLimitError, match="got one more drafter while 1 others are in use") as told:
-            client.completions.create(**LONG, extra_body=other)
+    with served(llm) as small, small.client() as client:
+        with raw(small, {**LONG, "ignore_eos": True, "speculation": "pia:nodes=2"}):
+            assert drafting.wait(60)
+            try:
+                with pytest.raises(RateLimitError, match="got one more drafter while 1 others are in use") as told:
+                    client.completions.create(**LONG, extra_body=other)
+            finally:
+                go_on.set()
         assert int(told.value.response.headers["retry-after"]) >= 1
-        for connection in before:
-            connection.close()
         assert small.left_over() == 0
         assert client.completions.create(**LONG, extra_body=other).choices[0].finish_reason
 
