@@ -13,8 +13,13 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline import LLM, SamplingParams
 
 LLAMA = "llama.cpp"
 
@@ -27,15 +32,30 @@ def serve(model: str) -> None:
     print(json.dumps({"version": llama_cpp.__version__, "eos": llama.token_eos()}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        start, processor = time.perf_counter(), time.process_time()
-        said: list[int] = []
-        llama.reset()
-        for token in llama.generate(asked["prompt"], temp=0.0, repeat_penalty=1.0):
-            said.append(int(token))
-            if len(said) == asked["count"] or token == llama.token_eos():
-                break
-        times = {"seconds": time.perf_counter() - start, "processor": time.process_time() - processor}
-        print(json.dumps({"said": said, **times}), flush=True)
+        print(json.dumps(timed(partial(say, llama, asked["prompt"], asked["count"]))), flush=True)
+
+
+def say(llama: Any, prompt: list[int], count: int) -> list[int]:
+    """llama.cpp's greedy answer of at most `count` tokens."""
+    said: list[int] = []
+    llama.reset()
+    for token in llama.generate(prompt, temp=0.0, repeat_penalty=1.0):
+        said.append(int(token))
+        if len(said) == count or token == llama.token_eos():
+            break
+    return said
+
+
+def say_ours(llm: LLM, prompt: list[int], params: SamplingParams) -> list[int]:
+    """Our answer."""
+    return llm.generate([prompt], params)[0].token_ids
+
+
+def timed(answer: Callable[[], list[int]]) -> dict[str, Any]:
+    """An answer with its seconds, by the clock and of the processor."""
+    start, processor = time.perf_counter(), time.process_time()
+    said = answer()
+    return {"said": said, "seconds": time.perf_counter() - start, "processor": time.process_time() - processor}
 
 
 def ask(process: subprocess.Popen[str], prompt: list[int], count: int) -> dict[str, Any]:
@@ -73,17 +93,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                     llm.generate([ids], one)
             found = {LLAMA: ask(process, ids, options.count)}
             for spec, one in zip(options.drafters, params, strict=True):
-                start, processor = time.perf_counter(), time.process_time()
-                (out,) = llm.generate([ids], one)
-                times = {"seconds": time.perf_counter() - start, "processor": time.process_time() - processor}
-                found[spec] = {"said": out.token_ids, **times}
+                found[spec] = timed(partial(say_ours, llm, ids, one))
             for name, answer in found.items():
                 total = totals[name]
                 total["tokens"] += len(answer["said"])
                 total["seconds"] += answer["seconds"]
                 total["processor"] += answer["processor"]
                 total["equal"] += answer["said"] == found[options.drafters[0]]["said"]
-        process.stdin.close()  # type: ignore[union-attr]
     return {"llama_cpp_python": about["version"], "dtype": options.dtype, "environment": asdict(look_around(torch.device("cpu"))),
             "totals": totals}  # fmt: skip
 

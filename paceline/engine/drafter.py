@@ -164,14 +164,17 @@ def require_drafter(where: str, drafter: object) -> None:
         raise ConfigError(f"{where}: got {drafter!r}; expected a Drafter object. Make one with paceline.drafters.create('name').")
 
 
+_PASSED_ON = (
+    "name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k", "needs_predictions", "needs_draft_model"
+)  # fmt: skip
+
+
 class DelegatingDrafter(Drafter):
     """Passes everything on to another drafter. For those that watch, change or combine what a drafter does."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        for name in ("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k"):
-            setattr(self, name, getattr(inner, name))
-        for name in ("needs_predictions", "needs_draft_model"):
+        for name in _PASSED_ON:
             setattr(self, name, getattr(inner, name))
 
     def check_vocab_size(self, vocab_size: int) -> None:

@@ -86,6 +86,14 @@ class DraftTree:
             node = self.parents[node]
         return path[::-1]
 
+    def path_chances(self) -> list[float]:
+        """Per node the chance that it and all nodes above it are accepted, by the tree's confidence, which it must have."""
+        assert self.confidence is not None
+        chances: list[float] = []
+        for parent, confidence in zip(self.parents, self.confidence, strict=True):
+            chances.append(confidence * (chances[parent] if parent >= 0 else 1.0))
+        return chances
+
     def best_chain(self) -> DraftTree:
         """The single branch to keep where only a chain can be verified.
 
@@ -99,10 +107,9 @@ class DraftTree:
         if self.confidence is None:
             node = int(node_depths(self.parents)[: self.candidates].argmax())
         else:
-            chance, expected = [1.0] * len(self), [0.0] * len(self)
-            for node, parent in enumerate(self.parents):
-                chance[node] = self.confidence[node] * (chance[parent] if parent >= 0 else 1.0)
-                expected[node] = chance[node] + (expected[parent] if parent >= 0 else 0.0)
+            expected: list[float] = []
+            for parent, chance in zip(self.parents, self.path_chances(), strict=True):
+                expected.append(chance + (expected[parent] if parent >= 0 else 0.0))
             node = max(range(self.candidates), key=expected.__getitem__)
         path = self.path(node)
         return DraftTree.chain(

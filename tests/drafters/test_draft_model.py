@@ -7,7 +7,7 @@ from collections.abc import Sequence as ListLike
 import pytest
 import torch
 
-from paceline import LLM, DraftTree, SamplingParams
+from paceline import LLM, DraftTree, Outcome, SamplingParams
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.drafters.draft_model.guess_tree import Answer, GuessTree
 from paceline.drafters.draft_model.hit_rates import HitRates
@@ -78,8 +78,9 @@ def test_hit_rates_move_from_the_prior_to_what_happened() -> None:
     before = rates.confidence(0.35)
     assert 0.35 < before < 1
     tree = DraftTree([1, 2, 3], [-1, 0, 1])
+    outcome = Outcome(Sequence([1, 2], SamplingParams()), tree, [0], [1, 9], [0] * 4)
     for _ in range(200):
-        rates.learn(tree, [0.95, 0.35, 0.35], [0], 2)  # the third was never reached
+        rates.learn(outcome, [0.95, 0.35, 0.35])  # the third was never reached
     assert rates.confidence(0.35) < 0.05 < before < 0.9 < rates.confidence(0.95) <= 1
     assert rates.confidence(0.65) == HitRates().confidence(0.65)
 

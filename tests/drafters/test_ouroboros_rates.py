@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline import DraftTree, Outcome
-from paceline.drafters.ouroboros.proposal import Alternative, ProposalBuilder
+from paceline.drafters.ouroboros.proposal import Alternative, Proposal, ProposalBuilder
 from paceline.drafters.ouroboros.rates import Evidence, Kind, Rates
 from paceline.engine.sequence import SamplingParams, Sequence
 
@@ -37,12 +37,16 @@ def test_nothing_is_known_behind_the_last_token() -> None:
 def test_likeliest_paths_come_first_and_keep_their_evidence() -> None:
     """Chain 5 6, a phrase 7 8 behind it, 9 in place of 5, a phrase 5 4 behind the root."""
     phrases = {(2, 5, 6): [(7, 8)], (2, 9): [], (1, 2): [(5, 4)]}
-    builder = ProposalBuilder([1, 2], [5, 6], [0.9, 0.01], 9, 4, lambda text, most: phrases[tuple(text)][:most])
-    builder.add_suffixes(1)
-    builder.add_alternatives([Alternative(0.4, 0.4, 0, 9)])
-    builder.add_phrases(1)
-    proposal = builder.build(Rates())
-    tree, fed = proposal.tree, builder.build(None)
+
+    def proposed(rates: Rates | None) -> Proposal:
+        builder = ProposalBuilder([1, 2], [5, 6], [0.9, 0.01], 9, 4, lambda text, most: phrases[tuple(text)][:most], rates)
+        builder.add_suffixes(1)
+        builder.add_alternatives([Alternative(0.4, 0.4, 0, 9)])
+        builder.add_phrases(1)
+        return builder.build()
+
+    proposal, fed = proposed(Rates()), proposed(None)
+    tree = proposal.tree
     assert fed.tree.confidence is None
     assert (fed.tree.token_ids, list(fed.chain)) == ([5, 6, 7, 8, 9, 4], [0, 1])
     assert tree.confidence is not None

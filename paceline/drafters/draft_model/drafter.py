@@ -90,8 +90,7 @@ class DraftModel(ChainDrafter):
         for outcome in outcomes:
             record = self._records.get(outcome.seq.id)
             if record is not None and record.tree.token_ids:
-                said = outcome_of(record.tree, outcome)
-                record.rates.learn(said.tree, record.first_choice_probs, said.accepted, len(said.new_token_ids))
+                record.rates.learn(outcome_of(record.tree, outcome), record.first_choice_probs)
 
     def _draft_trees(self, seqs: list[Sequence], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
         """Grow trees for sequences that may have one, then draft chains for the others."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as ListLike
 
-from paceline.engine.tree import DraftTree
+from paceline.drafters.shared.trees import tried
+from paceline.engine.drafter import Outcome
 
 _BUCKETS = 10
 _PRIOR_WEIGHT = 4  # guesses
 _PRIOR_POWER = 0.6  # measured on the embedded pair: first choices of 0.45, 0.65 and 0.85 were right in 0.61, 0.81 and 0.95
+
+
+def first_choice_prior(prob: float) -> float:
+    """Return the chance of a first choice that the draft model gave `prob`, before anything was counted."""
+    return math.pow(prob, _PRIOR_POWER)
 
 
 class HitRates:
@@ -26,22 +32,19 @@ class HitRates:
     def confidence(self, prob: float) -> float:
         """Return the estimated probability that a first choice is right which the draft model gave `prob`."""
         bucket = _bucket(prob)
-        return (self._hits[bucket] + _PRIOR_WEIGHT * math.pow(prob, _PRIOR_POWER)) / (self._offered[bucket] + _PRIOR_WEIGHT)
+        return (self._hits[bucket] + _PRIOR_WEIGHT * first_choice_prior(prob)) / (self._offered[bucket] + _PRIOR_WEIGHT)
 
-    def learn(self, tree: DraftTree, first_choice_probs: ListLike[float | None], accepted: ListLike[int], said: int) -> None:
+    def learn(self, outcome: Outcome, first_choice_probs: ListLike[float | None]) -> None:
         """Take in what became of a tree.
 
         Args:
-            tree: what was verified.
-            first_choice_probs: per node the probability it was given, None where it was no first choice.
-            accepted: nodes on the accepted path.
-            said: how many tokens the target has said; nothing is known of what follows the last of them.
+            first_choice_probs: per node of it the probability it was given, None where it was no first choice.
         """
-        reached, tried = {-1, *accepted}, {-1, *accepted[: said - 1]}
-        for node, (parent, prob) in enumerate(zip(tree.parents, first_choice_probs, strict=True)):
-            if prob is not None and parent in tried:
+        for node, right in tried(outcome):
+            prob = first_choice_probs[node]
+            if prob is not None:
                 self._offered[_bucket(prob)] += 1
-                self._hits[_bucket(prob)] += node in reached
+                self._hits[_bucket(prob)] += right
 
 
 def _bucket(prob: float) -> int:

@@ -188,6 +188,8 @@ class Ouroboros(Drafter):
     ) -> list[Outcome]:
         """Verify phrases with the draft model, in its own `decode_step`; beside it, note what else it might have said."""
         outcomes = verify(seqs, trees, logits)
+        if not (self._options.branches or self.budget):
+            return outcomes
         for row, outcome in enumerate(outcomes):
             said_at = [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
             shadows[outcome.seq.id].note_probs(outcome.new_token_ids, logits[row, said_at])
@@ -198,11 +200,11 @@ class Ouroboros(Drafter):
         options = self._options
         builder = ProposalBuilder(
             seq.token_ids[-2:], shadow.drafted, shadow.probs, limit, min(limit, seq.remaining - 1),
-            partial(self._phrases.phrases, shadow.seq),
+            partial(self._phrases.phrases, shadow.seq), self._rates if self.budget else None,
         )  # fmt: skip
         if shadow.seq.finish_reason is None:
             builder.add_suffixes(options.suffixes)
         if options.branches:
             builder.add_alternatives(sorted(shadow.alternatives, reverse=True)[: options.branches])
             builder.add_phrases(options.suffixes)
-        return builder.build(self._rates if self.budget else None)
+        return builder.build()

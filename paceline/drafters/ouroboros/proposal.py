@@ -68,19 +68,22 @@ class ProposalBuilder:
 
     Args:
         text: the newest two tokens of the sequence, or one.
-        chain: the drafted tokens. probs: of each, by the draft model.
+        chain: the drafted tokens. probs: of each, by the draft model, where there are rates.
         most: nodes. deepest: levels.
         phrases: asks the pool.
+        rates: if given, the tree gets confidence by them, and the likeliest paths first.
     """
 
     def __init__(
-        self, text: ListLike[int], chain: ListLike[int], probs: ListLike[float], most: int, deepest: int, phrases: Phrases
-    ) -> None:
+        self, text: ListLike[int], chain: ListLike[int], probs: ListLike[float], most: int, deepest: int, phrases: Phrases,
+        rates: Rates | None = None,
+    ) -> None:  # fmt: skip
         self._text, self._chain, self._deepest, self._phrases = list(text), list(chain[:deepest]), deepest, phrases
+        self._rates = rates
         self._tree = TreeBuilder(most)
         self._last = self._tree.add_path(self._chain, origin=Origin.MODEL)
         self._chain_nodes = range(len(self._tree))
-        self._evidence = [Evidence(Kind.CHAIN, probs[node]) for node in self._chain_nodes]
+        self._evidence = [] if rates is None else [Evidence(Kind.CHAIN, probs[node]) for node in self._chain_nodes]
         self._suffixes: list[tuple[Ngram, list[int]]] = []
 
     def add_suffixes(self, most: int) -> None:
@@ -112,20 +115,18 @@ class ProposalBuilder:
             self._tree.add_path(phrase[: len(self._chain)], origin=Origin.POOL)
             self._note(Evidence(Kind.PHRASE))
 
-    def build(self, rates: Rates | None) -> Proposal:
-        """Return all of it.
-
-        Args:
-            rates: if given, the tree has confidence by them, and the likeliest paths first.
-        """
+    def build(self) -> Proposal:
+        """Return all of it."""
         tree = self._tree.build()
-        if rates is None:
+        if self._rates is None:
             return Proposal(tree, self._chain_nodes, self._suffixes)
-        confidence = [rates.confidence(one) for one in self._evidence]
+        confidence = [self._rates.confidence(one) for one in self._evidence]
         return Proposal(replace(tree, confidence=confidence), self._chain_nodes, self._suffixes, self._evidence).likeliest_first()
 
     def _note(self, first: Evidence) -> None:
         """Note what speaks for the nodes that were added last: the first one, and those behind it."""
+        if self._rates is None:
+            return
         for _ in range(len(self._evidence), len(self._tree)):
             self._evidence.append(first)
             first = Evidence(Kind.WITHIN)

@@ -6,12 +6,13 @@ from collections.abc import Sequence as ListLike
 from enum import IntEnum
 from typing import NamedTuple
 
+from paceline.drafters.draft_model.hit_rates import first_choice_prior
+from paceline.drafters.shared.trees import tried
 from paceline.engine.drafter import Outcome
 
 _STEPS = 10  # of a probability
 _PRIOR_TRIALS = 6.0
 _FADING = 1000.0  # trials of a step that are remembered
-_POWER = 0.6  # a first choice is right more often than its probability says, see `draft_model.hit_rates`
 
 
 class Kind(IntEnum):
@@ -38,7 +39,7 @@ class Evidence(NamedTuple):
     def prior(self) -> float:
         """The chance that it is accepted where its parent is, before anything was counted."""
         if self.kind == Kind.CHAIN:
-            return float(self.prob**_POWER)
+            return first_choice_prior(self.prob)
         return _PRIORS.get(self.kind, self.prob)
 
     @property
@@ -65,11 +66,8 @@ class Rates:
         Args:
             evidence: per node of the outcome's tree.
         """
-        reached = {-1, *outcome.accepted}
-        tried = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}  # nothing is known of what follows the last token
-        for node, (parent, one) in enumerate(zip(outcome.tree.parents, evidence, strict=True)):
-            if parent in tried:
-                self._note(one, node in reached)
+        for node, right in tried(outcome):
+            self._note(evidence[node], right)
 
     def _note(self, one: Evidence, right: bool) -> None:
         trials, hits = self._trials[one.kind], self._hits[one.kind]

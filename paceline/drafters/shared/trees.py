@@ -1,12 +1,13 @@
-"""Trees that may be cut before they are fed: the likeliest paths first; and what the text made of a tree, fed whole or not."""
+"""Trees that may be cut before they are fed: the likeliest paths first; what the text made of a tree, fed whole or not."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.engine.drafter import Outcome
 from paceline.engine.tree import DraftTree
+from paceline.engine.verify import follow
 
 
 def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
@@ -18,9 +19,7 @@ def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
     assert tree.confidence is not None
     assert tree.probs is None
     assert not tree.probes
-    chances: list[float] = []
-    for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
-        chances.append(confidence * (chances[parent] if parent >= 0 else 1.0))
+    chances = tree.path_chances()
     before = sorted(range(len(tree)), key=lambda node: -chances[node])  # stable: of equals the parent comes first
     if before == list(range(len(tree))):
         return tree, before
@@ -40,15 +39,13 @@ def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
     """
     if tree is outcome.tree:
         return outcome
-    return replace(outcome, tree=tree, accepted=_said(tree, outcome.new_token_ids))
+    said = iter(outcome.new_token_ids)
+    accepted, _ = follow(tree, lambda node: next(said), lambda run: len(run) == len(outcome.new_token_ids))
+    return replace(outcome, tree=tree, accepted=accepted)
 
 
-def _said(tree: DraftTree, token_ids: ListLike[int]) -> list[int]:
-    children, node, path = tree.edges(), -1, []
-    for token in token_ids:
-        following = children.get((node, token))
-        if following is None:
-            break
-        node = following
-        path.append(node)
-    return path
+def tried(outcome: Outcome) -> Iterator[tuple[int, bool]]:
+    """Return the nodes that the target has decided on, fed or not, each with whether it was right."""
+    reached = {-1, *outcome.accepted}
+    spoken_at = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}  # nothing is known of what follows the last token
+    return ((node, node in reached) for node, parent in enumerate(outcome.tree.parents) if parent in spoken_at)
