@@ -7,6 +7,8 @@ VENV := .venv
 VENV_VLLM := .venv-vllm
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What Python has compiled is kept: with this set, every process would compile torch and transformers for itself.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-vllm lint docs package clean
 
@@ -19,7 +21,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python scripts/compile_kernels.py & compiling=$$!; $(MAKE) --no-print-directory lint && wait $$compiling
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-all: lint
 	$(BIN)/python -m pytest -m "not gpu"
