@@ -38,7 +38,7 @@ class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
 Lanes = _LanesType()
 
 
-def _operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
+def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
     """Return a function of compiled code: (arguments) -> result, whose instructions `emit(builder, *values)` writes."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -51,16 +51,18 @@ def _operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
 
     # numba wants as many named parameters as there are arguments.
     definitions: list[Callable[..., Any]] = [
+        lambda context: typed(),
         lambda context, a: typed(a),
         lambda context, a, b: typed(a, b),
         lambda context, a, b, c: typed(a, b, c),
         lambda context, a, b, c, d: typed(a, b, c, d),
         lambda context, a, b, c, d, e: typed(a, b, c, d, e),
     ]
-    return numba.extending.intrinsic(definitions[len(arguments) - 1])
+    return numba.extending.intrinsic(definitions[len(arguments)])
 
 
-def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+def pointer(builder: Any, address: Any, kind: Any) -> Any:
+    """Return an address as a pointer to a value of a kind, for what `emit` writes."""
     return builder.inttoptr(address, kind.as_pointer())
 
 
@@ -111,7 +113,7 @@ def _store_sums(builder: Any, address: Any, *vectors: Any) -> None:
         for one, other in (halves[:2], halves[2:])
     ]
     sums = builder.fadd(_pick(builder, pairs[0], pairs[1], [0, 2, 4, 6]), _pick(builder, pairs[0], pairs[1], [1, 3, 5, 7]))
-    builder.store(sums, _pointer(builder, address, ir.VectorType(_FLOAT, 4)), align=4)
+    builder.store(sums, pointer(builder, address, ir.VectorType(_FLOAT, 4)), align=4)
 
 
 # exp(r) for |r| <= ln(2) / 2 by a polynomial, and ln(2) in two parts (Cephes expf).
@@ -138,21 +140,21 @@ def _exp(builder: Any, x: Any) -> Any:
 
 
 def _load(builder: Any, address: Any) -> Any:
-    return builder.load(_pointer(builder, address, _VECTOR), align=4)
+    return builder.load(pointer(builder, address, _VECTOR), align=4)
 
 
 def _store(builder: Any, address: Any, lanes: Any) -> None:
-    builder.store(lanes, _pointer(builder, address, _VECTOR), align=4)
+    builder.store(lanes, pointer(builder, address, _VECTOR), align=4)
 
 
 def _load_bfloat16(builder: Any, address: Any) -> Any:
-    words = builder.zext(builder.load(_pointer(builder, address, _HALVES), align=2), _WORDS)
+    words = builder.zext(builder.load(pointer(builder, address, _HALVES), align=2), _WORDS)
     return builder.bitcast(builder.shl(words, _words(16)), _VECTOR)
 
 
 def _load_float16(builder: Any, address: Any) -> Any:
     """Exact for every number: the exponent is moved by a product, which also makes subnormal numbers normal ones."""
-    words = builder.zext(builder.load(_pointer(builder, address, _HALVES), align=2), _WORDS)
+    words = builder.zext(builder.load(pointer(builder, address, _HALVES), align=2), _WORDS)
     size = builder.and_(words, _words(0x7FFF))
     small = builder.bitcast(builder.shl(size, _words(13)), _VECTOR)
     bits = builder.bitcast(builder.fmul(small, _constant(2.0**112)), _WORDS)
@@ -168,41 +170,41 @@ def _store_bfloat16(builder: Any, address: Any, lanes: Any) -> None:
     odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
     rounded = builder.lshr(builder.add(bits, builder.add(odd, _words(0x7FFF))), _words(16))
     rounded = builder.select(builder.fcmp_unordered("uno", lanes, lanes), _words(0x7FC0), rounded)
-    builder.store(builder.trunc(rounded, _HALVES), _pointer(builder, address, _HALVES), align=2)
+    builder.store(builder.trunc(rounded, _HALVES), pointer(builder, address, _HALVES), align=2)
 
 
 def _load_float(builder: Any, address: Any) -> Any:
-    return builder.load(_pointer(builder, address, _FLOAT))
+    return builder.load(pointer(builder, address, _FLOAT))
 
 
 def _store_float(builder: Any, address: Any, number: Any) -> None:
-    builder.store(number, _pointer(builder, address, _FLOAT))
+    builder.store(number, pointer(builder, address, _FLOAT))
 
 
 def _prefetch(builder: Any, address: Any) -> None:
     kinds = [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3]
     called = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0")
     read, keep, data = (ir.Constant(ir.IntType(32), number) for number in (0, 3, 1))
-    builder.call(called, (_pointer(builder, address, ir.IntType(8)), read, keep, data))
+    builder.call(called, (pointer(builder, address, ir.IntType(8)), read, keep, data))
 
 
-load = _operation(Lanes, (types.int64,), _load)
-store = _operation(types.void, (types.int64, Lanes), _store)
-load_bfloat16 = _operation(Lanes, (types.int64,), _load_bfloat16)
-load_float16 = _operation(Lanes, (types.int64,), _load_float16)
-store_bfloat16 = _operation(types.void, (types.int64, Lanes), _store_bfloat16)
-prefetch = _operation(types.void, (types.int64,), _prefetch)
-load_float = _operation(types.float32, (types.int64,), _load_float)
-store_float = _operation(types.void, (types.int64, types.float32), _store_float)
-splat = _operation(Lanes, (types.float32,), _splat)
-add = _operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fadd(a, b))
-subtract = _operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fsub(a, b))
-multiply = _operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fmul(a, b))
-divide = _operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fdiv(a, b))
-fused = _operation(Lanes, (Lanes, Lanes, Lanes), _fused)
-larger = _operation(Lanes, (Lanes, Lanes), _larger)
-with_sign = _operation(Lanes, (Lanes, Lanes), _with_sign)
-exp = _operation(Lanes, (Lanes,), _exp)
-total = _operation(types.float32, (Lanes,), lambda builder, a: _fold(builder, a, lambda builder, x, y: builder.fadd(x, y)))
-largest = _operation(types.float32, (Lanes,), lambda builder, a: _fold(builder, a, _larger))
-store_sums = _operation(types.void, (types.int64, Lanes, Lanes, Lanes, Lanes), _store_sums)
+load = operation(Lanes, (types.int64,), _load)
+store = operation(types.void, (types.int64, Lanes), _store)
+load_bfloat16 = operation(Lanes, (types.int64,), _load_bfloat16)
+load_float16 = operation(Lanes, (types.int64,), _load_float16)
+store_bfloat16 = operation(types.void, (types.int64, Lanes), _store_bfloat16)
+prefetch = operation(types.void, (types.int64,), _prefetch)
+load_float = operation(types.float32, (types.int64,), _load_float)
+store_float = operation(types.void, (types.int64, types.float32), _store_float)
+splat = operation(Lanes, (types.float32,), _splat)
+add = operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fadd(a, b))
+subtract = operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fsub(a, b))
+multiply = operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fmul(a, b))
+divide = operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fdiv(a, b))
+fused = operation(Lanes, (Lanes, Lanes, Lanes), _fused)
+larger = operation(Lanes, (Lanes, Lanes), _larger)
+with_sign = operation(Lanes, (Lanes, Lanes), _with_sign)
+exp = operation(Lanes, (Lanes,), _exp)
+total = operation(types.float32, (Lanes,), lambda builder, a: _fold(builder, a, lambda builder, x, y: builder.fadd(x, y)))
+largest = operation(types.float32, (Lanes,), lambda builder, a: _fold(builder, a, _larger))
+store_sums = operation(types.void, (types.int64, Lanes, Lanes, Lanes, Lanes), _store_sums)

@@ -18,9 +18,11 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from paceline.common import amx
 from paceline.common.lanes import WIDTH
 from paceline.common.threads import share
 from paceline.engine.attention.invariant import KINDS
+from paceline.engine.products import tiled
 from paceline.engine.products.kernel import multiply
 
 ANY = 1 << 40  # rows: no bound
@@ -45,8 +47,14 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     places = rows.data_ptr(), weight.data_ptr(), 0 if added is None else added.data_ptr(), out.data_ptr()
     arguments = *places, KINDS[dtype], KINDS[out.dtype], count, inner, outer, np.zeros(1, dtype=np.int64)
     work = count * inner * outer
-    share(multiply, arguments, 0 if work < _SHARE else min(torch.get_num_threads() - 1, work // _SHARE))
+    share(_kernel(dtype, inner, outer), arguments, 0 if work < _SHARE else min(torch.get_num_threads() - 1, work // _SHARE))
     return out if out.dtype == dtype else out.to(dtype)
+
+
+def _kernel(dtype: torch.dtype, inner: int, outer: int) -> Callable[..., int]:
+    """Return the compiled product of a shape: always the same one, since their sums have different orders."""
+    fits = dtype == torch.bfloat16 and inner % tiled.INNER == 0 and outer % tiled.OUTER == 0
+    return tiled.multiply_tiled if fits and amx.available() else multiply
 
 
 def replaceable(model: PreTrainedModel) -> tuple[nn.Linear, ...]:

@@ -1,0 +1,150 @@
+"""Products of rows with a weight by Intel's matrix instructions: sixteen rows in the time it takes to read the weight once.
+
+What is computed is the transposed product, weight @ rows.T: then the weight is read in place, 16 outputs by 32 numbers at a time,
+and only the rows, which are few, have to be put in another order. A row's numbers depend on that row alone, to the last bit: each
+sum is made by the same instructions in the same order (`paceline.common.amx`), 32 numbers of row and weight after the other, and
+how many rows and outputs are computed together is a matter of registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common import amx, lanes
+from paceline.common.compiled import compiled, inlined, take_number
+from paceline.engine.attention.tiles import FLOAT, address
+from paceline.engine.tree import IntArray
+
+INNER, OUTER = 32, amx.SIDE  # sizes of a weight are multiples of these
+_TASK = 64  # outputs that a thread takes at a time
+_BLOCK = 2 * OUTER  # of them, and rows, computed at once
+_STEP = INNER * FLOAT // 2  # bytes of a row or weight in one tile
+_CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)  # 64 bytes
+
+_clear0, _clear1, _clear2, _clear3 = (amx.zero(tile) for tile in range(4))
+_store0, _store1, _store2, _store3 = (amx.store(tile) for tile in range(4))
+_load_weight0, _load_weight1, _load_rows0, _load_rows1 = (amx.load(tile) for tile in range(4, 8))
+_multiply00, _multiply10 = amx.add_product(0, 4, 6), amx.add_product(1, 5, 6)
+_multiply01, _multiply11 = amx.add_product(2, 4, 7), amx.add_product(3, 5, 7)
+
+
+@compiled
+def multiply_tiled(
+    rows: int, weight: int, bias: int, out: int, kind: int, out_kind: int, count: int, inner: int, outer: int, taken: IntArray
+) -> int:
+    """Multiply until no output is left; any number of threads may. Returns how many tasks this one did.
+
+    Args:
+        rows: address of [count, inner]. weight: of [outer, inner]. out: of [count, outer]. All in bfloat16.
+        bias: of float32 [outer]; 0 = none.
+        kind, out_kind: bfloat16; named, so that it is called as `kernel.multiply`.
+        inner: a multiple of 32; outer: of 16.
+        taken: [1], zero at first.
+    """
+    first = take_number(taken.ctypes.data) * _TASK
+    if first >= outer:
+        return 0
+    blocks = (count + amx.SIDE - 1) // amx.SIDE
+    store = np.empty((4 * amx.TILE + amx.ROW) // FLOAT + (blocks + 1) * amx.SIDE * inner // 2, dtype=np.float32)
+    _pack(rows, _aligned(store) + 4 * amx.TILE, count, inner, blocks)
+    amx.configure(address(_CONFIGURATION))
+    done = 0
+    while first < outer:
+        sums = _aligned(store)  # here, since an array lives until its last use
+        packed = sums + 4 * amx.TILE
+        for output in range(first, min(first + _TASK, outer), _BLOCK):
+            width = min(_BLOCK, outer - output)
+            for block in range(0, blocks, 2):
+                source = packed + block * amx.SIDE * inner * FLOAT // 2
+                place = weight + output * inner * FLOAT // 2
+                if block + 1 < blocks:
+                    _multiply_four(source, place, sums, inner, width)
+                else:
+                    _multiply_two(source, place, sums, inner, width)
+                _write_out(sums, bias, out, min(count - block * amx.SIDE, _BLOCK), block * amx.SIDE, output, width, outer)
+        done += 1
+        first = take_number(taken.ctypes.data) * _TASK
+    amx.release()
+    return done
+
+
+@inlined
+def _aligned(store: NDArray[np.float32]) -> Any:
+    """Where in it a line of the cache begins: a row of a tile is then one line."""
+    return (address(store) + amx.ROW - 1) // amx.ROW * amx.ROW
+
+
+@inlined
+def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
+    """Write rows, 16 at a time, as the tiles that follow one another in a product; zeros for those that fill up the last 16."""
+    size = inner * FLOAT // 2
+    spare = packed + blocks * amx.SIDE * size
+    for block in range(blocks):
+        source, target = rows + block * amx.SIDE * size, packed + block * amx.SIDE * size
+        left = min(count - block * amx.SIDE, amx.SIDE)
+        if left < amx.SIDE:
+            for place in range(0, left * size, 32):
+                lanes.store(spare + place, lanes.load(source + place))
+            for place in range(left * size, amx.SIDE * size, 32):
+                lanes.store(spare + place, lanes.splat(np.float32(0.0)))
+            source = spare
+        for step in range(inner // INNER):
+            amx.transpose(source + step * _STEP, size, target + step * amx.TILE, amx.ROW)
+
+
+@inlined
+def _multiply_four(rows: int, weight: int, sums: int, inner: int, width: int) -> None:
+    """32 outputs of 32 rows, as four tiles."""
+    stride = inner * FLOAT // 2
+    other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
+    _clear0(), _clear1(), _clear2(), _clear3()
+    for step in range(inner // INNER):
+        _load_weight0(weight + step * _STEP, stride)
+        _load_weight1(other + step * _STEP, stride)
+        _load_rows0(rows + step * amx.TILE, amx.ROW)
+        _multiply00()
+        _multiply10()
+        _load_rows1(rows + amx.SIDE * stride + step * amx.TILE, amx.ROW)
+        _multiply01()
+        _multiply11()
+    _store0(sums, amx.ROW)
+    _store1(sums + amx.TILE, amx.ROW)
+    _store2(sums + 2 * amx.TILE, amx.ROW)
+    _store3(sums + 3 * amx.TILE, amx.ROW)
+
+
+@inlined
+def _multiply_two(rows: int, weight: int, sums: int, inner: int, width: int) -> None:
+    """32 outputs of 16 rows, as two tiles."""
+    stride = inner * FLOAT // 2
+    other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
+    _clear0(), _clear1()
+    for step in range(inner // INNER):
+        _load_weight0(weight + step * _STEP, stride)
+        _load_weight1(other + step * _STEP, stride)
+        _load_rows0(rows + step * amx.TILE, amx.ROW)
+        _multiply00()
+        _multiply10()
+    _store0(sums, amx.ROW)
+    _store1(sums + amx.TILE, amx.ROW)
+
+
+@inlined
+def _write_out(sums: int, bias: int, out: int, count: int, row: int, output: int, width: int, outer: int) -> None:
+    """Write up to four tiles, [16 outputs, 16 rows] each, to their places, with the bias."""
+    for tile in range(2 if count <= amx.SIDE else 4):
+        above, beside = tile // 2 * amx.SIDE, tile % 2 * amx.SIDE
+        if beside >= width:
+            continue
+        source = sums + tile * amx.TILE
+        amx.transpose(source, amx.ROW, source, amx.ROW)
+        for number in range(min(count - above, amx.SIDE)):
+            for place in range(0, amx.SIDE, lanes.WIDTH):
+                total = lanes.load(source + number * amx.ROW + place * FLOAT)
+                if bias:
+                    total = lanes.add(total, lanes.load(bias + (output + beside + place) * FLOAT))
+                target = (row + above + number) * outer + output + beside + place
+                lanes.store_bfloat16(out + target * FLOAT // 2, total)
