@@ -21,6 +21,7 @@ from paceline.engine.tree import IntArray
 INNER, OUTER = 32, amx.SIDE  # sizes of a weight are multiples of these
 _TASK = 64  # outputs that a thread takes at a time
 _BLOCK = 2 * OUTER  # of them, and rows, computed at once
+_STREAMS = 4  # places of memory that are read from at a time: more than one, as a processor fetches ahead in each by itself
 _STEP = INNER * FLOAT // 2  # bytes of a row or weight in one tile
 _CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)  # 64 bytes
 
@@ -60,10 +61,11 @@ def multiply_tiled(
             for block in range(0, blocks, 2):
                 source = packed + block * amx.SIDE * inner * FLOAT // 2
                 place = weight + output * inner * FLOAT // 2
+                ahead = _BLOCK * inner * FLOAT // 2 if block == 0 and output + 2 * _BLOCK <= outer else 0
                 if block + 1 < blocks:
-                    _multiply_four(source, place, sums, inner, width)
+                    _multiply_four(source, place, sums, inner, width, ahead)
                 else:
-                    _multiply_two(source, place, sums, inner, width)
+                    _multiply_two(source, place, sums, inner, width, ahead)
                 _write_out(sums, bias, out, min(count - block * amx.SIDE, _BLOCK), block * amx.SIDE, output, width, outer)
         done += 1
         first = take_number(taken.ctypes.data) * _TASK
@@ -96,12 +98,13 @@ def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
 
 
 @inlined
-def _multiply_four(rows: int, weight: int, sums: int, inner: int, width: int) -> None:
+def _multiply_four(rows: int, weight: int, sums: int, inner: int, width: int, ahead: int) -> None:
     """32 outputs of 32 rows, as four tiles."""
     stride = inner * FLOAT // 2
     other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
     _clear0(), _clear1(), _clear2(), _clear3()
     for step in range(inner // INNER):
+        _fetch(weight, ahead, step)
         _load_weight0(weight + step * _STEP, stride)
         _load_weight1(other + step * _STEP, stride)
         _load_rows0(rows + step * amx.TILE, amx.ROW)
@@ -117,12 +120,13 @@ def _multiply_four(rows: int, weight: int, sums: int, inner: int, width: int) ->
 
 
 @inlined
-def _multiply_two(rows: int, weight: int, sums: int, inner: int, width: int) -> None:
+def _multiply_two(rows: int, weight: int, sums: int, inner: int, width: int, ahead: int) -> None:
     """32 outputs of 16 rows, as two tiles."""
     stride = inner * FLOAT // 2
     other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
     _clear0(), _clear1()
     for step in range(inner // INNER):
+        _fetch(weight, ahead, step)
         _load_weight0(weight + step * _STEP, stride)
         _load_weight1(other + step * _STEP, stride)
         _load_rows0(rows + step * amx.TILE, amx.ROW)
@@ -130,6 +134,16 @@ def _multiply_two(rows: int, weight: int, sums: int, inner: int, width: int) -> 
         _multiply10()
     _store0(sums, amx.ROW)
     _store1(sums + amx.TILE, amx.ROW)
+
+
+@inlined
+def _fetch(weight: int, ahead: int, step: int) -> None:
+    """Have a part of the next 32 outputs' weights, which lie `ahead`, brought nearer; all of them with the steps of a product."""
+    if ahead:
+        for stream in range(_STREAMS):
+            part = weight + ahead + stream * ahead // _STREAMS + step * (2 * amx.TILE // _STREAMS)
+            for line in range(0, 2 * amx.TILE // _STREAMS, amx.ROW):
+                lanes.prefetch_second(part + line)
 
 
 @inlined
