@@ -92,6 +92,11 @@ def _larger(builder: Any, one: Any, other: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", one, other), one, other)
 
 
+def _marked(builder: Any, one: Any, other: Any) -> Any:
+    """`one`, and NaN where `other` is."""
+    return builder.select(builder.fcmp_unordered("uno", other, other), other, one)
+
+
 def _with_sign(builder: Any, size: Any, signed: Any) -> Any:
     sign = builder.and_(builder.bitcast(signed, _WORDS), _words(0x80000000))
     return builder.bitcast(builder.or_(builder.and_(builder.bitcast(size, _WORDS), _words(0x7FFFFFFF)), sign), _VECTOR)
@@ -204,6 +209,7 @@ multiply = operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fmul(a
 divide = operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fdiv(a, b))
 fused = operation(Lanes, (Lanes, Lanes, Lanes), _fused)
 larger = operation(Lanes, (Lanes, Lanes), _larger)
+marked = operation(Lanes, (Lanes, Lanes), _marked)
 with_sign = operation(Lanes, (Lanes, Lanes), _with_sign)
 exp = operation(Lanes, (Lanes,), _exp)
 total = operation(types.float32, (Lanes,), lambda builder, a: _fold(builder, a, lambda builder, x, y: builder.fadd(x, y)))

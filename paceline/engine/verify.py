@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.engine import sampling
 from paceline.engine.adjustments import adjusted, forbidden
+from paceline.engine.best_tokens import likeliest, most_likely
 from paceline.engine.drafter import Outcome, TopTokens
 from paceline.engine.processors import OwnProcessors, Processed
 from paceline.engine.sequence import Sequence
@@ -110,8 +111,12 @@ def answers(
     Args:
         logits: as in `verify`.
     Returns:
-        scores [batch, 1 + width, vocab] of `target_scores`; twice batch lists of 1 + width tokens.
+        scores [batch, 1 + width, vocab] of `target_scores`, or the logits where that makes no difference to what is most likely;
+        twice batch lists of 1 + width tokens.
     """
+    if all(seq.params.greedy and not seq.params.adjusts for seq in seqs):
+        best: list[list[int]] = most_likely(logits).tolist()
+        return logits, best, best
     scores = sampling.target_scores(logits, seqs, trees)
     drawn = sampling.draw(scores, seqs, trees)
     greedy = all(seq.params.greedy for seq in seqs)
@@ -153,9 +158,7 @@ def with_top_tokens(outcomes: list[Outcome], logits: Tensor, count: int) -> list
     """
     if not outcomes:
         return outcomes
-    best = logits.topk(min(count, logits.shape[-1]), dim=-1)
-    probs = (best.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().cpu().numpy()
-    token_ids = best.indices.cpu().numpy()
+    token_ids, probs = likeliest(logits, count)
     return [
         replace(outcome, target_top=TopTokens(token_ids[row, : 1 + len(outcome.tree)], probs[row, : 1 + len(outcome.tree)]))
         for row, outcome in enumerate(outcomes)

@@ -1,0 +1,133 @@
+"""The most likely tokens of rows of logits: compiled, where torch's general routines take longer than all else around a forward.
+
+Of tokens that are equally likely the one with the lowest id comes first, as torch's `argmax` has it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.common import lanes
+from paceline.common.compiled import compiled, inlined
+from paceline.engine.attention.invariant import KINDS
+from paceline.engine.attention.tiles import FLOAT, FLOAT32, address, load_row
+from paceline.engine.tree import IntArray
+
+_BLOCK = 64  # numbers whose largest is known by itself
+
+
+def most_likely(logits: Tensor) -> Tensor:
+    """Return the most likely token of each row: `logits.argmax(-1)`.
+
+    Args:
+        logits: [..., vocab].
+    """
+    if not _readable(logits):
+        return logits.argmax(-1)
+    found, fine = _search(logits, 1, False)[0::2]
+    return torch.from_numpy(found).reshape(logits.shape[:-1]) if fine else logits.argmax(-1)
+
+
+def likeliest(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
+    """Return the `count` most likely tokens of each row, the likeliest first, and their probabilities, both [..., count].
+
+    Args:
+        logits: [..., vocab].
+    """
+    count = min(count, logits.shape[-1])
+    if _readable(logits):
+        token_ids, probs, fine = _search(logits, count, True)
+        if fine:
+            return token_ids.reshape(*logits.shape[:-1], count), probs.reshape(*logits.shape[:-1], count)
+    best = logits.topk(count, dim=-1)
+    chances = (best.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp()
+    return best.indices.cpu().numpy(), chances.cpu().numpy()
+
+
+def _readable(logits: Tensor) -> bool:
+    """Whether the compiled search can read them."""
+    return logits.device.type == "cpu" and logits.dtype in KINDS and logits.shape[-1] % lanes.WIDTH == 0
+
+
+def _search(logits: Tensor, count: int, with_probs: bool) -> tuple[IntArray, NDArray[np.float32], bool]:
+    """Return tokens and probabilities [rows, count], and whether they hold: not where something is no number."""
+    logits = logits.contiguous()
+    rows, vocab = logits.numel() // logits.shape[-1], logits.shape[-1]
+    token_ids, probs = np.empty((rows, count), dtype=np.int64), np.empty((rows, count), dtype=np.float32)
+    return token_ids, probs, _find(logits.data_ptr(), KINDS[logits.dtype], vocab, token_ids, probs, with_probs)
+
+
+@compiled
+def _find(logits: int, kind: int, vocab: int, token_ids: IntArray, probs: NDArray[np.float32], with_probs: bool) -> bool:
+    """Fill `token_ids` and `probs`; return False as soon as a row holds what is no number.
+
+    Args:
+        logits: address of [len(token_ids), vocab], stored as `kind` says.
+    """
+    count = token_ids.shape[1]
+    size = FLOAT if kind == FLOAT32 else FLOAT // 2
+    numbers = np.empty(vocab, dtype=np.float32)
+    largest = np.empty((vocab + _BLOCK - 1) // _BLOCK, dtype=np.float32)
+    for row in range(len(token_ids)):
+        load_row(kind, logits + row * vocab * size, address(numbers), vocab)
+        if np.isnan(_largest(address(numbers), vocab, largest)):
+            return False
+        _select(numbers, largest, token_ids[row], probs[row], count)
+        if with_probs:
+            best = probs[row, 0]
+            total = _total(address(numbers), vocab, best)
+            for place in range(count):
+                probs[row, place] = np.exp(probs[row, place] - best) / total
+            if not np.isfinite(total):
+                return False
+    return True
+
+
+@inlined
+def _largest(numbers: int, vocab: int, largest: NDArray[np.float32]) -> np.float32:
+    """Fill in the largest number of each block; return the largest of all, NaN if one of them is."""
+    every = lanes.splat(np.float32(-np.inf))
+    for block in range(len(largest)):
+        first = block * _BLOCK
+        best = lanes.splat(np.float32(-np.inf))
+        for place in range(first, min(first + _BLOCK, vocab), lanes.WIDTH):
+            some = lanes.load(numbers + place * FLOAT)
+            best = lanes.larger(best, some)
+            every = lanes.marked(every, some)
+        largest[block] = lanes.largest(best)
+    found: np.float32 = lanes.total(every)
+    return found
+
+
+@inlined
+def _select(
+    numbers: NDArray[np.float32], largest: NDArray[np.float32], token_ids: IntArray, best: NDArray[np.float32], count: int
+) -> None:
+    """Fill in the places and values of the largest numbers, the largest first."""
+    known = 0
+    for block in range(len(largest)):
+        if known == count and not largest[block] > best[count - 1]:
+            continue
+        for place in range(block * _BLOCK, min(block * _BLOCK + _BLOCK, len(numbers))):
+            value = numbers[place]
+            if known == count and not value > best[count - 1]:
+                continue
+            known += known < count
+            rank = known - 1
+            while rank > 0 and value > best[rank - 1]:
+                best[rank], token_ids[rank] = best[rank - 1], token_ids[rank - 1]
+                rank -= 1
+            best[rank], token_ids[rank] = value, place
+
+
+@inlined
+def _total(numbers: int, vocab: int, best: np.float32) -> np.float32:
+    """The sum of the exponentials of all numbers less the largest."""
+    total, shift = lanes.splat(np.float32(0.0)), lanes.splat(best)
+    for place in range(0, vocab, lanes.WIDTH):
+        total = lanes.add(total, lanes.exp(lanes.subtract(lanes.load(numbers + place * FLOAT), shift)))
+    found: np.float32 = lanes.total(total)
+    return found
