@@ -24,11 +24,20 @@ from paceline.common.machine import instruction_flags
 SIDE = 16  # rows of a tile, and words in each of them
 ROW = 64  # bytes
 TILE = SIDE * ROW
-_NEEDED = {"amx_tile", "amx_bf16", "avx512f"}
+_NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512_bf16"}
 _SYSTEM_CALL, _ASK_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA of Linux
+
+
+class _BFloat16(ir.Type):  # type: ignore[misc]
+    """What llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
 
 _BYTE, _WORD, _INDEX = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _WORDS = ir.VectorType(_WORD, SIDE)
+_NUMBERS, _ROUNDED, _HALVES = (ir.VectorType(kind, SIDE) for kind in (ir.FloatType(), _BFloat16(), ir.IntType(16)))
 
 
 @cache
@@ -73,9 +82,21 @@ def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_strid
         builder.store(words, row(target, target_stride, number), align=4)
 
 
+def _round(builder: Any, source: Any, target: Any, added: Any = None) -> None:
+    numbers = builder.load(pointer(builder, source, _NUMBERS), align=4)
+    if added is not None:
+        numbers = builder.fadd(numbers, builder.load(pointer(builder, added, _NUMBERS), align=4))
+    kind = ir.FunctionType(_ROUNDED, [_NUMBERS])
+    called = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.cvtneps2bf16.512")
+    rounded = builder.bitcast(builder.call(called, [numbers]), _HALVES)
+    builder.store(rounded, pointer(builder, target, _HALVES), align=2)
+
+
 configure = _instruction("ldtilecfg", operands=1)  # by what `write_configuration` wrote
 release = _instruction("tilerelease")  # without it the system keeps the tiles at each change of threads
 transpose = operation(types.void, (types.int64,) * 4, _transpose)  # of 16 x 16 words: source, its stride, target, its stride
+round_row = operation(types.void, (types.int64,) * 2, _round)  # of 16 numbers, to bfloat16: source, target
+round_sum = operation(types.void, (types.int64,) * 3, _round)  # of two such rows: source, target, the other
 
 
 def zero(tile: int) -> Any:

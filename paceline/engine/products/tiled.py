@@ -156,9 +156,8 @@ def _write_out(sums: int, bias: int, out: int, count: int, row: int, output: int
         source = sums + tile * amx.TILE
         amx.transpose(source, amx.ROW, source, amx.ROW)
         for number in range(min(count - above, amx.SIDE)):
-            for place in range(0, amx.SIDE, lanes.WIDTH):
-                total = lanes.load(source + number * amx.ROW + place * FLOAT)
-                if bias:
-                    total = lanes.add(total, lanes.load(bias + (output + beside + place) * FLOAT))
-                target = (row + above + number) * outer + output + beside + place
-                lanes.store_bfloat16(out + target * FLOAT // 2, total)
+            place = out + ((row + above + number) * outer + output + beside) * FLOAT // 2
+            if bias:
+                amx.round_sum(source + number * amx.ROW, place, bias + (output + beside) * FLOAT)
+            else:
+                amx.round_row(source + number * amx.ROW, place)
