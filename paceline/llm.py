@@ -182,10 +182,7 @@ class LLM:
         groups = self._intake.answers(prompts, params)
         tickets = self._engine.submit([seq for group in groups for seq in group])
         try:
-            while progress is not None and (going := [ticket for ticket in tickets if not ticket.done]):
-                self._engine.advance(going)
-                progress(Progress.of(tickets))
-            self._engine.finish(tickets)
+            self._engine.finish(tickets, lambda ended: None if progress is None else progress(Progress.of(tickets)))
         finally:
             self._engine.withdraw(tickets)
         return self._completions(groups, tickets)

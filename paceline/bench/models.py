@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from paceline import demo
 from paceline.bench.cost_scale import cost_label, enlarge, parameter_count
 from paceline.bench.settings import BenchConfig, CostScale
 from paceline.engine.architecture import Architecture
+from paceline.engine.drafter import Drafter
 from paceline.engine.loading import load_draft, load_model, load_tokenizer
 from paceline.engine.parallel.ranks import local_device
 from paceline.errors import CapacityError, ConfigError
@@ -96,6 +97,13 @@ def make_units(config: BenchConfig, models: Models, prompts: ListLike[Prompt] | 
         )
         for part in parts
     ]
+
+
+def feeding_all(make: Callable[[], Drafter]) -> Drafter:
+    """Make a drafter without a budget: all of its drafts are fed, whatever they cost."""
+    drafter = make()
+    drafter.budget = False
+    return drafter
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from paceline.bench.environment import load_average, look_around, peak_memory
 from paceline.bench.methods import Answer, Continuous, Method, Paceline, Transformers, same_rules
-from paceline.bench.models import Models, Unit, load_models, make_units, torch_threads
+from paceline.bench.models import Models, Unit, feeding_all, load_models, make_units, torch_threads
 from paceline.bench.parallel import Lockstep
 from paceline.bench.result import BenchResult, Call, Counts, Divergence, Row
 from paceline.bench.settings import CONTINUOUS, PLAIN, BenchConfig
@@ -178,7 +178,7 @@ def _methods(
     if draft is not None:
         makers |= {name: partial(make, draft) for name, make in made.items()}
     if not budget:
-        makers = {spec: partial(_without_budget, make) for spec, make in makers.items()}
+        makers = {spec: partial(feeding_all, make) for spec, make in makers.items()}
     for spec, make in makers.items():
         llm = LLM(
             models.target, make(), tokenizer=models.tokenizer, max_batch=config.batch,
@@ -196,12 +196,6 @@ def _methods(
     if not theirs and not ours:
         raise ConfigError(f"bench: nothing is left to run; {', '.join(skipped)}: {_ONE_BY_ONE}. Add a drafter, or use batch=1.")
     return theirs + ours, eos
-
-
-def _without_budget(make: Callable[[], Drafter]) -> Drafter:
-    drafter = make()
-    drafter.budget = False
-    return drafter
 
 
 def _result(

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rich.markup import escape
-from rich.progress import Progress, TaskID
 from torch import Tensor
 
 from paceline.bench.environment import Environment, load_average, look_around, peak_memory
-from paceline.bench.models import Models, load_models, make_units, torch_threads
+from paceline.bench.models import Models, feeding_all, load_models, make_units, torch_threads
 from paceline.bench.settings import BenchConfig
 from paceline.common.config import parse_spec
 from paceline.drafters import create
@@ -168,7 +167,7 @@ class _Side:
 
         Args:
             first: number of the first prompt; number n has seed + n.
-            done: called after every step with how many have been answered.
+            done: called after every step with how many answers have ended in it.
         """
         seqs = [
             Sequence(ids, self._params(first + place), eos_token_ids=self._eos, max_length=self.engine.model.context_length)
@@ -178,9 +177,7 @@ class _Side:
         self._watch.left = {}
         tickets = self.engine.submit(seqs)
         try:
-            while going := [ticket for ticket in tickets if not ticket.done]:
-                self.engine.advance(going)
-                done(sum(ticket.done for ticket in tickets))
+            self.engine.finish(tickets, done)
         finally:
             self.engine.withdraw(tickets)
         return [(ticket.seq, self._watch.left.get(ticket.seq.id), ticket.stats().tokens_per_forward) for ticket in tickets]
@@ -232,16 +229,15 @@ def run_verify(
         prompts = [(prompt.id, ids) for unit in units for prompt, ids in zip(unit.prompts, unit.token_ids, strict=True)]
         runs = len(prefill_chunks) * len(batches) * len(config.drafters)
         task = bar.add_task("alone, without drafts", total=(1 + runs) * len(prompts))
-        found = alone.answer([ids for _, ids in prompts], 0, done=partial(_tell, bar, task, 0))
+        found = alone.answer([ids for _, ids in prompts], 0, done=partial(bar.advance, task))
         plain = [seq.output_ids for seq, _, _ in found]
         verdicts: list[DrafterVerdict] = []
         for chunk, batch in itertools.product(prefill_chunks, batches):
             side = _Side(config, models, batch, chunk)
             for spec in config.drafters:
-                before = (1 + len(verdicts)) * len(prompts)
-                bar.update(task, completed=before, description=f"{escape(spec)}, batch {batch}, chunks of {chunk}")
-                tell = partial(_tell, bar, task, before)
-                verdicts.append(_verdict(side, alone, spec, partial(_feeding_all, spec, draft), prompts, plain, tell))
+                bar.update(task, description=f"{escape(spec)}, batch {batch}, chunks of {chunk}")
+                side.use(_made(spec, draft))
+                verdicts.append(_verdict(side, alone, spec, prompts, plain, partial(bar.advance, task)))
                 bar.stop()  # a verdict may go to another place than the bar
                 finished(verdicts[-1])
                 bar.start()
@@ -251,38 +247,30 @@ def run_verify(
         return VerifyResult(models.target_label, dtype, len(prompts), environment, alone.engine.invariance, tuple(verdicts), cut)
 
 
-def _feeding_all(spec: str, draft: CachedLM | None) -> Drafter:
-    """Build a drafter whose drafts are all fed, whatever they cost, unless its spec says otherwise: else nothing is tried."""
-    drafter = create(spec, draft_model=draft)
-    if "budget" not in parse_spec(spec)[1]:
-        drafter.budget = False
-    return drafter
-
-
-def _tell(bar: Progress, task: TaskID, before: int, count: int) -> None:
-    bar.update(task, completed=before + count)
+def _made(spec: str, draft: CachedLM | None) -> Drafter:
+    """Build a drafter whose drafts are all fed unless its spec says otherwise: else nothing is tried."""
+    make = partial(create, spec, draft_model=draft)
+    return make() if "budget" in parse_spec(spec)[1] else feeding_all(make)
 
 
 def _verdict(
     side: _Side,
     alone: _Side,
     spec: str,
-    make: Callable[[], Drafter],
     prompts: list[tuple[str, list[int]]],
     plain: list[list[int]],
-    tell: Callable[[int], object],
+    done: Callable[[int], object],
 ) -> DrafterVerdict:
-    side.use(make())
-    done = side.answer([ids for _, ids in prompts], 0, plain, tell)
+    found = side.answer([ids for _, ids in prompts], 0, plain, done)
     drawn = side.drawn
-    left = [] if drawn else [number for number, (seq, _, _) in enumerate(done) if seq.output_ids != plain[number]]
+    left = [] if drawn else [number for number, (seq, _, _) in enumerate(found) if seq.output_ids != plain[number]]
     first = None
     for number in left[:1]:
-        seq, where, _ = done[number]
+        seq, where, _ = found[number]
         assert where is not None, "an answer of the same tokens that is shorter"
         first = alone.difference(*prompts[number][:1], number, prompts[number][1], plain[number], seq.output_ids, where)
     return DrafterVerdict(
-        spec, side.batch, side.prefill_chunk, 0 if drawn else len(done), len(left),
-        sum(seq.counters.accepted_tokens for seq, _, _ in done), sum(len(seq.output_ids) for seq, _, _ in done),
-        sum(speed for _, _, speed in done) / len(done), first,
+        spec, side.batch, side.prefill_chunk, 0 if drawn else len(found), len(left),
+        sum(seq.counters.accepted_tokens for seq, _, _ in found), sum(len(seq.output_ids) for seq, _, _ in found),
+        sum(speed for _, _, speed in found) / len(found), first,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from paceline.cli.options import flattened, only
 from paceline.cli.show import print_note
 from paceline.common.config import require_range
 from paceline.common.options import ModelOptions
+from paceline.common.sockets import listen
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError
 from paceline.serve.settings import Settings
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 _KEYS = "PACELINE_API_KEYS"
-_BACKLOG = 2048
 _WARMING = 4  # tokens
 _BY_SIGNAL = 128  # exit status of what a signal has ended, less its number
 
@@ -123,16 +123,12 @@ def _listen(host: str, port: int) -> socket.socket:
         ConfigError: it cannot be had.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return listen(host, port)
     except OSError as error:
         reason = str(error.strerror or error).partition(" (")[0]
         raise ConfigError(
             f"serve: got {host} port {port}: {reason}; expected a free address of this machine. Choose another --port or --host."
         ) from error
-    # Else the second packet of an answer waits 40 ms. asyncio sets it where a socket names its protocol only.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
 
 
 def _keys(door: Door) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ListLike
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -206,14 +206,17 @@ class Engine:
                     self.step()
         raise_errors(tickets)
 
-    def finish(self, tickets: ListLike[Ticket]) -> None:
+    def finish(self, tickets: ListLike[Ticket], stepped: Callable[[int], object] = lambda ended: None) -> None:
         """Make steps, in turn with other threads, until all of `tickets` are done.
 
+        Args:
+            stepped: called after each with how many of them have ended in it.
         Raises:
             as `advance`.
         """
         while going := [ticket for ticket in tickets if not ticket.done]:
             self.advance(going)
+            stepped(sum(ticket.done for ticket in going))
         raise_errors(tickets)  # another thread's step may have ended one
 
     def collect(self, ticket: Ticket) -> tuple[list[Outcome], bool]:

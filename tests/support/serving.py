@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import uvicorn
 from openai import OpenAI
 
 from paceline import LLM
+from paceline.common.sockets import listen
 from paceline.serve import Settings, create_app
 from paceline.serve.drain import DrainingServer
 from paceline.serve.serving import Serving
@@ -65,7 +65,7 @@ class Served:
 def served(llm: LLM, keys: tuple[str, ...] = (KEY,), **limits: Any) -> Iterator[Served]:
     """A server over `llm` as long as the block lasts."""
     app = create_app(llm, Settings(**{"served_name": ("demo",), "max_batch": 8, **limits}), keys)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    listener = listen("127.0.0.1", 0)
     server = DrainingServer(uvicorn.Config(app, log_config=None, access_log=False), app.state.serving.drain)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paceline.bench.serving.settings import ServingConfig
+from paceline.common.sockets import listen
 from paceline.drafters import PLAIN
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import PacelineError
@@ -126,7 +126,7 @@ def _server(llm: LLM, config: ServingConfig, most_users: int) -> Iterator[int]:
     settings = Settings(
         served_name=(config.models.model,), max_batch=most_users, allow_drafter=config.drafters[1:], ignore_generation_config=True
     )
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    listener = listen("127.0.0.1", 0)
     server: Any = uvicorn.Server(uvicorn.Config(create_app(llm, settings), log_config=None, access_log=False))
     thread = threading.Thread(target=server.run, args=([listener],), name="paceline-bench-server")
     thread.start()

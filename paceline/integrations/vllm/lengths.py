@@ -53,10 +53,9 @@ class StepCosts:
 
     def seconds(self, sequences: int, most: int) -> NDArray[np.float64]:
         """Return what a step takes with 0 to `most` draft tokens [1 + most], in steps of median length."""
-        a, b, c, d = self._fit
-        plain = max(a + b * sequences, 0.05)
-        found: NDArray[np.float64] = plain + max(d, 0.0) * np.arange(most + 1)
-        found[1:] = (found[1:] + max(c, 0.0)) * _MARGIN
+        plain, drafting, each = self._parts(sequences)
+        found: NDArray[np.float64] = plain + each * np.arange(most + 1)
+        found[1:] = (found[1:] + drafting) * _MARGIN
         return found
 
     def worth(self, said: ListLike[int]) -> NDArray[np.float64]:
@@ -65,15 +64,19 @@ class StepCosts:
         Args:
             said: how many tokens each sequence has said so far.
         """
-        a, b, _, d = self._fit
         sequences = len(said)
-        plain = max(a + b * sequences, 0.05)
-        row = min(max(d, 0.0), plain / sequences)
+        plain, _, each = self._parts(sequences)
+        row = min(each, plain / sequences)
         ahead = np.asarray(said, dtype=np.float64)
         last = np.exp(-(ahead - ahead.min()) / _BEHIND)
         last /= last.sum()
         found: NDArray[np.float64] = (row + (plain - row * sequences) * last) * (sequences / plain)
         return found
+
+    def _parts(self, sequences: int) -> tuple[float, float, float]:
+        """What a step without drafts takes, what drafting at all adds, and each draft token."""
+        a, b, c, d = self._fit
+        return max(float(a + b * sequences), 0.05), max(float(c), 0.0), max(float(d), 0.0)
 
 
 def _fitted(seen: NDArray[np.float64]) -> NDArray[np.float64]:
