@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_a_forward_of_its_own_is_left_to_a_module() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_proof_finds_one_class_in_all_of_our_products(dtype: torch.dtype) -> None:
     """Activations may still have others, by the processor: padding makes up for these."""
-    model = make("llama", "sdpa").to(dtype)
+    model = copy.deepcopy(make("llama", "sdpa")).to(dtype)
     products = Products(replaceable(model))
     proof = search(model, products)
     assert (proof.reason, proof.own_products) == ("", True)

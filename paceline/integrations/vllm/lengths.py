@@ -54,7 +54,7 @@ class StepCosts:
     def seconds(self, sequences: int, most: int) -> NDArray[np.float64]:
         """Return what a step takes with 0 to `most` draft tokens [1 + most], in steps of median length."""
         plain, drafting, each = self._parts(sequences)
-        found: NDArray[np.float64] = plain + each * np.arange(most + 1)
+        found = plain + each * np.arange(most + 1, dtype=np.float64)
         found[1:] = (found[1:] + drafting) * _MARGIN
         return found
 
