@@ -202,7 +202,8 @@ def test_a_drafter_that_fails_costs_drafts_alone(model: Any, where: str, caplog:
             LLM(model, Fails(where)).generate(each, LONG)
 
 
-def test_a_stream_is_not_held_up_by_a_long_prompt(model: Any) -> None:
+def test_a_stream_is_not_held_up_by_a_long_prompt(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PromptPace, "note_prompts", lambda self, tokens, seconds: None)  # else clocks decide how small a piece is
     llm = LLM(model, "none", max_batch=2)
     stream = llm.stream(prompts(1)[0], SamplingParams(max_new_tokens=100, ignore_eos=True))
     next(stream)
@@ -211,9 +212,9 @@ def test_a_stream_is_not_held_up_by_a_long_prompt(model: Any) -> None:
     while late.prefilling:
         before = late.seq.cached
         next(stream)
-        assert late.seq.cached - before <= 64  # one small piece of it between two steps of the stream
+        assert late.seq.cached - before <= 16  # one small piece of it between two steps of the stream
         fed += 1
-    assert fed >= 400 // 64
+    assert fed >= 400 // 16
     stream.close()
     llm._engine.finish([late])
     assert late.seq.output_ids == alone(model, prompts(1, 400))[0]
