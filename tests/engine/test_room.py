@@ -212,7 +212,7 @@ def test_a_stream_is_not_held_up_by_a_long_prompt(model: Any, monkeypatch: pytes
     while late.prefilling:
         before = late.seq.cached
         next(stream)
-        assert late.seq.cached - before <= 16  # one small piece of it between two steps of the stream
+        assert late.seq.cached - before <= 16 + 1  # one small piece between two steps of the stream; in the end its first answer
         fed += 1
     assert fed >= 400 // 16
     stream.close()
