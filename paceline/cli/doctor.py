@@ -133,9 +133,9 @@ def _products(llm: LLM) -> str:
     whose = "torch's" if not used.modules else f"ours with {_run(used.least, None if used.most > COUNTS[-1] else used.most)} rows"
     tried = trial(llm.model.model)
     if not tried.ours:
-        return f"{whose}: ours are for larger models on a CPU"
+        return f"{whose}: ours are for plain weights on a CPU"
     each = zip(COUNTS, tried.ours, tried.torchs, strict=True)
-    times = ", ".join(f"{mine * 1e3:.0f} and {theirs * 1e3:.0f} with {count}" for count, mine, theirs in each)
+    times = ", ".join(f"{mine * 1e3:.3g} and {theirs * 1e3:.3g} with {count}" for count, mine, theirs in each)
     return f"{whose}; ms of ours and torch's by rows: {times}"
 
 

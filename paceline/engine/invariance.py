@@ -21,7 +21,7 @@ from paceline.engine.attention import why_not_by_position
 from paceline.engine.circumstances import circumstances
 from paceline.engine.forward_cost import forward_cost
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
-from paceline.engine.products.choice import everywhere, trial
+from paceline.engine.products.choice import everywhere, is_large, trial
 from paceline.engine.products.own import Products, plain_products
 from paceline.engine.proof import Finding, Proof
 from paceline.engine.row_classes import RowClass, agreeing_runs, fold, heavy_tailed, widest_class
@@ -32,7 +32,7 @@ from paceline.errors import ConfigError
 COST_ALLOWED = 1.05  # of a forward, by "auto"
 MOST_ROWS = 1024  # the largest row count that is tried; no forward is larger
 
-_KIND = "rows-v4"  # another number when what is tried or written changes
+_KIND = "rows-v5"  # another number when what is tried or written changes
 _SMALL = tuple(range(1, 17))
 _MEDIUM = (17, 24, 31, 32, 33, 48, 63, 65, 96, 127, 129, 257)
 _WIDE = (*_SMALL, *_MEDIUM, MOST_ROWS)
@@ -114,7 +114,7 @@ def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1) ->
     obstacle = experts_of(model) or why_not_by_position(model)
     if not obstacle:
         try:
-            proof, products = _cheapest(model)
+            proof, products = _cheapest(model, is_large(model) or asked is True)
             obstacle = proof.reason
         except Exception as error:
             if model.device.type == "cpu":
@@ -138,9 +138,9 @@ def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1) ->
     return Invariance(True, said, proof, threads, products)
 
 
-def _cheapest(model: PreTrainedModel) -> tuple[Proof, Products]:
+def _cheapest(model: PreTrainedModel, with_ours: bool) -> tuple[Proof, Products]:
     """Return the proof with torch's products or with ours, whichever costs less, and these products."""
-    own = everywhere(model)
+    own = everywhere(model) if with_ours else None
     if own is not None and (cost := trial(model).cost_everywhere) <= COST_ALLOWED:
         return replace(prove(model, own), cost=cost), own
     proof = prove(model)

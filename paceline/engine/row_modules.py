@@ -102,7 +102,9 @@ class RowModule:
     @torch.inference_mode()
     def _apply(self, call: Callable[..., Tensor], rows: Tensor) -> Tensor:
         axis = len(self.before)
-        return call(rows.reshape(-1, *self.before, *self.after).movedim(0, axis).contiguous()).movedim(axis, 0)
+        moved = rows.reshape(-1, *self.before, *self.after).movedim(0, axis)
+        # Flat in between: of an axis of one row torch keeps any stride, and its products look at that, too.
+        return call(moved.flatten().view(moved.shape)).movedim(axis, 0)
 
 
 def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:

@@ -28,7 +28,7 @@ _PRODUCTS: tuple[Callable[..., Any], ...] = (product, torch.nn.functional.linear
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Seconds of all products of a model with each of `COUNTS` rows, ours and torch's; empty where ours are no choice."""
+    """Seconds of all products of a model with each of `COUNTS` rows, ours and torch's; empty where none can be ours."""
 
     ours: tuple[float, ...] = ()
     torchs: tuple[float, ...] = ()
@@ -55,32 +55,32 @@ class Trial:
 
 def fastest(model: PreTrainedModel) -> Products:
     """Return the products with which forwards of a model take the least time."""
-    least, most = trial(model).range
+    least, most = trial(model).range if is_large(model) else (0, 0)
     return Products(replaceable(model), least, most) if most else Products()
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
-    """Return our products for any number of rows; None where some products of a model cannot be ours, or it is a small one."""
+    """Return our products for any number of rows; None where some products of a model cannot be ours."""
     modules = replaceable(model)
     weights = {id(one.weight) for one in modules}
     others = [one for one in model.parameters() if one.dim() > 1 and id(one) not in weights]
     embeddings = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
     complete = all(id(one) in embeddings for one in others)
-    return Products(modules) if complete and _large(modules) else None
+    return Products(modules) if modules and complete else None
 
 
 def trial(model: PreTrainedModel) -> Trial:
     """Return the times of both; found before on this machine in the same circumstances, or tried now."""
     modules = replaceable(model)
-    if not _large(modules):
+    if not modules:
         return Trial()
-
     place = cache.Place(_KIND, circumstances(model), f"product times of {model.__class__.__name__}", "trial.json")
     return cache.remember(place, lambda: _try(modules), lambda kept: Trial(tuple(kept["ours"]), tuple(kept["torchs"])))
 
 
-def _large(modules: tuple[nn.Linear, ...]) -> bool:
-    return sum(one.weight.numel() for one in modules) >= _WORTH
+def is_large(model: PreTrainedModel) -> bool:
+    """Whether our products may be faster than torch's for some numbers of rows: then it is worth trying."""
+    return sum(one.weight.numel() for one in replaceable(model)) >= _WORTH
 
 
 @torch.inference_mode()
