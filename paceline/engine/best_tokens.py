@@ -5,6 +5,8 @@ Of tokens that are equally likely the one with the lowest id comes first, as tor
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from torch import Tensor
 from paceline.common import lanes
 from paceline.common.compiled import compiled, inlined
 from paceline.engine.attention.invariant import KINDS
-from paceline.engine.attention.tiles import FLOAT, FLOAT32, address, load_row
+from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, address, load_row
 from paceline.engine.tree import IntArray
 
 _BLOCK = 64  # numbers whose largest is known by itself
@@ -69,32 +71,42 @@ def _find(logits: int, kind: int, vocab: int, token_ids: IntArray, probs: NDArra
     """
     count = token_ids.shape[1]
     size = FLOAT if kind == FLOAT32 else FLOAT // 2
-    numbers = np.empty(vocab, dtype=np.float32)
+    block = np.empty(_BLOCK, dtype=np.float32)
     largest = np.empty((vocab + _BLOCK - 1) // _BLOCK, dtype=np.float32)
     for row in range(len(token_ids)):
-        load_row(kind, logits + row * vocab * size, address(numbers), vocab)
-        if np.isnan(_largest(address(numbers), vocab, largest)):
+        place = logits + row * vocab * size
+        if np.isnan(_largest(kind, place, vocab, largest)):
             return False
-        _select(numbers, largest, token_ids[row], probs[row], count)
+        _select(kind, place, vocab, largest, block, token_ids[row], probs[row])
         if with_probs:
             best = probs[row, 0]
-            total = _total(address(numbers), vocab, best)
-            for place in range(count):
-                probs[row, place] = np.exp(probs[row, place] - best) / total
+            total = _total(kind, place, vocab, best)
+            for rank in range(count):
+                probs[row, rank] = np.exp(probs[row, rank] - best) / total
             if not np.isfinite(total):
                 return False
     return True
 
 
 @inlined
-def _largest(numbers: int, vocab: int, largest: NDArray[np.float32]) -> np.float32:
+def _load(kind: int, row: int, place: int) -> Any:
+    """Eight numbers of a row, from `place` on."""
+    if kind == FLOAT32:
+        return lanes.load(row + place * FLOAT)
+    if kind == BFLOAT16:
+        return lanes.load_bfloat16(row + place * FLOAT // 2)
+    return lanes.load_float16(row + place * FLOAT // 2)
+
+
+@inlined
+def _largest(kind: int, row: int, vocab: int, largest: NDArray[np.float32]) -> np.float32:
     """Fill in the largest number of each block; return the largest of all, NaN if one of them is."""
     every = lanes.splat(np.float32(-np.inf))
     for block in range(len(largest)):
         first = block * _BLOCK
         best = lanes.splat(np.float32(-np.inf))
         for place in range(first, min(first + _BLOCK, vocab), lanes.WIDTH):
-            some = lanes.load(numbers + place * FLOAT)
+            some = _load(kind, row, place)
             best = lanes.larger(best, some)
             every = lanes.marked(every, some)
         largest[block] = lanes.largest(best)
@@ -104,15 +116,19 @@ def _largest(numbers: int, vocab: int, largest: NDArray[np.float32]) -> np.float
 
 @inlined
 def _select(
-    numbers: NDArray[np.float32], largest: NDArray[np.float32], token_ids: IntArray, best: NDArray[np.float32], count: int
-) -> None:
+    kind: int, row: int, vocab: int, largest: NDArray[np.float32], block: NDArray[np.float32], token_ids: IntArray,
+    best: NDArray[np.float32],
+) -> None:  # fmt: skip
     """Fill in the places and values of the largest numbers, the largest first."""
-    known = 0
-    for block in range(len(largest)):
-        if known == count and not largest[block] > best[count - 1]:
+    known, count = 0, len(best)
+    for number in range(len(largest)):
+        if known == count and not largest[number] > best[count - 1]:
             continue
-        for place in range(block * _BLOCK, min(block * _BLOCK + _BLOCK, len(numbers))):
-            value = numbers[place]
+        first = number * _BLOCK
+        size = min(_BLOCK, vocab - first)
+        load_row(kind, row + first * (FLOAT if kind == FLOAT32 else FLOAT // 2), address(block), size)
+        for place in range(size):
+            value = block[place]
             if known == count and not value > best[count - 1]:
                 continue
             known += known < count
@@ -120,14 +136,14 @@ def _select(
             while rank > 0 and value > best[rank - 1]:
                 best[rank], token_ids[rank] = best[rank - 1], token_ids[rank - 1]
                 rank -= 1
-            best[rank], token_ids[rank] = value, place
+            best[rank], token_ids[rank] = value, first + place
 
 
 @inlined
-def _total(numbers: int, vocab: int, best: np.float32) -> np.float32:
+def _total(kind: int, row: int, vocab: int, best: np.float32) -> np.float32:
     """The sum of the exponentials of all numbers less the largest."""
     total, shift = lanes.splat(np.float32(0.0)), lanes.splat(best)
     for place in range(0, vocab, lanes.WIDTH):
-        total = lanes.add(total, lanes.exp(lanes.subtract(lanes.load(numbers + place * FLOAT), shift)))
+        total = lanes.add(total, lanes.exp(lanes.subtract(_load(kind, row, place), shift)))
     found: np.float32 = lanes.total(total)
     return found
