@@ -18,7 +18,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from paceline.common.lanes import operation, pointer
+from paceline.common.lanes import operation, pick, pointer
 from paceline.common.machine import instruction_flags
 
 SIDE = 16  # rows of a tile, and words in each of them
@@ -67,9 +67,6 @@ def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_strid
     def row(base: Any, step: Any, number: int) -> Any:
         return pointer(builder, builder.add(base, builder.mul(step, ir.Constant(_INDEX, number))), _WORDS)
 
-    def pick(one: Any, other: Any, places: list[int]) -> Any:
-        return builder.shuffle_vector(one, other, ir.Constant(_WORDS, places))
-
     rows = [builder.load(row(source, stride, number), align=4) for number in range(SIDE)]
     for distance in (8, 4, 2, 1):
         low = [place ^ distance | SIDE if place & distance else place for place in range(SIDE)]
@@ -77,7 +74,7 @@ def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_strid
         for number in range(SIDE):
             if not number & distance:
                 pair = rows[number], rows[number + distance]
-                rows[number], rows[number + distance] = pick(*pair, low), pick(*pair, high)
+                rows[number], rows[number + distance] = pick(builder, *pair, low), pick(builder, *pair, high)
     for number, words in enumerate(rows):
         builder.store(words, row(target, target_stride, number), align=4)
 
@@ -92,7 +89,7 @@ def _round(builder: Any, source: Any, target: Any, added: Any = None) -> None:
     builder.store(rounded, pointer(builder, target, _HALVES), align=2)
 
 
-configure = _instruction("ldtilecfg", operands=1)  # by what `write_configuration` wrote
+configure = _instruction("ldtilecfg", operands=1)  # all tiles, by what lies at an address: see `configuration`
 release = _instruction("tilerelease")  # without it the system keeps the tiles at each change of threads
 transpose = operation(types.void, (types.int64,) * 4, _transpose)  # of 16 x 16 words: source, its stride, target, its stride
 round_row = operation(types.void, (types.int64,) * 2, _round)  # of 16 numbers, to bfloat16: source, target

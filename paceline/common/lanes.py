@@ -79,7 +79,8 @@ def _words(number: int) -> Any:
     return ir.Constant(_WORDS, [number] * WIDTH)
 
 
-def _pick(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
+def pick(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
+    """Return the vector of what lies at `places` of two others, one behind the other, for what `emit` writes."""
     return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places))
 
 
@@ -105,19 +106,19 @@ def _with_sign(builder: Any, size: Any, signed: Any) -> Any:
 def _fold(builder: Any, vector: Any, join: Emit) -> Any:
     """Join lanes l and l + 4, then l and l + 2, then 0 and 1; the first lane of what is left."""
     for half in (4, 2, 1):
-        low, high = (_pick(builder, vector, vector, list(range(first, first + half))) for first in (0, half))
+        low, high = (pick(builder, vector, vector, list(range(first, first + half))) for first in (0, half))
         vector = join(builder, low, high)
     return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
 
 
 def _store_sums(builder: Any, address: Any, *vectors: Any) -> None:
     """Write the sums of the lanes of four vectors: l and l + 4, then l and l + 2, then 0 and 1, as `_fold` does."""
-    halves = [builder.fadd(_pick(builder, one, one, [0, 1, 2, 3]), _pick(builder, one, one, [4, 5, 6, 7])) for one in vectors]
+    halves = [builder.fadd(pick(builder, one, one, [0, 1, 2, 3]), pick(builder, one, one, [4, 5, 6, 7])) for one in vectors]
     pairs = [
-        builder.fadd(_pick(builder, one, other, [0, 1, 4, 5]), _pick(builder, one, other, [2, 3, 6, 7]))
+        builder.fadd(pick(builder, one, other, [0, 1, 4, 5]), pick(builder, one, other, [2, 3, 6, 7]))
         for one, other in (halves[:2], halves[2:])
     ]
-    sums = builder.fadd(_pick(builder, pairs[0], pairs[1], [0, 2, 4, 6]), _pick(builder, pairs[0], pairs[1], [1, 3, 5, 7]))
+    sums = builder.fadd(pick(builder, pairs[0], pairs[1], [0, 2, 4, 6]), pick(builder, pairs[0], pairs[1], [1, 3, 5, 7]))
     builder.store(sums, pointer(builder, address, ir.VectorType(_FLOAT, 4)), align=4)
 
 

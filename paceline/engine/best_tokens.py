@@ -77,7 +77,7 @@ def _find(logits: int, kind: int, vocab: int, token_ids: IntArray, probs: NDArra
         place = logits + row * vocab * size
         if np.isnan(_largest(kind, place, vocab, largest)):
             return False
-        _select(kind, place, vocab, largest, block, token_ids[row], probs[row])
+        _select(kind, place, size, vocab, largest, block, token_ids[row], probs[row])
         if with_probs:
             best = probs[row, 0]
             total = _total(kind, place, vocab, best)
@@ -116,8 +116,8 @@ def _largest(kind: int, row: int, vocab: int, largest: NDArray[np.float32]) -> n
 
 @inlined
 def _select(
-    kind: int, row: int, vocab: int, largest: NDArray[np.float32], block: NDArray[np.float32], token_ids: IntArray,
-    best: NDArray[np.float32],
+    kind: int, row: int, size: int, vocab: int, largest: NDArray[np.float32], block: NDArray[np.float32],
+    token_ids: IntArray, best: NDArray[np.float32],
 ) -> None:  # fmt: skip
     """Fill in the places and values of the largest numbers, the largest first."""
     known, count = 0, len(best)
@@ -125,9 +125,9 @@ def _select(
         if known == count and not largest[number] > best[count - 1]:
             continue
         first = number * _BLOCK
-        size = min(_BLOCK, vocab - first)
-        load_row(kind, row + first * (FLOAT if kind == FLOAT32 else FLOAT // 2), address(block), size)
-        for place in range(size):
+        length = min(_BLOCK, vocab - first)
+        load_row(kind, row + first * size, address(block), length)
+        for place in range(length):
             value = block[place]
             if known == count and not value > best[count - 1]:
                 continue

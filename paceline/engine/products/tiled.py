@@ -104,12 +104,7 @@ def _multiply_four(rows: int, weight: int, sums: int, inner: int, width: int, ah
     other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
     _clear0(), _clear1(), _clear2(), _clear3()
     for step in range(inner // INNER):
-        _fetch(weight, ahead, step)
-        _load_weight0(weight + step * _STEP, stride)
-        _load_weight1(other + step * _STEP, stride)
-        _load_rows0(rows + step * amx.TILE, amx.ROW)
-        _multiply00()
-        _multiply10()
+        _multiply_step(rows, weight, other, stride, ahead, step)
         _load_rows1(rows + amx.SIDE * stride + step * amx.TILE, amx.ROW)
         _multiply01()
         _multiply11()
@@ -126,14 +121,20 @@ def _multiply_two(rows: int, weight: int, sums: int, inner: int, width: int, ahe
     other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
     _clear0(), _clear1()
     for step in range(inner // INNER):
-        _fetch(weight, ahead, step)
-        _load_weight0(weight + step * _STEP, stride)
-        _load_weight1(other + step * _STEP, stride)
-        _load_rows0(rows + step * amx.TILE, amx.ROW)
-        _multiply00()
-        _multiply10()
+        _multiply_step(rows, weight, other, stride, ahead, step)
     _store0(sums, amx.ROW)
     _store1(sums + amx.TILE, amx.ROW)
+
+
+@inlined
+def _multiply_step(rows: int, weight: int, other: int, stride: int, ahead: int, step: int) -> None:
+    """Add the products of the next 32 numbers of 32 outputs and 16 rows; the outputs' stay in their tiles."""
+    _fetch(weight, ahead, step)
+    _load_weight0(weight + step * _STEP, stride)
+    _load_weight1(other + step * _STEP, stride)
+    _load_rows0(rows + step * amx.TILE, amx.ROW)
+    _multiply00()
+    _multiply10()
 
 
 @inlined
