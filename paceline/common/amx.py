@@ -18,6 +18,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from paceline.common.dots import BFloat16
 from paceline.common.lanes import operation, pick, pointer
 from paceline.common.machine import instruction_flags
 
@@ -28,16 +29,9 @@ _NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512_bf16"}
 _SYSTEM_CALL, _ASK_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA of Linux
 
 
-class _BFloat16(ir.Type):  # type: ignore[misc]
-    """What llvmlite has no name for."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-
 _BYTE, _WORD, _INDEX = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _WORDS = ir.VectorType(_WORD, SIDE)
-_NUMBERS, _ROUNDED, _HALVES = (ir.VectorType(kind, SIDE) for kind in (ir.FloatType(), _BFloat16(), ir.IntType(16)))
+_NUMBERS, _ROUNDED, _HALVES = (ir.VectorType(kind, SIDE) for kind in (ir.FloatType(), BFloat16(), ir.IntType(16)))
 
 
 @cache

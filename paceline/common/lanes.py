@@ -187,7 +187,8 @@ def _store_float(builder: Any, address: Any, number: Any) -> None:
     builder.store(number, pointer(builder, address, _FLOAT))
 
 
-def _prefetch(builder: Any, address: Any, nearness: int) -> None:
+def fetch(builder: Any, address: Any, nearness: int = 3) -> None:
+    """Have the line at an address brought into the nearest cache, or with 2 the one behind it, for what `emit` writes."""
     kinds = [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3]
     called = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0")
     read, keep, data = (ir.Constant(ir.IntType(32), number) for number in (0, nearness, 1))
@@ -199,8 +200,8 @@ store = operation(types.void, (types.int64, Lanes), _store)
 load_bfloat16 = operation(Lanes, (types.int64,), _load_bfloat16)
 load_float16 = operation(Lanes, (types.int64,), _load_float16)
 store_bfloat16 = operation(types.void, (types.int64, Lanes), _store_bfloat16)
-prefetch = operation(types.void, (types.int64,), lambda builder, a: _prefetch(builder, a, 3))  # into the nearest cache
-prefetch_second = operation(types.void, (types.int64,), lambda builder, a: _prefetch(builder, a, 2))  # into the one behind it
+prefetch = operation(types.void, (types.int64,), fetch)  # into the nearest cache
+prefetch_second = operation(types.void, (types.int64,), lambda builder, a: fetch(builder, a, 2))  # into the one behind it
 load_float = operation(types.float32, (types.int64,), _load_float)
 store_float = operation(types.void, (types.int64, types.float32), _store_float)
 splat = operation(Lanes, (types.float32,), _splat)

@@ -16,9 +16,9 @@ from paceline.engine.circumstances import circumstances
 from paceline.engine.products.own import ANY, Products, product, replaceable
 
 COUNTS = (1, 4, 16, 64, 256)  # of rows that are tried; the last stands for any more
-_KIND = "products-v2"  # another number when what is tried or written changes
+_KIND = "products-v3"  # another number when what is tried or written changes
 _WORTH = 1 << 25  # weights: a smaller model stays in the processor's caches, and torch's kernels do as well there
-_ALIKE = 4  # modules of a shape that are tried one after the other: one alone would stay in a cache
+_BEYOND = 1 << 27  # weights of a shape that are tried one after the other: fewer would stay in a cache
 _NARROW, _MANY = 1 << 24, 64  # weights of a module that is not tried with so many rows: heads of a vocabulary get few
 _ROUNDS = 3
 _TIE = 1.03  # of torch's time: as fast, for a clock that wanders
@@ -95,7 +95,7 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
             if count >= _MANY and inner * outer >= _NARROW:
                 continue
             rows = torch.ones(count, inner, dtype=alike[0].weight.dtype)
-            some = alike[: _ALIKE if count < _MANY else 1]
+            some = alike[: -(-_BEYOND // (inner * outer)) if count < _MANY else 1]
             for who, multiply in enumerate(_PRODUCTS):
                 best = min(_seconds(multiply, rows, some) for _ in range(_ROUNDS if count < _MANY else 1))
                 totals[who] += best * len(alike) / len(some)

@@ -21,7 +21,7 @@ from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, LANES, add
 from paceline.engine.tree import IntArray
 
 _OUTPUTS = 4  # at a time: their sums fill one store, and with three rows the registers
-_TASK = 64  # outputs that a thread takes at a time
+TASK = 64  # outputs that a thread takes at a time
 _LINE = 64  # bytes that memory gives at once
 _CACHE = 30_000  # bytes of the nearest cache that rows and weights may fill
 _LEAST_BLOCK = 6  # rows that share a reading of the weights at least
@@ -40,27 +40,27 @@ def multiply(
         inner, outer: multiples of 8.
         taken: [1], zero at first.
     """
-    first = take_number(taken.ctypes.data) * _TASK
+    first = take_number(taken.ctypes.data) * TASK
     if first >= outer:
         return 0
     block = max(_LEAST_BLOCK, (_CACHE // (inner * FLOAT) - _OUTPUTS) // 3 * 3)
     few = count <= 2 * block
-    scratch = np.empty((_OUTPUTS if few else _TASK) * inner, dtype=np.float32)
-    sums = np.empty(count * _TASK, dtype=np.float32)
+    scratch = np.empty((_OUTPUTS if few else TASK) * inner, dtype=np.float32)
+    sums = np.empty(count * TASK, dtype=np.float32)
     wide = np.empty(0 if kind == FLOAT32 else count * inner, dtype=np.float32)
     if kind != FLOAT32:
         load_row(kind, rows, address(wide), count * inner)
     done = 0
     while first < outer:
-        width = min(_TASK, outer - first)
+        width = min(TASK, outer - first)
         read = rows if kind == FLOAT32 else address(wide)  # here, since an array lives until its last use
         if few:
             _multiply_few(read, weight, address(sums), address(scratch), kind, count, inner, first, width, outer)
         else:
             _multiply_many(read, weight, address(sums), address(scratch), kind, count, inner, first, width, block)
-        _write_out(address(sums), bias, out, out_kind, count, first, width, outer)
+        write_out(address(sums), bias, out, out_kind, count, first, width, outer)
         done += 1
-        first = take_number(taken.ctypes.data) * _TASK
+        first = take_number(taken.ctypes.data) * TASK
     return done
 
 
@@ -95,16 +95,16 @@ def _multiply_many(
     source = weight + first * size if kind == FLOAT32 else scratch
     for row in range(0, count, block):
         for output in range(0, width, _OUTPUTS):
-            target = sums + (row * _TASK + output) * FLOAT
+            target = sums + (row * TASK + output) * FLOAT
             _multiply_rows(FLOAT32, rows + row * size, source + output * size, size, target, min(block, count - row), inner, 0)
 
 
 @inlined
-def _write_out(sums: int, bias: int, out: int, out_kind: int, count: int, first: int, width: int, outer: int) -> None:
-    """Write the sums of `width` outputs, [count, _TASK], to their places, with the bias."""
+def write_out(sums: int, bias: int, out: int, out_kind: int, count: int, first: int, width: int, outer: int) -> None:
+    """Write the sums of `width` outputs, [count, TASK], to their places, with the bias."""
     for row in range(count):
         for output in range(0, width, lanes.WIDTH):
-            total = lanes.load(sums + (row * _TASK + output) * FLOAT)
+            total = lanes.load(sums + (row * TASK + output) * FLOAT)
             if bias:
                 total = lanes.add(total, lanes.load(bias + (first + output) * FLOAT))
             place = row * outer + first + output
@@ -116,7 +116,7 @@ def _write_out(sums: int, bias: int, out: int, out_kind: int, count: int, first:
 
 @inlined
 def _multiply_rows(kind: int, rows: int, weight: int, stride: int, out: int, count: int, inner: int, ahead: int) -> None:
-    size, step = inner * FLOAT, _TASK * FLOAT
+    size, step = inner * FLOAT, TASK * FLOAT
     done = 0
     while done + 3 <= count:
         _three(kind, rows + done * size, size, weight, stride, out + done * step, step, ahead)

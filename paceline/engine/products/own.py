@@ -18,11 +18,11 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from paceline.common import amx
+from paceline.common import amx, dots
 from paceline.common.lanes import WIDTH
 from paceline.common.threads import share
 from paceline.engine.attention.invariant import KINDS
-from paceline.engine.products import tiled
+from paceline.engine.products import dotted, tiled
 from paceline.engine.products.kernel import multiply
 
 ANY = 1 << 40  # rows: no bound
@@ -53,8 +53,11 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _kernel(dtype: torch.dtype, inner: int, outer: int) -> Callable[..., int]:
     """Return the compiled product of a shape: always the same one, since their sums have different orders."""
-    fits = dtype == torch.bfloat16 and inner % tiled.INNER == 0 and outer % tiled.OUTER == 0
-    return tiled.multiply_tiled if fits and amx.available() else multiply
+    if dtype == torch.bfloat16 and amx.available() and inner % tiled.INNER == 0 and outer % tiled.OUTER == 0:
+        return tiled.multiply_tiled
+    if dtype == torch.bfloat16 and dots.available() and inner % dotted.INNER == 0 and outer % dotted.OUTER == 0:
+        return dotted.multiply_dotted
+    return multiply
 
 
 def replaceable(model: PreTrainedModel) -> tuple[nn.Linear, ...]:

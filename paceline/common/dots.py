@@ -1,0 +1,132 @@
+"""Dot products of bfloat16 numbers (AVX512_BF16) in compiled code: 32 products an instruction, two for each of sixteen sums.
+
+    sum[lane] = (sum[lane] + left[2 lane + 1] * right[2 lane + 1]) + left[2 lane] * right[2 lane]
+
+Each addition rounds once, to the nearest, and numbers too small to be normal count as zero (Intel's manual, VDPBF16PS).
+
+Here an instruction takes eight numbers of four rows, and the same eight of an output of a weight.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from paceline.common.lanes import fetch, operation, pick, pointer
+from paceline.common.machine import instruction_flags
+
+PIECE = 16  # bytes of a row in one instruction
+ROWS = 4  # of a block: their pieces fill a vector
+LINE = PIECE * ROWS  # bytes of one; memory gives as many at once
+OUTPUTS = 8  # of a weight, that are computed together
+BLOCKS = 3  # of rows that are so at most: with eight outputs they fill the registers
+STRIDE = 256  # bytes from the sums of a row to those of the next
+_NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512_bf16"}
+
+
+class BFloat16(ir.Type):  # type: ignore[misc]
+    """What llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+_INDEX = ir.IntType(64)
+_SUMS, _NUMBERS = ir.VectorType(ir.FloatType(), 16), ir.VectorType(BFloat16(), 32)
+_PIECE, _FOUR = ir.VectorType(ir.IntType(32), 4), ir.VectorType(ir.FloatType(), 4)
+
+
+@cache
+def available() -> bool:
+    """Whether this processor has the instructions."""
+    return platform.machine() in ("x86_64", "AMD64") and set(instruction_flags()) >= _NEEDED
+
+
+def multiply_blocks(count: int) -> Any:
+    """Return a function of compiled code: the sums of products of up to `BLOCKS` blocks of rows with eight outputs of a weight.
+
+    Its arguments: the address of the blocks, in each of which piece k of all four rows lies before piece k + 1 of the first; that
+    of the weight; bytes of a row of it, a multiple of 64; the address of the sums, `STRIDE` bytes from one row's to the next's;
+    and how far on lies the weight that is to be fetched meanwhile; 0 = none.
+    """
+
+    def emit(builder: Any, blocks: Any, weight: Any, size: Any, out: Any, ahead: Any) -> None:
+        sums = [[cgutils.alloca_once(builder, _SUMS) for _ in range(OUTPUTS)] for _ in range(count)]
+        for place in (one for block in sums for one in block):
+            builder.store(ir.Constant(_SUMS, [0.0] * 16), place)
+        wanted = builder.icmp_signed("!=", ahead, ir.Constant(_INDEX, 0))
+        with cgutils.for_range(builder, builder.udiv(size, ir.Constant(_INDEX, LINE)), intp=_INDEX) as loop:
+            offset = builder.mul(loop.index, ir.Constant(_INDEX, LINE))
+            with builder.if_then(wanted):
+                lines = builder.add(builder.add(weight, ahead), _times(builder, offset, OUTPUTS))
+                for line in range(OUTPUTS):
+                    fetch(builder, _behind(builder, lines, line * LINE), 2)
+            for piece in range(LINE // PIECE):
+                step = _behind(builder, offset, piece * PIECE)
+                rows = [_load(builder, _at(builder, blocks, size, number, step, ROWS)) for number in range(count)]
+                for output in range(OUTPUTS):
+                    numbers = _repeat(builder, _at(builder, weight, size, output, step))
+                    for pieces, block in zip(rows, sums, strict=True):
+                        added = _add_products(builder, builder.load(block[output]), pieces, numbers)
+                        builder.store(added, block[output])
+        for number, block in enumerate(sums):
+            for first in range(0, OUTPUTS, 4):
+                target = _behind(builder, out, number * ROWS * STRIDE + first * 4)
+                _store_totals(builder, target, [builder.load(place) for place in block[first : first + 4]])
+
+    return operation(types.void, (types.int64,) * 5, emit)
+
+
+def _behind(builder: Any, address: Any, distance: int) -> Any:
+    return builder.add(address, ir.Constant(_INDEX, distance))
+
+
+def _times(builder: Any, size: Any, number: int) -> Any:
+    return builder.mul(size, ir.Constant(_INDEX, number))
+
+
+def _at(builder: Any, base: Any, size: Any, number: int, offset: Any, rows: int = 1) -> Any:
+    """Return where a step of a row, or of `rows` that lie step by step, begins."""
+    return builder.add(base, _times(builder, builder.add(_times(builder, size, number), offset), rows))
+
+
+def _load(builder: Any, address: Any) -> Any:
+    return builder.load(pointer(builder, address, _NUMBERS), align=2)
+
+
+def _repeat(builder: Any, address: Any) -> Any:
+    """Read a piece, once for each row of a block."""
+    piece = builder.load(pointer(builder, address, _PIECE), align=2)
+    return builder.bitcast(pick(builder, piece, piece, [0, 1, 2, 3] * ROWS), _NUMBERS)
+
+
+def _add_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
+    kind = ir.FunctionType(_SUMS, [_SUMS, _NUMBERS, _NUMBERS])
+    called = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+    return builder.call(called, (sums, left, right))
+
+
+def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
+    """Write the totals of four rows and four outputs: of the four lanes of each, l and l + 2 are added, then 0 and 1."""
+    first, second, third, fourth = outputs
+    totals = _fold(builder, _fold(builder, first, second, 4), _fold(builder, third, fourth, 4), 2)
+    for row in range(ROWS):
+        place = pointer(builder, _behind(builder, address, row * STRIDE), _FOUR)
+        builder.store(pick(builder, totals, totals, list(range(row, 16, ROWS))), place, align=4)
+
+
+def _fold(builder: Any, one: Any, other: Any, size: int) -> Any:
+    """Add the second half of each group of `size` lanes of two vectors to the first; the groups lie closer then."""
+    low = [lane for lane in range(32) if lane % size < size // 2]
+    return builder.fadd(pick(builder, one, other, low), pick(builder, one, other, [lane + size // 2 for lane in low]))
+
+
+def _copy(builder: Any, source: Any, target: Any) -> None:
+    builder.store(builder.load(pointer(builder, source, _PIECE), align=2), pointer(builder, target, _PIECE), align=2)
+
+
+copy_piece = operation(types.void, (types.int64,) * 2, _copy)  # source, target

@@ -1,0 +1,91 @@
+"""Products of rows with a weight by dot products of bfloat16 numbers (AVX512_BF16), for processors without matrix instructions.
+
+All sums are in float32, and in this order: lane l of four adds up the products of the numbers 2 l + 1 and 2 l, 2 l + 9 and
+2 l + 8, ... of row and weight (`paceline.common.dots`); then lanes l and l + 2 are added, 0 and 1. How many rows and outputs are
+computed together is a matter of registers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.common import dots
+from paceline.common.compiled import compiled, inlined, take_number
+from paceline.engine.attention.tiles import BFLOAT16, FLOAT, address
+from paceline.engine.products.kernel import TASK, write_out
+from paceline.engine.tree import IntArray
+
+INNER, OUTER = dots.LINE // 2, dots.OUTPUTS  # sizes of a weight are multiples of these
+_CACHE = 400_000  # bytes of the second cache that rows may fill
+_AHEAD = 2 * dots.OUTPUTS  # outputs from those that are computed to those that are fetched: memory answers late
+
+_one, _two, _three = (dots.multiply_blocks(count) for count in (1, 2, 3))
+
+
+@compiled
+def multiply_dotted(
+    rows: int, weight: int, bias: int, out: int, kind: int, out_kind: int, count: int, inner: int, outer: int, taken: IntArray
+) -> int:
+    """Multiply until no output is left; any number of threads may. Returns how many tasks this one did.
+
+    Args:
+        rows: address of [count, inner]. weight: of [outer, inner]. out: of [count, outer]. All in bfloat16.
+        bias: of float32 [outer]; 0 = none.
+        kind, out_kind: bfloat16; named, so that it is called as `kernel.multiply`.
+        inner: a multiple of 32; outer: of 8.
+        taken: [1], zero at first.
+    """
+    first = take_number(taken.ctypes.data) * TASK
+    if first >= outer:
+        return 0
+    size = inner * FLOAT // 2
+    blocks = (count + dots.ROWS - 1) // dots.ROWS
+    most = max(dots.BLOCKS, _CACHE // (dots.ROWS * size))
+    packed = np.empty(blocks * dots.ROWS * inner // 2, dtype=np.float32)
+    sums = np.empty(min(blocks, most) * dots.ROWS * TASK, dtype=np.float32)
+    _pack(rows, address(packed), count, size)
+    done = 0
+    while first < outer:
+        width = min(TASK, outer - first)
+        for block in range(0, blocks, most):
+            some = min(most, blocks - block)
+            source = address(packed) + block * dots.ROWS * size  # here, since an array lives until its last use
+            for output in range(first, first + width, dots.OUTPUTS):
+                ahead = _AHEAD * size if block == 0 and output + _AHEAD < outer else 0
+                _multiply(source, weight + output * size, size, address(sums) + (output - first) * FLOAT, some, ahead)
+            row = block * dots.ROWS
+            write_out(
+                address(sums), bias, out + row * outer * 2, BFLOAT16, min(some * dots.ROWS, count - row), first, width, outer
+            )
+        done += 1
+        first = take_number(taken.ctypes.data) * TASK
+    return done
+
+
+@inlined
+def _pack(rows: int, packed: int, count: int, size: int) -> None:
+    """Write rows as blocks; the last row fills up the last one."""
+    for row in range((count + dots.ROWS - 1) // dots.ROWS * dots.ROWS):
+        source = rows + min(row, count - 1) * size
+        target = packed + row // dots.ROWS * dots.ROWS * size + row % dots.ROWS * dots.PIECE
+        for place in range(0, size, dots.PIECE):
+            dots.copy_piece(source + place, target + place * dots.ROWS)
+
+
+@inlined
+def _multiply(blocks: int, weight: int, size: int, sums: int, count: int, ahead: int) -> None:
+    """All blocks with eight outputs, in groups as equal as can be."""
+    groups = (count + dots.BLOCKS - 1) // dots.BLOCKS
+    done = 0
+    while groups:
+        some = (count - done + groups - 1) // groups
+        source, target = blocks + done * dots.ROWS * size, sums + done * dots.ROWS * dots.STRIDE
+        if some == 3:
+            _three(source, weight, size, target, ahead)
+        elif some == 2:
+            _two(source, weight, size, target, ahead)
+        else:
+            _one(source, weight, size, target, ahead)
+        ahead = 0  # it is on its way
+        done += some
+        groups -= 1
