@@ -51,10 +51,13 @@ def multiply_blocks(count: int) -> Any:
 
     Its arguments: the address of the blocks, in each of which piece k of all four rows lies before piece k + 1 of the first; that
     of the weight; bytes of a row of it, a multiple of 64; the address of the sums, `STRIDE` bytes from one row's to the next's;
-    and how far on lies the weight that is to be fetched meanwhile; 0 = none.
+    and how far on lies the weight that is to be fetched meanwhile; 0 = none. Where `available()` is not, it ends the process.
     """
 
     def emit(builder: Any, blocks: Any, weight: Any, size: Any, out: Any, ahead: Any) -> None:
+        if not available():  # compiled all the same, with code that asks before it calls this
+            builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.trap"), [])
+            return
         sums = [[cgutils.alloca_once(builder, _SUMS) for _ in range(OUTPUTS)] for _ in range(count)]
         for place in (one for block in sums for one in block):
             builder.store(ir.Constant(_SUMS, [0.0] * 16), place)

@@ -21,7 +21,7 @@ from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
-_KIND = "cost-v3"  # another number when what is measured or written changes
+_KIND = "cost-v4"  # another number when what is measured or written changes
 _TEXT = 32  # tokens in front
 _ROUNDS = 3
 # No larger number of rows is begun after so many seconds; of a slow model, after so many forwards of one row, up to the second.

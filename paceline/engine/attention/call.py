@@ -7,11 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import Records, record_dtype
+from paceline.common.compiled import Records, inlined, record_dtype
 from paceline.engine.attention.order import Run
 from paceline.engine.tree import IntArray
 
 FloatArray = NDArray[np.float32]
+BLOCK = 64  # keys that are read together
 
 
 class Call:
@@ -52,9 +53,10 @@ class Tile(NamedTuple):
 
     Attributes:
         runs, begin: what the columns of the row see, see `Visible`; cached, tail: its keys by position, see `KeyOrder`.
-        queries: [tile, dim], multiplied by the scaling; scores: [tile, more than keys]; sums: [tile, value dim]; totals: [tile].
+        queries: [more than tile, dim], multiplied by the scaling, or as `packed` has them; scores: [tile, more than keys];
+            sums: [tile, value dim]; totals: [tile].
         cursors: [tile], the run of each query that reaches into the block under way, or a run before it.
-        block: room for the keys or values of a block.
+        block: room for the keys or values of a block; products: for its scores, as `packed` makes them.
     """
 
     row: int
@@ -71,3 +73,12 @@ class Tile(NamedTuple):
     totals: FloatArray
     cursors: IntArray
     block: FloatArray
+    products: FloatArray
+
+
+@inlined
+def reaches(call: Call, tile: Tile, i: int, start: int, stop: int) -> bool:
+    """Whether the keys of query i of the tile reach from before `stop` to behind `start`."""
+    column = (tile.first + i) // call.groups
+    begin, end = tile.begin[column], tile.begin[column + 1]
+    return begin < end and tile.runs[begin].start < stop and tile.runs[end - 1].stop > start

@@ -4,7 +4,8 @@ It does not depend on other queries, the place of a key in the cache, the cache'
 this order:
 
 - score of a query and a key: lane l of eight sums the products of the dims l, l + 8, ... in order, each by a fused multiply-add;
-  then lanes l and l + 4 are added, l and l + 2, 0 and 1. The query was multiplied by the scaling before.
+  then lanes l and l + 4 are added, l and l + 2, 0 and 1. The query was multiplied by the scaling before. In bfloat16, where the
+  processor has instructions for it, see `packed`.
 - the largest score of all keys the query sees; every score's exponential of its difference to that.
 - their sum: lane l sums those of the keys of rank l, l + 8, ... (rank 0 is the first key the query sees, by position); the
   lanes are added as above; an attention sink's exponential comes last.
@@ -21,8 +22,9 @@ import numpy as np
 
 from paceline.common import lanes
 from paceline.common.compiled import Records, compiled, inlined, take_number
-from paceline.engine.attention.call import Call, Tile
+from paceline.engine.attention.call import BLOCK, Call, Tile, reaches
 from paceline.engine.attention.order import Run
+from paceline.engine.attention.packed import QUERIES, is_packed, pack_queries, score_packed
 from paceline.engine.attention.tiles import (
     FLOAT,
     FLOAT32,
@@ -37,8 +39,6 @@ from paceline.engine.attention.tiles import (
 )
 from paceline.engine.tree import IntArray
 
-BLOCK = 64  # keys that are read together
-
 
 @compiled
 def attend(calls: Records[Call], runs: Records[Run], begin: IntArray, cached: IntArray, tail: IntArray, taken: IntArray) -> int:
@@ -51,12 +51,13 @@ def attend(calls: Records[Call], runs: Records[Run], begin: IntArray, cached: In
     """
     call = calls[0]
     tiles = (call.columns * call.groups + call.tile - 1) // call.tile
-    queries = np.empty((call.tile, call.dim), dtype=np.float32)
+    queries = np.empty((call.tile + 1, call.dim), dtype=np.float32)
     scores = np.empty((call.tile, call.keys + BLOCK), dtype=np.float32)
     sums = np.empty((call.tile, call.value_dim), dtype=np.float32)
     totals = np.empty(call.tile, dtype=np.float32)
     cursors = np.empty(call.tile, dtype=np.int64)
     block = np.empty(BLOCK * max(call.dim, call.value_dim), dtype=np.float32)
+    products = np.empty((QUERIES, BLOCK), dtype=np.float32)
     done = 0
     while True:
         task = take_number(taken.ctypes.data)
@@ -65,18 +66,23 @@ def attend(calls: Records[Call], runs: Records[Run], begin: IntArray, cached: In
         row, head, first = task // tiles // call.key_heads, task // tiles % call.key_heads, task % tiles * call.tile
         length = min(call.tile, call.columns * call.groups - first)
         seen = begin[row * call.columns : (row + 1) * call.columns + 1]
-        scratch = queries, scores, sums, totals, cursors, block
+        scratch = queries, scores, sums, totals, cursors, block, products
         _attend_tile(call, Tile(row, head, first, length, runs, seen, cached[row], tail[row], *scratch))
         done += 1
 
 
 @inlined
 def _attend_tile(call: Call, tile: Tile) -> None:
-    _load_queries(call, tile)
     low, high = _span(call, tile)
     keys = call.key + tile.row * call.key_row + tile.head * call.key_head
-    for start in range(low, high, BLOCK):
-        _score(call, tile, keys, start, min(start + BLOCK, high))
+    if is_packed(call):
+        pack_queries(call, tile)
+        for start in range(low, high, BLOCK):
+            score_packed(call, tile, keys, start, min(start + BLOCK, high))
+    else:
+        _load_queries(call, tile)
+        for start in range(low, high, BLOCK):
+            _score(call, tile, keys, start, min(start + BLOCK, high))
     for i in range(tile.length):
         tile.totals[i] = _softmax(call, tile, i)
     tile.sums[: tile.length] = 0.0
@@ -139,7 +145,7 @@ def _score(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
     size, row = call.dim * FLOAT, tile.scores.shape[1] * FLOAT
     for i in range(0, tile.length, 2):
         last = min(i + 1, tile.length - 1)
-        if not (_reaches(call, tile, i, start, stop) or _reaches(call, tile, last, start, stop)):
+        if not (reaches(call, tile, i, start, stop) or reaches(call, tile, last, start, stop)):
             continue
         query = address(tile.queries) + i * size
         target = address(tile.scores) + i * row + start * FLOAT
@@ -148,14 +154,6 @@ def _score(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
                 multiply_two(query, size, keys + 4 * four * stride, stride, target + 4 * four * FLOAT, row)
             else:
                 multiply_one(query, size, keys + 4 * four * stride, stride, target + 4 * four * FLOAT)
-
-
-@inlined
-def _reaches(call: Call, tile: Tile, i: int, start: int, stop: int) -> bool:
-    """Whether the keys of query i of the tile reach from before `stop` to behind `start`."""
-    column = (tile.first + i) // call.groups
-    begin, end = tile.begin[column], tile.begin[column + 1]
-    return begin < end and tile.runs[begin].start < stop and tile.runs[end - 1].stop > start
 
 
 @inlined

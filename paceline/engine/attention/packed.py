@@ -1,0 +1,89 @@
+"""Scores of bfloat16 queries and keys by dot products of the processor's own (AVX512_BF16): a quarter of the instructions.
+
+A score is made in this order: lane l of four sums the products of the dims 2 l + 1 and 2 l, 2 l + 9 and 2 l + 8, ...
+(`paceline.common.dots`); then lanes l and l + 2 are added, 0 and 1; the sum is multiplied by the scaling. How many queries and
+keys are computed together is a matter of registers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.common import dots, lanes
+from paceline.common.compiled import inlined
+from paceline.engine.attention.call import BLOCK, Call, Tile, reaches
+from paceline.engine.attention.tiles import BFLOAT16, FLOAT, LANES, address
+
+QUERIES = dots.BLOCKS * dots.ROWS  # that are scored together at most
+_AVAILABLE = dots.available()
+
+_one, _two, _three = (dots.multiply_blocks(count) for count in range(1, dots.BLOCKS + 1))
+
+
+@inlined
+def is_packed(call: Call) -> bool:
+    """Whether scores are made so."""
+    return _AVAILABLE and call.kind == BFLOAT16 and call.dim * 2 % dots.LINE == 0
+
+
+@inlined
+def pack_queries(call: Call, tile: Tile) -> None:
+    """Write the queries as blocks of four, piece by piece; the last query fills up the last block."""
+    size = call.dim * FLOAT // 2
+    for i in range((tile.length + dots.ROWS - 1) // dots.ROWS * dots.ROWS):
+        column, member = divmod(tile.first + min(i, tile.length - 1), call.groups)
+        head = tile.head * call.groups + member
+        source = call.query + tile.row * call.query_row + head * call.query_head + column * call.query_column
+        target = address(tile.queries) + i // dots.ROWS * dots.ROWS * size + i % dots.ROWS * dots.PIECE
+        for place in range(0, size, dots.PIECE):
+            dots.copy_piece(source + place, target + place * dots.ROWS)
+
+
+@inlined
+def score_packed(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
+    """Scores of a block of keys, of the groups of queries of which one may see some of them."""
+    size = call.dim * FLOAT // 2
+    ahead = BLOCK * size if stop + BLOCK <= tile.cached and call.key_place == size else 0
+    keys = _stage(call, tile, source, size, start, stop)
+    for first in range(0, tile.length, QUERIES):
+        count = min(QUERIES, tile.length - first)
+        seen = False
+        for i in range(first, first + count):
+            seen = seen or reaches(call, tile, i, start, stop)
+        if not seen:
+            continue
+        queries = address(tile.queries) + first * size
+        for place in range(0, stop - start, dots.OUTPUTS):
+            target = address(tile.products) + place * FLOAT
+            if count > 2 * dots.ROWS:
+                _three(queries, keys + place * size, size, target, ahead)
+            elif count > dots.ROWS:
+                _two(queries, keys + place * size, size, target, ahead)
+            else:
+                _one(queries, keys + place * size, size, target, ahead)
+        ahead = 0  # it is on its way
+        _write_scores(call, tile, first, count, start, stop)
+
+
+@inlined
+def _stage(call: Call, tile: Tile, source: int, size: int, start: int, stop: int) -> int:
+    """Return an address at which the keys start .. stop - 1 lie side by side, and zeros up to a multiple of eight of them."""
+    if call.key_place == size and stop <= tile.cached and (stop - start) % dots.OUTPUTS == 0:
+        return source + start * size
+    target: int = address(tile.block)
+    tile.block[:] = 0.0
+    for ordinal in range(start, stop):
+        place = ordinal if ordinal < tile.cached else tile.tail[ordinal - tile.cached]
+        for part in range(0, size, dots.PIECE):
+            dots.copy_piece(source + place * call.key_place + part, target + (ordinal - start) * size + part)
+    return target
+
+
+@inlined
+def _write_scores(call: Call, tile: Tile, first: int, count: int, start: int, stop: int) -> None:
+    scaling = lanes.splat(np.float32(call.scaling))
+    row = tile.scores.shape[1] * FLOAT
+    for i in range(count):
+        source, target = address(tile.products) + i * dots.STRIDE, address(tile.scores) + (first + i) * row + start * FLOAT
+        for place in range(0, (stop - start) * FLOAT, LANES):
+            lanes.store(target + place, lanes.multiply(lanes.load(source + place), scaling))
