@@ -142,3 +142,15 @@ def _fetch_add(typing_context: Any, address: Any) -> Any:
 
 
 take_number = numba.extending.intrinsic(_fetch_add)
+
+
+def _as_pointer(typing_context: Any, address: Any) -> Any:
+    """Type and emit a function: address -> the same for `numba.carray`, which makes an array of what lies there."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), emit
+
+
+as_pointer = numba.extending.intrinsic(_as_pointer)

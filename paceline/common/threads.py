@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from paceline.common.machine import usable_cores
@@ -17,18 +17,19 @@ def share(work: Callable[..., Any], arguments: tuple[Any, ...], helpers: int) ->
 
     It must release the interpreter lock, and return when no task is left.
     """
-    others = [_pool().submit(work, *arguments) for _ in range(helpers)]
+    others = [submit(work, *arguments) for _ in range(helpers)]
     work(*arguments)
     for other in others:
         if not other.cancel():  # one that has not begun is not needed any more
             other.result()
 
 
-def _pool() -> ThreadPoolExecutor:
+def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Have `work(*arguments)` called in another thread."""
     global _threads
     if _threads is None:
         _threads = ThreadPoolExecutor(max(1, usable_cores() - 1), "paceline")
-    return _threads
+    return _threads.submit(work, *arguments)
 
 
 def _forget_threads() -> None:

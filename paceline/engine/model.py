@@ -228,7 +228,8 @@ class CachedLM:
             # As indices, and not as their number: the head then gets all rows in one product, and not a slice of every sequence.
             inputs["logits_to_keep"] = torch.arange(columns - layout.width - 1, columns, device=device)
         start = time.perf_counter()
-        with self._attention(layout, inputs["attention_mask"] is not None), self.products.in_force():
+        helpers = self.products.helpers(layout.token_ids.size) if arch.by_position else 0
+        with self._attention(layout, inputs["attention_mask"] is not None), self.products.in_force(helpers):
             logits: Tensor = self._view.module(**inputs).logits
         self.forward_seconds += time.perf_counter() - start
         return logits[:, -(layout.width + 1) :]

@@ -43,9 +43,17 @@ class Call:
     keys: int  # most keys of a row
     scaling: float
     softcap: float  # 0 without
+    runs: int  # address of the runs of all queries, see `Visible`
+    begin: int  # of [rows * columns + 1]
+    cached: int  # of [rows], see `KeyOrder`
+    tail: int  # of [rows, tail_places]
+    run_count: int
+    tail_places: int
+    taken: int  # tiles that some thread has taken; 0 at first
 
 
 CALL = record_dtype(Call)
+TAKEN = CALL.fields["taken"][1]
 
 
 class Tile(NamedTuple):

@@ -6,21 +6,20 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.common.lanes import WIDTH
-from paceline.common.threads import share
 from paceline.engine.attention.call import CALL
 from paceline.engine.attention.kernel import attend
-from paceline.engine.attention.order import KeyOrder, Visible
+from paceline.engine.attention.order import KeyOrder
 from paceline.engine.attention.tiles import BFLOAT16, FLOAT16, FLOAT32
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _SCORES = 1 << 18  # a tile's scores should stay in a core's cache,
 _TILE = 64, 512  # but fewer queries would read the keys too often
-_SHARE = 1 << 22  # multiply-adds that are worth waking a thread for
+_SHARE = 1 << 22  # multiply-adds that are worth waking a thread for,
+_SHARE_AWAKE = 1 << 17  # or having help of one that is awake
 
 
 def attention_by_position(
@@ -58,8 +57,12 @@ def attention_by_position(
         *_places(query), *_places(key), *_places(value), out.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
         rows, key_heads, groups, columns, query.shape[3], value.shape[3], KINDS[query.dtype], tile, keys,
         1 / math.sqrt(dim) if scaling is None else scaling, softcap or 0.0,
+        visible.runs.ctypes.data, visible.begin.ctypes.data, order.cached.ctypes.data, order.tail.ctypes.data,
+        len(visible.runs), order.tail.shape[1], 0,
     )  # fmt: skip
-    _run(np.array([call], dtype=CALL), visible, order, rows * heads * columns * keys * dim)
+    others, work = torch.get_num_threads() - 1, rows * heads * columns * keys * dim
+    record = np.array([call], dtype=CALL)
+    attend.share(record.ctypes.data, min(others, work // _SHARE), others if work >= _SHARE_AWAKE else 0)
     if value_dim % WIDTH:
         out = out[..., :value_dim]
     return out if query.dtype == torch.float32 else out.to(query.dtype)
@@ -77,8 +80,3 @@ def _places(states: Tensor) -> tuple[int, int, int, int]:
     size = states.element_size()
     row, head, column, _ = states.stride()
     return states.data_ptr(), row * size, head * size, column * size
-
-
-def _run(call: NDArray[np.void], visible: Visible, order: KeyOrder, work: int) -> None:
-    arguments = call, visible.runs, visible.begin, order.cached, order.tail, np.zeros(1, dtype=np.int64)
-    share(attend, arguments, min(torch.get_num_threads() - 1, work // _SHARE))

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 
 from paceline.common import lanes
-from paceline.common.compiled import Records, compiled, inlined, take_number
-from paceline.engine.attention.call import BLOCK, Call, Tile, reaches
-from paceline.engine.attention.order import Run
+from paceline.common.compiled import as_pointer, inlined, take_number
+from paceline.common.crew import Job
+from paceline.engine.attention.call import BLOCK, CALL, TAKEN, Call, Tile, reaches
+from paceline.engine.attention.order import RUN
 from paceline.engine.attention.packed import QUERIES, is_packed, pack_queries, score_packed
 from paceline.engine.attention.tiles import (
     FLOAT,
@@ -37,19 +39,15 @@ from paceline.engine.attention.tiles import (
     multiply_one,
     multiply_two,
 )
-from paceline.engine.tree import IntArray
 
 
-@compiled
-def attend(calls: Records[Call], runs: Records[Run], begin: IntArray, cached: IntArray, tail: IntArray, taken: IntArray) -> int:
-    """Do tiles of one call until none is left; any number of threads may.
-
-    Args:
-        calls: [1]. runs, begin, cached, tail: see `Visible` and `KeyOrder`. taken: [1], zero at first.
-    Returns:
-        how many tiles this thread did.
-    """
-    call = calls[0]
+def _attend(place: int) -> int:
+    """Do tiles of the `Call` that lies at a place until none is left; returns how many this thread did."""
+    call = numba.carray(as_pointer(place), 1, CALL)[0]
+    runs = numba.carray(as_pointer(call.runs), call.run_count, RUN)
+    begin = numba.carray(as_pointer(call.begin), call.rows * call.columns + 1, np.int64)
+    cached = numba.carray(as_pointer(call.cached), call.rows, np.int64)
+    tail = numba.carray(as_pointer(call.tail), (call.rows, call.tail_places), np.int64)
     tiles = (call.columns * call.groups + call.tile - 1) // call.tile
     queries = np.empty((call.tile + 1, call.dim), dtype=np.float32)
     scores = np.empty((call.tile, call.keys + BLOCK), dtype=np.float32)
@@ -60,7 +58,7 @@ def attend(calls: Records[Call], runs: Records[Run], begin: IntArray, cached: In
     products = np.empty((QUERIES, BLOCK), dtype=np.float32)
     done = 0
     while True:
-        task = take_number(taken.ctypes.data)
+        task = take_number(place + TAKEN)
         if task >= call.rows * call.key_heads * tiles:
             return done
         row, head, first = task // tiles // call.key_heads, task // tiles % call.key_heads, task % tiles * call.tile
@@ -69,6 +67,9 @@ def attend(calls: Records[Call], runs: Records[Run], begin: IntArray, cached: In
         scratch = queries, scores, sums, totals, cursors, block, products
         _attend_tile(call, Tile(row, head, first, length, runs, seen, cached[row], tail[row], *scratch))
         done += 1
+
+
+attend = Job(_attend)
 
 
 @inlined

@@ -41,8 +41,9 @@ class KeyOrder:
     """The keys of every row by position: ordinals 0 .. cached - 1 are the cache places of these numbers, then come `tail`.
 
     Attributes:
-        cached: [rows]: how many first places lie in order of position.
-        tail: [rows, columns]: the places behind them, by position. Of several at one position, no query sees more than one.
+        cached: [rows], contiguous: how many first places lie in order of position.
+        tail: [rows, columns], contiguous: the places behind them, by position. Of several at one position, no query sees more
+            than one.
         keys: of the longest row.
     """
 
@@ -63,7 +64,8 @@ class KeyOrder:
         """
         last = np.iinfo(np.int64).max
         order = np.argsort(np.where(padding, last, positions), axis=1, kind="stable")
-        return KeyOrder(cached, np.take_along_axis(places, order, axis=1), int(cached.max()) + places.shape[1])
+        tail = np.ascontiguousarray(np.take_along_axis(places, order, axis=1), dtype=np.int64)
+        return KeyOrder(np.ascontiguousarray(cached, dtype=np.int64), tail, int(cached.max()) + places.shape[1])
 
     @staticmethod
     def of_places(rows: int, places: int) -> KeyOrder:

@@ -7,13 +7,14 @@ computed together is a matter of registers.
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 
 from paceline.common import dots
-from paceline.common.compiled import compiled, inlined, take_number
+from paceline.common.compiled import as_pointer, inlined, take_number
+from paceline.common.crew import Job
 from paceline.engine.attention.tiles import BFLOAT16, FLOAT, address
-from paceline.engine.products.kernel import TASK, write_out
-from paceline.engine.tree import IntArray
+from paceline.engine.products.kernel import PRODUCT, TAKEN, TASK, write_out
 
 INNER, OUTER = dots.LINE // 2, dots.OUTPUTS  # sizes of a weight are multiples of these
 _CACHE = 400_000  # bytes of the second cache that rows may fill
@@ -22,20 +23,12 @@ _AHEAD = 2 * dots.OUTPUTS  # outputs from those that are computed to those that 
 _one, _two, _three = (dots.multiply_blocks(count) for count in (1, 2, 3))
 
 
-@compiled
-def multiply_dotted(
-    rows: int, weight: int, bias: int, out: int, kind: int, out_kind: int, count: int, inner: int, outer: int, taken: IntArray
-) -> int:
-    """Multiply until no output is left; any number of threads may. Returns how many tasks this one did.
-
-    Args:
-        rows: address of [count, inner]. weight: of [outer, inner]. out: of [count, outer]. All in bfloat16.
-        bias: of float32 [outer]; 0 = none.
-        kind, out_kind: bfloat16; named, so that it is called as `kernel.multiply`.
-        inner: a multiple of 32; outer: of 8.
-        taken: [1], zero at first.
-    """
-    first = take_number(taken.ctypes.data) * TASK
+def _multiply_all(place: int) -> int:
+    """Multiply until no output is left. `place`: where the `Product` lies, in bfloat16."""
+    product = numba.carray(as_pointer(place), 1, PRODUCT)[0]
+    rows, weight, bias, out = product.rows, product.weight, product.bias, product.out
+    count, inner, outer = product.count, product.inner, product.outer
+    first = take_number(place + TAKEN) * TASK
     if first >= outer:
         return 0
     size = inner * FLOAT // 2
@@ -58,8 +51,11 @@ def multiply_dotted(
                 address(sums), bias, out + row * outer * 2, BFLOAT16, min(some * dots.ROWS, count - row), first, width, outer
             )
         done += 1
-        first = take_number(taken.ctypes.data) * TASK
+        first = take_number(place + TAKEN) * TASK
     return done
+
+
+multiply_dotted = Job(_multiply_all)
 
 
 @inlined

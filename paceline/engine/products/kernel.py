@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 
 from paceline.common import lanes
-from paceline.common.compiled import compiled, inlined, take_number
+from paceline.common.compiled import as_pointer, inlined, record_dtype, take_number
+from paceline.common.crew import Job
 from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, LANES, address, load_row
-from paceline.engine.tree import IntArray
 
 _OUTPUTS = 4  # at a time: their sums fill one store, and with three rows the registers
 TASK = 64  # outputs that a thread takes at a time
@@ -28,19 +29,30 @@ _LEAST_BLOCK = 6  # rows that share a reading of the weights at least
 _DIRECT = 3  # rows for which half precision is converted as it is used; for more, once for all
 
 
-@compiled
-def multiply(
-    rows: int, weight: int, bias: int, out: int, kind: int, out_kind: int, count: int, inner: int, outer: int, taken: IntArray
-) -> int:
-    """Multiply until no output is left; any number of threads may. Returns how many tasks this one did.
+class Product:
+    """What a product is given: addresses, and sizes in numbers."""
 
-    Args:
-        rows: address of [count, inner]. weight: of [outer, inner]. Both stored as `kind` says.
-        bias: of float32 [outer]; 0 = none. out: of [count, outer], stored as `out_kind` says, float32 or bfloat16.
-        inner, outer: multiples of 8.
-        taken: [1], zero at first.
-    """
-    first = take_number(taken.ctypes.data) * TASK
+    rows: int  # [count, inner]
+    weight: int  # [outer, inner]
+    bias: int  # float32 [outer]; 0 without
+    out: int  # [count, outer]
+    kind: int  # how the numbers of rows and weight are stored, see `tiles`
+    out_kind: int  # likewise of `out`, float32 or bfloat16
+    count: int
+    inner: int  # multiples of 8; of more where a kernel says so
+    outer: int
+    taken: int  # outputs, in tasks, that some thread has taken; 0 at first
+
+
+PRODUCT = record_dtype(Product)
+TAKEN = PRODUCT.fields["taken"][1]
+
+
+def _multiply(place: int) -> int:
+    """Multiply until no output is left. `place`: where the `Product` lies."""
+    product = numba.carray(as_pointer(place), 1, PRODUCT)[0]
+    kind, count, inner, outer = product.kind, product.count, product.inner, product.outer
+    first = take_number(place + TAKEN) * TASK
     if first >= outer:
         return 0
     block = max(_LEAST_BLOCK, (_CACHE // (inner * FLOAT) - _OUTPUTS) // 3 * 3)
@@ -49,19 +61,22 @@ def multiply(
     sums = np.empty(count * TASK, dtype=np.float32)
     wide = np.empty(0 if kind == FLOAT32 else count * inner, dtype=np.float32)
     if kind != FLOAT32:
-        load_row(kind, rows, address(wide), count * inner)
+        load_row(kind, product.rows, address(wide), count * inner)
     done = 0
     while first < outer:
         width = min(TASK, outer - first)
-        read = rows if kind == FLOAT32 else address(wide)  # here, since an array lives until its last use
+        read = product.rows if kind == FLOAT32 else address(wide)  # here, since an array lives until its last use
         if few:
-            _multiply_few(read, weight, address(sums), address(scratch), kind, count, inner, first, width, outer)
+            _multiply_few(read, product.weight, address(sums), address(scratch), kind, count, inner, first, width, outer)
         else:
-            _multiply_many(read, weight, address(sums), address(scratch), kind, count, inner, first, width, block)
-        write_out(address(sums), bias, out, out_kind, count, first, width, outer)
+            _multiply_many(read, product.weight, address(sums), address(scratch), kind, count, inner, first, width, block)
+        write_out(address(sums), product.bias, product.out, product.out_kind, count, first, width, outer)
         done += 1
-        first = take_number(taken.ctypes.data) * TASK
+        first = take_number(place + TAKEN) * TASK
     return done
+
+
+multiply = Job(_multiply)
 
 
 @inlined

@@ -5,13 +5,14 @@ In force in our forwards only, and only in the thread that makes one.
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -19,15 +20,29 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paceline.common import amx, dots
+from paceline.common.crew import Job, awake
 from paceline.common.lanes import WIDTH
-from paceline.common.threads import share
 from paceline.engine.attention.invariant import KINDS
 from paceline.engine.products import dotted, tiled
-from paceline.engine.products.kernel import multiply
+from paceline.engine.products.kernel import PRODUCT, TASK, multiply
 
 ANY = 1 << 40  # rows: no bound
 _SHARE = 1 << 21  # multiply-adds that are worth waking a thread for
+_TORCHS_SHARE = 1 << 15  # numbers that torch's own operations share among threads
+_HEAD = 16  # times as many outputs as inputs: a vocabulary's head, behind which no operation follows
 
+_CALL = struct.Struct(f"{len(PRODUCT.names)}q")  # a `Product`
+
+
+class _Room(threading.local):
+    """Where the call under way in a thread lies."""
+
+    def __init__(self) -> None:
+        self.buffer = ctypes.create_string_buffer(_CALL.size)
+        self.place = ctypes.addressof(self.buffer)
+
+
+_room = _Room()
 _under_way = threading.local()
 _held: dict[int, int] = {}  # id of the first module -> forwards under way with our products, in any thread
 _lock = threading.Lock()
@@ -45,13 +60,14 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = torch.empty(*rows.shape[:-1], outer, dtype=dtype if dtype == torch.bfloat16 else torch.float32)
     added = None if bias is None else bias.to(torch.float32).contiguous()
     places = rows.data_ptr(), weight.data_ptr(), 0 if added is None else added.data_ptr(), out.data_ptr()
-    arguments = *places, KINDS[dtype], KINDS[out.dtype], count, inner, outer, np.zeros(1, dtype=np.int64)
-    work = count * inner * outer
-    share(_kernel(dtype, inner, outer), arguments, 0 if work < _SHARE else min(torch.get_num_threads() - 1, work // _SHARE))
+    _CALL.pack_into(_room.buffer, 0, *places, KINDS[dtype], KINDS[out.dtype], count, inner, outer, 0)
+    others, work = torch.get_num_threads() - 1, count * inner * outer
+    woken = 0 if work < _SHARE else min(others, work // _SHARE)
+    _kernel(dtype, inner, outer).share(_room.place, woken, others if outer > TASK else 0)
     return out if out.dtype == dtype else out.to(dtype)
 
 
-def _kernel(dtype: torch.dtype, inner: int, outer: int) -> Callable[..., int]:
+def _kernel(dtype: torch.dtype, inner: int, outer: int) -> Job:
     """Return the compiled product of a shape: always the same one, since their sums have different orders."""
     if dtype == torch.bfloat16 and amx.available() and inner % tiled.INNER == 0 and outer % tiled.OUTER == 0:
         return tiled.multiply_tiled
@@ -103,9 +119,18 @@ class Products:
     most: int = ANY
     fixed: int = 0
 
+    def helpers(self, rows: int) -> int:
+        """Threads that may wait awake in a forward of so many rows: none where torch has work for them as well."""
+        threads = torch.get_num_threads()
+        if threads == 1 or self.fixed:
+            return 0
+        layers = (one for one in self.modules if isinstance(one, nn.Linear) and one.out_features < _HEAD * one.in_features)
+        widest = max((one.out_features for one in layers), default=ANY)
+        return threads - 1 if rows * widest < _TORCHS_SHARE else 0
+
     @contextmanager
-    def in_force(self) -> Iterator[None]:
-        """Use them in the forward inside, in this thread.
+    def in_force(self, helpers: int = 0) -> Iterator[None]:
+        """Use them in the forward inside, in this thread, with so many threads that wait awake for a part of the work.
 
         Each of the modules has a `forward` of its own meanwhile, as accelerate gives them; other threads get what they
         always got.
@@ -121,7 +146,8 @@ class Products:
                     vars(one)["forward"] = partial(_forward, one)
         _under_way.products = self
         try:
-            yield
+            with awake(helpers):
+                yield
         finally:
             _under_way.products = _TORCHS
             with _lock:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common import amx, lanes
-from paceline.common.compiled import compiled, inlined, take_number
+from paceline.common.compiled import as_pointer, inlined, take_number
+from paceline.common.crew import Job
 from paceline.engine.attention.tiles import FLOAT, address
-from paceline.engine.tree import IntArray
+from paceline.engine.products.kernel import PRODUCT, TAKEN, TASK
 
 INNER, OUTER = 32, amx.SIDE  # sizes of a weight are multiples of these
-_TASK = 64  # outputs that a thread takes at a time
 _BLOCK = 2 * OUTER  # of them, and rows, computed at once
 _STREAMS = 4  # places of memory that are read from at a time: more than one, as a processor fetches ahead in each by itself
 _STEP = INNER * FLOAT // 2  # bytes of a row or weight in one tile
@@ -32,20 +33,12 @@ _multiply00, _multiply10 = amx.add_product(0, 4, 6), amx.add_product(1, 5, 6)
 _multiply01, _multiply11 = amx.add_product(2, 4, 7), amx.add_product(3, 5, 7)
 
 
-@compiled
-def multiply_tiled(
-    rows: int, weight: int, bias: int, out: int, kind: int, out_kind: int, count: int, inner: int, outer: int, taken: IntArray
-) -> int:
-    """Multiply until no output is left; any number of threads may. Returns how many tasks this one did.
-
-    Args:
-        rows: address of [count, inner]. weight: of [outer, inner]. out: of [count, outer]. All in bfloat16.
-        bias: of float32 [outer]; 0 = none.
-        kind, out_kind: bfloat16; named, so that it is called as `kernel.multiply`.
-        inner: a multiple of 32; outer: of 16.
-        taken: [1], zero at first.
-    """
-    first = take_number(taken.ctypes.data) * _TASK
+def _multiply_all(place: int) -> int:
+    """Multiply until no output is left. `place`: where the `Product` lies, in bfloat16."""
+    product = numba.carray(as_pointer(place), 1, PRODUCT)[0]
+    rows, weight, bias, out = product.rows, product.weight, product.bias, product.out
+    count, inner, outer = product.count, product.inner, product.outer
+    first = take_number(place + TAKEN) * TASK
     if first >= outer:
         return 0
     blocks = (count + amx.SIDE - 1) // amx.SIDE
@@ -56,7 +49,7 @@ def multiply_tiled(
     while first < outer:
         sums = _aligned(store)  # here, since an array lives until its last use
         packed = sums + 4 * amx.TILE
-        for output in range(first, min(first + _TASK, outer), _BLOCK):
+        for output in range(first, min(first + TASK, outer), _BLOCK):
             width = min(_BLOCK, outer - output)
             for block in range(0, blocks, 2):
                 source = packed + block * amx.SIDE * inner * FLOAT // 2
@@ -68,9 +61,12 @@ def multiply_tiled(
                     _multiply_two(source, place, sums, inner, width, ahead)
                 _write_out(sums, bias, out, min(count - block * amx.SIDE, _BLOCK), block * amx.SIDE, output, width, outer)
         done += 1
-        first = take_number(taken.ctypes.data) * _TASK
+        first = take_number(place + TAKEN) * TASK
     amx.release()
     return done
+
+
+multiply_tiled = Job(_multiply_all)
 
 
 @inlined

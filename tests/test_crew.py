@@ -1,0 +1,99 @@
+"""Jobs and the helpers that stay awake for them: every task is done once, by whoever is there, and nobody stays behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.common import threads
+from paceline.common.compiled import take_number
+from paceline.common.crew import Crew, Job, add_shared, awake
+from paceline.engine.products.own import product
+
+TASKS = 500
+
+
+def _count_up(place: int) -> int:
+    """Add one to each of the numbers behind the counter."""
+    done = 0
+    task = take_number(place)
+    while task < TASKS:
+        add_shared(place + 8 + 8 * task, 1)
+        done += 1
+        task = take_number(place)
+    return done
+
+
+count_up = Job(_count_up)
+
+
+def helped(crew: Crew) -> int:
+    """Have jobs done until a helper has taken part; how many jobs that took."""
+    for jobs in range(1, 20_000):
+        numbers = np.zeros(TASKS + 1, dtype=np.int64)
+        crew.lead(count_up.address, numbers.ctypes.data)
+        assert (numbers[1:] == 1).all()
+        if numbers[0] > TASKS + 1:  # one more for each thread that came too late
+            return jobs
+    return 0
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that is set when a helper has left."""
+    ended = threading.Event()
+
+    def watch(work: Callable[[], int]) -> None:
+        work()
+        ended.set()
+
+    monkeypatch.setattr("paceline.common.crew.submit", lambda work: threads.submit(watch, work))
+    return ended
+
+
+@pytest.mark.parametrize(("woken", "waiting"), [(0, 0), (2, 0), (0, 1), (2, 3)])
+def test_each_task_is_done_once(woken: int, waiting: int) -> None:
+    with awake(waiting):
+        for _ in range(300):
+            numbers = np.zeros(TASKS + 1, dtype=np.int64)
+            count_up.share(numbers.ctypes.data, woken, waiting)
+            assert (numbers[1:] == 1).all()
+
+
+def test_helpers_take_part_and_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = watched(monkeypatch)
+    crew = Crew(1)
+    assert helped(crew) > 0
+    crew.dismiss()
+    assert ended.wait(10)
+
+
+def test_a_helper_that_is_forgotten_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = watched(monkeypatch)
+    Crew(1)
+    assert ended.wait(30)
+
+
+def test_work_that_fails_lets_the_helpers_go() -> None:
+    with pytest.raises(RuntimeError, match="in the middle"), awake(1):
+        raise RuntimeError("in the middle")
+    with awake(1):
+        time.sleep(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_products_are_the_same_with_a_crew(dtype: torch.dtype) -> None:
+    noise = torch.Generator().manual_seed(0)
+    rows, weight = torch.randn(5, 96, generator=noise).to(dtype), torch.randn(400, 96, generator=noise).to(dtype)
+    alone = product(rows, weight, None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with awake(2):
+            assert all(torch.equal(product(rows, weight, None), alone) for _ in range(200))
+    finally:
+        torch.set_num_threads(before)
