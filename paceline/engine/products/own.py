@@ -29,6 +29,7 @@ from paceline.engine.products.kernel import PRODUCT, TASK, multiply
 ANY = 1 << 40  # rows: no bound
 _SHARE = 1 << 21  # multiply-adds that are worth waking a thread for
 _TORCHS_SHARE = 1 << 15  # numbers that torch's own operations share among threads
+_CREW = 7  # helpers at most: a handful of cores read memory as fast as all of them
 _HEAD = 16  # times as many outputs as inputs: a vocabulary's head, behind which no operation follows
 
 _CALL = struct.Struct(f"{len(PRODUCT.names)}q")  # a `Product`
@@ -126,7 +127,7 @@ class Products:
             return 0
         layers = (one for one in self.modules if isinstance(one, nn.Linear) and one.out_features < _HEAD * one.in_features)
         widest = max((one.out_features for one in layers), default=ANY)
-        return threads - 1 if rows * widest < _TORCHS_SHARE else 0
+        return min(threads - 1, _CREW) if rows * widest < _TORCHS_SHARE else 0
 
     @contextmanager
     def in_force(self, helpers: int = 0) -> Iterator[None]:

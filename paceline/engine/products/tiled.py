@@ -53,12 +53,12 @@ def _multiply_all(place: int) -> int:
             width = min(_BLOCK, outer - output)
             for block in range(0, blocks, 2):
                 source = packed + block * amx.SIDE * inner * FLOAT // 2
-                place = weight + output * inner * FLOAT // 2
+                origin = weight + output * inner * FLOAT // 2
                 ahead = _BLOCK * inner * FLOAT // 2 if block == 0 and output + 2 * _BLOCK <= outer else 0
                 if block + 1 < blocks:
-                    _multiply_four(source, place, sums, inner, width, ahead)
+                    _multiply_four(source, origin, sums, inner, width, ahead)
                 else:
-                    _multiply_two(source, place, sums, inner, width, ahead)
+                    _multiply_two(source, origin, sums, inner, width, ahead)
                 _write_out(sums, bias, out, min(count - block * amx.SIDE, _BLOCK), block * amx.SIDE, output, width, outer)
         done += 1
         first = take_number(place + TAKEN) * TASK
