@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,19 +58,33 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     return lambda kernel: monkeypatch.setattr(own, "_kernel", lambda *_: kernel)
 
 
+def check_bits(sums: Callable[[Numbers, Numbers], Numbers], count: int, inner: int, outer: int) -> None:
+    """Hold products against sums, with a bias and without; the weight stays as it is."""
+    noise = torch.Generator().manual_seed(count)
+    rows = (torch.randn(count, inner, generator=noise) * torch.randn(1, inner, generator=noise).exp()).bfloat16()
+    weight = torch.randn(outer, inner, generator=noise).bfloat16()
+    bias = torch.randn(outer, generator=noise).bfloat16()
+    kept = weight.clone()
+    wanted = torch.from_numpy(sums(rows.float().numpy(), weight.float().numpy()))
+    assert torch.equal(product(rows, weight, None), wanted.bfloat16())
+    assert torch.equal(product(rows, weight, bias), (wanted + bias.float()).bfloat16())
+    assert torch.equal(weight, kept)
+
+
 @pytest.mark.parametrize(("count", "inner", "outer"), SHAPES)
 @pytest.mark.parametrize(("kernel", "sums"), KERNELS)
 def test_bits_are_those_of_the_sums_in_order(
     use: Callable[[Any], None], kernel: Any, sums: Callable[[Numbers, Numbers], Numbers], count: int, inner: int, outer: int
 ) -> None:
     use(kernel)
-    noise = torch.Generator().manual_seed(count)
-    rows = (torch.randn(count, inner, generator=noise) * torch.randn(1, inner, generator=noise).exp()).bfloat16()
-    weight = torch.randn(outer, inner, generator=noise).bfloat16()
-    bias = torch.randn(outer, generator=noise).bfloat16()
-    wanted = torch.from_numpy(sums(rows.float().numpy(), weight.float().numpy()))
-    assert torch.equal(product(rows, weight, None), wanted.bfloat16())
-    assert torch.equal(product(rows, weight, bias), (wanted + bias.float()).bfloat16())
+    check_bits(sums, count, inner, outer)
+
+
+@pytest.mark.slow
+def test_amx_on_any_processor(tmp_path: Path) -> None:
+    """With its instructions emulated, in a process and a cache of compiled code of its own."""
+    script = [sys.executable, "-m", "tests.support.emulated_amx"]
+    subprocess.run(script, check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, timeout=600)
 
 
 @pytest.mark.parametrize(("kernel", "sums"), KERNELS)
