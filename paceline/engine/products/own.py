@@ -10,8 +10,9 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,6 @@ class _Room(threading.local):
 
 
 _room = _Room()
-_under_way = threading.local()
 _held: dict[int, int] = {}  # id of the first module -> forwards under way with our products, in any thread
 _lock = threading.Lock()
 
@@ -101,8 +101,30 @@ def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
 
 def _is_free(module: nn.Module) -> bool:
     """Whether nobody else has given it a `forward` of its own."""
-    own = vars(module).get("forward")
-    return own is None or getattr(own, "func", None) is _forward
+    return isinstance(vars(module).get("forward"), _StandIn | None)
+
+
+class _StandIn:
+    """What is called in the place of a module's `forward` while its products may be other ones."""
+
+    __slots__ = ("_inner", "_module", "_parameters", "_plain")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._parameters = module, module._parameters  # an attribute of a module takes longer to find
+        self._plain: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
+        self._inner = module.in_features if isinstance(module, nn.Linear) else 0
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        products, weight = _under_way.products, self._parameters["weight"]
+        if not products.modules:
+            return self._plain(self._module, rows)
+        if products.fixed:
+            return _in_pieces(partial(self._plain, self._module), rows, products.fixed)
+        assert weight is not None, "replaceable() names products"
+        ours = products.least * self._inner <= rows.numel() <= products.most * self._inner
+        if ours and rows.dtype == weight.dtype and not torch.is_grad_enabled():
+            return product(rows, weight, self._parameters["bias"])
+        return self._plain(self._module, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +141,10 @@ class Products:
     least: int = 1
     most: int = ANY
     fixed: int = 0
+    _stand_ins: tuple[tuple[dict[str, Any], _StandIn], ...] = field(default=(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_stand_ins", tuple((vars(one), _StandIn(one)) for one in self.modules))
 
     def helpers(self, rows: int) -> int:
         """Threads that may wait awake in a forward of so many rows: none where torch has work for them as well."""
@@ -143,8 +169,8 @@ class Products:
         with _lock:
             _held[first] = _held.get(first, 0) + 1
             if _held[first] == 1:
-                for one in self.modules:
-                    vars(one)["forward"] = partial(_forward, one)
+                for own, stand_in in self._stand_ins:
+                    own["forward"] = stand_in
         _under_way.products = self
         try:
             with awake(helpers):
@@ -155,26 +181,20 @@ class Products:
                 _held[first] -= 1
                 if not _held[first]:
                     del _held[first]
-                    for one in self.modules:
-                        del vars(one)["forward"]
+                    for own, _ in self._stand_ins:
+                        del own["forward"]
 
 
 _TORCHS = Products()
 
 
-def _forward(module: nn.Module, rows: Tensor) -> Tensor:
-    products: Products = getattr(_under_way, "products", _TORCHS)
-    plain: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
-    if not products.modules:
-        return plain(module, rows)
-    if products.fixed:
-        return _in_pieces(partial(plain, module), rows, products.fixed)
-    assert isinstance(module, nn.Linear), "replaceable() names nothing else"
-    inner = module.in_features
-    ours = products.least * inner <= rows.numel() <= products.most * inner
-    if ours and rows.dtype == module.weight.dtype and not torch.is_grad_enabled():
-        return product(rows, module.weight, module.bias)
-    return plain(module, rows)
+class _UnderWay(threading.local):
+    """What is in force in a thread."""
+
+    products = _TORCHS
+
+
+_under_way = _UnderWay()
 
 
 def _in_pieces(multiply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
