@@ -5,8 +5,6 @@ Of tokens that are equally likely the one with the lowest id comes first, as tor
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,7 +13,7 @@ from torch import Tensor
 from paceline.common import lanes
 from paceline.common.compiled import compiled, inlined
 from paceline.engine.attention.invariant import KINDS
-from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, address, load_row
+from paceline.engine.attention.tiles import FLOAT, FLOAT32, address, load_lanes, load_row
 from paceline.engine.tree import IntArray
 
 _BLOCK = 64  # numbers whose largest is known by itself
@@ -75,12 +73,12 @@ def _find(logits: int, kind: int, vocab: int, token_ids: IntArray, probs: NDArra
     largest = np.empty((vocab + _BLOCK - 1) // _BLOCK, dtype=np.float32)
     for row in range(len(token_ids)):
         place = logits + row * vocab * size
-        if np.isnan(_largest(kind, place, vocab, largest)):
+        if np.isnan(_largest(kind, place, size, vocab, largest)):
             return False
         _select(kind, place, size, vocab, largest, block, token_ids[row], probs[row])
         if with_probs:
             best = probs[row, 0]
-            total = _total(kind, place, vocab, best)
+            total = _total(kind, place, size, vocab, best)
             for rank in range(count):
                 probs[row, rank] = np.exp(probs[row, rank] - best) / total
             if not np.isfinite(total):
@@ -89,24 +87,14 @@ def _find(logits: int, kind: int, vocab: int, token_ids: IntArray, probs: NDArra
 
 
 @inlined
-def _load(kind: int, row: int, place: int) -> Any:
-    """Eight numbers of a row, from `place` on."""
-    if kind == FLOAT32:
-        return lanes.load(row + place * FLOAT)
-    if kind == BFLOAT16:
-        return lanes.load_bfloat16(row + place * FLOAT // 2)
-    return lanes.load_float16(row + place * FLOAT // 2)
-
-
-@inlined
-def _largest(kind: int, row: int, vocab: int, largest: NDArray[np.float32]) -> np.float32:
+def _largest(kind: int, row: int, size: int, vocab: int, largest: NDArray[np.float32]) -> np.float32:
     """Fill in the largest number of each block; return the largest of all, NaN if one of them is."""
     every = lanes.splat(np.float32(-np.inf))
     for block in range(len(largest)):
         first = block * _BLOCK
         best = lanes.splat(np.float32(-np.inf))
         for place in range(first, min(first + _BLOCK, vocab), lanes.WIDTH):
-            some = _load(kind, row, place)
+            some = load_lanes(kind, row + place * size)
             best = lanes.larger(best, some)
             every = lanes.marked(every, some)
         largest[block] = lanes.largest(best)
@@ -140,10 +128,10 @@ def _select(
 
 
 @inlined
-def _total(kind: int, row: int, vocab: int, best: np.float32) -> np.float32:
+def _total(kind: int, row: int, size: int, vocab: int, best: np.float32) -> np.float32:
     """The sum of the exponentials of all numbers less the largest."""
     total, shift = lanes.splat(np.float32(0.0)), lanes.splat(best)
     for place in range(0, vocab, lanes.WIDTH):
-        total = lanes.add(total, lanes.exp(lanes.subtract(_load(kind, row, place), shift)))
+        total = lanes.add(total, lanes.exp(lanes.subtract(load_lanes(kind, row + place * size), shift)))
     found: np.float32 = lanes.total(total)
     return found

@@ -9,6 +9,7 @@ _BURST, _LEAST_STEPS = 8, 2  # steps of a sequence after which a burst may end, 
 _SHORTEST, _LONGEST = 32, 512  # steps without drafts between two bursts
 _PATIENCE, _LONGEST_REST = 4, 4  # steps whose trees were cut to nothing before the first is left out; and most in a row
 _KEPT = 0.94  # of what earlier steps of a burst say, with every step
+_HOPELESS = 0.5  # of what plain decoding would yield: one step of a large batch says that, and four times the pause follows
 
 
 class Gate:
@@ -38,12 +39,14 @@ class Gate:
         self._cost = _KEPT * self._cost + cost
         self._steps += 1
         self._samples += sequences
-        if self._samples < _BURST or self._steps < _LEAST_STEPS:
+        early = self._steps < _LEAST_STEPS
+        if self._samples < _BURST or (early and self._tokens >= _HOPELESS * self._cost):
             return
         if self._tokens >= self._cost:
             self._next = _SHORTEST
             return
-        self._pause, self._next = self._next, min(2 * self._next, _LONGEST)
+        self._pause = min(4 * self._next, _LONGEST) if early else self._next
+        self._next = min(2 * self._pause, _LONGEST)
         self._tokens = self._cost = 0.0
         self._steps = self._samples = 0
 

@@ -166,6 +166,17 @@ def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
     assert set(pauses(1.0, 4000)[4:-1]) == {512}
 
 
+def test_one_step_of_a_large_batch_is_enough_where_drafts_are_hopeless() -> None:
+    gate = Gate()
+    gate.note(1.1, 3.0, sequences=32)
+    assert [gate.opens() for _ in range(129)] == [False] * 128 + [True]
+    other = Gate()
+    other.note(1.1, 1.5, sequences=32)
+    assert other.opens()
+    other.note(1.1, 1.5, sequences=32)
+    assert [other.opens() for _ in range(33)] == [False] * 32 + [True]
+
+
 def test_a_drafter_whose_trees_are_cut_to_nothing_rests_and_is_back_at_once() -> None:
     gate = Gate()
     asked = []

@@ -26,6 +26,16 @@ def address(array: NDArray[np.float32]) -> Any:
 
 
 @inlined
+def load_lanes(kind: int, place: int) -> Any:
+    """Read eight numbers as float32."""
+    if kind == FLOAT32:
+        return lanes.load(place)
+    if kind == BFLOAT16:
+        return lanes.load_bfloat16(place)
+    return lanes.load_float16(place)
+
+
+@inlined
 def load_row(kind: int, source: int, target: int, dim: int) -> None:
     """Read `dim` numbers as float32."""
     if kind == BFLOAT16:

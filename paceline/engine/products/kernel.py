@@ -11,15 +11,13 @@ together is a matter of registers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
 from paceline.common import lanes
 from paceline.common.compiled import as_pointer, inlined, record_dtype, take_number
 from paceline.common.crew import Job
-from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, LANES, address, load_row
+from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, LANES, address, load_lanes, load_row
 
 _OUTPUTS = 4  # at a time: their sums fill one store, and with three rows the registers
 TASK = 64  # outputs that a thread takes at a time
@@ -144,13 +142,6 @@ def _multiply_rows(kind: int, rows: int, weight: int, stride: int, out: int, cou
 
 
 @inlined
-def _weight(kind: int, place: int) -> Any:
-    if kind == FLOAT32:
-        return lanes.load(place)
-    return lanes.load_bfloat16(place)
-
-
-@inlined
 def _fetch(place: int, stride: int, offset: int) -> None:
     """Have the same part of the next four outputs' weights brought near, line by line."""
     if offset % _LINE == 0:
@@ -170,10 +161,10 @@ def _one(kind: int, rows: int, size: int, weight: int, stride: int, out: int, ah
         if ahead:
             _fetch(place + ahead, stride, offset)
         a = lanes.load(rows + d)
-        a0 = lanes.fused(a, _weight(kind, place), a0)
-        a1 = lanes.fused(a, _weight(kind, place + stride), a1)
-        a2 = lanes.fused(a, _weight(kind, place + 2 * stride), a2)
-        a3 = lanes.fused(a, _weight(kind, place + 3 * stride), a3)
+        a0 = lanes.fused(a, load_lanes(kind, place), a0)
+        a1 = lanes.fused(a, load_lanes(kind, place + stride), a1)
+        a2 = lanes.fused(a, load_lanes(kind, place + 2 * stride), a2)
+        a3 = lanes.fused(a, load_lanes(kind, place + 3 * stride), a3)
     lanes.store_sums(out, a0, a1, a2, a3)
 
 
@@ -188,13 +179,13 @@ def _two(kind: int, rows: int, size: int, weight: int, stride: int, out: int, st
         if ahead:
             _fetch(place + ahead, stride, offset)
         a, b = lanes.load(rows + d), lanes.load(rows + size + d)
-        w = _weight(kind, place)
+        w = load_lanes(kind, place)
         a0, b0 = lanes.fused(a, w, a0), lanes.fused(b, w, b0)
-        w = _weight(kind, place + stride)
+        w = load_lanes(kind, place + stride)
         a1, b1 = lanes.fused(a, w, a1), lanes.fused(b, w, b1)
-        w = _weight(kind, place + 2 * stride)
+        w = load_lanes(kind, place + 2 * stride)
         a2, b2 = lanes.fused(a, w, a2), lanes.fused(b, w, b2)
-        w = _weight(kind, place + 3 * stride)
+        w = load_lanes(kind, place + 3 * stride)
         a3, b3 = lanes.fused(a, w, a3), lanes.fused(b, w, b3)
     lanes.store_sums(out, a0, a1, a2, a3)
     lanes.store_sums(out + step, b0, b1, b2, b3)
@@ -212,13 +203,13 @@ def _three(kind: int, rows: int, size: int, weight: int, stride: int, out: int, 
         if ahead:
             _fetch(place + ahead, stride, offset)
         a, b, c = lanes.load(rows + d), lanes.load(rows + size + d), lanes.load(rows + 2 * size + d)
-        w = _weight(kind, place)
+        w = load_lanes(kind, place)
         a0, b0, c0 = lanes.fused(a, w, a0), lanes.fused(b, w, b0), lanes.fused(c, w, c0)
-        w = _weight(kind, place + stride)
+        w = load_lanes(kind, place + stride)
         a1, b1, c1 = lanes.fused(a, w, a1), lanes.fused(b, w, b1), lanes.fused(c, w, c1)
-        w = _weight(kind, place + 2 * stride)
+        w = load_lanes(kind, place + 2 * stride)
         a2, b2, c2 = lanes.fused(a, w, a2), lanes.fused(b, w, b2), lanes.fused(c, w, c2)
-        w = _weight(kind, place + 3 * stride)
+        w = load_lanes(kind, place + 3 * stride)
         a3, b3, c3 = lanes.fused(a, w, a3), lanes.fused(b, w, b3), lanes.fused(c, w, c3)
     lanes.store_sums(out, a0, a1, a2, a3)
     lanes.store_sums(out + step, b0, b1, b2, b3)
