@@ -6,7 +6,9 @@ rows; so while a `Crew` is at hand its helpers look for the next job all the tim
 
 from __future__ import annotations
 
+import ctypes
 import platform
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,6 +95,25 @@ class Job:
             share(_do, (self.address, place), helpers)
         else:
             _do(self.address, place)
+
+
+class Arguments(threading.local):
+    """Room for the arguments of a job, each thread's own.
+
+    Args:
+        record: dtype of the record that the job reads; all its fields are int64 or float64.
+    """
+
+    def __init__(self, record: np.dtype[np.void]) -> None:
+        kinds = {np.dtype(np.int64): "q", np.dtype(np.float64): "d"}
+        self._layout = struct.Struct("".join(kinds[record[number]] for number in range(len(record.names or ()))))
+        self._room = ctypes.create_string_buffer(self._layout.size)
+        self._place = ctypes.addressof(self._room)
+
+    def write(self, *values: float) -> int:
+        """Write them, the fields in their order, and return where they lie until the next call in this thread."""
+        self._layout.pack_into(self._room, 0, *values)
+        return self._place
 
 
 class Crew:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from paceline.common.crew import Arguments
 from paceline.common.lanes import WIDTH
 from paceline.engine.attention.call import CALL
 from paceline.engine.attention.kernel import attend
@@ -20,6 +20,7 @@ _SCORES = 1 << 18  # a tile's scores should stay in a core's cache,
 _TILE = 64, 512  # but fewer queries would read the keys too often
 _SHARE = 1 << 22  # multiply-adds that are worth waking a thread for,
 _SHARE_AWAKE = 1 << 17  # or having help of one that is awake
+_arguments = Arguments(CALL)
 
 
 def attention_by_position(
@@ -53,16 +54,14 @@ def attention_by_position(
     out = torch.empty(rows, columns, heads, value.shape[3], dtype=torch.float32)
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
     tile = min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), columns * groups)
-    call = (
+    place = _arguments.write(
         *_places(query), *_places(key), *_places(value), out.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
         rows, key_heads, groups, columns, query.shape[3], value.shape[3], KINDS[query.dtype], tile, keys,
         1 / math.sqrt(dim) if scaling is None else scaling, softcap or 0.0,
-        visible.runs.ctypes.data, visible.begin.ctypes.data, order.cached.ctypes.data, order.tail.ctypes.data,
-        len(visible.runs), order.tail.shape[1], 0,
+        *visible.places, *order.places, len(visible.runs), order.tail.shape[1], 0,
     )  # fmt: skip
     others, work = torch.get_num_threads() - 1, rows * heads * columns * keys * dim
-    record = np.array([call], dtype=CALL)
-    attend.share(record.ctypes.data, min(others, work // _SHARE), others if work >= _SHARE_AWAKE else 0)
+    attend.share(place, min(others, work // _SHARE), others if work >= _SHARE_AWAKE else 0)
     if value_dim % WIDTH:
         out = out[..., :value_dim]
     return out if query.dtype == torch.float32 else out.to(query.dtype)

@@ -34,6 +34,10 @@ class Visible:
 
     runs: NDArray[np.void]
     begin: IntArray
+    places: tuple[int, int] = field(init=False)  # addresses of both, which take long to ask for
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", (self.runs.ctypes.data, self.begin.ctypes.data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,11 @@ class KeyOrder:
     tail: IntArray
     keys: int
     kept: dict[int, object] = field(default_factory=dict)  # what else was made of a `Visible`, by its id
+    places: tuple[int, int] = field(init=False)  # addresses of `cached` and `tail`
     _seen: dict[tuple[int, int], tuple[Tensor | None, Visible]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", (self.cached.ctypes.data, self.tail.ctypes.data))
 
     @staticmethod
     def of(cached: IntArray, places: IntArray, positions: IntArray, padding: BoolArray) -> KeyOrder:

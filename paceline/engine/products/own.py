@@ -5,8 +5,6 @@ In force in our forwards only, and only in the thread that makes one.
 
 from __future__ import annotations
 
-import ctypes
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paceline.common import amx, dots
-from paceline.common.crew import Job, awake
+from paceline.common.crew import Arguments, Job, awake
 from paceline.common.lanes import WIDTH
 from paceline.engine.attention.invariant import KINDS
 from paceline.engine.products import dotted, tiled
@@ -33,18 +31,7 @@ _TORCHS_SHARE = 1 << 15  # numbers that torch's own operations share among threa
 _CREW = 7  # helpers at most: a handful of cores read memory as fast as all of them
 _HEAD = 16  # times as many outputs as inputs: a vocabulary's head, behind which no operation follows
 
-_CALL = struct.Struct(f"{len(PRODUCT.names)}q")  # a `Product`
-
-
-class _Room(threading.local):
-    """Where the call under way in a thread lies."""
-
-    def __init__(self) -> None:
-        self.buffer = ctypes.create_string_buffer(_CALL.size)
-        self.place = ctypes.addressof(self.buffer)
-
-
-_room = _Room()
+_arguments = Arguments(PRODUCT)
 _held: dict[int, int] = {}  # id of the first module -> forwards under way with our products, in any thread
 _lock = threading.Lock()
 
@@ -61,10 +48,10 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = torch.empty(*rows.shape[:-1], outer, dtype=dtype if dtype == torch.bfloat16 else torch.float32)
     added = None if bias is None else bias.to(torch.float32).contiguous()
     places = rows.data_ptr(), weight.data_ptr(), 0 if added is None else added.data_ptr(), out.data_ptr()
-    _CALL.pack_into(_room.buffer, 0, *places, KINDS[dtype], KINDS[out.dtype], count, inner, outer, 0)
+    place = _arguments.write(*places, KINDS[dtype], KINDS[out.dtype], count, inner, outer, 0)
     others, work = torch.get_num_threads() - 1, count * inner * outer
     woken = 0 if work < _SHARE else min(others, work // _SHARE)
-    _kernel(dtype, inner, outer).share(_room.place, woken, others if outer > TASK else 0)
+    _kernel(dtype, inner, outer).share(place, woken, others if outer > TASK else 0)
     return out if out.dtype == dtype else out.to(dtype)
 
 
