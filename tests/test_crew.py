@@ -62,7 +62,7 @@ def test_each_task_is_done_once(woken: int, waiting: int) -> None:
     with awake(waiting):
         for _ in range(300):
             numbers = np.zeros(TASKS + 1, dtype=np.int64)
-            count_up.share(numbers.ctypes.data, woken, waiting)
+            count_up.share(numbers.ctypes.data, woken)
             assert (numbers[1:] == 1).all()
 
 

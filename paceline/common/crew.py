@@ -7,7 +7,6 @@ rows; so while a `Crew` is at hand its helpers look for the next job all the tim
 from __future__ import annotations
 
 import ctypes
-import platform
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -22,12 +21,12 @@ from numba.core import cgutils, types
 
 from paceline.common.compiled import compiled
 from paceline.common.lanes import operation, pointer
+from paceline.common.machine import on_x86
 from paceline.common.threads import share, submit
 
 _OPEN, _INSIDE, _STOP, _JOB, _PLACE = 0, 64, 128, 192, 200  # bytes in the letter box; what is waited for has a line of its own
 _SIZE = 256
 _PATIENCE = 1 << 18  # looks in vain, of 10 to 40 ns, before a helper gives up
-_ON_X86 = platform.machine() in ("x86_64", "AMD64")
 _INDEX = ir.IntType(64)
 _under_way = threading.local()
 
@@ -51,7 +50,7 @@ def _add(builder: Any, address: Any, amount: Any) -> Any:
 
 def _pause(builder: Any) -> None:
     """Leave the core to its other thread for a moment."""
-    if _ON_X86:
+    if on_x86():
         called = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause")
         builder.call(called, [])
 
@@ -81,15 +80,16 @@ class Job:
         """Of the compiled function."""
         return int(self._compiled.address)
 
-    def share(self, place: int, helpers: int, awake: int = 0) -> None:
+    def share(self, place: int, helpers: int, small: bool = False) -> None:
         """Do all tasks, here and in other threads.
 
         Args:
             place: of the record that the job reads, its counter of tasks included.
-            helpers: threads to wake; `awake`: of a crew, in place of them, where one is at hand.
+            helpers: threads to wake, where no crew is at hand.
+            small: not worth the help of a crew either.
         """
         crew: Crew | None = getattr(_under_way, "crew", None)
-        if awake and crew is not None:
+        if crew is not None and not small:
             crew.lead(self.address, place)
         elif helpers:
             share(_do, (self.address, place), helpers)

@@ -9,7 +9,6 @@ Here an instruction takes eight numbers of four rows, and the same eight of an o
 
 from __future__ import annotations
 
-import platform
 from functools import cache
 from typing import Any
 
@@ -17,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from paceline.common.lanes import fetch, operation, pick, pointer
-from paceline.common.machine import instruction_flags
+from paceline.common.machine import instruction_flags, on_x86
 
 PIECE = 16  # bytes of a row in one instruction
 ROWS = 4  # of a block: their pieces fill a vector
@@ -43,7 +42,7 @@ _PIECE, _FOUR = ir.VectorType(ir.IntType(32), 4), ir.VectorType(ir.FloatType(), 
 @cache
 def available() -> bool:
     """Whether this processor has the instructions."""
-    return platform.machine() in ("x86_64", "AMD64") and set(instruction_flags()) >= _NEEDED
+    return on_x86() and set(instruction_flags()) >= _NEEDED
 
 
 def multiply_blocks(count: int) -> Any:

@@ -14,6 +14,11 @@ _CHOOSING = (
 )
 
 
+def on_x86() -> bool:
+    """Whether the processor is a 64-bit one of Intel's kind."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
 def usable_cores() -> int:
     """Return the cores this process may run on, at least 1: those it is bound to where the system tells, else all."""
     if hasattr(os, "sched_getaffinity"):

@@ -61,7 +61,7 @@ def attention_by_position(
         *visible.places, *order.places, len(visible.runs), order.tail.shape[1], 0,
     )  # fmt: skip
     others, work = torch.get_num_threads() - 1, rows * heads * columns * keys * dim
-    attend.share(place, min(others, work // _SHARE), others if work >= _SHARE_AWAKE else 0)
+    attend.share(place, min(others, work // _SHARE), work < _SHARE_AWAKE)
     if value_dim % WIDTH:
         out = out[..., :value_dim]
     return out if query.dtype == torch.float32 else out.to(query.dtype)

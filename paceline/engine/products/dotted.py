@@ -11,10 +11,10 @@ import numba
 import numpy as np
 
 from paceline.common import dots
-from paceline.common.compiled import as_pointer, inlined, take_number
+from paceline.common.compiled import as_pointer, inlined
 from paceline.common.crew import Job
 from paceline.engine.attention.tiles import BFLOAT16, FLOAT, address
-from paceline.engine.products.kernel import PRODUCT, TAKEN, TASK, write_out
+from paceline.engine.products.kernel import PRODUCT, TASK, take_task, write_out
 
 INNER, OUTER = dots.LINE // 2, dots.OUTPUTS  # sizes of a weight are multiples of these
 _CACHE = 400_000  # bytes of the second cache that rows may fill
@@ -26,9 +26,8 @@ _one, _two, _three = (dots.multiply_blocks(count) for count in (1, 2, 3))
 def _multiply_all(place: int) -> int:
     """Multiply until no output is left. `place`: where the `Product` lies, in bfloat16."""
     product = numba.carray(as_pointer(place), 1, PRODUCT)[0]
-    rows, weight, bias, out = product.rows, product.weight, product.bias, product.out
     count, inner, outer = product.count, product.inner, product.outer
-    first = take_number(place + TAKEN) * TASK
+    first = take_task(place)
     if first >= outer:
         return 0
     size = inner * FLOAT // 2
@@ -36,7 +35,7 @@ def _multiply_all(place: int) -> int:
     most = max(dots.BLOCKS, _CACHE // (dots.ROWS * size))
     packed = np.empty(blocks * dots.ROWS * inner // 2, dtype=np.float32)
     sums = np.empty(min(blocks, most) * dots.ROWS * TASK, dtype=np.float32)
-    _pack(rows, address(packed), count, size)
+    _pack(product.rows, address(packed), count, size)
     done = 0
     while first < outer:
         width = min(TASK, outer - first)
@@ -45,13 +44,20 @@ def _multiply_all(place: int) -> int:
             source = address(packed) + block * dots.ROWS * size  # here, since an array lives until its last use
             for output in range(first, first + width, dots.OUTPUTS):
                 ahead = _AHEAD * size if block == 0 and output + _AHEAD < outer else 0
-                _multiply(source, weight + output * size, size, address(sums) + (output - first) * FLOAT, some, ahead)
+                _multiply(source, product.weight + output * size, size, address(sums) + (output - first) * FLOAT, some, ahead)
             row = block * dots.ROWS
             write_out(
-                address(sums), bias, out + row * outer * 2, BFLOAT16, min(some * dots.ROWS, count - row), first, width, outer
+                address(sums),
+                product.bias,
+                product.out + row * outer * 2,
+                BFLOAT16,
+                min(some * dots.ROWS, count - row),
+                first,
+                width,
+                outer,
             )
         done += 1
-        first = take_number(place + TAKEN) * TASK
+        first = take_task(place)
     return done
 
 

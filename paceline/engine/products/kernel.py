@@ -11,6 +11,8 @@ together is a matter of registers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 
@@ -43,14 +45,20 @@ class Product:
 
 
 PRODUCT = record_dtype(Product)
-TAKEN = PRODUCT.fields["taken"][1]
+_TAKEN = PRODUCT.fields["taken"][1]
+
+
+@inlined
+def take_task(place: int) -> Any:
+    """Return the first output of the next task of the `Product` that lies at a place."""
+    return take_number(place + _TAKEN) * TASK
 
 
 def _multiply(place: int) -> int:
     """Multiply until no output is left. `place`: where the `Product` lies."""
     product = numba.carray(as_pointer(place), 1, PRODUCT)[0]
     kind, count, inner, outer = product.kind, product.count, product.inner, product.outer
-    first = take_number(place + TAKEN) * TASK
+    first = take_task(place)
     if first >= outer:
         return 0
     block = max(_LEAST_BLOCK, (_CACHE // (inner * FLOAT) - _OUTPUTS) // 3 * 3)
@@ -70,7 +78,7 @@ def _multiply(place: int) -> int:
             _multiply_many(read, product.weight, address(sums), address(scratch), kind, count, inner, first, width, block)
         write_out(address(sums), product.bias, product.out, product.out_kind, count, first, width, outer)
         done += 1
-        first = take_number(place + TAKEN) * TASK
+        first = take_task(place)
     return done
 
 

@@ -51,7 +51,7 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     place = _arguments.write(*places, KINDS[dtype], KINDS[out.dtype], count, inner, outer, 0)
     others, work = torch.get_num_threads() - 1, count * inner * outer
     woken = 0 if work < _SHARE else min(others, work // _SHARE)
-    _kernel(dtype, inner, outer).share(place, woken, others if outer > TASK else 0)
+    _kernel(dtype, inner, outer).share(place, woken, outer <= TASK)
     return out if out.dtype == dtype else out.to(dtype)
 
 

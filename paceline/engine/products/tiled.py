@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common import amx, lanes
-from paceline.common.compiled import as_pointer, inlined, take_number
+from paceline.common.compiled import as_pointer, inlined
 from paceline.common.crew import Job
 from paceline.engine.attention.tiles import FLOAT, address
-from paceline.engine.products.kernel import PRODUCT, TAKEN, TASK
+from paceline.engine.products.kernel import PRODUCT, TASK, take_task
 
 INNER, OUTER = 32, amx.SIDE  # sizes of a weight are multiples of these
 _BLOCK = 2 * OUTER  # of them, and rows, computed at once
@@ -36,14 +36,13 @@ _multiply01, _multiply11 = amx.add_product(2, 4, 7), amx.add_product(3, 5, 7)
 def _multiply_all(place: int) -> int:
     """Multiply until no output is left. `place`: where the `Product` lies, in bfloat16."""
     product = numba.carray(as_pointer(place), 1, PRODUCT)[0]
-    rows, weight, bias, out = product.rows, product.weight, product.bias, product.out
     count, inner, outer = product.count, product.inner, product.outer
-    first = take_number(place + TAKEN) * TASK
+    first = take_task(place)
     if first >= outer:
         return 0
     blocks = (count + amx.SIDE - 1) // amx.SIDE
     store = np.empty((4 * amx.TILE + amx.ROW) // FLOAT + (blocks + 1) * amx.SIDE * inner // 2, dtype=np.float32)
-    _pack(rows, _aligned(store) + 4 * amx.TILE, count, inner, blocks)
+    _pack(product.rows, _aligned(store) + 4 * amx.TILE, count, inner, blocks)
     amx.configure(address(_CONFIGURATION))
     done = 0
     while first < outer:
@@ -53,15 +52,17 @@ def _multiply_all(place: int) -> int:
             width = min(_BLOCK, outer - output)
             for block in range(0, blocks, 2):
                 source = packed + block * amx.SIDE * inner * FLOAT // 2
-                origin = weight + output * inner * FLOAT // 2
+                origin = product.weight + output * inner * FLOAT // 2
                 ahead = _BLOCK * inner * FLOAT // 2 if block == 0 and output + 2 * _BLOCK <= outer else 0
                 if block + 1 < blocks:
                     _multiply_four(source, origin, sums, inner, width, ahead)
                 else:
                     _multiply_two(source, origin, sums, inner, width, ahead)
-                _write_out(sums, bias, out, min(count - block * amx.SIDE, _BLOCK), block * amx.SIDE, output, width, outer)
+                _write_out(
+                    sums, product.bias, product.out, min(count - block * amx.SIDE, _BLOCK), block * amx.SIDE, output, width, outer
+                )
         done += 1
-        first = take_number(place + TAKEN) * TASK
+        first = take_task(place)
     amx.release()
     return done
 
