@@ -1,7 +1,9 @@
 """Run the products by AMX on any processor, its instructions emulated, against the sums in their order. A script of its own,
 since the instructions are put in place before the products are compiled:
 
-    python -m tests.support.emulated_amx
+    NUMBA_CACHE_DIR=$(mktemp -d) python -m tests.support.emulated_amx
+
+The cache must be a new one: addresses of this process are compiled in.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from paceline.common import amx, lanes
 from paceline.common.compiled import inlined, load_uint16
@@ -116,6 +119,7 @@ def main() -> None:
     from paceline.engine.products.tiled import multiply_tiled
     from tests.engine.test_product_order import SHAPES, check_bits, tiled_sums
 
+    torch.set_num_threads(1)  # the emulated tiles are there once, those of a processor once for each thread
     own._kernel = lambda *_: multiply_tiled
     for shape in SHAPES[:5]:
         check_bits(tiled_sums, *shape)
