@@ -20,8 +20,9 @@ from paceline.engine.model import CachedLM
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 
-ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
-_KIND = "cost-v4"  # another number when what is measured or written changes
+# Products take rows four or sixteen at a time: where a number fills them up, the next one is measured, too.
+ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64, 65, 96, 128)
+_KIND = "cost-v5"  # another number when what is measured or written changes
 _TEXT = 32  # tokens in front
 _ROUNDS = 3
 # No larger number of rows is begun after so many seconds; of a slow model, after so many forwards of one row, up to the second.
@@ -65,7 +66,7 @@ def cost_curve(model: CachedLM, most_rows: int | None = None) -> CostCurve:
 
 def measure(model: CachedLM, most: int = ROWS[-1]) -> CostCurve:
     """Measure the curve up to `most` rows, in a cache of its own."""
-    apart = CachedLM(model.model, model.prefill_chunk, model.architecture.by_position, model.least_rows, model.products)
+    apart = model.apart()
     seq = Sequence(_tokens(model, _TEXT), SamplingParams())
     apart.open(seq)
     apart.feed([seq])

@@ -79,6 +79,7 @@ class Drafter:
         budget: the engine feeds as many nodes of its trees as pay for their forward, the first ones; none where drafting does not
             (`paceline.engine.spending`). Its trees should carry confidence and have the likeliest paths first.
         top_k: how many of the target's most likely tokens after every node outcomes are to carry; 0 = none, which is free.
+        takes_bigrams: it wants to know what the target says follows its commonest tokens (`paceline.engine.bigrams`).
         needs_predictions: it learns from what the target says behind guesses it did not keep (`target_argmax`),
             which no record of an answer has.
         needs_draft_model: of a class: `build` takes a draft model beside the options.
@@ -94,6 +95,7 @@ class Drafter:
     node_rule: NodeRule = NodeRule()
     budget: bool = False
     top_k: int = 0
+    takes_bigrams: bool = False
     needs_predictions: bool = False
     needs_draft_model: ClassVar[bool] = False
     takes_draft_model: ClassVar[bool] = False
@@ -112,6 +114,13 @@ class Drafter:
 
         Raises:
             DatastoreError, ConfigError: they are not, as far as the drafter knows; both fingerprints are named.
+        """
+
+    def take_bigrams(self, bigrams: TopTokens) -> None:
+        """The first step of an engine is due, and `takes_bigrams`.
+
+        Args:
+            bigrams: row i is what may follow token i, for the first so many tokens of the vocabulary.
         """
 
     def start(self, seq: Sequence) -> None:
@@ -165,7 +174,8 @@ def require_drafter(where: str, drafter: object) -> None:
 
 
 _PASSED_ON = (
-    "name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k", "needs_predictions", "needs_draft_model"
+    "name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k", "takes_bigrams", "needs_predictions",
+    "needs_draft_model"
 )  # fmt: skip
 
 
@@ -184,6 +194,10 @@ class DelegatingDrafter(Drafter):
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Pass on."""
         self.inner.check_tokenizer(tokenizer)
+
+    def take_bigrams(self, bigrams: TopTokens) -> None:
+        """Pass on."""
+        self.inner.take_bigrams(bigrams)
 
     def start(self, seq: Sequence) -> None:
         """Pass on."""

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ListLike
 from contextlib import nullcontext
 from typing import Any, Literal
+from weakref import WeakSet
 
 from transformers import PreTrainedModel
 
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
+from paceline.engine.bigrams import bigrams
 from paceline.engine.cost_curve import cost_curve
 from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
 from paceline.engine.grouping import fed_by, parts_of
@@ -111,6 +113,7 @@ class Engine:
         self._turn = threading.RLock()
         self._stepping = False
         self._leaving: deque[Ticket] = deque()  # withdrawn during a step
+        self._told: WeakSet[Drafter] = WeakSet()  # the bigrams
         self._steps = 0
         self._step_seconds = self._draft_seconds = 0.0
 
@@ -281,6 +284,8 @@ class Engine:
                 self._lifecycle.drop(ticket)
 
     def _decode(self, group: list[Ticket]) -> list[Outcome]:
+        for ticket in group:
+            self._tell_bigrams(ticket.drafting.drafter)
         start, fed = time.perf_counter(), sum(fed_by(group, self.model.prefill_chunk))
         parts = parts_of(group, self.model, self._max_nodes, self._most_rows)
         joint_step(self.model, parts, self._verify, self.spending)
@@ -297,6 +302,11 @@ class Engine:
             outcomes += part.outcomes
         self._schedule.make_room()
         return outcomes
+
+    def _tell_bigrams(self, drafter: Drafter) -> None:
+        if drafter.takes_bigrams and drafter not in self._told and self._parallel is None:  # a clock decides how many there are
+            drafter.take_bigrams(bigrams(self.model))
+            self._told.add(drafter)
 
     def _check(self, drafter: Drafter) -> None:
         check_vocabulary(drafter, self.model.vocab_size)

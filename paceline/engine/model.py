@@ -100,6 +100,10 @@ class CachedLM:
         device: torch.device = self._model.device
         return device
 
+    def apart(self) -> CachedLM:
+        """Return the same model with a cache of its own, for forwards that have nothing to do with anybody's answer."""
+        return CachedLM(self._model, self.prefill_chunk, self.architecture.by_position, self.least_rows, self.products)
+
     def reserve(self, slots: int, positions: int) -> None:
         """Allocate for that many sequences of that many positions (tokens and tree nodes) beforehand."""
         self._cache.reserve(slots, positions)

@@ -17,7 +17,7 @@ from paceline.drafters.auto.weighing import Weighings
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, node_rule_of
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.options import SssdOptions
-from paceline.engine.drafter import Outcome
+from paceline.engine.drafter import Outcome, TopTokens
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -40,6 +40,7 @@ class Auto(RecyclingDrafter):
             SssdOptions(options.datastore, calibration=options.calibration, nodes=_RETRIEVED, live=options.live)
         )
         self._recycler = Recycler(options.keys, pool=options.pool)
+        self.takes_bigrams = options.bigrams
         self.ids_below = self._retrieval.ids_below
         self._model = None if draft is None or not options.draft else ModelSource(draft)
         self._weighings = Weighings()
@@ -64,6 +65,10 @@ class Auto(RecyclingDrafter):
         """Refuse a store or a pool whose ids are not of `tokenizer`."""
         super().check_tokenizer(tokenizer)
         self._retrieval.check_tokenizer(tokenizer)
+
+    def take_bigrams(self, bigrams: TopTokens) -> None:
+        """Begin with them."""
+        self._recycler.begin(bigrams)
 
     def start(self, seq: Sequence) -> None:
         """Pass on to the sources."""
