@@ -119,6 +119,26 @@ def draw(scores: Tensor, seqs: ListLike[Sequence], trees: ListLike[DraftTree], s
     return _to_lists(tokens)
 
 
+class Draws:
+    """The tokens chosen after the root and after every node of one tree, each drawn when it is asked for; the same as `draw` says.
+
+    A walk asks for as many as it emits. Where that costs no synchronisation, the others need not be drawn.
+
+    Args:
+        logits: [1 + width, vocab], of a sequence that changes them by nothing but temperature and truncation.
+    """
+
+    def __init__(self, logits: Tensor, seq: Sequence, tree: DraftTree) -> None:
+        self._logits, self._params = logits, seq.params
+        self._depths = (0, *tree_shape(tuple(tree.parents))[0].tolist())
+        self._start = len(seq) - seq.prompt_length
+
+    def __getitem__(self, place: int) -> int:
+        """Draw the token after the root (0) or after node `place` - 1."""
+        weights = shaped(self._logits[None, place : place + 1].float(), [self._params])[0, 0].softmax(-1)
+        return draw_one(weights, self._params.seed, self._start + self._depths[place], TARGET)
+
+
 def _to_lists(tokens: Tensor) -> list[list[int]]:
     lists: list[list[int]] = tokens.tolist()  # the one device synchronisation of a step
     return lists

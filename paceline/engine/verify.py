@@ -24,6 +24,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree, node_depths
 from paceline.errors import ConfigError
 
+_LARGE = 4096  # tokens of a vocabulary
 Vector = Any  # anything with indexing, -, /, .sum() and .clip(0): a Tensor here, an array of fractions in the tests
 
 
@@ -129,7 +130,16 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor)
     Args:
         logits: [batch, 1 + width, vocab]: after the root, then after every node; rows beyond a tree are padding.
     """
-    scores, drawn, argmax = answers(seqs, trees, logits)
+    scores: Tensor = logits
+    drawn: ListLike[ListLike[int] | sampling.Draws]
+    if _drawn_one_by_one(seqs, trees, logits):
+        argmax = most_likely(logits).tolist()
+        drawn = [
+            argmax[row] if seq.params.greedy else sampling.Draws(logits[row], seq, tree)
+            for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True))
+        ]
+    else:
+        scores, drawn, argmax = answers(seqs, trees, logits)
     outcomes = []
     for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
         if seq.params.logits_processors:
@@ -148,6 +158,15 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor)
             logprobs = _logprobs(logits[row, walked], run, seq.params.logprobs)
         outcomes.append(Outcome(seq, tree, accepted, run, argmax[row][: 1 + len(tree)], logprobs=logprobs))
     return outcomes
+
+
+def _drawn_one_by_one(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor) -> bool:
+    """Whether tokens are drawn as the walks ask for them: where asking is free, and a draw is more than a few small operations."""
+    if logits.device.type != "cpu" or logits.shape[-1] < _LARGE or all(seq.params.greedy for seq in seqs):
+        return False
+    return not any(
+        seq.params.adjusts or seq.params.logits_processors or tree.probs is not None for seq, tree in zip(seqs, trees, strict=True)
+    )
 
 
 def with_top_tokens(outcomes: list[Outcome], logits: Tensor, count: int) -> list[Outcome]:

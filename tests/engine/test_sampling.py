@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from paceline import DraftTree, SamplingParams
-from paceline.engine import sampling
+from paceline.engine import sampling, verify
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, tree_shape
-from tests.support.shared import fits
+from tests.support.shared import COUNT, Pair, fits
 
 PARENTS = [-1, 0, -1, 2, 2]
 SAMPLED = [
@@ -110,6 +110,16 @@ def test_top_k_of_one_is_greedy() -> None:
     tokens = sampling.draw(sampling.target_scores(logits, seqs, trees), seqs, trees)
     for row, tree in enumerate(trees):
         assert tokens[row][: 1 + len(tree)] == logits[row, : 1 + len(tree)].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(("vocab", "spread"), [(120, 3.0), (5000, 1.0)])
+def test_draws_that_are_asked_for_are_those_of_the_batch(vocab: int, spread: float) -> None:
+    params = [dataclasses.replace(one, seed=seed) for seed in range(8) for one in SAMPLED if not one.adjusts]
+    logits, seqs, trees = batch(params, vocab, spread)
+    together = sampling.draw(sampling.target_scores(logits.clone(), seqs, trees), seqs, trees)
+    for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
+        draws = sampling.Draws(logits[row], seq, tree)
+        assert [draws[place] for place in range(1 + len(tree))] == together[row][: 1 + len(tree)]
 
 
 def test_a_draw_depends_on_seed_and_position_only() -> None:
@@ -227,3 +237,22 @@ def test_extreme_scores_give_a_token() -> None:
         logits = scores.expand(50, 1, 9)
         tokens = sampling.draw(sampling.target_scores(logits, seqs, [EMPTY_TREE] * 50), seqs, [EMPTY_TREE] * 50)
         assert tokens == [[4]] * 50
+
+
+@pytest.mark.parametrize("speculations", [("none", "sssd"), ("none", "sssd", None)], ids=["sampled", "beside greedy"])
+def test_only_what_is_emitted_is_drawn_and_the_text_stays(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, speculations: tuple[str | None, ...]
+) -> None:
+    """A request of no speculation is the greedy one."""
+    params = [SamplingParams(COUNT, temperature=0.8 if one else 0.0, seed=5, speculation=one or "sssd") for one in speculations]
+    prompts = [pair.prompts[0]] * len(params)
+    together = [answer.token_ids for answer in pair.engine().generate(prompts, params)]
+    drawn: list[int] = []
+    monkeypatch.setattr(verify, "_LARGE", 1)
+    monkeypatch.setattr(sampling, "draw", lambda *_: pytest.fail("all of them are drawn"))
+    one = sampling.draw_one
+    monkeypatch.setattr(sampling, "draw_one", lambda *key: (drawn.append(key[2]), one(*key))[1])
+    asked = [answer.token_ids for answer in pair.engine().generate(prompts, params)]
+    assert asked == together
+    assert asked[0] == asked[1]
+    assert len(drawn) == len(asked[0]) + len(asked[1])
