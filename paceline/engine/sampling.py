@@ -120,7 +120,7 @@ def draw(scores: Tensor, seqs: ListLike[Sequence], trees: ListLike[DraftTree], s
 
 
 class Draws:
-    """The tokens chosen after the root and after every node of one tree, each drawn when it is asked for; the same as `draw` says.
+    """The tokens chosen after the root and after every node of one tree, each drawn when it is asked for, as `draw` says.
 
     A walk asks for as many as it emits. Where that costs no synchronisation, the others need not be drawn.
 

@@ -161,12 +161,11 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor)
 
 
 def _drawn_one_by_one(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor) -> bool:
-    """Whether tokens are drawn as the walks ask for them: where asking is free, and a draw is more than a few small operations."""
+    """Whether tokens are drawn as the walks ask for them: where asking is free, and a draw takes more than its calls."""
     if logits.device.type != "cpu" or logits.shape[-1] < _LARGE or all(seq.params.greedy for seq in seqs):
         return False
-    return not any(
-        seq.params.adjusts or seq.params.logits_processors or tree.probs is not None for seq, tree in zip(seqs, trees, strict=True)
-    )
+    changed = any(seq.params.adjusts or seq.params.logits_processors for seq in seqs)
+    return not changed and all(tree.probs is None for tree in trees)
 
 
 def with_top_tokens(outcomes: list[Outcome], logits: Tensor, count: int) -> list[Outcome]:
