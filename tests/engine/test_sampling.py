@@ -251,7 +251,12 @@ def test_only_what_is_emitted_is_drawn_and_the_text_stays(
     monkeypatch.setattr(verify, "_LARGE", 1)
     monkeypatch.setattr(sampling, "draw", lambda *_: pytest.fail("all of them are drawn"))
     one = sampling.draw_one
-    monkeypatch.setattr(sampling, "draw_one", lambda *key: (drawn.append(key[2]), one(*key))[1])
+
+    def counted(weights: Tensor, seed: int, position: int, stream: int) -> int:
+        drawn.append(position)
+        return one(weights, seed, position, stream)
+
+    monkeypatch.setattr(sampling, "draw_one", counted)
     asked = [answer.token_ids for answer in pair.engine().generate(prompts, params)]
     assert asked == together
     assert asked[0] == asked[1]
