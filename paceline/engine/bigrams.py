@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def bigrams(model: CachedLM) -> TopTokens:
         return _find(model, tokens)
     name = f"what {model.model.__class__.__name__} says follows its commonest tokens"
     place = cache.Place(_KIND, model_identity(model.model)[0], name, "bigrams.json")
-    return cache.remember(place, lambda: _Found.of(_find(model, tokens)), lambda kept: _Found(**kept)).top()
+    return cache.remember(place, lambda: _Found.of(_find(model, tokens)), _read).top()
 
 
 def _find(model: CachedLM, tokens: int) -> TopTokens:
@@ -89,3 +90,9 @@ def _first_token(model: CachedLM) -> int:
         if isinstance(token, int) and 0 <= token < model.vocab_size:
             return token
     return 0
+
+
+def _read(kept: dict[str, Any]) -> _Found:
+    found = _Found(**kept)
+    found.top()  # raises where it is damaged, so that it is found again
+    return found

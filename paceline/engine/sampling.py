@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.engine.adjustments import adjusted, divisor
 from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import DraftTree, tree_shape
+from paceline.engine.tree import DraftTree, node_depths
 
 # Streams keep draws at one position independent of each other.
 TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
@@ -107,7 +107,7 @@ def draw(scores: Tensor, seqs: ListLike[Sequence], trees: ListLike[DraftTree], s
     for place, row in enumerate(sampled):
         seq, tree = seqs[row], trees[row]
         first, start = len(keys), len(seq) - seq.prompt_length
-        depth = tree_shape(tuple(tree.parents))[0]
+        depth = node_depths(tree.parents)
         deepest = int(depth.max()) if len(tree) else 0
         keys.extend(noise_key(seq.params.seed, start + offset, stream) for offset in range(deepest + 1))
         index[place] = first
@@ -130,7 +130,7 @@ class Draws:
 
     def __init__(self, logits: Tensor, seq: Sequence, tree: DraftTree) -> None:
         self._logits, self._params = logits, seq.params
-        self._depths = (0, *tree_shape(tuple(tree.parents))[0].tolist())
+        self._depths = (0, *node_depths(tree.parents).tolist())
         self._start = len(seq) - seq.prompt_length
 
     def __getitem__(self, place: int) -> int:

@@ -24,7 +24,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree, node_depths
 from paceline.errors import ConfigError
 
-_LARGE = 4096  # tokens of a vocabulary
+_LARGE = 4096  # tokens of a vocabulary from which on a draw takes more than its calls
 Vector = Any  # anything with indexing, -, /, .sum() and .clip(0): a Tensor here, an array of fractions in the tests
 
 
@@ -161,7 +161,7 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor)
 
 
 def _drawn_one_by_one(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor) -> bool:
-    """Whether tokens are drawn as the walks ask for them: where asking is free, and a draw takes more than its calls."""
+    """Whether tokens are drawn as the walks ask for them: where asking is free, and nothing else is made of the scores."""
     if logits.device.type != "cpu" or logits.shape[-1] < _LARGE or all(seq.params.greedy for seq in seqs):
         return False
     changed = any(seq.params.adjusts or seq.params.logits_processors for seq in seqs)
