@@ -34,13 +34,13 @@ async def streamed(llm: LLM, prompt: list[int], params: SamplingParams = PARAMS)
 def count_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sequences of every forward from now on."""
     rows: list[int] = []
-    forward = llm.model.forward
+    forward = llm.model.forward_nodes
 
     def counted(seqs: Any, trees: Any) -> Tensor:
         rows.append(len(seqs))
         return forward(seqs, trees)
 
-    monkeypatch.setattr(llm.model, "forward", counted)
+    monkeypatch.setattr(llm.model, "forward_nodes", counted)
     return rows
 
 
@@ -69,13 +69,13 @@ def test_answers_and_streams_share_a_batch(pair: Pair, llm: LLM, monkeypatch: py
 
 
 def test_the_event_loop_goes_on(pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = llm.model.forward
+    forward = llm.model.forward_nodes
 
     def slow(seqs: Any, trees: Any) -> Tensor:
         time.sleep(0.05)
         return forward(seqs, trees)
 
-    monkeypatch.setattr(llm.model, "forward", slow)
+    monkeypatch.setattr(llm.model, "forward_nodes", slow)
 
     async def run() -> int:
         ticks, task = 0, asyncio.ensure_future(llm.agenerate(pair.prompts[:2], SamplingParams(4)))

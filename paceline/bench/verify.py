@@ -21,6 +21,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.invariance import Invariance
 from paceline.engine.loading import draft_lm, eos_token_ids
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
+from paceline.engine.node_logits import NodeLogits
 from paceline.engine.row_classes import bits
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import DraftTree
@@ -115,7 +116,7 @@ class _Watch:
         self.left: dict[int, tuple[int, Tensor]] = {}  # by sequence: position and logits [vocab]
         self.drawn = False  # a tree carried the distributions its nodes were drawn from
 
-    def verify(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor) -> list[Outcome]:
+    def verify(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLogits) -> list[Outcome]:
         """Verify; the `Verifier` of an engine."""
         outcomes = verify_batch(seqs, trees, logits)
         for row, (seq, tree, outcome) in enumerate(zip(seqs, trees, outcomes, strict=True)):
@@ -127,7 +128,7 @@ class _Watch:
             for place, token in enumerate(outcome.new_token_ids):
                 if expected[begin + place : begin + place + 1] != [token]:
                     column = 1 + outcome.accepted[place - 1] if place else 0
-                    self.left[seq.id] = begin + place, logits[row, column].clone()
+                    self.left[seq.id] = begin + place, logits[row][column].clone()
                     break
         return outcomes
 

@@ -10,10 +10,13 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.engine.attention import BY_POSITION, takes_tree_attention, why_not_by_position
+from paceline.engine.attention.order import Visible, address_of, mark
 from paceline.engine.layout import Layout
+from paceline.engine.packing import Packing
 from paceline.engine.quantisation import dynamic_activations
 from paceline.errors import ConfigError, UnsupportedModelError
 
+Masks = Tensor | dict[str, Tensor] | None  # as a model takes them
 _MASKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 _UNBOUNDED = 1 << 30
 
@@ -105,20 +108,24 @@ class Architecture:
             position_bytes=_position_bytes(config, model.dtype),
         )
 
-    def attention_mask(self, layout: Layout, visible: int, device: torch.device) -> Tensor | dict[str, Tensor] | None:
+    def marks(self, packing: Packing, visible: int, device: torch.device) -> tuple[Masks, dict[int, Visible]]:
+        """The model's `attention_mask` for sequences that are packed, which says nothing, and what it stands for (`KeyOrder`)."""
+        masks: dict[str, Tensor] = {}
+        marks: dict[int, Visible] = {}
+        for kind in self.layer_kinds:
+            masks[kind] = mark(len(packing.token_ids), visible, device)
+            marks[address_of(masks[kind])] = packing.visible(*self._reach(kind))
+        return masks if self.mask_per_kind else next(iter(masks.values())), marks
+
+    def _reach(self, kind: str) -> tuple[int | None, int | None]:
+        """Window and chunk of a kind of layers."""
+        return self.window if kind == "sliding_attention" else None, self.chunk if kind == "chunked_attention" else None
+
+    def attention_mask(self, layout: Layout, visible: int, device: torch.device) -> Masks:
         """The model's `attention_mask` for one forward; None where plain causal attention over the cache is meant."""
         if not self.takes_masks or (layout.trivial and self.layer_kinds == ("full_attention",)):
             return None
-        masks = {
-            kind: self._one_mask(
-                layout,
-                visible,
-                device,
-                self.window if kind == "sliding_attention" else None,
-                self.chunk if kind == "chunked_attention" else None,
-            )
-            for kind in self.layer_kinds
-        }
+        masks = {kind: self._one_mask(layout, visible, device, *self._reach(kind)) for kind in self.layer_kinds}
         return masks if self.mask_per_kind else next(iter(masks.values()))
 
     def _one_mask(self, layout: Layout, visible: int, device: torch.device, window: int | None, chunk: int | None) -> Tensor:

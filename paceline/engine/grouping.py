@@ -10,12 +10,13 @@ from paceline.engine.model import CachedLM
 from paceline.engine.ticket import Ticket
 
 
-def prompts_together(prompts: ListLike[Ticket], chunk: int, most_rows: int | None = None) -> list[Ticket]:
+def prompts_together(prompts: ListLike[Ticket], chunk: int, most_rows: int | None = None, packed: bool = False) -> list[Ticket]:
     """Return the prompt whose turn it is, and others beside it in the cache that fit one forward with little padding.
 
     Args:
         prompts: one or more. chunk: most pending tokens a sequence feeds.
         most_rows: of tokens and padding in one forward; None = any number.
+        packed: there is no padding.
     """
     first = min(prompts, key=lambda ticket: ticket.rank)
     beside = {ticket.seq.slot: ticket for ticket in prompts}
@@ -25,7 +26,7 @@ def prompts_together(prompts: ListLike[Ticket], chunk: int, most_rows: int | Non
     while (ticket := beside.get(group[-1].seq.slot + 1)) is not None:
         (width,) = fed_by([ticket], chunk)
         widest, total = max(widest, width), total + width
-        rows = widest * (len(group) + 1)
+        rows = total if packed else widest * (len(group) + 1)
         if rows > 1.25 * total or (most_rows is not None and rows > most_rows):
             break
         group.append(ticket)

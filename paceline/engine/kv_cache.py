@@ -34,13 +34,15 @@ class Window:
 
     Attributes:
         first, rows: the slots first .. first + rows - 1 take part.
-        places: [rows, width], the cache position of each query column.
+        places: [rows, width], the cache position of each query column; [1, queries] where sequences are packed.
+        slots: of the same shape, or [rows, 1], the slot of each.
         visible: how many positions the attention sees (the longest row's length + width).
     """
 
     first: int = 0
     rows: int = 0
     places: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    slots: IntArray = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int64))
     visible: int = 0
     in_order: bool = True  # columns are consecutive places in every row
     indices: dict[tuple[int, int, torch.device], Tensor] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys[rows, :, start : start + key_states.shape[2]] = key_states
             self.values[rows, :, start : start + value_states.shape[2]] = value_states
         else:
-            index = self._owner.flat_index(window.places, key_states.shape[1], key_states.device)
+            index = self._owner.flat_index(window.slots, window.places, key_states.shape[1], key_states.device)
             for store, states in ((self.keys, key_states), (self.values, value_states)):
                 store.view(-1, store.shape[-1]).index_copy_(0, index, states.reshape(-1, states.shape[-1]))
         return self.keys[rows, :, : window.visible], self.values[rows, :, : window.visible]
@@ -170,20 +172,23 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Slots in use."""
         return self.slots - len(self._free)
 
-    def begin(self, first: int, places: IntArray, in_order: bool) -> None:
+    def begin(self, first: int, rows: int, slots: IntArray, places: IntArray, in_order: bool) -> None:
         """Say where the coming forward writes; see `Window`."""
         visible = int(places.max()) + 1
         if visible > self.capacity:
             self.reserve(self.slots, visible + _SPARE)  # copies everything: engines reserve beforehand
-        self.window = Window(first, len(places), places, visible, in_order)
+        self.window = Window(first, rows, places, slots, visible, in_order)
 
-    def flat_index(self, places: IntArray, heads: int, device: torch.device) -> Tensor:
-        """Row numbers in a layer seen as [slots * heads * capacity, dim], for `places` [rows, width] of the window."""
+    def flat_index(self, slots: IntArray, places: IntArray, heads: int, device: torch.device) -> Tensor:
+        """Row numbers in a layer seen as [slots * heads * capacity, dim].
+
+        Args:
+            slots, places: [n, width] each, or [n, 1] slots; the index is in the order of [n, heads, width].
+        """
         key = (id(places), heads, device)
         index = self.window.indices.get(key)
         if index is None:
-            rows = self.window.first + np.arange(len(places))
-            flat = ((rows[:, None, None] * heads + np.arange(heads)[:, None]) * self.capacity) + places[:, None, :]
+            flat = ((slots[:, None, :] * heads + np.arange(heads)[:, None]) * self.capacity) + places[:, None, :]
             index = self.window.indices[key] = torch.from_numpy(flat.reshape(-1)).to(device)
         return index
 
@@ -206,13 +211,14 @@ class SlotCache(Cache):  # type: ignore[misc]
     @torch.inference_mode()
     def move(self, source: IntArray, target: IntArray) -> None:
         """Copy positions within the window's rows, in every layer: [rows, m] from `source` to `target`."""
+        slots = self.window.first + np.arange(len(source))[:, None]
         for layer in self.layers:
             if layer.is_initialized:
                 for store in (layer.keys, layer.values):
                     heads, device = store.shape[1], store.device
                     flat = store.view(-1, store.shape[-1])
-                    picked = flat.index_select(0, self.flat_index(source, heads, device))
-                    flat.index_copy_(0, self.flat_index(target, heads, device), picked)
+                    picked = flat.index_select(0, self.flat_index(slots, source, heads, device))
+                    flat.index_copy_(0, self.flat_index(slots, target, heads, device), picked)
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:

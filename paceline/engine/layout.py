@@ -70,18 +70,6 @@ class Layout:
             mask &= near | self.padding[:, :, None]
         return mask
 
-    @staticmethod
-    def stack(layouts: ListLike[Layout]) -> Layout:
-        """The counts of several one-row layouts together; the arrays are those of the last."""
-        last = layouts[-1]
-        return Layout(
-            last.token_ids, last.positions, last.places, last.block, last.padding,
-            np.concatenate([one.cached for one in layouts]),
-            np.concatenate([one.pending for one in layouts]),
-            np.concatenate([one.nodes for one in layouts]),
-            max(one.width for one in layouts), layouts[0].first_slot, last.in_order,
-        )  # fmt: skip
-
 
 def lay_out(seqs: ListLike[Sequence], trees: ListLike[DraftTree], chunk: int, least_rows: int = 1) -> Layout:
     """Lay out up to `chunk` pending tokens and the tree of every sequence.

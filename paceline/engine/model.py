@@ -1,14 +1,18 @@
 """CachedLM: any transformers decoder as "one forward over the pending tokens and draft trees of a batch".
 
-The target and a draft model are both one of these. Query columns of a row are: padding, pending tokens (the newest is the
-root), tree nodes, padding; pending tokens end at the same column in all rows, so the LM head runs on one slice.
+The target and a draft model are both one of these. With attention by position sequences are packed behind one another
+(`Packing`). Else each is a row whose columns are: padding, pending tokens (the newest is the root), tree nodes, padding;
+pending tokens end at the same column in all rows, so the LM head runs on one slice (`Layout`).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import accumulate
 from threading import get_ident
 from typing import Any
 
@@ -17,15 +21,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.engine.architecture import Architecture
+from paceline.engine.architecture import Architecture, Masks
 from paceline.engine.attention import KeyOrder, tree_attention
 from paceline.engine.kv_cache import SlotCache
 from paceline.engine.layout import Layout, lay_out
+from paceline.engine.node_logits import NodeLogits
+from paceline.engine.packing import Packing, pack
 from paceline.engine.products.choice import fastest
 from paceline.engine.products.own import Products
 from paceline.engine.sequence import Sequence
 from paceline.engine.slots import Slots
-from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.engine.view import ModelView
 from paceline.errors import CapacityError, UnsupportedModelError
 
@@ -65,7 +71,8 @@ class CachedLM:
         self._model = model
         self._view = ModelView(model)
         self._cache = SlotCache(self.architecture.layers)
-        self._layout: Layout | None = None
+        self._pending: IntArray | None = None  # tokens of each sequence that the last forward fed
+        self._picks: list[Callable[[Tensor], Tensor]] = []  # of what the LM head makes, and is fed, in its calls
         self._seqs: list[Sequence] = []
         self.slots = Slots(self._cache)
 
@@ -93,6 +100,12 @@ class CachedLM:
     def takes_trees(self) -> bool:
         """Whether branching trees can be verified in one forward; else chains only."""
         return self.architecture.takes_trees
+
+    @property
+    def packs(self) -> bool:
+        """Whether sequences of different widths share a forward without padding."""
+        arch = self.architecture
+        return arch.by_position and arch.takes_masks and arch.takes_position_ids
 
     @property
     def device(self) -> torch.device:
@@ -158,24 +171,38 @@ class CachedLM:
         """Whether the next forward feeds the newest token of `seq` (else it is a prefill chunk)."""
         return seq.pending <= self.prefill_chunk
 
-    @torch.inference_mode()
     def forward(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Tensor:
+        """Run `forward_nodes`.
+
+        Returns:
+            logits [batch, 1 + width, vocab]: after the last fed token, then after each node; rows beyond a tree are padding.
+        """
+        return self.forward_nodes(seqs, trees).padded()
+
+    @torch.inference_mode()
+    def forward_nodes(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> NodeLogits:
         """One pass over the pending tokens (a chunk of them, while prefilling) and the tree of every sequence.
 
         Args:
             seqs: open sequences with at least one pending token each.
             trees: one per sequence; empty where `reaches_end` is false.
         Returns:
-            logits [batch, 1 + width, vocab]: after the last fed token, then after each node; rows beyond a tree are padding.
+            the logits after the last fed token of each, and after each node.
         """
         self._seqs = list(seqs)
         if not self.architecture.takes_masks:
             return self._forward_rows(trees)
         self.slots.line_up(self._seqs)
+        counts = [1 + len(tree) for tree in trees]
+        if self.packs:
+            packing = pack(seqs, trees, self.prefill_chunk, self.least_rows)
+            flat = self._run_packed(packing)
+            self._count(packing.pending, packing.nodes)
+            return NodeLogits(flat[: sum(counts)], [0, *accumulate(counts[:-1])], counts)
         layout = lay_out(seqs, trees, self.prefill_chunk, self.least_rows)
-        logits = self._run(layout)
-        self._count(layout)
-        return logits[:, : 1 + int(layout.nodes.max())]
+        flat = self._run(layout)
+        self._count(layout.pending, layout.nodes)
+        return NodeLogits(flat, [row * (1 + layout.width) for row in range(len(counts))], counts)
 
     def forward_with_hidden(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> tuple[Tensor, Tensor]:
         """Run `forward`, and return what the LM head was fed as well.
@@ -192,7 +219,7 @@ class CachedLM:
         # Held for this forward only, and for this thread: others may share the model.
         hook = head.register_forward_pre_hook(lambda _, inputs: fed.append(inputs[0]) if get_ident() == thread else None)
         try:
-            logits = self.forward(seqs, trees)
+            logits = self.forward_nodes(seqs, trees)
         finally:
             hook.remove()
         if not fed:
@@ -200,43 +227,66 @@ class CachedLM:
                 f"{self.architecture.name} makes its logits without an LM head of its own, so that its hidden states cannot be"
                 " read; choose a drafter without an acceptance head."
             )
-        if len(fed) == 1:
-            assert self._layout is not None
-            return logits, fed[0][:, -(self._layout.width + 1) :][:, : logits.shape[1]]
-        rows = [hidden[0, -1 - len(tree) :] for hidden, tree in zip(fed, trees, strict=True)]
-        return logits, torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        states = torch.cat([pick(one) for pick, one in zip(self._picks, fed, strict=True)])
+        return logits.padded(), replace(logits, flat=states[: len(logits.flat)]).padded()
 
-    def _forward_rows(self, trees: ListLike[DraftTree]) -> Tensor:
+    def _forward_rows(self, trees: ListLike[DraftTree]) -> NodeLogits:
         # Positions are slots in these models (ALiBi): rows of different length cannot share a forward.
-        layouts, rows = [], []
+        layouts, rows, picks = [], [], []
         for seq, tree in zip(self._seqs, trees, strict=True):
             layouts.append(lay_out([seq], [tree], self.prefill_chunk))
-            rows.append(self._run(layouts[-1])[0])
-        self._count(Layout.stack(layouts))
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            rows.append(self._run(layouts[-1]))
+            picks += self._picks
+        self._picks = picks
+        self._count(*(np.concatenate(one) for one in zip(*((one.pending, one.nodes) for one in layouts), strict=True)))
+        counts = [1 + len(tree) for tree in trees]
+        return NodeLogits(torch.cat(rows), [0, *accumulate(counts[:-1])], counts)
 
     def _run(self, layout: Layout) -> Tensor:
+        """Return logits [rows * (1 + layout.width), vocab]."""
+        arch, columns, keep = self.architecture, layout.token_ids.shape[1], layout.width + 1
+        rows = np.arange(len(layout.token_ids))[:, None]
+        self._cache.begin(layout.first_slot, len(rows), layout.first_slot + rows, layout.places, layout.in_order)
+        mask = arch.attention_mask(layout, self._cache.window.visible, self.device)
+        self._picks = [lambda states: states[:, -keep:].flatten(0, 1)]
+        with self._attention(layout, mask is not None):
+            return self._call(layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns))
+
+    def _run_packed(self, packing: Packing) -> Tensor:
+        """Return logits [asked, vocab]."""
+        arch, asked = self.architecture, torch.from_numpy(packing.asked).to(self.device, non_blocking=True)
+        one_row = len(packing.cached) == 1
+        self._cache.begin(int(packing.slots[0]), len(packing.cached), packing.slots[None], packing.places[None], one_row)
+        masks, marks = arch.marks(packing, self._cache.window.visible, self.device)
+        self._picks = [lambda states: states[0] if arch.takes_logits_to_keep else states[0, asked]]
+        with tree_attention(self._view.config, order=packing.order(marks)):
+            return self._call(packing.token_ids[None], packing.positions[None], masks, packing.asked)
+
+    def _call(self, token_ids: IntArray, positions: IntArray, mask: Masks, kept: IntArray) -> Tensor:
+        """Run the model over [rows, columns]; return the logits that the last forward picks.
+
+        Args:
+            kept: the columns whose logits are wanted.
+        """
         arch, device = self.architecture, self.device
-        self._cache.begin(layout.first_slot, layout.places, layout.in_order)
         inputs: dict[str, Any] = {
-            "input_ids": torch.from_numpy(layout.token_ids).to(device, non_blocking=True),
-            "attention_mask": arch.attention_mask(layout, self._cache.window.visible, device),
+            "input_ids": torch.from_numpy(token_ids).to(device, non_blocking=True),
+            "attention_mask": mask,
             "past_key_values": self._cache,
             "use_cache": True,
         }
         if arch.takes_position_ids:
-            positions = np.minimum(layout.positions, self.context_length - 1)  # deeper nodes can never be accepted
+            positions = np.minimum(positions, self.context_length - 1)  # deeper nodes can never be accepted
             inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
         if arch.takes_logits_to_keep:
-            columns = layout.token_ids.shape[1]
             # As indices, and not as their number: the head then gets all rows in one product, and not a slice of every sequence.
-            inputs["logits_to_keep"] = torch.arange(columns - layout.width - 1, columns, device=device)
+            inputs["logits_to_keep"] = torch.from_numpy(kept).to(device, non_blocking=True)
         start = time.perf_counter()
-        helpers = self.products.helpers(layout.token_ids.size) if arch.by_position else 0
-        with self._attention(layout, inputs["attention_mask"] is not None), self.products.in_force(helpers):
+        helpers = self.products.helpers(token_ids.size) if arch.by_position else 0
+        with self.products.in_force(helpers):
             logits: Tensor = self._view.module(**inputs).logits
         self.forward_seconds += time.perf_counter() - start
-        return logits[:, -(layout.width + 1) :]
+        return self._picks[-1](logits)
 
     def _attention(self, layout: Layout, masked: bool) -> AbstractContextManager[None]:
         arch, config = self.architecture, self._view.config
@@ -247,22 +297,22 @@ class CachedLM:
             return nullcontext()
         return tree_attention(config, layout.causal if arch.layer_kinds == ("full_attention",) else 0)
 
-    def _count(self, layout: Layout) -> None:
-        self._layout = layout
-        for row, seq in enumerate(self._seqs):
+    def _count(self, pending: IntArray, nodes: IntArray) -> None:
+        self._pending = pending
+        for seq, fed in zip(self._seqs, (pending + nodes).tolist(), strict=True):
             counters = seq.counters
             counters.target_forwards += 1
             counters.prefill_forwards += len(seq) == seq.prompt_length
-            counters.fed.append(int(layout.pending[row] + layout.nodes[row]))
+            counters.fed.append(fed)
 
     def commit(self, accepted: ListLike[ListLike[int]]) -> None:
         """Keep the fed pending tokens and the accepted nodes of the last forward, in its order; drop the other nodes."""
-        layout = self._layout
-        assert layout is not None, "commit without forward"
+        pending = self._pending
+        assert pending is not None, "commit without forward"
         moves = [row for row, path in enumerate(accepted) if list(path) != list(range(len(path)))]
         if moves:
             longest = max(len(accepted[row]) for row in moves)
-            base = np.array([seq.cached for seq in self._seqs])[:, None] + layout.pending[:, None]
+            base = np.array([seq.cached for seq in self._seqs])[:, None] + pending[:, None]
             target = base + np.arange(longest)
             source = target.copy()
             for row in moves:
@@ -270,7 +320,7 @@ class CachedLM:
                 source[row, : len(path)] = base[row] + np.asarray(path)
             self._cache.move(source, target)
         for row, (seq, path) in enumerate(zip(self._seqs, accepted, strict=True)):
-            seq.cached += int(layout.pending[row]) + len(path)
+            seq.cached += int(pending[row]) + len(path)
 
     def rewind(self, seq: Sequence, length: int) -> None:
         """Forget everything of `seq` from position `length` on."""

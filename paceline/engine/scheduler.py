@@ -90,7 +90,7 @@ class Scheduler:
                 most_rows = chunk if most_rows is None else min(chunk, most_rows)
         self._feeds_prompts = bool(prompts)
         if prompts:
-            return prompts_together(prompts, self._model.prefill_chunk, most_rows)
+            return prompts_together(prompts, self._model.prefill_chunk, most_rows, self._model.packs)
         self._model.slots.gather([ticket.seq for ticket in others])
         return sorted(others, key=attrgetter("seq.slot"))
 

@@ -1,15 +1,16 @@
 """The budget: how many draft nodes of a step are worth their forward, and whether drafting is worth it at all.
 
 A step of a batch costs t(rows) seconds and yields Y tokens: for each sequence 1 + the chances of the paths to its nodes. Trees
-come with the likeliest path first, so their first nodes are the best ones of that number, and closed under parents. Rows are
-padded to the widest tree, so there is one width for the whole batch, whatever its drafters: that with the most tokens per second.
-0 is plain decoding. The curve was measured with one short text; what steps with and without drafts really take corrects it, per
-number of sequences.
+come with the likeliest path first, so their first nodes are the best ones of that number, and closed under parents. Where a
+forward packs sequences, nodes are taken in falling chance over the whole batch, whatever their drafters, as many as have the most
+tokens per second. Where rows are padded to the widest tree, there is one width for the whole batch, chosen likewise. 0 is plain
+decoding. The curve was measured with one short text; what steps with and without drafts really take corrects it, per number of
+sequences.
 
 Trees without confidence are fed whole or not at all: their drafter is left out while it yields less than plain decoding would in
 the same time, and tried again ever more rarely; once it has paid it is back. So is one that always asks a model of its own,
-whose time has passed before there is a tree to cut. In a batch of several drafters up to that width the
-nodes of all others are free; and of drafters that feed whole trees each pays for what is wider than the next narrower one.
+whose time has passed before there is a tree to cut. In a batch of several drafters whole trees come on top of what is cut; where
+rows are padded, up to their width the nodes of all others are free, and each pays for what is wider than the next narrower one.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from collections.abc import Sequence as ListLike
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import compiled
 from paceline.engine.cost_curve import CostCurve
 from paceline.engine.drafting import Part
-from paceline.engine.reliability import FlatTrees, Reliability, corrected
+from paceline.engine.offers import Offers, Packed, Padded
 
 _RATE = 0.1  # of the newest step in what steps were found to take; of the first ones all count alike
 _MARGIN = 1.03  # of the seconds of steps with drafts: a gain that is smaller is no gain for sure
@@ -92,38 +92,32 @@ class Spending:
             return None
         return self._curve.seconds[0] * (self._paces[1].plain if 1 in self._paces else 1.0)
 
-    def cut(self, parts: ListLike[Part], sequences: int, pending: int) -> None:
+    def cut(self, parts: ListLike[Part], sequences: int, rows: int, packed: bool = False) -> None:
         """Leave the trees of a step as many nodes as pay; those without confidence, and drawn ones, stay as they are.
 
         Args:
-            sequences: that take part in the forward. pending: tokens each of them feeds besides, padding included.
+            sequences: that take part in the forward. rows: that it has without trees, padding included.
+            packed: a node is a row; else each sequence has the rows of the widest tree.
         """
         for part in parts:
             if part.drafting.worth is not None:
                 part.flatten()
-        widest = max((part.width for part in parts), default=0)
-        by_curve = self._seconds(sequences, pending, widest)
+        offers = (Packed if packed else Padded)(parts, sequences)
+        by_curve = self._seconds(rows, offers.unit, offers.most)
         if sequences not in self._paces:
             self._paces[sequences] = _Pace(self._pace)
         self._pace = self._paces[sequences]
         # A prompt is fed anyway: its drafts are to be worth what they add, beside a step of plain decoding.
         seconds = self._seconds(sequences, 1, 0)[0] + by_curve - by_curve[0]
         seconds[1:] *= _MARGIN * self._pace.factor
-        floor = max((part.width for part in parts if part.flat is None), default=0)
-        own = width = 0  # of the trees that may be cut: if there were no others, and as it is
-        if any(part.flat is not None for part in parts):
-            tokens = _expected_tokens(parts, widest)
-            own = best_width(tokens, seconds)
-            width = best_width(tokens, seconds, floor) if floor else own
-        for part in parts:
-            if part.flat is not None:
-                part.trees = [tree.first(width) for tree in part.trees]
-        _charge(parts, own, seconds)
+        own = offers.best(seconds)
+        fed = offers.cut(seconds)
+        offers.charge(own, seconds)
         # Prompts say nothing about decoding.
-        fed = max(floor, width)
-        self._step = (fed > 0, float(by_curve[fed])) if pending == 1 else None
-        if pending == 1:
-            _charge_drafting(parts, seconds / seconds[0], float(seconds[0]) * self._pace.plain)
+        plain = rows == sequences
+        self._step = (fed > 0, float(by_curve[fed])) if plain else None
+        if plain:
+            _charge_drafting(parts, offers, seconds / seconds[0], float(seconds[0]) * self._pace.plain)
 
     def observe(self, parts: ListLike[Part], seconds: float) -> None:
         """Count what came true of the trees that were cut last.
@@ -139,67 +133,21 @@ class Spending:
         for part in parts:
             part.learn(tokens)
 
-    def _seconds(self, sequences: int, pending: int, widest: int) -> NDArray[np.float64]:
-        """Return the seconds of a step by its width, [1 + widest], as the curve has them."""
-        key = sequences, pending
-        if len(self._costs.get(key, ())) <= widest:
+    def _seconds(self, rows: int, unit: int, most: int) -> NDArray[np.float64]:
+        """Return the seconds of steps of rows, rows + unit, ... rows + most * unit, as the curve has them."""
+        key = rows, unit
+        if len(self._costs.get(key, ())) <= most:
             self._curve = self._curve or self._make_curve()
-            self._costs[key] = self._curve.of(sequences * np.arange(pending, pending + widest + 1))
-        return self._costs[key][: widest + 1]
+            self._costs[key] = self._curve.of(rows + unit * np.arange(most + 1))
+        return self._costs[key][: most + 1]
 
 
-def best_width(tokens: NDArray[np.float64], seconds: NDArray[np.float64], floor: int = 0) -> int:
-    """Return the width with the most tokens per second.
-
-    Args:
-        tokens, seconds: of a step, by its width.
-        floor: least width of the step, which other trees have anyway.
-    """
-    return floor + int((tokens[floor:] / seconds[floor:]).argmax())
-
-
-def _expected_tokens(parts: ListLike[Part], widest: int) -> NDArray[np.float64]:
-    """Return what a step brings by the width that trees are cut to, [1 + widest]; nothing is expected of those fed whole."""
-    gains = np.zeros(widest + 1)
-    gains[0] = sum(len(part.trees) for part in parts)
-    for part in parts:
-        if part.flat is not None and part.drafting.worth is not None:
-            _add_gains(part.drafting.worth.reliability, part.flat, gains)
-    return gains.cumsum()
-
-
-def _charge(parts: ListLike[Part], width: int, seconds: NDArray[np.float64]) -> None:
-    """Say what whole trees cost, in steps without them, where somebody asks: each what is wider than all that is narrower.
-
-    Args:
-        width: of the trees that can be cut.
-    """
-    below = width
-    for part in sorted((part for part in parts if part.flat is None), key=lambda part: part.width):
-        if part.width and part.drafting.worth is not None:
-            part.cost = float(seconds[max(below, part.width)] / seconds[below])
-        below = max(below, part.width)
-
-
-def _charge_drafting(parts: ListLike[Part], costs: NDArray[np.float64], plain: float) -> None:
+def _charge_drafting(parts: ListLike[Part], offers: Offers, costs: NDArray[np.float64], plain: float) -> None:
     """Add what it took to ask drafters' own models; one whose drafts are left out was not asked, and is not judged by that.
 
     Args:
-        costs: of a step by its width, in steps without trees, which take `plain` seconds.
+        costs: of a step by its units, in steps without trees, which take `plain` seconds.
     """
     for part in parts:
         if part.draft_seconds and part.drafting.drafter.needs_draft_model and part.drafting.worth is not None:
-            part.cost = (part.cost or float(costs[part.width])) + part.draft_seconds / plain
-
-
-@compiled
-def _add_gains(reliability: Reliability, trees: FlatTrees, gains: NDArray[np.float64]) -> None:
-    """Add the chances of the paths to all nodes number i of some trees to gains[1 + i]."""
-    chances = np.empty(len(trees.parents))
-    for tree in range(len(trees.starts) - 1):
-        first = trees.starts[tree]
-        for node in range(first, trees.starts[tree + 1]):
-            above = trees.parents[node]
-            chance = corrected(reliability, trees.confidence[node])
-            chances[node] = chance if above < 0 else chance * chances[first + above]
-            gains[node - first + 1] += chances[node]
+            part.cost = (part.cost or float(costs[offers.units(part)])) + part.draft_seconds / plain

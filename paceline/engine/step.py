@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 
-from torch import Tensor
-
 from paceline.engine.drafter import Drafter, Outcome, untouched
 from paceline.engine.drafting import Drafting, Part
 from paceline.engine.model import CachedLM
+from paceline.engine.node_logits import NodeLogits
 from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -18,7 +17,7 @@ from paceline.engine.tree_rules import check_trees
 from paceline.engine.verify import verify as verify_batch
 from paceline.engine.verify import with_top_tokens
 
-Verifier = Callable[[ListLike[Sequence], ListLike[DraftTree], Tensor], list[Outcome]]
+Verifier = Callable[[ListLike[Sequence], ListLike[DraftTree], NodeLogits], list[Outcome]]
 
 
 def decode_step(
@@ -57,14 +56,15 @@ def joint_step(model: CachedLM, parts: ListLike[Part], verify: Verifier = verify
         return
     asked = any(part.ready and part.drafting.worth is not None for part in parts)
     if spending is not None and asked:
-        spending.cut(parts, len(seqs), max(min(seq.pending, model.prefill_chunk) for seq in seqs))
+        pending = [min(seq.pending, model.prefill_chunk) for seq in seqs]
+        spending.cut(parts, len(seqs), sum(pending) if model.packs else len(seqs) * max(pending), model.packs)
     drafted = {seq.id: tree for part in parts for seq, tree in zip(part.ready, part.trees, strict=True)}
     ready = [row for row, seq in enumerate(seqs) if seq.id in drafted]
     trees = [drafted.get(seq.id, EMPTY_TREE) for seq in seqs]
 
-    logits = model.forward(seqs, trees)
+    logits = model.forward_nodes(seqs, trees)
     if len(ready) < len(seqs):
-        logits = logits[ready]
+        logits = logits.those(ready)
     outcomes = verify([seqs[row] for row in ready], [trees[row] for row in ready], logits)
     _hand_out(outcomes, parts, logits)
     accepted: list[list[int]] = [[]] * len(seqs)
@@ -100,19 +100,14 @@ def _propose(model: CachedLM, part: Part) -> None:
     part.draft_seconds = drafter.forward_seconds - before
 
 
-def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: Tensor) -> None:
-    """Give every part the outcomes of its sequences, with the likeliest tokens its drafter asks for.
-
-    Args:
-        logits: [outcomes, 1 + width, vocab].
-    """
+def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: NodeLogits) -> None:
+    """Give every part the outcomes of its sequences, with the likeliest tokens its drafter asks for."""
     rows = {outcome.seq.id: row for row, outcome in enumerate(outcomes)} if len(parts) > 1 else {}
     for part in parts:
         mine = [rows[seq.id] for seq in part.ready] if rows else range(len(outcomes))
         part.outcomes = [outcomes[row] for row in mine]
         if part.drafting.drafter.top_k:
-            own = logits[mine] if len(mine) < len(outcomes) else logits
-            part.outcomes = with_top_tokens(part.outcomes, own, part.drafting.drafter.top_k)
+            part.outcomes = with_top_tokens(part.outcomes, logits.those(mine), part.drafting.drafter.top_k)
 
 
 def _observe(part: Part) -> None:

@@ -19,6 +19,7 @@ from paceline.engine import sampling
 from paceline.engine.adjustments import adjusted, forbidden
 from paceline.engine.best_tokens import likeliest, most_likely
 from paceline.engine.drafter import Outcome, TopTokens
+from paceline.engine.node_logits import NodeLogits
 from paceline.engine.processors import OwnProcessors, Processed
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree, node_depths
@@ -105,35 +106,41 @@ def _without(target: Vector, token: int) -> Vector:
 
 
 def answers(
-    seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor
-) -> tuple[Tensor, list[list[int]], list[list[int]]]:
+    seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLogits
+) -> tuple[Tensor | None, list[list[int]], list[list[int]]]:
     """What the target says after the root and after every node: scores, the token it chooses, its most likely token.
 
     Args:
         logits: as in `verify`.
     Returns:
-        scores [batch, 1 + width, vocab] of `target_scores`, or the logits where that makes no difference to what is most likely;
-        twice batch lists of 1 + width tokens.
+        scores [batch, 1 + width, vocab] of `target_scores`, or None where the logits themselves say what is most likely;
+        twice batch lists of tokens, 1 + nodes of each sequence or more.
     """
     if all(seq.params.greedy and not seq.params.adjusts for seq in seqs):
-        best: list[list[int]] = most_likely(logits).tolist()
-        return logits, best, best
-    scores = sampling.target_scores(logits, seqs, trees)
+        best = _best(logits)
+        return None, best, best
+    scores = sampling.target_scores(logits.padded(), seqs, trees)
     drawn = sampling.draw(scores, seqs, trees)
     greedy = all(seq.params.greedy for seq in seqs)
     return scores, drawn, drawn if greedy else scores.argmax(-1).tolist()
 
 
-def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor) -> list[Outcome]:
+def _best(logits: NodeLogits) -> list[list[int]]:
+    """The most likely token after the root and after every node of each sequence."""
+    best: list[int] = most_likely(logits.flat).tolist()
+    return [best[start : start + count] for start, count in zip(logits.starts, logits.counts, strict=True)]
+
+
+def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLogits) -> list[Outcome]:
     """Decide what is emitted for each sequence of a batch.
 
     Args:
-        logits: [batch, 1 + width, vocab]: after the root, then after every node; rows beyond a tree are padding.
+        logits: of each sequence after the root, then after every node.
     """
-    scores: Tensor = logits
+    scores: Tensor | None = None
     drawn: ListLike[ListLike[int] | sampling.Draws]
-    if _drawn_one_by_one(seqs, trees, logits):
-        argmax = most_likely(logits).tolist()
+    if _drawn_one_by_one(seqs, trees, logits.flat):
+        argmax = _best(logits)
         drawn = [
             argmax[row] if seq.params.greedy else sampling.Draws(logits[row], seq, tree)
             for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True))
@@ -148,6 +155,7 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor)
             tokens = drawn[row]
             accepted, run = follow(tree, lambda node, tokens=tokens: tokens[node + 1], seq.end_reason)  # type: ignore[misc]
         else:
+            assert scores is not None  # some request is sampled, and none is drawn one by one
             probs = scores[row, : 1 + len(tree)].softmax(-1)
             accepted, run = _reject_row(seq, tree, lambda node, probs=probs: probs[node + 1])  # type: ignore[misc]
         if seq.params.adjusts and forbidden(seq, run):
@@ -155,7 +163,7 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor)
         logprobs = None
         if seq.params.logprobs is not None:
             walked = [0, *(node + 1 for node in accepted)][: len(run)]
-            logprobs = _logprobs(logits[row, walked], run, seq.params.logprobs)
+            logprobs = _logprobs(logits[row][walked], run, seq.params.logprobs)
         outcomes.append(Outcome(seq, tree, accepted, run, argmax[row][: 1 + len(tree)], logprobs=logprobs))
     return outcomes
 
@@ -168,7 +176,7 @@ def _drawn_one_by_one(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logi
     return not changed and all(tree.probs is None for tree in trees)
 
 
-def with_top_tokens(outcomes: list[Outcome], logits: Tensor, count: int) -> list[Outcome]:
+def with_top_tokens(outcomes: list[Outcome], logits: NodeLogits, count: int) -> list[Outcome]:
     """Add the target's `count` most likely tokens after the root and after every node to the outcomes of a step.
 
     Args:
@@ -176,10 +184,11 @@ def with_top_tokens(outcomes: list[Outcome], logits: Tensor, count: int) -> list
     """
     if not outcomes:
         return outcomes
-    token_ids, probs = likeliest(logits, count)
+    token_ids, probs = likeliest(logits.flat, count)
+    spans = [slice(start, start + own) for start, own in zip(logits.starts, logits.counts, strict=True)]
     return [
-        replace(outcome, target_top=TopTokens(token_ids[row, : 1 + len(outcome.tree)], probs[row, : 1 + len(outcome.tree)]))
-        for row, outcome in enumerate(outcomes)
+        replace(outcome, target_top=TopTokens(token_ids[span], probs[span]))
+        for span, outcome in zip(spans, outcomes, strict=True)
     ]
 
 
@@ -203,10 +212,10 @@ def _process_row(seq: Sequence, tree: DraftTree, logits: Tensor) -> tuple[list[i
     """Walk with logits processors, which are asked node by node, as far as the walk goes.
 
     Args:
-        logits: [1 + width, vocab].
+        logits: [1 + nodes, vocab].
     """
     params, start = seq.params, len(seq) - seq.prompt_length
-    rows = adjusted(logits[None, : 1 + len(tree)].float(), [seq], [tree])[0]
+    rows = adjusted(logits[None].float(), [seq], [tree])[0]
     processed = seq.processed
     if processed is None:
         ids = torch.tensor([seq.token_ids], device=logits.device)

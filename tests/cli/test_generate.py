@@ -49,13 +49,13 @@ def test_answers_come_as_they_end_and_are_those_of_a_batch(llm: LLM) -> None:
 
 def test_several_are_in_the_model_at_a_time_and_none_afterwards(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     together: list[int] = []
-    honest = CachedLM.forward
+    honest = CachedLM.forward_nodes
 
     def watched(self: CachedLM, seqs: Any, trees: Any) -> Any:
         together.append(len(seqs))
         return honest(self, seqs, trees)
 
-    monkeypatch.setattr(CachedLM, "forward", watched)
+    monkeypatch.setattr(CachedLM, "forward_nodes", watched)
     going = answered(llm, PROMPTS, PARAMS)
     next(going)
     going.close()

@@ -62,13 +62,13 @@ def test_a_batch_of_many_drafters_says_what_each_says_alone(pair: Pair, llm: LLM
 def test_they_share_their_forwards(pair: Pair, llm: LLM) -> None:
     """As many steps as the slowest request needs, not as all of them together."""
     steps: list[int] = []
-    forward = llm.model.forward
+    forward = llm.model.forward_nodes
 
     def counted(seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Any:
         steps.append(len({seq.params.speculation for seq in seqs}))
         return forward(seqs, trees)
 
-    llm.model.forward = counted  # type: ignore[method-assign]
+    llm.model.forward_nodes = counted  # type: ignore[method-assign]
     outs = llm.generate(pair.prompts, each(pair, [without_budget(spec) for spec in MIXED]))
     assert [out.token_ids for out in outs] == pair.answers
     assert len(steps) < 2 * COUNT
@@ -285,7 +285,7 @@ def test_confidence_is_corrected_by_what_is_known_of_its_own_drafter() -> None:
     spending = Spending(lambda: CostCurve((1, 1000), (1.0, 1.001)))
     for _ in range(200):
         parts = [part([chain], honest), part([chain], boastful)]
-        spending.cut(parts, 2, 1)
+        spending.cut(parts, 2, 2)
         for one, tokens in zip(parts, ([5, 6, 7], [9]), strict=True):
             one.outcomes = [Outcome(Sequence([1], SamplingParams()), one.trees[0], [], tokens, [])]
         spending.observe(parts, 1.0)
@@ -302,7 +302,7 @@ def test_up_to_the_width_of_trees_fed_whole_nodes_are_free() -> None:
     unlikely = DraftTree.chain([5] * 6, confidence=[0.3] * 6)
     for whole in (part([DraftTree.chain([1] * 4)], None), part([DraftTree.chain([1] * 4)], Worth())):
         own = part([unlikely], Worth())
-        Spending(lambda: CostCurve((1, 100), (1.0, 100.0))).cut([own, whole], 2, 1)
+        Spending(lambda: CostCurve((1, 100), (1.0, 100.0))).cut([own, whole], 2, 2)
         assert len(own.trees[0]) == 4
         assert len(whole.trees[0]) == 4
 

@@ -30,7 +30,8 @@ KNEE = CostCurve((1, 8, 16), (1.0, 1.2, 3.0))
 class Alone:
     """The budget of one drafter that has all sequences."""
 
-    def __init__(self, curve: CostCurve) -> None:
+    def __init__(self, curve: CostCurve, packed: bool = False) -> None:
+        self._packed = packed
         self._drafting, self._spending = Drafting(Drafter(), Worth()), Spending(lambda: curve)
         self._part = Part(self._drafting, [], [])
 
@@ -41,7 +42,7 @@ class Alone:
 
     def cut(self, trees: list[DraftTree], sequences: int, pending: int) -> list[DraftTree]:
         self._part = Part(self._drafting, [], [], trees=trees)
-        self._spending.cut([self._part], sequences, pending)
+        self._spending.cut([self._part], sequences, sequences * pending, self._packed)
         return self._part.trees
 
     def observe(self, outcomes: list[Outcome], seconds: float) -> None:

@@ -23,8 +23,6 @@ from collections.abc import Sequence as ListLike
 from dataclasses import replace
 from functools import partial
 
-from torch import Tensor
-
 from paceline.drafters.lookahead.drafter import Lookahead, LookaheadOptions
 from paceline.drafters.ouroboros.learning import inspirations, refine
 from paceline.drafters.ouroboros.options import OuroborosOptions
@@ -37,6 +35,7 @@ from paceline.drafters.shared.trees import outcome_of
 from paceline.engine.budget import NodeRule, node_limit
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.model import CachedLM
+from paceline.engine.node_logits import NodeLogits
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import decode_step
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -184,7 +183,7 @@ class Ouroboros(Drafter):
             decode_step(self._draft, self._phrases, seqs, limits, check)
 
     def _verify_draft(
-        self, shadows: dict[int, PhraseShadow], seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor
+        self, shadows: dict[int, PhraseShadow], seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLogits
     ) -> list[Outcome]:
         """Verify phrases with the draft model, in its own `decode_step`; beside it, note what else it might have said."""
         outcomes = verify(seqs, trees, logits)
@@ -192,7 +191,7 @@ class Ouroboros(Drafter):
             return outcomes
         for row, outcome in enumerate(outcomes):
             said_at = [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
-            shadows[outcome.seq.id].note_probs(outcome.new_token_ids, logits[row, said_at])
+            shadows[outcome.seq.id].note_probs(outcome.new_token_ids, logits[row][said_at])
         return outcomes
 
     def _propose_tree(self, seq: Sequence, shadow: PhraseShadow, limit: int) -> Proposal:

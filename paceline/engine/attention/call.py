@@ -18,7 +18,7 @@ BLOCK = 64  # keys that are read together
 class Call:
     """One call: where the tensors lie (addresses, strides in bytes, neighbours in the last dim adjacent), how large they are."""
 
-    query: int  # [rows, heads, columns, dim]
+    query: int  # [rows, heads, columns, dim], or [1, heads, columns of all rows, dim]
     query_row: int
     query_head: int
     query_column: int
@@ -30,12 +30,13 @@ class Call:
     value_row: int
     value_head: int
     value_place: int
-    out: int  # float32 [rows, columns, heads, value dim], contiguous
+    out: int  # float32 [queries, heads, value dim], contiguous
     sinks: int  # float32 [heads], contiguous; 0 without
     rows: int
     key_heads: int
     groups: int  # query heads per key head
-    columns: int
+    columns: int  # of the row with most
+    packed: int  # whether all columns lie in one row of query and out, see `Visible`
     dim: int  # multiples of 8
     value_dim: int
     kind: int  # how the numbers of query, key and value are stored, see `tiles`
@@ -44,7 +45,8 @@ class Call:
     scaling: float
     softcap: float  # 0 without
     runs: int  # address of the runs of all queries, see `Visible`
-    begin: int  # of [rows * columns + 1]
+    begin: int  # of [queries + 1]
+    starts: int  # of [rows + 1]
     cached: int  # of [rows], see `KeyOrder`
     tail: int  # of [rows, tail_places]
     run_count: int
@@ -60,6 +62,7 @@ class Tile(NamedTuple):
     """The queries `first` .. `first + length - 1` of a row and a key head; query i is of column i // groups, member i % groups.
 
     Attributes:
+        origin: address of the row's first column in the queries; outputs: its number among all queries.
         runs, begin: what the columns of the row see, see `Visible`; cached, tail: its keys by position, see `KeyOrder`.
         queries: [more than tile, dim], multiplied by the scaling, or as `packed` has them; scores: [tile, more than keys];
             sums: [tile, value dim]; totals: [tile].
@@ -71,6 +74,8 @@ class Tile(NamedTuple):
     head: int
     first: int
     length: int
+    origin: int
+    outputs: int
     runs: Records[Run]
     begin: IntArray
     cached: int

@@ -36,7 +36,8 @@ def attention_by_position(
     """Return attention whose bits, for each query, depend on itself and the keys it sees only; a query that sees none gets zeros.
 
     Args:
-        query: [rows, heads, columns, dim], float32, bfloat16 or float16, on the CPU; key, value: [rows, key heads, places, dim].
+        query: [rows, heads, columns, dim], float32, bfloat16 or float16, on the CPU, or [1, heads, columns of all rows, dim];
+            key, value: [rows, key heads, places, dim].
         mask: bool [rows or 1, 1, columns, places]; without one a single query sees all keys of its row, and of several each
             sees those up to its own ordinal.
         order: the keys by position.
@@ -44,23 +45,24 @@ def attention_by_position(
         softcap: scores are bounded by it, smoothly.
         sinks: [heads]: a score of each head that takes part in the softmax and has no value.
     Returns:
-        [rows, columns, heads, value dim], in the dtype of the query.
+        [rows, columns, heads, value dim], in the dtype and with the rows and columns of the query.
     """
-    rows, heads, columns, dim = query.shape
+    tensors, heads, columns, dim = query.shape
     key_heads, value_dim = value.shape[1], value.shape[3]
     groups, keys = heads // key_heads, order.keys
     visible = order.visible(mask, columns)
     query, key, value = _readable(query, dim), _readable(key, dim), _readable(value, value_dim)
-    out = torch.empty(rows, columns, heads, value.shape[3], dtype=torch.float32)
+    out = torch.empty(tensors, columns, heads, value.shape[3], dtype=torch.float32)
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
-    tile = min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), columns * groups)
+    tile = min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), visible.columns * groups)
     place = _arguments.write(
         *_places(query), *_places(key), *_places(value), out.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
-        rows, key_heads, groups, columns, query.shape[3], value.shape[3], KINDS[query.dtype], tile, keys,
+        len(order.cached), key_heads, groups, visible.columns, visible.packed, query.shape[3], value.shape[3],
+        KINDS[query.dtype], tile, keys,
         1 / math.sqrt(dim) if scaling is None else scaling, softcap or 0.0,
         *visible.places, *order.places, len(visible.runs), order.tail.shape[1], 0,
     )  # fmt: skip
-    others, work = torch.get_num_threads() - 1, rows * heads * columns * keys * dim
+    others, work = torch.get_num_threads() - 1, tensors * heads * columns * keys * dim
     attend.share(place, min(others, work // _SHARE), work < _SHARE_AWAKE)
     if value_dim % WIDTH:
         out = out[..., :value_dim]

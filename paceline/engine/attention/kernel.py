@@ -45,7 +45,8 @@ def _attend(place: int) -> int:
     """Do tiles of the `Call` that lies at a place until none is left; returns how many this thread did."""
     call = numba.carray(as_pointer(place), 1, CALL)[0]
     runs = numba.carray(as_pointer(call.runs), call.run_count, RUN)
-    begin = numba.carray(as_pointer(call.begin), call.rows * call.columns + 1, np.int64)
+    starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)
+    begin = numba.carray(as_pointer(call.begin), starts[call.rows] + 1, np.int64)
     cached = numba.carray(as_pointer(call.cached), call.rows, np.int64)
     tail = numba.carray(as_pointer(call.tail), (call.rows, call.tail_places), np.int64)
     tiles = (call.columns * call.groups + call.tile - 1) // call.tile
@@ -62,11 +63,14 @@ def _attend(place: int) -> int:
         if task >= call.rows * call.key_heads * tiles:
             return done
         row, head, first = task // tiles // call.key_heads, task // tiles % call.key_heads, task % tiles * call.tile
-        length = min(call.tile, call.columns * call.groups - first)
-        seen = begin[row * call.columns : (row + 1) * call.columns + 1]
-        scratch = queries, scores, sums, totals, cursors, block, products
-        _attend_tile(call, Tile(row, head, first, length, runs, seen, cached[row], tail[row], *scratch))
         done += 1
+        length = min(call.tile, (starts[row + 1] - starts[row]) * call.groups - first)
+        if length <= 0:  # other rows have more columns
+            continue
+        origin = call.query + (starts[row] * call.query_column if call.packed else row * call.query_row)
+        seen = begin[starts[row] : starts[row + 1] + 1]
+        scratch = queries, scores, sums, totals, cursors, block, products
+        _attend_tile(call, Tile(row, head, first, length, origin, starts[row], runs, seen, cached[row], tail[row], *scratch))
 
 
 attend = Job(_attend)
@@ -99,7 +103,7 @@ def _load_queries(call: Call, tile: Tile) -> None:
     for i in range(tile.length):
         column, member = divmod(tile.first + i, call.groups)
         head = tile.head * call.groups + member
-        source = call.query + tile.row * call.query_row + head * call.query_head + column * call.query_column
+        source = tile.origin + head * call.query_head + column * call.query_column
         target = address(tile.queries) + i * call.dim * FLOAT
         load_row(call.kind, source, target, call.dim)
         for place in range(target, target + call.dim * FLOAT, LANES):
@@ -247,7 +251,7 @@ def _write_out(call: Call, tile: Tile) -> None:
     size = call.value_dim * FLOAT
     for i in range(tile.length):
         column, member = divmod(tile.first + i, call.groups)
-        place = (tile.row * call.columns + column) * call.key_heads * call.groups + tile.head * call.groups + member
+        place = (tile.outputs + column) * call.key_heads * call.groups + tile.head * call.groups + member
         total = lanes.splat(tile.totals[i])
         for d in range(0, size, LANES):
             quotient = lanes.divide(lanes.load(address(tile.sums) + i * size + d), total)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.common.compiled import Records, compiled, record_dtype
 from paceline.engine.tree import BoolArray, IntArray
+from paceline.errors import UnsupportedModelError
 
 
 class Run:
@@ -29,15 +31,21 @@ class Visible:
 
     Attributes:
         runs: of all queries, [n] of `Run`.
-        begin: [rows * columns + 1]: query i = row * columns + column has the runs begin[i] .. begin[i + 1] - 1.
+        begin: [queries + 1]: query i has the runs begin[i] .. begin[i + 1] - 1.
+        starts: [rows + 1]: row r has the queries starts[r] .. starts[r + 1] - 1, one a column.
+        columns: of the row with most.
+        packed: the tensor of queries has a single row, in which the columns of all rows lie behind one another.
     """
 
     runs: NDArray[np.void]
     begin: IntArray
-    places: tuple[int, int] = field(init=False)  # addresses of both, which take long to ask for
+    starts: IntArray
+    columns: int
+    packed: bool = False
+    places: tuple[int, int, int] = field(init=False)  # addresses of the arrays, which take long to ask for
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "places", (self.runs.ctypes.data, self.begin.ctypes.data))
+        object.__setattr__(self, "places", (self.runs.ctypes.data, self.begin.ctypes.data, self.starts.ctypes.data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +57,13 @@ class KeyOrder:
         tail: [rows, columns], contiguous: the places behind them, by position. Of several at one position, no query sees more
             than one.
         keys: of the longest row.
+        marks: what the queries see, by the address of the mask that stands for it (`mark`); none = it is read off the masks.
     """
 
     cached: IntArray
     tail: IntArray
     keys: int
+    marks: dict[int, Visible] = field(default_factory=dict)
     kept: dict[int, object] = field(default_factory=dict)  # what else was made of a `Visible`, by its id
     places: tuple[int, int] = field(init=False)  # addresses of `cached` and `tail`
     _seen: dict[tuple[int, int], tuple[Tensor | None, Visible]] = field(default_factory=dict)
@@ -86,7 +96,17 @@ class KeyOrder:
         Args:
             mask: bool [rows or 1, 1, columns, places]; without one a single query sees all keys of its row, and of several each
                 sees those up to its own ordinal.
+        Raises:
+            UnsupportedModelError: there are marks, and the mask is none of them.
         """
+        if self.marks:
+            found_mark = None if mask is None else self.marks.get(address_of(mask))
+            if found_mark is None:
+                raise UnsupportedModelError(
+                    "attention by position got a mask that the model made itself; expected the one it was given. Set"
+                    " batch_invariant to false."
+                )
+            return found_mark
         key = id(mask), columns
         found = self._seen.get(key)  # the mask is kept, so that no other one gets its id
         if found is None:
@@ -95,13 +115,28 @@ class KeyOrder:
 
     def _find(self, mask: Tensor) -> Visible:
         rows = mask.expand(len(self.cached), -1, -1, -1)[:, 0].cpu().contiguous().numpy()
-        return Visible(*_runs(rows, self.cached, self.tail))
+        return Visible(*_runs(rows, self.cached, self.tail), *_even(*rows.shape[:2]))
 
     def _all(self, columns: int) -> Visible:
         rows = len(self.cached)
         runs = np.zeros((rows, columns), dtype=RUN)
         runs["stop"] = (self.cached + self.tail.shape[1])[:, None] if columns == 1 else 1 + np.arange(columns)
-        return Visible(runs.reshape(-1), np.arange(rows * columns + 1))
+        return Visible(runs.reshape(-1), np.arange(rows * columns + 1), *_even(rows, columns))
+
+
+def _even(rows: int, columns: int) -> tuple[IntArray, int]:
+    """Return `Visible.starts` and `Visible.columns` where all rows have as many."""
+    return np.arange(rows + 1) * columns, columns
+
+
+def mark(queries: int, places: int, device: torch.device) -> Tensor:
+    """Return what a model takes for a mask, bool [1, 1, queries, places], and what is not read: a single number in memory."""
+    return torch.ones((), dtype=torch.bool, device=device).expand(1, 1, queries, places)
+
+
+def address_of(mark: Tensor) -> int:
+    """Return the key of a mark in `KeyOrder.marks`; that of a part of it is the same."""
+    return mark.untyped_storage().data_ptr()
 
 
 @compiled

@@ -33,7 +33,7 @@ def pack_queries(call: Call, tile: Tile) -> None:
     for i in range((tile.length + dots.ROWS - 1) // dots.ROWS * dots.ROWS):
         column, member = divmod(tile.first + min(i, tile.length - 1), call.groups)
         head = tile.head * call.groups + member
-        source = call.query + tile.row * call.query_row + head * call.query_head + column * call.query_column
+        source = tile.origin + head * call.query_head + column * call.query_column
         target = address(tile.queries) + i // dots.ROWS * dots.ROWS * size + i % dots.ROWS * dots.PIECE
         for place in range(0, size, dots.PIECE):
             dots.copy_piece(source + place, target + place * dots.ROWS)

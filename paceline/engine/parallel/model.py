@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
+from paceline.engine.node_logits import NodeLogits
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.parallel.split import Share, share
 from paceline.engine.products.own import Products
@@ -31,7 +32,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 
 
 class ParallelLM(CachedLM):
-    """A model whose draft trees are computed by all ranks together; `verify` belongs to its `forward`.
+    """A model whose draft trees are computed by all ranks together; `verify` belongs to its `forward_nodes`.
 
     Logits of `forward` are those of this rank's share only, `seq.cached` is this rank's own, and so is `stats.fed`.
 
@@ -63,11 +64,9 @@ class ParallelLM(CachedLM):
         ranks.agree("drafters", (drafter.name, drafter.columns, max_nodes), "Start every process with the same options.")
         ranks.agree("model weights", weight_sums(model), "Start every process with the same --model and --dtype.")
 
-    def forward(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Tensor:
-        """Run `CachedLM.forward` over this rank's share of every tree.
+    def forward_nodes(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> NodeLogits:
+        """Run `CachedLM.forward_nodes` over this rank's share of every tree.
 
-        Returns:
-            logits [batch, 1 + width, vocab], `width` being the size of this rank's largest share.
         Raises:
             DrafterError: a tree with drawn nodes, whose verification needs distributions and not tokens alone.
         """
@@ -82,17 +81,17 @@ class ParallelLM(CachedLM):
         shares = [share(tuple(tree.parents), size, turn) for tree, turn in zip(trees, turns, strict=True)]
         parts = [mine.part(tree) for mine, tree in zip(shares, trees, strict=True)]
         self._parts = {seq.id: both for seq, both in zip(seqs, zip(shares, parts, strict=True), strict=True)}
-        return super().forward(seqs, parts)
+        return super().forward_nodes(seqs, parts)
 
     def commit(self, accepted: ListLike[ListLike[int]]) -> None:
         """Run `CachedLM.commit` with nodes of the whole trees: keep what this rank has of each path."""
         super().commit([mine.kept(path) for (mine, _), path in zip(self._parts.values(), accepted, strict=True)])
 
-    def verify(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor) -> list[Outcome]:
+    def verify(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLogits) -> list[Outcome]:
         """What is emitted for each sequence, alike on all ranks; the `Verifier` of `decode_step`.
 
         Args:
-            logits: of the last `forward`, the rows of `seqs`.
+            logits: of the last `forward_nodes`, the rows of `seqs`.
         Raises:
             DrafterError: the ranks' trees are not the same. ParallelError: a process was lost.
         """

@@ -6,12 +6,12 @@ from collections.abc import Sequence as ListLike
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from paceline.engine.drafter import Outcome
 from paceline.engine.engine import Engine
 from paceline.engine.metrics import Stats
+from paceline.engine.node_logits import NodeLogits
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
 from paceline.engine.verify import follow
@@ -20,21 +20,21 @@ from paceline.integrations.transformers.request import Request
 from paceline.integrations.transformers.rows import Row, SharedNoise
 
 
-def verify_rows(rows: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor) -> list[Outcome]:
+def verify_rows(rows: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLogits) -> list[Outcome]:
     """Follow the tokens transformers would choose; the engine's rule of verification for rows of a transformers batch.
 
     Args:
-        rows: `Row`s. logits: [rows, 1 + nodes, vocab].
+        rows: `Row`s.
     """
-    argmax: list[list[int]] = logits.argmax(-1).tolist()
+    argmax: list[int] = logits.flat.argmax(-1).tolist()
     outcomes = []
-    for place, (row, tree) in enumerate(zip(cast(ListLike[Row], rows), trees, strict=True)):
+    for start, row, tree in zip(logits.starts, cast(ListLike[Row], rows), trees, strict=True):
 
-        def choose(node: int, place: int = place, row: Row = row) -> int:
-            return row.choose(logits[place, node + 1], argmax[place][node + 1])
+        def choose(node: int, root: int = start, row: Row = row) -> int:
+            return row.choose(logits.flat[root + node + 1], argmax[root + node + 1])
 
         accepted, run = follow(tree, choose, row.end_reason)
-        outcomes.append(Outcome(row, tree, accepted, run, argmax[place][: 1 + len(tree)]))
+        outcomes.append(Outcome(row, tree, accepted, run, argmax[start : start + 1 + len(tree)]))
     return outcomes
 
 

@@ -1,0 +1,50 @@
+"""What a forward said after the newest token of every sequence and after each of its nodes: rows of logits, none of padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLogits:
+    """Logits of several sequences.
+
+    Attributes:
+        flat: [rows, vocab]. starts, counts: of each sequence, its first row, that after the newest token, and how many it has.
+    """
+
+    flat: Tensor
+    starts: list[int]
+    counts: list[int]
+
+    @staticmethod
+    def of(padded: Tensor, counts: list[int]) -> NodeLogits:
+        """The first `counts` rows of each sequence of [batch, 1 + width, vocab]."""
+        width = padded.shape[1]
+        return NodeLogits(padded.flatten(0, 1), [row * width for row in range(len(padded))], counts)
+
+    def __len__(self) -> int:
+        """How many sequences there are."""
+        return len(self.starts)
+
+    def __getitem__(self, row: int) -> Tensor:
+        """Those of one sequence, [1 + nodes, vocab]."""
+        return self.flat[self.starts[row] : self.starts[row] + self.counts[row]]
+
+    def those(self, rows: ListLike[int]) -> NodeLogits:
+        """Those of some of the sequences, in their order."""
+        return NodeLogits(self.flat, [self.starts[row] for row in rows], [self.counts[row] for row in rows])
+
+    def padded(self) -> Tensor:
+        """All of them as [batch, 1 + width, vocab]; what is beyond a sequence's own rows means nothing."""
+        width = max(self.counts, default=1)
+        even = len(self.starts) * width == len(self.flat)
+        if even and self.starts == list(range(0, len(self.flat), width)):
+            return self.flat.view(len(self.starts), width, self.flat.shape[-1])
+        last = len(self.flat) - 1
+        rows = [[min(start + place, last) for place in range(width)] for start in self.starts]
+        return self.flat[torch.tensor(rows, device=self.flat.device)]

@@ -1,0 +1,162 @@
+"""What the drafters of a step offer, in the order in which it is taken, and what is left of it where only so much pays.
+
+What is taken is counted in units: a node, where a forward packs sequences, since that is a row; where rows are padded to the
+widest tree, a node of every tree, since they cost the same then.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as ListLike
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.common.compiled import compiled
+from paceline.engine.drafting import Part
+from paceline.engine.reliability import FlatTrees, Reliability, corrected
+from paceline.engine.tree import IntArray
+
+Floats = NDArray[np.float64]
+
+
+class Offers(ABC):
+    """The trees of a step; those with `Part.flat` may be cut.
+
+    Attributes:
+        unit: rows that a unit costs. most: units there are.
+    """
+
+    unit: int
+    most: int
+
+    def __init__(self, parts: ListLike[Part]) -> None:
+        self._parts = parts
+        self._whole = [part for part in parts if part.flat is None]
+        self._plain = sum(len(part.trees) for part in parts)
+
+    @abstractmethod
+    def units(self, part: Part) -> int:
+        """How many units the trees of a part are, as they are now."""
+
+    @abstractmethod
+    def best(self, seconds: Floats) -> int:
+        """Return the number of units with the most tokens per second, if there were no trees but those that may be cut.
+
+        Args:
+            seconds: of a step by its units, [1 + most].
+        """
+
+    @abstractmethod
+    def cut(self, seconds: Floats) -> int:
+        """Leave the trees that may be cut what pays beside those that may not; return the units of the step."""
+
+    @abstractmethod
+    def _with(self, below: int, part: Part) -> int:
+        """The units of a step that had `below` once it has the whole trees of a part as well."""
+
+    def charge(self, own: int, seconds: Floats) -> None:
+        """Say what whole trees cost, in steps without them, where somebody asks.
+
+        Args:
+            own: units of the trees that may be cut.
+        """
+        below = own
+        for part in sorted(self._whole, key=self.units):
+            beside = self._with(below, part)
+            if part.width and part.drafting.worth is not None:
+                part.cost = float(seconds[beside] / seconds[below])
+            below = beside
+
+
+class Padded(Offers):
+    """Trees whose rows are padded to the widest one: a unit is a node of each."""
+
+    def __init__(self, parts: ListLike[Part], sequences: int) -> None:
+        super().__init__(parts)
+        self.unit, self.most = sequences, max((part.width for part in parts), default=0)
+        gains = np.zeros(self.most + 1)
+        gains[0] = self._plain
+        for part in parts:
+            if part.flat is not None and part.drafting.worth is not None:
+                chances = _chances(part.drafting.worth.reliability, part.flat)[0]
+                np.add.at(
+                    gains, 1 + np.arange(len(chances)) - np.repeat(part.flat.starts[:-1], np.diff(part.flat.starts)), chances
+                )
+        self._tokens: Floats = gains.cumsum()
+
+    def units(self, part: Part) -> int:
+        """The nodes of its largest tree."""
+        return part.width
+
+    def best(self, seconds: Floats) -> int:
+        """Return the best width."""
+        return int((self._tokens / seconds).argmax())
+
+    def cut(self, seconds: Floats) -> int:
+        """Give all trees that may be cut the same width, at least that of those that may not."""
+        floor = width = max(map(self.units, self._whole), default=0)
+        if len(self._whole) < len(self._parts):
+            width = floor + int((self._tokens[floor:] / seconds[floor:]).argmax())
+        for part in self._parts:
+            if part.flat is not None:
+                part.trees = [tree.first(width) for tree in part.trees]
+        return width
+
+    def _with(self, below: int, part: Part) -> int:
+        return max(below, part.width)
+
+
+class Packed(Offers):
+    """Trees whose nodes are a row each: the likeliest of the whole batch come first."""
+
+    def __init__(self, parts: ListLike[Part], sequences: int) -> None:
+        super().__init__(parts)
+        self._beside = sum(map(self.units, self._whole))
+        self._cut_trees = 0
+        chances, keys, trees = [np.empty(0)], [np.empty(0)], [np.empty(0, dtype=np.int64)]
+        for part in parts:
+            if part.flat is not None and part.drafting.worth is not None:
+                mine, least = _chances(part.drafting.worth.reliability, part.flat)
+                chances.append(mine)
+                keys.append(least)
+                trees.append(self._cut_trees + np.repeat(np.arange(len(part.trees)), np.diff(part.flat.starts)))
+                self._cut_trees += len(part.trees)
+        order = np.argsort(-np.concatenate(keys), kind="stable")
+        self._trees: IntArray = np.concatenate(trees)[order]
+        self._tokens: Floats = np.cumsum([self._plain, *np.concatenate(chances)[order]])
+        self.unit, self.most = 1, self._beside + len(order)
+
+    def units(self, part: Part) -> int:
+        """All its nodes."""
+        return sum(map(len, part.trees))
+
+    def best(self, seconds: Floats) -> int:
+        """Return how many of the likeliest nodes."""
+        return int((self._tokens / seconds[: len(self._tokens)]).argmax())
+
+    def cut(self, seconds: Floats) -> int:
+        """Leave the likeliest nodes of the batch; of every tree they are the first ones."""
+        count = int((self._tokens / seconds[self._beside :]).argmax())
+        kept = iter(np.bincount(self._trees[:count], minlength=self._cut_trees).tolist())
+        for part in self._parts:
+            if part.flat is not None:
+                part.trees = [tree.first(next(kept)) for tree in part.trees]
+        return self._beside + count
+
+    def _with(self, below: int, part: Part) -> int:
+        return below + self.units(part)
+
+
+@compiled
+def _chances(reliability: Reliability, trees: FlatTrees) -> tuple[Floats, Floats]:
+    """Return the chances of the paths to all nodes, and the least of those up to it in its tree: what never rises there."""
+    chances, least = np.empty(len(trees.parents)), np.empty(len(trees.parents))
+    for tree in range(len(trees.starts) - 1):
+        first = trees.starts[tree]
+        for node in range(first, trees.starts[tree + 1]):
+            above = trees.parents[node]
+            chance = corrected(reliability, trees.confidence[node])
+            chances[node] = chance if above < 0 else chance * chances[first + above]
+            least[node] = chances[node] if node == first else min(chances[node], least[node - 1])
+    return chances, least
