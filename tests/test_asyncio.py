@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline import LLM, Chunk, SamplingParams
+from paceline.engine.node_logits import NodeLogits
 from paceline.engine.ticket import Progress
 from paceline.engine.waiters import Waiters
 from paceline.errors import ConfigError
@@ -36,7 +37,7 @@ def count_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     forward = llm.model.forward_nodes
 
-    def counted(seqs: Any, trees: Any) -> Tensor:
+    def counted(seqs: Any, trees: Any) -> NodeLogits:
         rows.append(len(seqs))
         return forward(seqs, trees)
 
@@ -71,7 +72,7 @@ def test_answers_and_streams_share_a_batch(pair: Pair, llm: LLM, monkeypatch: py
 def test_the_event_loop_goes_on(pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = llm.model.forward_nodes
 
-    def slow(seqs: Any, trees: Any) -> Tensor:
+    def slow(seqs: Any, trees: Any) -> NodeLogits:
         time.sleep(0.05)
         return forward(seqs, trees)
 

@@ -47,7 +47,7 @@ def compile_for_cuda(kernel: Any, kind: str, capability: int, warps: int, **cons
 def _type(name: str, kind: str) -> str:
     if name in ("query", "key", "value"):
         return f"*{kind}"
-    if name in ("start", "leading", "count", "listed"):
+    if name in ("starts", "start", "leading", "count", "listed"):
         return "*i32"
     if name in ("largest", "totals", "sums", "sinks", "out"):
         return "*fp32"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.common.compiled import Records, compiled
-from paceline.engine.attention.order import KeyOrder, Run
+from paceline.engine.attention.order import KeyOrder, Run, Visible
 from paceline.engine.tree import IntArray
 
 _Ints = NDArray[np.int32]
@@ -18,15 +18,19 @@ _Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Cache places of the keys that query i = row * columns + column sees, by position: rank 0 is the first.
+    """Cache places of the keys that each query sees, by position: rank 0 is the first.
 
     Attributes:
-        start, leading: int32 [rows * columns]: the keys of rank 0 .. leading - 1 lie at start, start + 1, ...
-        count: int32 [rows * columns]: all keys of the query.
-        listed: int32 [rows * columns, width]: the places of the keys of rank leading, leading + 1, ...
+        starts: int32 [rows + 1]; columns, packed: see `Visible`.
+        start, leading: int32 [queries]: the keys of rank 0 .. leading - 1 lie at start, start + 1, ...
+        count: int32 [queries]: all keys of the query.
+        listed: int32 [queries, width]: the places of the keys of rank leading, leading + 1, ...
         most: keys of the query with the most.
     """
 
+    starts: Tensor
+    columns: int
+    packed: bool
     start: Tensor
     leading: Tensor
     count: Tensor
@@ -48,25 +52,28 @@ def paths_of(order: KeyOrder, mask: Tensor | None, columns: int, device: torch.d
     visible = order.visible(mask, columns)
     found = order.kept.get(id(visible))  # `order` keeps it, so that no other one gets its id
     if found is None:
-        found = order.kept[id(visible)] = _paths(visible.runs, visible.begin, order, columns, device)
+        found = order.kept[id(visible)] = _paths(visible, order, device)
     assert isinstance(found, Paths)
     return found
 
 
-def _paths(runs: NDArray[np.void], begin: IntArray, order: KeyOrder, columns: int, device: torch.device) -> Paths:
-    start, leading, count = _measure(runs, begin, order.cached, order.tail, columns)
+def _paths(visible: Visible, order: KeyOrder, device: torch.device) -> Paths:
+    rows = np.repeat(np.arange(len(order.cached)), np.diff(visible.starts))
+    start, leading, count = _measure(visible.runs, visible.begin, order.cached, order.tail, rows)
     listed = np.zeros((len(start), max(1, int((count - leading).max()))), dtype=np.int32)
-    _list(runs, begin, order.cached, order.tail, columns, leading, listed)
-    places = [torch.from_numpy(array).to(device) for array in (start, leading, count, listed)]
-    return Paths(places[0], places[1], places[2], places[3], int(count.max()))
+    _list(visible.runs, visible.begin, order.cached, order.tail, rows, leading, listed)
+    starts, *places = (
+        torch.from_numpy(array).to(device) for array in (visible.starts.astype(np.int32), start, leading, count, listed)
+    )
+    return Paths(starts, visible.columns, visible.packed, places[0], places[1], places[2], places[3], int(count.max()))
 
 
 @compiled
-def _measure(runs: Records[Run], begin: IntArray, cached: IntArray, tail: IntArray, columns: int) -> tuple[_Ints, _Ints, _Ints]:
+def _measure(runs: Records[Run], begin: IntArray, cached: IntArray, tail: IntArray, rows: IntArray) -> tuple[_Ints, _Ints, _Ints]:
     queries = len(begin) - 1
     start, leading, count = np.zeros(queries, np.int32), np.zeros(queries, np.int32), np.zeros(queries, np.int32)
     for query in range(queries):
-        row = query // columns
+        row = rows[query]
         for index in range(begin[query], begin[query + 1]):
             run = runs[index]
             first = run.start if run.start < cached[row] else tail[row, run.start - cached[row]]
@@ -86,10 +93,16 @@ def _measure(runs: Records[Run], begin: IntArray, cached: IntArray, tail: IntArr
 
 @compiled
 def _list(
-    runs: Records[Run], begin: IntArray, cached: IntArray, tail: IntArray, columns: int, leading: _Ints, listed: NDArray[np.int32]
+    runs: Records[Run],
+    begin: IntArray,
+    cached: IntArray,
+    tail: IntArray,
+    rows: IntArray,
+    leading: _Ints,
+    listed: NDArray[np.int32],
 ) -> None:
     for query in range(len(begin) - 1):
-        row = query // columns
+        row = rows[query]
         for index in range(begin[query], begin[query + 1]):
             run = runs[index]
             for ordinal in range(max(run.start, run.start + leading[query] - run.rank), run.stop):

@@ -33,7 +33,7 @@ _PARTS = 1 << 26  # float32 numbers of unfinished sums that a launch may hold
 _ALIGNED = 16  # dims, and strides, in numbers
 _UNSPECIALIZED = [
     "query_row", "query_head", "query_column", "key_row", "key_head", "key_place", "value_row", "value_head", "value_place",
-    "columns", "first", "last", "key_heads", "groups", "width", "splits", "scaling", "softcap",
+    "packed", "first", "last", "key_heads", "groups", "width", "splits", "scaling", "softcap",
 ]  # fmt: skip
 
 
@@ -50,19 +50,20 @@ def attention_by_position(
     """Return attention whose bits, for each query, depend on itself and the keys it sees only; a query that sees none gets zeros.
 
     Args:
-        query: [rows, heads, columns, dim], float32, bfloat16 or float16, on a CUDA device, or on the CPU in Triton's interpreter;
-            key, value: [rows, key heads, places, dim].
+        query: [rows, heads, columns, dim], float32, bfloat16 or float16, on a CUDA device, or on the CPU in Triton's interpreter,
+            or [1, heads, columns of all rows, dim]; key, value: [rows, key heads, places, dim].
         mask, order, scaling, softcap, sinks: as in `paceline.engine.attention.invariant`.
     Returns:
-        [rows, columns, heads, value dim], in the dtype of the query.
+        [rows, columns, heads, value dim], in the dtype and with the rows and columns of the query.
     """
-    rows, heads, columns, dim = query.shape
+    heads, dim = query.shape[1], query.shape[3]
     value_dim = value.shape[3]
     scaling = 1 / math.sqrt(dim) if scaling is None else scaling
-    paths = paths_of(order, mask, columns, query.device)
+    paths = paths_of(order, mask, query.shape[2], query.device)
+    rows, columns = len(order.cached), paths.columns
     states = _readable(query), _readable(key), _readable(value)
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
-    out = torch.empty(rows, columns, heads, value_dim, dtype=torch.float32, device=query.device)
+    out = torch.empty(query.shape[0], query.shape[2], heads, value_dim, dtype=torch.float32, device=query.device)
     wide = max(_power_of_two(states[1].shape[3]), _power_of_two(states[2].shape[3]))
     block = max(16, min(64, 8192 // wide))
     splits = max(1, -(-paths.most // (block * _BLOCKS)))
@@ -99,22 +100,22 @@ def _launch(
 ) -> None:
     """Attend with the columns first .. last - 1."""
     first, last, splits, block = part
-    rows, heads, columns, dim = query.shape
-    key_heads, value_dim = value.shape[1], value.shape[3]
+    heads, dim = query.shape[1], query.shape[3]
+    rows, key_heads, value_dim = len(paths.starts) - 1, value.shape[1], value.shape[3]
     groups, queries = heads // key_heads, rows * (last - first) * heads
     largest, totals = (torch.empty(queries, splits, dtype=torch.float32, device=query.device) for _ in range(2))
     sums = torch.empty(queries, splits, value_dim, dtype=torch.float32, device=query.device)
     strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3])
     grid = -(-(last - first) * groups // _QUERIES), rows * key_heads, splits
     _attend[grid](
-        query, key, value, largest, totals, sums, paths.start, paths.leading, paths.count, paths.listed, *strides,
-        columns, first, last, key_heads, groups, paths.width, splits, scaling, softcap,
+        query, key, value, largest, totals, sums, paths.starts, paths.start, paths.leading, paths.count, paths.listed, *strides,
+        int(paths.packed), first, last, key_heads, groups, paths.width, splits, scaling, softcap,
         dim, value_dim, _power_of_two(dim), _power_of_two(value_dim), _QUERIES, block, _BLOCKS, bool(softcap),
         num_warps=4, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
     _combine[(queries,)](
-        largest, totals, sums, paths.count, out if sinks is None else sinks, out,
-        columns, first, last, heads, splits,
+        largest, totals, sums, paths.starts, paths.count, out if sinks is None else sinks, out,
+        first, last, heads, splits,
         out.shape[3], value_dim, _power_of_two(value_dim), block * _BLOCKS, sinks is not None,
         num_warps=1, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
@@ -122,10 +123,10 @@ def _launch(
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
 def _attend(
-    query, key, value, largest, totals, sums, start, leading, count, listed,
+    query, key, value, largest, totals, sums, starts, start, leading, count, listed,
     query_row: tl.int64, query_head: tl.int64, query_column: tl.int64, key_row: tl.int64, key_head: tl.int64, key_place: tl.int64,
     value_row: tl.int64, value_head: tl.int64, value_place: tl.int64,
-    columns, first, last, key_heads, groups, width, splits, scaling, softcap,
+    packed, first, last, key_heads, groups, width, splits, scaling, softcap,
     dim: tl.constexpr, value_dim: tl.constexpr, DIMS: tl.constexpr, VALUE_DIMS: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, BLOCKS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -133,17 +134,21 @@ def _attend(
     row, head = tl.program_id(1) // key_heads, tl.program_id(1) % key_heads
     split = tl.program_id(2)
     ordinal = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
-    real = ordinal < (last - first) * groups
-    column = first + tl.minimum(ordinal // groups, last - first - 1)
+    origin = tl.load(starts + row)
+    columns = tl.load(starts + row + 1) - origin
+    real = ordinal < (tl.minimum(last, columns) - first) * groups
+    column = tl.minimum(first + ordinal // groups, columns - 1)
     member = head * groups + ordinal % groups
-    own = row * columns + column
+    own = origin + column
     seen = tl.where(real, tl.load(count + own), 0)
     begin, adjacent = tl.load(start + own), tl.load(leading + own)
     front, back = tl.min(column), tl.max(column)
     key += tl.multiple_of(row * key_row, 16) + tl.multiple_of(head * key_head, 16)
     value += tl.multiple_of(row * value_row, 16) + tl.multiple_of(head * value_head, 16)
     dims, value_dims = tl.arange(0, DIMS), tl.arange(0, VALUE_DIMS)
-    at = tl.multiple_of(row * query_row, 16) + member * tl.multiple_of(query_head, 16) + column * tl.multiple_of(query_column, 16)
+    across = tl.multiple_of(tl.where(packed > 0, 0, row * query_row), 16)
+    down = tl.where(packed > 0, own, column).to(tl.int64) * tl.multiple_of(query_column, 16)
+    at = across + member * tl.multiple_of(query_head, 16) + down
     inside = real[:, None] & (dims < dim)[None, :]
     states = tl.load(query + at[:, None] + dims[None, :], mask=inside, other=0.0).to(tl.float32) * scaling
     top = tl.full([QUERIES], float("-inf"), tl.float32)
@@ -161,7 +166,7 @@ def _attend(
         for part in range(parts):
             reader = tl.where(alike, leader, front + part)
             mine = active & (alike | (column == reader))
-            which = row * columns + reader
+            which = origin + reader
             known, side_by_side = tl.load(count + which), tl.load(leading + which)
             ranks = low + tl.arange(0, KEYS)
             there = ranks < known
@@ -194,16 +199,18 @@ def _attend(
     tl.store(sums + output[:, None] * value_dim + value_dims[None, :], summed, mask=shown)
 
 
-@triton.jit(do_not_specialize=["columns", "first", "last", "heads", "splits"])
+@triton.jit(do_not_specialize=["first", "last", "heads", "splits"])
 def _combine(
-    largest, totals, sums, count, sinks, out, columns, first, last, heads, splits,
+    largest, totals, sums, starts, count, sinks, out, first, last, heads, splits,
     out_dim: tl.constexpr, value_dim: tl.constexpr, VALUE_DIMS: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """The output of one query: its splits in order, those it has keys in, then the sink."""
     query = tl.program_id(0).to(tl.int64)
     head = query % heads
     column, row = first + query // heads % (last - first), query // heads // (last - first)
-    seen = tl.load(count + row * columns + column)
+    origin = tl.load(starts + row)
+    exists = column < tl.load(starts + row + 1) - origin
+    seen = tl.load(count + origin + column, mask=exists, other=0)
     dims = tl.arange(0, VALUE_DIMS)
     top, total, summed = tl.full([], float("-inf"), tl.float32), tl.zeros([], tl.float32), tl.zeros([VALUE_DIMS], tl.float32)
     for split in range((seen + SPLIT - 1) // SPLIT):
@@ -219,5 +226,6 @@ def _combine(
         new_top = tl.maximum(top, sink)
         total = total * tl.exp(top - new_top) + tl.exp(sink - new_top)
         summed = summed * tl.exp(top - new_top)
-    place = (row * columns + column) * heads + head
-    tl.store(out + place * out_dim + dims, summed / tl.where(seen > 0, total, 1.0), mask=dims < out_dim)
+    place = (origin + column) * heads + head
+    shown = dims < tl.where(exists, out_dim, 0)
+    tl.store(out + place * out_dim + dims, summed / tl.where(seen > 0, total, 1.0), mask=shown)

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from paceline.engine.attention import KeyOrder, registered
 from paceline.engine.attention.invariant import attention_by_position as on_cpu
+from paceline.engine.attention.order import address_of, mark
 from paceline.engine.model import CachedLM
 from paceline.engine.row_classes import bits
 from paceline.engine.selfcheck import check_tree_forward
 from tests.engine.attention.test_by_position import lay
+from tests.engine.test_packing import both
 from tests.support import models
 from tests.support.attention import Columns
 from tests.support.triton import compile_for_cuda, infinite_elsewhere, multiply_in_order
@@ -80,6 +82,20 @@ def test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(
     columns = Columns(lay(RAGGED), (3, 1, 16, 16), dtype)
     last = columns.layout.token_ids.shape[1] - 1
     assert unequal(columns, [(0, 1), (0, 4), (0, last), (1, 0), (1, 5)], window) == 0
+
+
+@interpreted
+@pytest.mark.parametrize("window", [None, 20])
+def test_packed_queries_have_the_bits_of_rows(window: int | None) -> None:
+    layout, packing = both([*RAGGED, (0, 2, 0)])
+    columns = Columns(layout, (3, 1, 16, 16), torch.float32)
+    rows = attention_by_position(columns.query, columns.key, columns.value, columns.mask(window), columns.order)
+    real = torch.from_numpy(~layout.padding)
+    query = columns.query.transpose(1, 2)[real][None].transpose(1, 2)
+    sign = mark(query.shape[2], columns.visible, query.device)
+    order = packing.order({address_of(sign): packing.visible(window)})
+    packed = attention_by_position(query, columns.key, columns.value, sign, order)
+    assert torch.equal(bits(packed[0]), bits(rows[real]))
 
 
 @interpreted
