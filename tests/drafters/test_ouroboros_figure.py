@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline import DraftTree, SamplingParams
 from paceline.drafters.ouroboros.drafter import Ouroboros, OuroborosOptions
 from paceline.engine.model import CachedLM
+from paceline.engine.node_logits import NodeLogits
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import decode_step
 
@@ -38,7 +39,7 @@ class Alphabet:
     def reaches_end(self, seq: Sequence) -> bool:
         return True
 
-    def forward(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Tensor:
+    def forward_nodes(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> NodeLogits:
         self._seqs = list(seqs)
         logits = torch.zeros(len(seqs), 1 + max(map(len, trees)), 26)
         for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
@@ -48,7 +49,10 @@ class Alphabet:
                 texts.append(texts[parent + 1] + spelled([token]))
             for node, text in enumerate(texts):
                 logits[row, node, ord(self._after(text)) - 65] = 20.0
-        return logits
+        return NodeLogits.of(logits, [1 + len(tree) for tree in trees])
+
+    def forward(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Tensor:
+        return self.forward_nodes(seqs, trees).padded()
 
     def commit(self, accepted: ListLike[ListLike[int]]) -> None:
         for seq in self._seqs:

@@ -90,6 +90,49 @@ def test_one_width_for_the_batch_has_the_most_tokens_per_second(curve: CostCurve
         assert (short.token_ids, short.parents) == (tree.token_ids[:width], tree.parents[:width])
 
 
+@pytest.mark.parametrize("curve", [CHEAP, DEAR, KNEE, CostCurve((1, 64), (1.0, 4.0))])
+@pytest.mark.parametrize("seed", range(6))
+def test_packed_the_likeliest_nodes_of_the_batch_have_the_most_tokens_per_second(curve: CostCurve, seed: int) -> None:
+    chance = random.Random(seed)
+    trees = [random_tree(chance, chance.randrange(20)) for _ in range(chance.randrange(1, 5))]
+    count, pending = len(trees), chance.choice([1, 1, 30])
+    cut = Alone(curve, packed=True).cut(trees, count, pending)
+
+    def speed(widths: list[int]) -> float:
+        plain, prompt, both = curve.of(np.array([count, count * pending, count * pending + sum(widths)]))
+        margin = 1.03 if sum(widths) else 1.0
+        return sum(map(expected_tokens, trees, widths)) / (margin * float(plain + both - prompt))
+
+    kept = [len(tree) for tree in cut]
+    for tree, short in zip(trees, cut, strict=True):
+        assert short == tree.first(len(short))
+    paths = sorted((path for tree in trees for path in tree.path_chances()), reverse=True)
+    left = [path for tree, width in zip(trees, kept, strict=True) for path in tree.path_chances()[width:]]
+    assert max(left, default=0.0) <= min(paths[: sum(kept)], default=1.0)  # no better node was left
+    for total in range(sum(map(len, trees)) + 1):
+        best = [sum(path > paths[total] for path in tree.path_chances()) if total < len(paths) else len(tree) for tree in trees]
+        assert speed(kept) >= speed(best) * (1 - 1e-9)
+
+
+def test_packed_only_the_sequence_that_repeats_itself_is_drafted_for() -> None:
+    """Three rows more cost less than one sure chain brings; a node for everybody would cost four."""
+    sure, unlikely = DraftTree.chain([5, 6, 7], confidence=[0.95] * 3), DraftTree.chain([5, 6, 7], confidence=[0.1] * 3)
+    curve = CostCurve((1, 4, 100), (1.0, 1.0, 10.0))
+    cut = Alone(curve, packed=True).cut([unlikely, sure, unlikely, unlikely], 4, 1)
+    assert [len(tree) for tree in cut] == [0, 3, 0, 0]
+    assert not any(map(len, Alone(curve).cut([unlikely, sure, unlikely, unlikely], 4, 1)))
+
+
+def test_packed_whole_trees_come_on_top() -> None:
+    """A tree without confidence pays for its own rows, and makes those of others no cheaper."""
+    likely = DraftTree.chain([5] * 3, confidence=[0.9] * 3)
+    own, whole = (Part(Drafting(Drafter(), Worth()), [], [], trees=trees) for trees in ([likely], [DraftTree.chain([1] * 4)]))
+    linear = CostCurve((1, 101), (10.0, 60.0))
+    Spending(lambda: linear).cut([own, whole], 2, 2, packed=True)
+    assert [len(own.trees[0]), len(whole.trees[0])] == [3, 4]
+    assert whole.cost == pytest.approx((1.03 * (10.5 + 3.5)) / (1.03 * (10.5 + 1.5)))
+
+
 def test_all_where_rows_are_free_and_nothing_where_they_are_dear() -> None:
     tree = random_tree(random.Random(1), 12)
     assert Alone(CHEAP).cut([tree], 1, 1) == [tree]

@@ -64,10 +64,10 @@ class Tile(NamedTuple):
     Attributes:
         origin: address of the row's first column in the queries; outputs: its number among all queries.
         runs, begin: what the columns of the row see, see `Visible`; cached, tail: its keys by position, see `KeyOrder`.
-        queries: [more than tile, dim], multiplied by the scaling, or as `packed` has them; scores: [tile, more than keys];
+        queries: [more than tile, dim], multiplied by the scaling, or as `dotted` has them; scores: [tile, more than keys];
             sums: [tile, value dim]; totals: [tile].
         cursors: [tile], the run of each query that reaches into the block under way, or a run before it.
-        block: room for the keys or values of a block; products: for its scores, as `packed` makes them.
+        block: room for the keys or values of a block; products: for its scores, as `dotted` makes them.
     """
 
     row: int

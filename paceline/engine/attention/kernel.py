@@ -5,7 +5,7 @@ this order:
 
 - score of a query and a key: lane l of eight sums the products of the dims l, l + 8, ... in order, each by a fused multiply-add;
   then lanes l and l + 4 are added, l and l + 2, 0 and 1. The query was multiplied by the scaling before. In bfloat16, where the
-  processor has instructions for it, see `packed`.
+  processor has instructions for it, see `dotted`.
 - the largest score of all keys the query sees; every score's exponential of its difference to that.
 - their sum: lane l sums those of the keys of rank l, l + 8, ... (rank 0 is the first key the query sees, by position); the
   lanes are added as above; an attention sink's exponential comes last.
@@ -25,8 +25,8 @@ from paceline.common import lanes
 from paceline.common.compiled import as_pointer, inlined, take_number
 from paceline.common.crew import Job
 from paceline.engine.attention.call import BLOCK, CALL, TAKEN, Call, Tile, reaches
+from paceline.engine.attention.dotted import QUERIES, is_dotted, lay_queries, score_dotted
 from paceline.engine.attention.order import RUN
-from paceline.engine.attention.packed import QUERIES, is_packed, pack_queries, score_packed
 from paceline.engine.attention.tiles import (
     FLOAT,
     FLOAT32,
@@ -80,10 +80,10 @@ attend = Job(_attend)
 def _attend_tile(call: Call, tile: Tile) -> None:
     low, high = _span(call, tile)
     keys = call.key + tile.row * call.key_row + tile.head * call.key_head
-    if is_packed(call):
-        pack_queries(call, tile)
+    if is_dotted(call):
+        lay_queries(call, tile)
         for start in range(low, high, BLOCK):
-            score_packed(call, tile, keys, start, min(start + BLOCK, high))
+            score_dotted(call, tile, keys, start, min(start + BLOCK, high))
     else:
         _load_queries(call, tile)
         for start in range(low, high, BLOCK):

@@ -21,13 +21,13 @@ _one, _two, _three = (dots.multiply_blocks(count) for count in range(1, dots.BLO
 
 
 @inlined
-def is_packed(call: Call) -> bool:
+def is_dotted(call: Call) -> bool:
     """Whether scores are made so."""
     return _AVAILABLE and call.kind == BFLOAT16 and call.dim * 2 % dots.LINE == 0
 
 
 @inlined
-def pack_queries(call: Call, tile: Tile) -> None:
+def lay_queries(call: Call, tile: Tile) -> None:
     """Write the queries as blocks of four, piece by piece; the last query fills up the last block."""
     size = call.dim * FLOAT // 2
     for i in range((tile.length + dots.ROWS - 1) // dots.ROWS * dots.ROWS):
@@ -40,7 +40,7 @@ def pack_queries(call: Call, tile: Tile) -> None:
 
 
 @inlined
-def score_packed(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
+def score_dotted(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
     """Scores of a block of keys, of the groups of queries of which one may see some of them."""
     size = call.dim * FLOAT // 2
     ahead = BLOCK * size if stop + BLOCK <= tile.cached and call.key_place == size else 0
