@@ -30,6 +30,8 @@ def calibrate(
 ) -> AcceptanceHead:  # fmt: skip
     """Return the head with a measured curve: every threshold decodes the development prompts, as they were recorded.
 
+    No budget has a say: it would cut what a threshold drafts to what pays on this machine.
+
     Args:
         head: the head to measure.
         recordings: with the prompts that the head's calibration was fitted on, and how they are answered.
@@ -46,7 +48,7 @@ def calibrate(
     curve = []
     with progress_bar(shown=progress) as bar:
         for threshold in bar.track(thresholds, description="decoding"):
-            drafter = SpecDecPP(SpecDecPPOptions(threshold=threshold), draft_model, placed)
+            drafter = SpecDecPP(SpecDecPPOptions(threshold=threshold, budget=False), draft_model, placed)
             llm = LLM(target, drafter, max_batch=recordings[0].settings["batch"])
             stats = [completion.stats for completion in llm.generate(asked, params)]
             tokens = sum(one.new_tokens for one in stats)
