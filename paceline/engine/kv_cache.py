@@ -209,9 +209,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         ]
 
     @torch.inference_mode()
-    def move(self, source: IntArray, target: IntArray) -> None:
-        """Copy positions within the window's rows, in every layer: [rows, m] from `source` to `target`."""
-        slots = self.window.first + np.arange(len(source))[:, None]
+    def move(self, slots: IntArray, source: IntArray, target: IntArray) -> None:
+        """Copy positions within slots [rows, 1], in every layer: [rows, m] from `source` to `target`."""
         for layer in self.layers:
             if layer.is_initialized:
                 for store in (layer.keys, layer.values):

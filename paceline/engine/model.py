@@ -7,26 +7,21 @@ pending tokens end at the same column in all rows, so the LM head runs on one sl
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import accumulate
 from threading import get_ident
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.engine.architecture import Architecture, Masks
-from paceline.engine.attention import KeyOrder, tree_attention
+from paceline.engine.architecture import Architecture
+from paceline.engine.feeder import Feeder
 from paceline.engine.kv_cache import SlotCache
-from paceline.engine.layout import Layout, lay_out
+from paceline.engine.layout import lay_out
 from paceline.engine.node_logits import NodeLogits
-from paceline.engine.packing import Packing, pack
+from paceline.engine.packing import pack
 from paceline.engine.products.choice import fastest
 from paceline.engine.products.own import Products
 from paceline.engine.sequence import Sequence
@@ -50,7 +45,6 @@ class CachedLM:
     Attributes:
         prefill_chunk, least_rows, products: as above.
         slots: of the cache, and who has them.
-        forward_seconds: wall-clock spent in the model so far (the device is not synchronised for it).
     Raises:
         UnsupportedModelError: an architecture that cannot be rolled back or masked, or that cannot be batch-invariant when asked.
     """
@@ -67,12 +61,10 @@ class CachedLM:
         self.prefill_chunk = prefill_chunk
         self.least_rows = least_rows
         self.products = fastest(model) if products is None else products
-        self.forward_seconds = 0.0
         self._model = model
-        self._view = ModelView(model)
         self._cache = SlotCache(self.architecture.layers)
+        self._feeder = Feeder(model, self.architecture, self._cache, self.products)
         self._pending: IntArray | None = None  # tokens of each sequence that the last forward fed
-        self._picks: list[Callable[[Tensor], Tensor]] = []  # of what the LM head makes, and is fed, in its calls
         self._seqs: list[Sequence] = []
         self.slots = Slots(self._cache)
 
@@ -80,6 +72,11 @@ class CachedLM:
     def model(self) -> PreTrainedModel:
         """The transformers model."""
         return self._model
+
+    @property
+    def forward_seconds(self) -> float:
+        """Wall-clock spent in the model so far (the device is not synchronised for it)."""
+        return self._feeder.seconds
 
     @property
     def vocab_size(self) -> int:
@@ -94,7 +91,7 @@ class CachedLM:
     @property
     def stale(self) -> bool:
         """Whether the model's modules have been replaced, as by an adapter, since a sequence was opened last."""
-        return self._view.stale
+        return self._feeder.view.stale
 
     @property
     def takes_trees(self) -> bool:
@@ -152,7 +149,7 @@ class CachedLM:
         """
         self.check_length(seq)
         if self.stale:
-            self._view = ModelView(self._model)
+            self._feeder.view = ModelView(self._model)
         if place_of is None:
             self.slots.take(seq)
         else:
@@ -190,17 +187,18 @@ class CachedLM:
             the logits after the last fed token of each, and after each node.
         """
         self._seqs = list(seqs)
+        self._feeder.picks.clear()
         if not self.architecture.takes_masks:
             return self._forward_rows(trees)
         self.slots.line_up(self._seqs)
         counts = [1 + len(tree) for tree in trees]
         if self.packs:
             packing = pack(seqs, trees, self.prefill_chunk, self.least_rows)
-            flat = self._run_packed(packing)
+            flat = self._feeder.packed(packing)
             self._count(packing.pending, packing.nodes)
-            return NodeLogits(flat[: sum(counts)], [0, *accumulate(counts[:-1])], counts)
+            return NodeLogits.side_by_side(flat[: sum(counts)], counts)
         layout = lay_out(seqs, trees, self.prefill_chunk, self.least_rows)
-        flat = self._run(layout)
+        flat = self._feeder.padded(layout)
         self._count(layout.pending, layout.nodes)
         return NodeLogits(flat, [row * (1 + layout.width) for row in range(len(counts))], counts)
 
@@ -227,75 +225,15 @@ class CachedLM:
                 f"{self.architecture.name} makes its logits without an LM head of its own, so that its hidden states cannot be"
                 " read; choose a drafter without an acceptance head."
             )
-        states = torch.cat([pick(one) for pick, one in zip(self._picks, fed, strict=True)])
+        states = torch.cat([pick(one) for pick, one in zip(self._feeder.picks, fed, strict=True)])
         return logits.padded(), replace(logits, flat=states[: len(logits.flat)]).padded()
 
     def _forward_rows(self, trees: ListLike[DraftTree]) -> NodeLogits:
         # Positions are slots in these models (ALiBi): rows of different length cannot share a forward.
-        layouts, rows, picks = [], [], []
-        for seq, tree in zip(self._seqs, trees, strict=True):
-            layouts.append(lay_out([seq], [tree], self.prefill_chunk))
-            rows.append(self._run(layouts[-1]))
-            picks += self._picks
-        self._picks = picks
+        layouts = [lay_out([seq], [tree], self.prefill_chunk) for seq, tree in zip(self._seqs, trees, strict=True)]
+        rows = [self._feeder.padded(layout) for layout in layouts]
         self._count(*(np.concatenate(one) for one in zip(*((one.pending, one.nodes) for one in layouts), strict=True)))
-        counts = [1 + len(tree) for tree in trees]
-        return NodeLogits(torch.cat(rows), [0, *accumulate(counts[:-1])], counts)
-
-    def _run(self, layout: Layout) -> Tensor:
-        """Return logits [rows * (1 + layout.width), vocab]."""
-        arch, columns, keep = self.architecture, layout.token_ids.shape[1], layout.width + 1
-        rows = np.arange(len(layout.token_ids))[:, None]
-        self._cache.begin(layout.first_slot, len(rows), layout.first_slot + rows, layout.places, layout.in_order)
-        mask = arch.attention_mask(layout, self._cache.window.visible, self.device)
-        self._picks = [lambda states: states[:, -keep:].flatten(0, 1)]
-        with self._attention(layout, mask is not None):
-            return self._call(layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns))
-
-    def _run_packed(self, packing: Packing) -> Tensor:
-        """Return logits [asked, vocab]."""
-        arch, asked = self.architecture, torch.from_numpy(packing.asked).to(self.device, non_blocking=True)
-        one_row = len(packing.cached) == 1
-        self._cache.begin(int(packing.slots[0]), len(packing.cached), packing.slots[None], packing.places[None], one_row)
-        masks, marks = arch.marks(packing, self._cache.window.visible, self.device)
-        self._picks = [lambda states: states[0] if arch.takes_logits_to_keep else states[0, asked]]
-        with tree_attention(self._view.config, order=packing.order(marks)):
-            return self._call(packing.token_ids[None], packing.positions[None], masks, packing.asked)
-
-    def _call(self, token_ids: IntArray, positions: IntArray, mask: Masks, kept: IntArray) -> Tensor:
-        """Run the model over [rows, columns]; return the logits that the last forward picks.
-
-        Args:
-            kept: the columns whose logits are wanted.
-        """
-        arch, device = self.architecture, self.device
-        inputs: dict[str, Any] = {
-            "input_ids": torch.from_numpy(token_ids).to(device, non_blocking=True),
-            "attention_mask": mask,
-            "past_key_values": self._cache,
-            "use_cache": True,
-        }
-        if arch.takes_position_ids:
-            positions = np.minimum(positions, self.context_length - 1)  # deeper nodes can never be accepted
-            inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
-        if arch.takes_logits_to_keep:
-            # As indices, and not as their number: the head then gets all rows in one product, and not a slice of every sequence.
-            inputs["logits_to_keep"] = torch.from_numpy(kept).to(device, non_blocking=True)
-        start = time.perf_counter()
-        helpers = self.products.helpers(token_ids.size) if arch.by_position else 0
-        with self.products.in_force(helpers):
-            logits: Tensor = self._view.module(**inputs).logits
-        self.forward_seconds += time.perf_counter() - start
-        return self._picks[-1](logits)
-
-    def _attention(self, layout: Layout, masked: bool) -> AbstractContextManager[None]:
-        arch, config = self.architecture, self._view.config
-        if arch.by_position:
-            order = KeyOrder.of(layout.cached, layout.places, layout.positions, layout.padding)
-            return tree_attention(config, order=order)
-        if not masked or not arch.tree_attention:
-            return nullcontext()
-        return tree_attention(config, layout.causal if arch.layer_kinds == ("full_attention",) else 0)
+        return NodeLogits.side_by_side(torch.cat(rows), [1 + len(tree) for tree in trees])
 
     def _count(self, pending: IntArray, nodes: IntArray) -> None:
         self._pending = pending
@@ -312,13 +250,13 @@ class CachedLM:
         moves = [row for row, path in enumerate(accepted) if list(path) != list(range(len(path)))]
         if moves:
             longest = max(len(accepted[row]) for row in moves)
-            base = np.array([seq.cached for seq in self._seqs])[:, None] + pending[:, None]
-            target = base + np.arange(longest)
+            base = np.array([[self._seqs[row].cached + pending[row]] for row in moves])
+            target = base + np.minimum(np.arange(longest), [[len(accepted[row]) - 1] for row in moves])
             source = target.copy()
-            for row in moves:
+            for place, row in enumerate(moves):
                 path = accepted[row]
-                source[row, : len(path)] = base[row] + np.asarray(path)
-            self._cache.move(source, target)
+                source[place] = base[place] + np.asarray(path)[target[place] - base[place]]
+            self._cache.move(np.array([[self._seqs[row].slot] for row in moves]), source, target)
         for row, (seq, path) in enumerate(zip(self._seqs, accepted, strict=True)):
             seq.cached += int(pending[row]) + len(path)
 
@@ -349,5 +287,5 @@ class CachedLM:
     def plain_logits(self, token_ids: list[int]) -> Tensor:
         """Logits [vocab] after `token_ids` by the model's own forward, without cache, mask or positions: the reference."""
         tokens = torch.tensor([token_ids], device=self.device)
-        logits: Tensor = self._view.module(input_ids=tokens, use_cache=False).logits
+        logits: Tensor = self._feeder.view.module(input_ids=tokens, use_cache=False).logits
         return logits[0, -1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -20,6 +21,11 @@ class NodeLogits:
     flat: Tensor
     starts: list[int]
     counts: list[int]
+
+    @staticmethod
+    def side_by_side(flat: Tensor, counts: list[int]) -> NodeLogits:
+        """Those of the sequences one behind the other."""
+        return NodeLogits(flat, [0, *accumulate(counts[:-1])] if counts else [], counts)
 
     @staticmethod
     def of(padded: Tensor, counts: list[int]) -> NodeLogits:

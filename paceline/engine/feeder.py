@@ -1,0 +1,95 @@
+"""Running a transformers model over sequences that have been laid out: in rows with padding, or packed behind one another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.engine.architecture import Architecture, Masks
+from paceline.engine.attention import KeyOrder, tree_attention
+from paceline.engine.kv_cache import SlotCache
+from paceline.engine.layout import Layout
+from paceline.engine.packing import Packing
+from paceline.engine.products.own import Products
+from paceline.engine.tree import IntArray
+from paceline.engine.view import ModelView
+
+
+class Feeder:
+    """Feeds one model, whose keys and values go into one cache.
+
+    Attributes:
+        view: of the model; to be replaced once it is stale.
+        seconds: wall-clock spent in the model so far (the device is not synchronised for it).
+        picks: of each call since the list was emptied, how the rows that were asked for are found in what the LM head made, or
+            was fed: [rows, columns, n] to [asked, n].
+    """
+
+    def __init__(self, model: PreTrainedModel, architecture: Architecture, cache: SlotCache, products: Products) -> None:
+        self.view = ModelView(model)
+        self.seconds = 0.0
+        self.picks: list[Callable[[Tensor], Tensor]] = []
+        self._architecture, self._cache, self._products = architecture, cache, products
+        self._device: torch.device = model.device
+
+    def padded(self, layout: Layout) -> Tensor:
+        """Return logits [rows * (1 + layout.width), vocab]."""
+        columns, keep = layout.token_ids.shape[1], layout.width + 1
+        rows = np.arange(len(layout.token_ids))[:, None]
+        self._cache.begin(layout.first_slot, len(rows), layout.first_slot + rows, layout.places, layout.in_order)
+        mask = self._architecture.attention_mask(layout, self._cache.window.visible, self._device)
+        self.picks.append(lambda states: states[:, -keep:].flatten(0, 1))
+        with self._attention(layout, mask is not None):
+            return self._call(layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns))
+
+    def packed(self, packing: Packing) -> Tensor:
+        """Return logits [asked, vocab]."""
+        all_asked = self._architecture.takes_logits_to_keep  # the head gets no others
+        sequences, asked = len(packing.cached), torch.from_numpy(packing.asked).to(self._device, non_blocking=True)
+        self._cache.begin(int(packing.slots[0]), sequences, packing.slots[None], packing.places[None], sequences == 1)
+        masks, marks = self._architecture.marks(packing, self._cache.window.visible, self._device)
+        self.picks.append(lambda states: states[0] if all_asked else states[0, asked])
+        with tree_attention(self.view.config, order=packing.order(marks)):
+            return self._call(packing.token_ids[None], packing.positions[None], masks, packing.asked)
+
+    def _call(self, token_ids: IntArray, positions: IntArray, mask: Masks, asked: IntArray) -> Tensor:
+        """Run the model over [rows, columns] and pick the logits.
+
+        Args:
+            asked: the columns whose logits are wanted.
+        """
+        arch, device = self._architecture, self._device
+        inputs: dict[str, Any] = {
+            "input_ids": torch.from_numpy(token_ids).to(device, non_blocking=True),
+            "attention_mask": mask,
+            "past_key_values": self._cache,
+            "use_cache": True,
+        }
+        if arch.takes_position_ids:
+            positions = np.minimum(positions, arch.context_length - 1)  # deeper nodes can never be accepted
+            inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
+        if arch.takes_logits_to_keep:
+            # As indices, and not as their number: the head then gets all rows in one product, and not a slice of every sequence.
+            inputs["logits_to_keep"] = torch.from_numpy(asked).to(device, non_blocking=True)
+        start = time.perf_counter()
+        helpers = self._products.helpers(token_ids.size) if arch.by_position else 0
+        with self._products.in_force(helpers):
+            logits: Tensor = self.view.module(**inputs).logits
+        self.seconds += time.perf_counter() - start
+        return self.picks[-1](logits)
+
+    def _attention(self, layout: Layout, masked: bool) -> AbstractContextManager[None]:
+        arch, config = self._architecture, self.view.config
+        if arch.by_position:
+            order = KeyOrder.of(layout.cached, layout.places, layout.positions, layout.padding)
+            return tree_attention(config, order=order)
+        if not masked or not arch.tree_attention:
+            return nullcontext()
+        return tree_attention(config, layout.causal if arch.layer_kinds == ("full_attention",) else 0)
