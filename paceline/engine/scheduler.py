@@ -15,8 +15,8 @@ from paceline.engine.waiting_line import WaitingLine
 class Scheduler:
     """Requests of one engine, waiting and active.
 
-    Prompts go first, in forwards of their own. While somebody reads a stream, its steps take turns with forwards that feed only as
-    much of the prompts as does not hold it up for long.
+    Prompts go first, in forwards of their own. While somebody reads a stream, its steps take turns with forwards that feed only
+    as much of the prompts as does not hold it up for long.
 
     Args:
         most: sequences at once; None = any number.
