@@ -96,7 +96,7 @@ class Part:
             worth.gate.note_cut(self.width)
         elif self.cost:
             without = all_tokens - self.new_tokens + len(self.outcomes)  # tokens of a step without these drafts
-            worth.gate.note(all_tokens / without, self.cost, len(self.outcomes))
+            worth.gate.note(all_tokens / without, self.cost, sum(map(bool, map(len, self.trees))))
 
 
 def _flatten(trees: ListLike[DraftTree]) -> FlatTrees:

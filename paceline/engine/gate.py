@@ -1,5 +1,7 @@
 """Whether a drafter is asked at all. Drafts that are fed whole are tried in bursts, ever more rarely while they do not pay.
 
+A burst begins with a few sequences of a batch, where others need not be as wide as these; once they pay, all have drafts.
+
 A drafter whose trees are cut to what pays is asked at most steps: one step in five once they have been cut to nothing for long.
 """
 
@@ -20,6 +22,7 @@ class Gate:
         self._steps = self._samples = 0
         self._pause, self._next = 0, _SHORTEST
         self._in_vain = 0  # steps in a row whose trees were cut to nothing
+        self._tried = True  # and not known to pay, or to be cut to what does
 
     def opens(self) -> bool:
         """Return whether the next step has drafts."""
@@ -28,12 +31,17 @@ class Gate:
             return False
         return True
 
+    @property
+    def most(self) -> int | None:
+        """How many sequences are enough to try it with, where others do not pay for them; None = all."""
+        return _BURST if self._tried else None
+
     def note(self, tokens: float, cost: float, sequences: int = 1) -> None:
         """Take in a step with drafts.
 
         Args:
             tokens: new ones per sequence. cost: its time over that of a step without drafts.
-            sequences: that took part.
+            sequences: that had drafts.
         """
         self._tokens = _KEPT * self._tokens + tokens
         self._cost = _KEPT * self._cost + cost
@@ -43,14 +51,23 @@ class Gate:
         if self._samples < _BURST or (early and self._tokens >= _HOPELESS * self._cost):
             return
         if self._tokens >= self._cost:
-            self._next = _SHORTEST
+            if self._tried:  # with few, which may cost less each
+                self._forget()
+            else:
+                self._next = _SHORTEST
+            self._tried = False
             return
         self._pause = min(4 * self._next, _LONGEST) if early else self._next
         self._next = min(2 * self._pause, _LONGEST)
+        self._tried = True
+        self._forget()
+
+    def _forget(self) -> None:
         self._tokens = self._cost = 0.0
         self._steps = self._samples = 0
 
     def note_cut(self, nodes: int) -> None:
         """Take in a step whose trees were cut, to so many nodes at most."""
+        self._tried = False
         self._in_vain = 0 if nodes else self._in_vain + 1
         self._pause = min(max(0, self._in_vain - _PATIENCE), _LONGEST_REST)

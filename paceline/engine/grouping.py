@@ -48,18 +48,21 @@ def parts_of(group: ListLike[Ticket], model: CachedLM, max_nodes: int, most_rows
         max_nodes = max(0, min(max_nodes, most_rows // len(group) - max(fed_by(group, model.prefill_chunk))))
     drafting = sum(model.reaches_end(ticket.seq) for ticket in group)
     parts: dict[Drafting, Part] = {}
-    open_limits: dict[Drafting, tuple[int, bool]] = {}
+    limits: dict[Drafting, int] = {}
+    left: dict[Drafting, int] = {}  # sequences that may have drafts
     for ticket in group:
         mine, wanted = ticket.drafting, ticket.seq.params.max_nodes
         if mine not in parts:
             parts[mine] = Part(mine, [], [])
-            open_limits[mine] = (
-                node_limit(mine.drafter.node_rule, drafting, max_nodes),
-                mine.worth is None or mine.worth.gate.opens(),
-            )
-        limit, opens = open_limits[mine]
-        if not opens and not mine.drafter.draws(ticket.seq):
+            limits[mine] = node_limit(mine.drafter.node_rule, drafting, max_nodes)
+            left[mine] = len(group)
+            if mine.worth is not None:
+                few = mine.worth.gate.most if model.packs else None
+                left[mine] = 0 if not mine.worth.gate.opens() else len(group) if few is None else few
+        limit = limits[mine]
+        if not left[mine] and not mine.drafter.draws(ticket.seq):
             limit = 0
+        left[mine] -= left[mine] > 0 and model.reaches_end(ticket.seq)
         parts[mine].seqs.append(ticket.seq)
         parts[mine].max_nodes.append(limit if wanted is None else min(wanted, limit))
     return list(parts.values())

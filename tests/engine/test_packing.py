@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence as ListLike
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.engine.attention.invariant import attention_by_position
 from paceline.engine.attention.order import address_of, mark
+from paceline.engine.drafter import Drafter
 from paceline.engine.layout import Layout, lay_out
 from paceline.engine.model import CachedLM
 from paceline.engine.node_logits import NodeLogits
@@ -146,3 +148,19 @@ def test_answers_of_ragged_batches(pair: Pair, spec: Any) -> None:
     drafted.model.prefill_chunk = 7
     outs = drafted.generate(pair.prompts, SamplingParams(max_new_tokens=40))
     assert [out.token_ids for out in outs] == pair.answers
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_a_drafter_of_whole_trees_is_tried_with_a_few(pair: Pair, batch_invariant: bool) -> None:
+    class Whole(Drafter):
+        budget = True
+
+        def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+            asked.append(sum(map(bool, max_nodes)))
+            return [DraftTree.chain([0] * min(4, limit)) for limit in max_nodes]
+
+    asked: list[int] = []
+    llm = LLM(pair.target, Whole(), max_batch=20, batch_invariant=batch_invariant)
+    outs = llm.generate((pair.prompts * 20)[:20], SamplingParams(max_new_tokens=40, ignore_eos=True))
+    assert len(outs) == 20
+    assert max(asked) == (8 if batch_invariant else 20)

@@ -210,6 +210,28 @@ def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
     assert set(pauses(1.0, 4000)[4:-1]) == {512}
 
 
+def test_a_few_sequences_try_it_until_it_pays() -> None:
+    gate = Gate()
+    assert gate.most == 8
+    for _ in range(8):
+        gate.note(2.0, 1.5)
+    assert gate.most is None
+    while gate.opens():  # with all of them it does not
+        gate.note(1.0, 1.5, sequences=32)
+    assert gate.most == 8
+    pauses = [0]
+    for _ in range(400):  # and never does, whatever the few say
+        if gate.opens():
+            gate.note(*((2.0, 1.5, 8) if gate.most else (1.0, 1.5, 32)))
+            pauses.append(0)
+        else:
+            pauses[-1] += 1
+    assert [pause for pause in pauses if pause][:3] == [31, 64, 128]
+    cut = Gate()
+    cut.note_cut(0)  # what is cut to what pays needs no trial
+    assert cut.most is None
+
+
 def test_one_step_of_a_large_batch_is_enough_where_drafts_are_hopeless() -> None:
     gate = Gate()
     gate.note(1.1, 3.0, sequences=32)
