@@ -11,7 +11,10 @@ _BURST, _LEAST_STEPS = 8, 2  # steps of a sequence after which a burst may end, 
 _SHORTEST, _LONGEST = 32, 512  # steps without drafts between two bursts
 _PATIENCE, _LONGEST_REST = 4, 4  # steps whose trees were cut to nothing before the first is left out; and most in a row
 _KEPT = 0.94  # of what earlier steps of a burst say, with every step
-_HOPELESS = 0.5  # of what plain decoding would yield: one step of a large batch says that, and four times the pause follows
+_FEW = 4  # sequences of a batch that a burst begins with
+# A step of a few sequences that takes so many of plain decoding, and whose drafts bring less than such a share of what would pay
+# for it, ends a burst, and four times the pause follows.
+_DEAR, _HOPELESS = 1.5, 0.5
 
 
 class Gate:
@@ -34,7 +37,7 @@ class Gate:
     @property
     def most(self) -> int | None:
         """How many sequences are enough to try it with, where others do not pay for them; None = all."""
-        return _BURST if self._tried else None
+        return _FEW if self._tried else None
 
     def note(self, tokens: float, cost: float, sequences: int = 1) -> None:
         """Take in a step with drafts.
@@ -48,7 +51,11 @@ class Gate:
         self._steps += 1
         self._samples += sequences
         early = self._steps < _LEAST_STEPS
-        if self._samples < _BURST or (early and self._tokens >= _HOPELESS * self._cost):
+        if early:
+            hopeless = self._cost > _DEAR and self._tokens - 1 < _HOPELESS * (self._cost - 1)
+            if self._samples < _FEW or not hopeless:
+                return
+        elif self._samples < _BURST:
             return
         if self._tokens >= self._cost:
             if self._tried:  # with few, which may cost less each

@@ -212,17 +212,17 @@ def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
 
 def test_a_few_sequences_try_it_until_it_pays() -> None:
     gate = Gate()
-    assert gate.most == 8
+    assert gate.most == 4
     for _ in range(8):
         gate.note(2.0, 1.5)
     assert gate.most is None
     while gate.opens():  # with all of them it does not
         gate.note(1.0, 1.5, sequences=32)
-    assert gate.most == 8
+    assert gate.most == 4
     pauses = [0]
     for _ in range(400):  # and never does, whatever the few say
         if gate.opens():
-            gate.note(*((2.0, 1.5, 8) if gate.most else (1.0, 1.5, 32)))
+            gate.note(*((2.0, 1.5, 4) if gate.most else (1.0, 1.5, 32)))
             pauses.append(0)
         else:
             pauses[-1] += 1
@@ -236,6 +236,9 @@ def test_one_step_of_a_large_batch_is_enough_where_drafts_are_hopeless() -> None
     gate = Gate()
     gate.note(1.1, 3.0, sequences=32)
     assert [gate.opens() for _ in range(129)] == [False] * 128 + [True]
+    few = Gate()
+    few.note(1.03, 2.2, sequences=4)
+    assert not few.opens()
     other = Gate()
     other.note(1.1, 1.5, sequences=32)
     assert other.opens()
