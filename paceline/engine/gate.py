@@ -39,6 +39,16 @@ class Gate:
         """How many sequences are enough to try it with, where others do not pay for them; None = all."""
         return _FEW if self._tried else None
 
+    def admits(self, sequences: int, packed: bool) -> int:
+        """Return how many of them have drafts in the next step.
+
+        Args:
+            packed: nobody pays for others' drafts.
+        """
+        if not self.opens():
+            return 0
+        return self.most if packed and self.most is not None else sequences
+
     def note(self, tokens: float, cost: float, sequences: int = 1) -> None:
         """Take in a step with drafts.
 

@@ -55,10 +55,7 @@ def parts_of(group: ListLike[Ticket], model: CachedLM, max_nodes: int, most_rows
         if mine not in parts:
             parts[mine] = Part(mine, [], [])
             limits[mine] = node_limit(mine.drafter.node_rule, drafting, max_nodes)
-            left[mine] = len(group)
-            if mine.worth is not None:
-                few = mine.worth.gate.most if model.packs else None
-                left[mine] = 0 if not mine.worth.gate.opens() else len(group) if few is None else few
+            left[mine] = len(group) if mine.worth is None else mine.worth.gate.admits(len(group), model.packs)
         limit = limits[mine]
         if not left[mine] and not mine.drafter.draws(ticket.seq):
             limit = 0

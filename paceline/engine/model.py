@@ -101,8 +101,7 @@ class CachedLM:
     @property
     def packs(self) -> bool:
         """Whether sequences of different widths share a forward without padding."""
-        arch = self.architecture
-        return arch.by_position and arch.takes_masks and arch.takes_position_ids
+        return self.architecture.by_position and self.architecture.takes_masks
 
     @property
     def device(self) -> torch.device:
@@ -200,7 +199,7 @@ class CachedLM:
         layout = lay_out(seqs, trees, self.prefill_chunk, self.least_rows)
         flat = self._feeder.padded(layout)
         self._count(layout.pending, layout.nodes)
-        return NodeLogits(flat, [row * (1 + layout.width) for row in range(len(counts))], counts)
+        return NodeLogits.of(flat.unflatten(0, (len(counts), -1)), counts)  # type: ignore[no-untyped-call]
 
     def forward_with_hidden(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> tuple[Tensor, Tensor]:
         """Run `forward`, and return what the LM head was fed as well.
@@ -250,13 +249,10 @@ class CachedLM:
         moves = [row for row, path in enumerate(accepted) if list(path) != list(range(len(path)))]
         if moves:
             longest = max(len(accepted[row]) for row in moves)
+            paths = [[*accepted[row], *[accepted[row][-1]] * (longest - len(accepted[row]))] for row in moves]
             base = np.array([[self._seqs[row].cached + pending[row]] for row in moves])
-            target = base + np.minimum(np.arange(longest), [[len(accepted[row]) - 1] for row in moves])
-            source = target.copy()
-            for place, row in enumerate(moves):
-                path = accepted[row]
-                source[place] = base[place] + np.asarray(path)[target[place] - base[place]]
-            self._cache.move(np.array([[self._seqs[row].slot] for row in moves]), source, target)
+            target = np.minimum(np.arange(longest), [[len(accepted[row]) - 1] for row in moves])
+            self._cache.move(np.array([[self._seqs[row].slot] for row in moves]), base + np.array(paths), base + target)
         for row, (seq, path) in enumerate(zip(self._seqs, accepted, strict=True)):
             seq.cached += int(pending[row]) + len(path)
 

@@ -40,28 +40,28 @@ class Offers(ABC):
         """How many units the trees of a part are, as they are now."""
 
     @abstractmethod
-    def best(self, seconds: Floats) -> int:
-        """Return the number of units with the most tokens per second, if there were no trees but those that may be cut.
+    def cut(self, seconds: Floats) -> int:
+        """Leave the trees that may be cut what pays beside those that may not; return the units of the step.
 
         Args:
             seconds: of a step by its units, [1 + most].
         """
 
     @abstractmethod
-    def cut(self, seconds: Floats) -> int:
-        """Leave the trees that may be cut what pays beside those that may not; return the units of the step."""
+    def _best(self, seconds: Floats) -> int:
+        """The units with the most tokens per second, if there were no trees but those that may be cut."""
 
     @abstractmethod
     def _with(self, below: int, part: Part) -> int:
         """The units of a step that had `below` once it has the whole trees of a part as well."""
 
-    def charge(self, own: int, seconds: Floats) -> None:
+    def charge(self, seconds: Floats) -> None:
         """Say what whole trees cost, in steps without them, where somebody asks.
 
         Args:
-            own: units of the trees that may be cut.
+            seconds: as for `cut`.
         """
-        below = own
+        below = self._best(seconds) if self._whole else 0
         for part in sorted(self._whole, key=self.units):
             beside = self._with(below, part)
             if part.width and part.drafting.worth is not None:
@@ -89,8 +89,7 @@ class Padded(Offers):
         """The nodes of its largest tree."""
         return part.width
 
-    def best(self, seconds: Floats) -> int:
-        """Return the best width."""
+    def _best(self, seconds: Floats) -> int:
         return int((self._tokens / seconds).argmax())
 
     def cut(self, seconds: Floats) -> int:
@@ -131,8 +130,7 @@ class Packed(Offers):
         """All its nodes."""
         return sum(map(len, part.trees))
 
-    def best(self, seconds: Floats) -> int:
-        """Return how many of the likeliest nodes."""
+    def _best(self, seconds: Floats) -> int:
         return int((self._tokens / seconds[: len(self._tokens)]).argmax())
 
     def cut(self, seconds: Floats) -> int:

@@ -54,14 +54,11 @@ class Packing:
         Args:
             marks: see `KeyOrder`.
         """
-        fed = self.pending + self.nodes
-        tail = np.zeros((len(fed), int(fed.max())), dtype=np.int64)
-        begin = 0
-        for row, (pending, nodes, cached) in enumerate(zip(self.pending, self.nodes, self.cached, strict=True)):
-            tail[row] = cached + np.arange(tail.shape[1])
-            if nodes:
-                tail[row, pending + self.ranks[begin : begin + nodes]] = cached + pending + np.arange(nodes)
-            begin += nodes
+        fed, behind = self.pending + self.nodes, self.cached + self.pending
+        tail = self.cached[:, None] + np.arange(fed.max())
+        row = np.repeat(np.arange(len(fed)), self.nodes)
+        number = np.arange(len(row)) - np.repeat(np.cumsum(self.nodes) - self.nodes, self.nodes)  # in its own tree
+        tail[row, self.pending[row] + self.ranks] = behind[row] + number
         return KeyOrder(self.cached, tail, int((self.cached + fed).max()), marks)
 
 

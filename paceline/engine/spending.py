@@ -110,9 +110,8 @@ class Spending:
         # A prompt is fed anyway: its drafts are to be worth what they add, beside a step of plain decoding.
         seconds = self._seconds(sequences, 1, 0)[0] + by_curve - by_curve[0]
         seconds[1:] *= _MARGIN * self._pace.factor
-        own = offers.best(seconds)
         fed = offers.cut(seconds)
-        offers.charge(own, seconds)
+        offers.charge(seconds)
         # Prompts say nothing about decoding.
         plain = rows == sequences
         self._step = (fed > 0, float(by_curve[fed])) if plain else None

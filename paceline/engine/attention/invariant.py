@@ -47,12 +47,12 @@ def attention_by_position(
     Returns:
         [rows, columns, heads, value dim], in the dtype and with the rows and columns of the query.
     """
-    tensors, heads, columns, dim = query.shape
+    batch, heads, columns, dim = query.shape
     key_heads, value_dim = value.shape[1], value.shape[3]
     groups, keys = heads // key_heads, order.keys
     visible = order.visible(mask, columns)
     query, key, value = _readable(query, dim), _readable(key, dim), _readable(value, value_dim)
-    out = torch.empty(tensors, columns, heads, value.shape[3], dtype=torch.float32)
+    out = torch.empty(batch, columns, heads, value.shape[3], dtype=torch.float32)
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
     tile = min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), visible.columns * groups)
     place = _arguments.write(
@@ -62,7 +62,7 @@ def attention_by_position(
         1 / math.sqrt(dim) if scaling is None else scaling, softcap or 0.0,
         *visible.places, *order.places, len(visible.runs), order.tail.shape[1], 0,
     )  # fmt: skip
-    others, work = torch.get_num_threads() - 1, tensors * heads * columns * keys * dim
+    others, work = torch.get_num_threads() - 1, batch * heads * columns * keys * dim
     attend.share(place, min(others, work // _SHARE), work < _SHARE_AWAKE)
     if value_dim % WIDTH:
         out = out[..., :value_dim]
