@@ -42,8 +42,11 @@ class NodeLogits:
         return self.flat[self.starts[row] : self.starts[row] + self.counts[row]]
 
     def those(self, rows: ListLike[int]) -> NodeLogits:
-        """Those of some of the sequences, in their order."""
-        return NodeLogits(self.flat, [self.starts[row] for row in rows], [self.counts[row] for row in rows])
+        """Those of some of the sequences, in their order, and no rows of others."""
+        if list(rows) == list(range(len(self))):
+            return self
+        counts = [self.counts[row] for row in rows]
+        return NodeLogits.side_by_side(torch.cat([self[row] for row in rows]) if counts else self.flat[:0], counts)
 
     def padded(self) -> Tensor:
         """All of them as [batch, 1 + width, vocab]; what is beyond a sequence's own rows means nothing."""
