@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Found = TypeVar("Found", bound="DataclassInstance")
+Kept = TypeVar("Kept")
 
 VARIABLE = "PACELINE_CACHE"
 CARD = "paceline.json"  # what a folder is: written last, with the size of every file
@@ -106,13 +107,22 @@ def remember(place: Place, find: Callable[[], Found], read: Callable[[dict[str, 
         read: makes it from its attributes again.
     """
 
+    def write(found: Found) -> bytes:
+        return (json.dumps(asdict(found), indent=1) + "\n").encode()
+
+    return remember_bytes(place, find, write, lambda content: read(parse_json(content)))
+
+
+def remember_bytes(place: Place, find: Callable[[], Kept], write: Callable[[Kept], bytes], read: Callable[[bytes], Kept]) -> Kept:
+    """As `remember`, in a form of the caller's: `read` raises a ValueError, LookupError or TypeError where a file is damaged."""
+
     def make(folder: Path) -> dict[str, Any]:
-        (folder / place.file).write_text(json.dumps(asdict(find()), indent=1) + "\n", encoding="utf-8")
+        (folder / place.file).write_bytes(write(find()))
         return {}
 
     folder = root() / place.kind / hashlib.sha256(place.facts.encode()).hexdigest()
     try:
-        return read(parse_json((_obtain(folder, place.name, make, lambda: None) / place.file).read_bytes()))
+        return read((_obtain(folder, place.name, make, lambda: None) / place.file).read_bytes())
     except (PacelineError, ValueError, LookupError, TypeError):  # a cache that cannot be written or read
         return find()
 

@@ -55,6 +55,8 @@ class Outcome:
         target_argmax: 1 + n tokens: the target's most likely one after the root and after EVERY node.
         target_top: its most likely tokens there, where the drafter's `top_k` asks for them.
         logprobs: per new token, where the request asks for them: token id -> log-probability, likeliest first.
+        foreseen: what the target may say after the newest of `new_token_ids`, in one row, where the drafter
+            asks for it (`foresees`).
     """
 
     seq: Sequence
@@ -64,6 +66,7 @@ class Outcome:
     target_argmax: list[int]
     target_top: TopTokens | None = None
     logprobs: list[dict[int, float]] | None = None
+    foreseen: TopTokens | None = None
 
 
 class Drafter:
@@ -79,7 +82,6 @@ class Drafter:
         budget: the engine feeds as many nodes of its trees as pay for their forward, the first ones; none where drafting does not
             (`paceline.engine.spending`). Its trees should carry confidence and have the likeliest paths first.
         top_k: how many of the target's most likely tokens after every node outcomes are to carry; 0 = none, which is free.
-        takes_bigrams: it wants to know what the target says follows its commonest tokens (`paceline.engine.bigrams`).
         needs_predictions: it learns from what the target says behind guesses it did not keep (`target_argmax`),
             which no record of an answer has.
         needs_draft_model: of a class: `build` takes a draft model beside the options.
@@ -95,7 +97,6 @@ class Drafter:
     node_rule: NodeRule = NodeRule()
     budget: bool = False
     top_k: int = 0
-    takes_bigrams: bool = False
     needs_predictions: bool = False
     needs_draft_model: ClassVar[bool] = False
     takes_draft_model: ClassVar[bool] = False
@@ -116,12 +117,13 @@ class Drafter:
             DatastoreError, ConfigError: they are not, as far as the drafter knows; both fingerprints are named.
         """
 
-    def take_bigrams(self, bigrams: TopTokens) -> None:
-        """The first step of an engine is due, and `takes_bigrams`.
+    def foresees(self) -> int:
+        """Say how many tokens that may follow the newest one the outcomes of the next forward are to carry; 0 = none.
 
-        Args:
-            bigrams: row i is what may follow token i, for the first so many tokens of the vocabulary.
+        They are read off the target's hidden state (`paceline.engine.foresight`), which takes a fiftieth of a small model's
+        forward.
         """
+        return 0
 
     def start(self, seq: Sequence) -> None:
         """The prompt of `seq` is known: allocate its state."""
@@ -174,8 +176,7 @@ def require_drafter(where: str, drafter: object) -> None:
 
 
 _PASSED_ON = (
-    "name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k", "takes_bigrams", "needs_predictions",
-    "needs_draft_model"
+    "name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k", "needs_predictions", "needs_draft_model"
 )  # fmt: skip
 
 
@@ -195,9 +196,9 @@ class DelegatingDrafter(Drafter):
         """Pass on."""
         self.inner.check_tokenizer(tokenizer)
 
-    def take_bigrams(self, bigrams: TopTokens) -> None:
-        """Pass on."""
-        self.inner.take_bigrams(bigrams)
+    def foresees(self) -> int:
+        """As many as the inner drafter wants."""
+        return self.inner.foresees()
 
     def start(self, seq: Sequence) -> None:
         """Pass on."""

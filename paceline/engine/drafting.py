@@ -50,6 +50,7 @@ class Part:
         cost: what the step takes with the trees, in steps without them; 0 = that is of no interest. Of trees that are cut, it is
             where a model made them that their drafter cannot do without: however few are fed, that time has passed.
         draft_seconds: in forwards of the drafter's own model.
+        foresees: how many tokens its outcomes are to carry that may follow the newest one.
         error: what the drafter raised, which ends its requests and no others.
     """
 
@@ -62,6 +63,7 @@ class Part:
     flat: FlatTrees | None = None
     cost: float = 0.0
     draft_seconds: float = 0.0
+    foresees: int = 0
     error: Exception | None = None
 
     @property

@@ -11,16 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ListLike
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Literal
-from weakref import WeakSet
 
 from transformers import PreTrainedModel
 
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
-from paceline.engine.bigrams import bigrams
 from paceline.engine.cost_curve import cost_curve
 from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
+from paceline.engine.foresight import Foresight, find_foresight
 from paceline.engine.grouping import fed_by, parts_of
 from paceline.engine.interrupts import interrupts_held
 from paceline.engine.invariance import settle
@@ -113,7 +112,7 @@ class Engine:
         self._turn = threading.RLock()
         self._stepping = False
         self._leaving: deque[Ticket] = deque()  # withdrawn during a step
-        self._told: WeakSet[Drafter] = WeakSet()  # the bigrams
+        self._foresight: list[Foresight | None] = []  # found when it is first asked for
         self._steps = 0
         self._step_seconds = self._draft_seconds = 0.0
 
@@ -284,11 +283,10 @@ class Engine:
                 self._lifecycle.drop(ticket)
 
     def _decode(self, group: list[Ticket]) -> list[Outcome]:
-        for ticket in group:
-            self._tell_bigrams(ticket.drafting.drafter)
+        foresight = self._foresight_for(group)
         start, fed = time.perf_counter(), sum(fed_by(group, self.model.prefill_chunk))
         parts = parts_of(group, self.model, self._max_nodes, self._most_rows)
-        joint_step(self.model, parts, self._verify, self.spending)
+        joint_step(self.model, parts, self._verify, self.spending, foresight)
         self._schedule.note(fed, time.perf_counter() - start)
         self._lifecycle.count_forward()
         self._draft_seconds += sum(part.draft_seconds for part in parts)
@@ -303,10 +301,15 @@ class Engine:
         self._schedule.make_room()
         return outcomes
 
-    def _tell_bigrams(self, drafter: Drafter) -> None:
-        if drafter.takes_bigrams and drafter not in self._told and self._parallel is None:  # a clock decides how many there are
-            drafter.take_bigrams(bigrams(self.model))
-            self._told.add(drafter)
+    def _foresight_for(self, group: list[Ticket]) -> Foresight | None:
+        """Return the model's foresight where a drafter of the group asks for it; never with ranks: a clock bounds its making."""
+        asked = 0
+        for drafter in {ticket.drafting.drafter for ticket in group} if self._parallel is None else ():
+            with suppress(Exception):  # the step asks again, and blames the drafter
+                asked += drafter.foresees()
+        if asked and not self._foresight:
+            self._foresight.append(find_foresight(self.model))
+        return self._foresight[0] if asked else None
 
     def _check(self, drafter: Drafter) -> None:
         check_vocabulary(drafter, self.model.vocab_size)

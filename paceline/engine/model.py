@@ -208,6 +208,16 @@ class CachedLM:
             logits [batch, 1 + width, vocab], and the hidden states they are made of (after the final norm), [batch, 1 + width,
             hidden].
         Raises:
+            UnsupportedModelError: as `forward_with_states`.
+        """
+        logits = self.forward_with_states(seqs, trees)
+        assert logits.states is not None, "asked for"
+        return logits.padded(), replace(logits, flat=logits.states).padded()
+
+    def forward_with_states(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> NodeLogits:
+        """Run `forward_nodes`, and keep what the LM head was fed (after the final norm).
+
+        Raises:
             UnsupportedModelError: the model has no module that makes logits of hidden states.
         """
         fed: list[Tensor] = []
@@ -225,7 +235,7 @@ class CachedLM:
                 " read; choose a drafter without an acceptance head."
             )
         states = torch.cat([pick(one) for pick, one in zip(self._feeder.picks, fed, strict=True)])
-        return logits.padded(), replace(logits, flat=states[: len(logits.flat)]).padded()
+        return replace(logits, states=states[: len(logits.flat)])
 
     def _forward_rows(self, trees: ListLike[DraftTree]) -> NodeLogits:
         # Positions are slots in these models (ALiBi): rows of different length cannot share a forward.

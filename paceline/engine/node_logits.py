@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -16,11 +16,13 @@ class NodeLogits:
 
     Attributes:
         flat: [rows, vocab]. starts, counts: of each sequence, its first row, that after the newest token, and how many it has.
+        states: what each row was made of, [rows, hidden]; None where nobody asked.
     """
 
     flat: Tensor
     starts: list[int]
     counts: list[int]
+    states: Tensor | None = None
 
     @staticmethod
     def side_by_side(flat: Tensor, counts: list[int]) -> NodeLogits:
@@ -46,7 +48,13 @@ class NodeLogits:
         if list(rows) == list(range(len(self))):
             return self
         counts = [self.counts[row] for row in rows]
-        return NodeLogits.side_by_side(torch.cat([self[row] for row in rows]) if counts else self.flat[:0], counts)
+        starts = [self.starts[row] for row in rows]
+        flat, states = (
+            None if whole is None else torch.cat([whole[:0], *(whole[a : a + n] for a, n in zip(starts, counts, strict=True))])
+            for whole in (self.flat, self.states)
+        )
+        assert flat is not None, "rows have logits"
+        return replace(NodeLogits.side_by_side(flat, counts), states=states)
 
     def padded(self) -> Tensor:
         """All of them as [batch, 1 + width, vocab]; what is beyond a sequence's own rows means nothing."""

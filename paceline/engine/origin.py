@@ -13,6 +13,7 @@ class Origin(IntEnum):
         PROMPT, OUTPUT, DATASTORE: it followed the same tokens in the prompt, in the answer so far, or in a datastore.
         RECYCLED: the target once named it as likely there. WINDOW: guessed by the target for a place ahead.
         POOL: a phrase kept from earlier steps or answers. MODEL: said by a draft model.
+        FORESEEN: read off the target's hidden state one token early.
     """
 
     TARGET = 0
@@ -24,6 +25,7 @@ class Origin(IntEnum):
     WINDOW = 6
     POOL = 7
     MODEL = 8
+    FORESEEN = 9
 
     @property
     def word(self) -> str:

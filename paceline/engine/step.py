@@ -8,6 +8,7 @@ from collections.abc import Sequence as ListLike
 
 from paceline.engine.drafter import Drafter, Outcome, untouched
 from paceline.engine.drafting import Drafting, Part
+from paceline.engine.foresight import Foresight
 from paceline.engine.model import CachedLM
 from paceline.engine.node_logits import NodeLogits
 from paceline.engine.sequence import Sequence
@@ -38,7 +39,13 @@ def decode_step(
     return part.outcomes
 
 
-def joint_step(model: CachedLM, parts: ListLike[Part], verify: Verifier = verify_batch, spending: Spending | None = None) -> None:
+def joint_step(
+    model: CachedLM,
+    parts: ListLike[Part],
+    verify: Verifier = verify_batch,
+    spending: Spending | None = None,
+    foresight: Foresight | None = None,
+) -> None:
     """Advance the sequences of all parts by one forward of the target; their outcomes are in their parts.
 
     A sequence with more pending tokens than a prefill chunk only moves a chunk forward; it has no outcome yet. Where a drafter
@@ -46,6 +53,7 @@ def joint_step(model: CachedLM, parts: ListLike[Part], verify: Verifier = verify
 
     Args:
         spending: cuts the trees to what pays; None = they are fed as proposed.
+        foresight: what it says goes with the outcomes of drafters that ask for it; None = it is not to be had.
     """
     start = time.perf_counter()
     for part in parts:
@@ -62,11 +70,12 @@ def joint_step(model: CachedLM, parts: ListLike[Part], verify: Verifier = verify
     ready = [row for row, seq in enumerate(seqs) if seq.id in drafted]
     trees = [drafted.get(seq.id, EMPTY_TREE) for seq in seqs]
 
-    logits = model.forward_nodes(seqs, trees)
+    foreseeing = foresight is not None and any(part.foresees for part in parts)
+    logits = model.forward_with_states(seqs, trees) if foreseeing else model.forward_nodes(seqs, trees)
     if len(ready) < len(seqs):
         logits = logits.those(ready)
     outcomes = verify([seqs[row] for row in ready], [trees[row] for row in ready], logits)
-    _hand_out(outcomes, parts, logits)
+    _hand_out(outcomes, parts, logits, foresight)
     accepted: list[list[int]] = [[]] * len(seqs)
     for row, outcome in zip(ready, outcomes, strict=True):
         accepted[row] = outcome.accepted
@@ -91,6 +100,7 @@ def _propose(model: CachedLM, part: Part) -> None:
         limits = [limit for seq, limit in zip(part.seqs, limits, strict=True) if model.reaches_end(seq)]
     drafter, before = part.drafting.drafter, part.drafting.drafter.forward_seconds
     try:
+        part.foresees = drafter.foresees()
         with untouched(drafter, part.ready):
             trees = drafter.propose(part.ready, limits)
         check_trees(drafter, part.ready, limits, trees, model.vocab_size)
@@ -100,14 +110,16 @@ def _propose(model: CachedLM, part: Part) -> None:
     part.draft_seconds = drafter.forward_seconds - before
 
 
-def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: NodeLogits) -> None:
-    """Give every part the outcomes of its sequences, with the likeliest tokens its drafter asks for."""
+def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: NodeLogits, foresight: Foresight | None) -> None:
+    """Give every part the outcomes of its sequences, with the likeliest tokens its drafter asks for, there and one token on."""
     rows = {outcome.seq.id: row for row, outcome in enumerate(outcomes)} if len(parts) > 1 else {}
     for part in parts:
         mine = [rows[seq.id] for seq in part.ready] if rows else range(len(outcomes))
         part.outcomes = [outcomes[row] for row in mine]
         if part.drafting.drafter.top_k:
             part.outcomes = with_top_tokens(part.outcomes, logits.those(mine), part.drafting.drafter.top_k)
+        if part.foresees and foresight is not None:
+            part.outcomes = foresight.add_to(part.outcomes, logits.those(mine), part.foresees)
 
 
 def _observe(part: Part) -> None:

@@ -19,10 +19,14 @@ from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.options import SssdOptions
 from paceline.engine.drafter import Outcome, TopTokens
 from paceline.engine.model import CachedLM
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _RETRIEVED = 48  # nodes that retrieval may propose
+_FORESEEN = 16  # tokens that are foreseen
+_WORTH_IT = 2  # sequences for each draft that is fed, from which on it is not worth its time
+_AGAIN = 16  # steps until it is tried again
 
 
 class Auto(RecyclingDrafter):
@@ -40,10 +44,11 @@ class Auto(RecyclingDrafter):
             SssdOptions(options.datastore, calibration=options.calibration, nodes=_RETRIEVED, live=options.live)
         )
         self._recycler = Recycler(options.keys, pool=options.pool)
-        self.takes_bigrams = options.bigrams
         self.ids_below = self._retrieval.ids_below
         self._model = None if draft is None or not options.draft else ModelSource(draft)
         self._weighings = Weighings()
+        self._foreseen: dict[int, DraftTree] = {}  # by sequence
+        self._fed, self._steps = True, 0  # whether steps feed drafts
         if self._model is not None:
             self.vocab_size = self._model.vocab_size
 
@@ -66,9 +71,11 @@ class Auto(RecyclingDrafter):
         super().check_tokenizer(tokenizer)
         self._retrieval.check_tokenizer(tokenizer)
 
-    def take_bigrams(self, bigrams: TopTokens) -> None:
-        """Begin with them."""
-        self._recycler.begin(bigrams)
+    def foresees(self) -> int:
+        """Ask for what follows, with the budget while drafts are fed, and now and then."""
+        if self._model is not None or not self._options.foresight:
+            return 0
+        return _FORESEEN if self._fed or self._steps % _AGAIN == 0 else 0
 
     def start(self, seq: Sequence) -> None:
         """Pass on to the sources."""
@@ -78,25 +85,30 @@ class Auto(RecyclingDrafter):
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence."""
-        modelled = self._modelled(seqs, max_nodes)
+        modelled = self._foretold(seqs) if self._model is None else self._modelled(self._model, seqs, max_nodes)
         retrieved = self._retrieval.propose(seqs, [_RETRIEVED if limit else 0 for limit in max_nodes])
         return [
             self._recycler.draft(seq, limit, self._options.least, *beside)
             for seq, limit, *beside in zip(seqs, max_nodes, retrieved, modelled, strict=True)
         ]
 
-    def _modelled(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the draft model's trees; empty ones where it does not pay, or is not there."""
-        if self._model is None:
-            return [EMPTY_TREE] * len(seqs)
+    def _foretold(self, seqs: ListLike[Sequence]) -> list[DraftTree]:
+        """Return what was foreseen of each sequence."""
+        return [self._foreseen.pop(seq.id, EMPTY_TREE) for seq in seqs]
+
+    def _modelled(self, model: ModelSource, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Return the draft model's trees; empty ones where it does not pay."""
         # What prompts take says nothing about decoding.
         asks = not self.budget or self._weighings.begin(len(seqs), all(seq.output_ids for seq in seqs))
-        return self._model.propose(seqs, max_nodes if asks else [0] * len(seqs))
+        return model.propose(seqs, max_nodes if asks else [0] * len(seqs))
 
     def observe(self, outcomes: ListLike[Outcome]) -> None:
         """Keep what the target said."""
         self._retrieval.observe(outcomes)
         self._recycler.observe(outcomes)
+        self._steps += 1
+        self._fed = not self.budget or _WORTH_IT * sum(len(outcome.tree) for outcome in outcomes) >= len(outcomes)
+        self._foreseen.update((one.seq.id, _as_tree(one.foreseen)) for one in outcomes if one.foreseen is not None)
         if self._model is not None:
             self._model.observe(outcomes)
             self._weighings.end(sum(len(outcome.new_token_ids) for outcome in outcomes))
@@ -105,5 +117,12 @@ class Auto(RecyclingDrafter):
         """Free what belongs to a sequence."""
         self._retrieval.stop(seq)
         self._recycler.stop(seq)
+        self._foreseen.pop(seq.id, None)
         if self._model is not None:
             self._model.stop(seq)
+
+
+def _as_tree(top: TopTokens) -> DraftTree:
+    """Return foreseen tokens as the children of the root."""
+    count = top.token_ids.shape[1]
+    return DraftTree(top.token_ids[0].tolist(), [-1] * count, None, top.probs[0].tolist(), origins=[Origin.FORESEEN] * count)

@@ -152,21 +152,6 @@ def remember(
 
 
 @compiled
-def begin(table: Table, token_ids: IntArray, probs: NDArray[np.float32]) -> None:
-    """Keep what may follow single tokens, where nothing is known of these.
-
-    Args:
-        token_ids, probs: [n, k], row i of token i.
-    """
-    tail = np.zeros(LONGEST_KEY, dtype=np.int64)
-    flat_ids, flat_probs, width = token_ids.ravel(), probs.ravel(), token_ids.shape[1]
-    for row in range(len(token_ids)):
-        tail[-1] = row
-        if look_up(table, tail, 1)[0] == ABSENT:
-            write(table, tail, 1, flat_ids, flat_probs, row * width, width)
-
-
-@compiled
 def restore(table: Table, keys: NDArray[np.uint64], sizes: Any, tokens: Any, probs: NDArray[np.float32]) -> None:
     """Put entries into a table, the oldest first.
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from paceline.common.limits import LONGEST_KEY, ROWS
 from paceline.drafters.shared.chances import new_chances
 from paceline.drafters.shared.joined_tree import GUESS, Drafted, grow, learn
-from paceline.drafters.shared.recycled import TOP, begin, new_table, remember
+from paceline.drafters.shared.recycled import TOP, new_table, remember
 from paceline.drafters.shared.recycled_file import KeptTable
 from paceline.engine.budget import WITH_BUDGET, NodeRule
-from paceline.engine.drafter import Drafter, Outcome, TopTokens
+from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
@@ -62,7 +62,8 @@ class Recycler:
 
         Args:
             least: chance of a path below which it has no room.
-            beside: another drafter's tree of the same sequence, with confidences. modelled: a draft model's.
+            beside: another drafter's tree of the same sequence, with confidences.
+            modelled: a draft model's, or what was foreseen.
         """
         levels = seq.remaining - 1
         if nodes <= 0 or levels <= 0:
@@ -76,10 +77,6 @@ class Recycler:
         )  # fmt: skip
         self._trees[seq.id] = tree, size
         return as_draft(tree, size)
-
-    def begin(self, bigrams: TopTokens) -> None:
-        """Keep what may follow single tokens until the target says something newer."""
-        begin(self.table, _array(bigrams.token_ids), bigrams.probs)
 
     def observe(self, outcomes: ListLike[Outcome]) -> None:
         """Keep what the target said, and count which guesses came true."""

@@ -133,6 +133,14 @@ class Products:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_stand_ins", tuple((vars(one), _StandIn(one)) for one in self.modules))
 
+    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows @ weight.T + bias as the modules would make it; `weight` [outer, inner] is a part of one of theirs."""
+        count = rows.numel() // rows.shape[-1]
+        ours = self.modules and not self.fixed and self.least <= count <= self.most and weight.shape[0] % WIDTH == 0
+        if ours and weight.device.type == "cpu" and rows.dtype == weight.dtype and weight.shape[1] % WIDTH == 0:
+            return product(rows, weight, bias)
+        return torch.nn.functional.linear(rows, weight, bias)
+
     def helpers(self, rows: int) -> int:
         """Threads that may wait awake in a forward of so many rows: none where torch has work for them as well."""
         threads = torch.get_num_threads()

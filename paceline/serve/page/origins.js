@@ -9,6 +9,7 @@ export const ORIGINS = {
   window: ["Window", "guessed by the model itself for a place ahead"],
   pool: ["Phrase pool", "guessed: a phrase kept from earlier steps or answers"],
   model: ["Draft model", "guessed by a small draft model"],
+  foreseen: ["Foreseen", "guessed: read off the model's hidden state one token early"],
   draft: ["Draft", "guessed by a drafter that does not say how"],
 };
 
