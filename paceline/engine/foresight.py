@@ -99,7 +99,7 @@ def find_foresight(model: CachedLM) -> Foresight | None:
     else:
         name = f"what the states of {model.model.__class__.__name__} tell of the next token"
         place = cache.Place(_KIND, model_identity(model.model)[0], name, "weights.safetensors")
-        weights = cache.remember_bytes(place, lambda: _fit(model, pairs), _to_bytes, lambda content: _read(content, model))
+        weights = cache.remember_bytes(place, lambda: _fit(model, pairs), _to_bytes, lambda kept: _read(kept, model))
     return Foresight(model, weights) if len(weights) else None
 
 
@@ -140,14 +140,18 @@ def _fit(model: CachedLM, pairs: int) -> Tensor:
     hidden = states.shape[-1]
     scale[:hidden], scale[hidden:-1] = scale[:hidden].square().mean().sqrt(), scale[hidden:-1].square().mean().sqrt()
     inputs /= scale
-    # Of two forms of the same system the smaller one: as many equations as there are inputs, or pairs.
+    weights = _solve(inputs, following) / scale[:, None]
+    return weights.cpu()
+
+
+def _solve(inputs: Tensor, following: Tensor) -> Tensor:
+    """Return the weights of least squares with the ridge, by the smaller system: an equation for each input, or pair."""
     weights: Tensor
     if len(inputs) >= inputs.shape[1]:
         weights = torch.linalg.solve(_with_ridge(inputs.T @ inputs), inputs.T @ following)
     else:
         weights = inputs.T @ torch.linalg.solve(_with_ridge(inputs @ inputs.T), following)
-    weights /= scale[:, None]
-    return weights.cpu()
+    return weights
 
 
 def _with_ridge(square: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def test_a_builder_keeps_the_first_origin() -> None:
     assert builder.build().origins == [M, M, Q, Q]
 
 
-@pytest.mark.parametrize("origins", [[P], [P, A, D], [P, 0], [P, 9], "po", [P, [1]], [P, None]])
+@pytest.mark.parametrize("origins", [[P], [P, A, D], [P, 0], [P, 10], "po", [P, [1]], [P, None]])
 def test_bad_origins_are_refused(origins: Any) -> None:
     drafter, seq = ScriptedDrafter([]), sequence([1, 2], [])
     with pytest.raises((DrafterError, TypeError), match=r"origins|unhashable"):

@@ -21,7 +21,7 @@ from paceline.drafters.shared.recycled import ABSENT, TOP, Table, look_up
 from paceline.engine.origin import Origin
 from paceline.engine.tree import IntArray
 
-_RECYCLED = int(Origin.RECYCLED)
+_RECYCLED, _FORESEEN = int(Origin.RECYCLED), int(Origin.FORESEEN)
 _ROOM_EACH, _ROOM = 2 * TOP, 64  # guesses on the frontier: for each node, and besides
 
 
@@ -177,7 +177,8 @@ def _offer(
 def _ask(
     chances: Chances, modelled: Drafted, sampled: bool, base: int, frontier: Records[Guess], first: int, waiting: int
 ) -> int:
-    """Weigh guesses, the children of one node from `first` on, by what a draft model says there; return how many wait now."""
+    """Weigh guesses, the children of one node from `first` on, by what a draft model says there, or was foreseen; return how many
+    wait now."""
     others, asked = waiting, False
     for node in range(len(modelled.token_ids)):
         if modelled.parents[node] != base or waiting == len(frontier):
@@ -195,10 +196,11 @@ def _ask(
         if modelled.confidence[node] >= guess.confidence:
             guess.origin = modelled.origins[node]
     if asked:
+        foreseen = modelled.origins[0] == _FORESEEN
         for index in range(first, waiting):
             guess = frontier[index]
             confidence = -1.0 if guess.modelled == ABSENT else modelled.confidence[guess.modelled]
-            guess.asked = cell_of_asked(sampled, guess.confidence, confidence)
+            guess.asked = cell_of_asked(foreseen, sampled, guess.confidence, confidence)
             guess.confidence = chances.hits[guess.asked] / chances.trials[guess.asked]
     return waiting
 
