@@ -30,11 +30,12 @@ from paceline.engine.tree import EMPTY_TREE
 
 _KIND = "foresight-v1"  # another number when what is found or written changes
 _TEXTS, _LENGTH = 64, 64  # that are written together, and their tokens
+_MOST_BYTES = 1 << 28  # of the cache that they take, but for eight of them
 _PAIRS_EACH, _MOST_PAIRS = 16, 16384  # of state and next state: for each number the map is given, and in all
 _MOST_SECONDS = 16.0  # no forward is begun after so long
 _FEWEST_PAIRS = 512
 _RIDGE = 200.0  # pairs whose inputs are of average size, and whose next state is 0
-_COMMONEST = 16384  # tokens: vocabularies are in the order of their merges
+_COMMONEST = 4096  # tokens: vocabularies are in the order of their merges
 _WORTH_KEEPING = 1 << 36  # multiply-adds; fewer are made again sooner than read
 
 
@@ -164,15 +165,16 @@ def _write(model: CachedLM, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
     apart, first = model.apart(), _first_token(model)
     random = torch.Generator(model.device).manual_seed(0)
     length = min(_LENGTH, model.context_length - 1)
+    together = max(8, min(_TEXTS, _MOST_BYTES // max(1, model.position_bytes * (length + 1))))
     found: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     begin = time.perf_counter()
-    while len(found[0]) * _TEXTS < pairs and time.perf_counter() - begin <= _MOST_SECONDS:
-        texts = [Sequence([first], SamplingParams(max_new_tokens=length + 1, ignore_eos=True)) for _ in range(_TEXTS)]
+    while len(found[0]) * together < pairs and time.perf_counter() - begin <= _MOST_SECONDS:
+        texts = [Sequence([first], SamplingParams(max_new_tokens=length + 1, ignore_eos=True)) for _ in range(together)]
         for text in texts:
             apart.open(text)
         states, token_ids = _advance(apart, texts, random)
         for _ in range(length - 1):
-            if len(found[0]) * _TEXTS >= pairs or time.perf_counter() - begin > _MOST_SECONDS:
+            if len(found[0]) * together >= pairs or time.perf_counter() - begin > _MOST_SECONDS:
                 break
             before = states, token_ids
             states, token_ids = _advance(apart, texts, random)
