@@ -49,7 +49,7 @@ class Part:
         flat: the trees as they were proposed, where the budget may cut them; else None.
         cost: what the step takes with the trees, in steps without them; 0 = that is of no interest. Of trees that are cut, it is
             where a model made them that their drafter cannot do without: however few are fed, that time has passed.
-        draft_seconds: in forwards of the drafter's own model.
+        draft_seconds: in forwards of the drafter's own model, and in foreseeing.
         foresees: how many tokens its outcomes are to carry that may follow the newest one.
         error: what the drafter raised, which ends its requests and no others.
     """

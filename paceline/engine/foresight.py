@@ -99,7 +99,8 @@ def find_foresight(model: CachedLM) -> Foresight | None:
         weights = _fit(model, pairs)
     else:
         name = f"what the states of {model.model.__class__.__name__} tell of the next token"
-        place = cache.Place(_KIND, model_identity(model.model)[0], name, "weights.safetensors")
+        facts = f"{model_identity(model.model)[0]} {_shape(model)}"  # an enlarged model has the identity of the original
+        place = cache.Place(_KIND, facts, name, "weights.safetensors")
         weights = cache.remember_bytes(place, lambda: _fit(model, pairs), _to_bytes, lambda kept: _read(kept, model))
     return Foresight(model, weights) if len(weights) else None
 
@@ -119,9 +120,13 @@ def _has_ends(model: CachedLM) -> bool:
 
 
 def _pairs(model: CachedLM) -> int:
+    return max(_FEWEST_PAIRS, min(_MOST_PAIRS, _PAIRS_EACH * _shape(model)[0]))
+
+
+def _shape(model: CachedLM) -> tuple[int, int]:
+    """Return that of the weights."""
     embedding, head = _ends(model)
-    wanted = min(_MOST_PAIRS, _PAIRS_EACH * (head.in_features + embedding.embedding_dim + 1), _TEXTS * model.context_length)
-    return max(_FEWEST_PAIRS, wanted)
+    return head.in_features + embedding.embedding_dim + 1, head.in_features
 
 
 def _inputs(states: Tensor, embeddings: Tensor) -> Tensor:
@@ -220,12 +225,10 @@ def _read(content: bytes, model: CachedLM) -> Tensor:
     Raises:
         ValueError: it is damaged.
     """
-    embedding, head = _ends(model)
-    shape = head.in_features + embedding.embedding_dim + 1, head.in_features
     try:
         weights: Tensor = safetensors.torch.load(content)["weights"]
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from error
-    if tuple(weights.shape) not in (shape, (0, 0)) or not weights.isfinite().all():
+    if tuple(weights.shape) not in (_shape(model), (0, 0)) or not weights.isfinite().all():
         raise ValueError(f"weights of another shape: {tuple(weights.shape)}")
     return weights

@@ -119,7 +119,9 @@ def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: NodeLogits
         if part.drafting.drafter.top_k:
             part.outcomes = with_top_tokens(part.outcomes, logits.those(mine), part.drafting.drafter.top_k)
         if part.foresees and foresight is not None:
+            start = time.perf_counter()
             part.outcomes = foresight.add_to(part.outcomes, logits.those(mine), part.foresees)
+            part.draft_seconds += time.perf_counter() - start
 
 
 def _observe(part: Part) -> None:

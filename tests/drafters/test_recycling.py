@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 from paceline import DraftTree, Outcome, SamplingParams
 from paceline.common.limits import LONGEST_KEY
 from paceline.drafters import create
-from paceline.drafters.shared.chances import cell_of, new_chances
+from paceline.drafters.shared.chances import CELLS, cell_of, cell_of_asked, new_chances
 from paceline.drafters.shared.recycled import ABSENT, look_up, new_table, remember
 from paceline.drafters.shared.recycler import Recycler
 from paceline.drafters.token_recycling.paper_tree import CHILDREN, PARENTS, RANKS
 from paceline.engine.drafter import TopTokens
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, IntArray
 from paceline.errors import ConfigError
@@ -126,6 +128,25 @@ def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
     seq.append([9])
     made.observe([Outcome(seq, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
     assert (made.chances.trials != counted).sum() == 5  # of 7 and 9 two cells each, of 3 one
+
+
+def test_what_was_foreseen_has_counts_of_its_own() -> None:
+    """It is believed less than a draft model that says the same, and what it does not name keeps more of its chance."""
+    made = taught({(2,): [(7, 0.6)]})
+    seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
+    said = DraftTree([9], [-1], None, [0.6])
+    trees = [made.draft(seq, 8, 0.0, modelled=replace(said, origins=[origin])) for origin in (Origin.MODEL, Origin.FORESEEN)]
+    by_model, foreseen = (dict(zip(tree.token_ids, tree.confidence or (), strict=True)) for tree in trees)
+    assert foreseen[9] < by_model[9]
+    assert foreseen[7] > by_model[7]
+    assert trees[1].origins == [Origin.RECYCLED, Origin.FORESEEN]
+    counted = made.chances.trials.copy()
+    seq.append([9])
+    made.observe([Outcome(seq, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
+    (changed,) = np.nonzero(made.chances.trials != counted)
+    assert len(changed) == 3  # of 7 two cells, of 9 one
+    first = cell_of_asked(True, False, 0.0, -1.0)
+    assert first < changed[1] < changed[2] < CELLS
 
 
 def test_no_tree_is_deeper_than_the_answer_may_be_long() -> None:

@@ -106,7 +106,7 @@ WORDS = {
     "draft_model": {"model"}, "specdec_pp:threshold=0.3": {"model"}, "ouroboros": {"model", "pool"},
     "lookahead:budget=false": {"window", "pool"}, "jacobi": {"window"}, "pia": {"prompt", "pool"},
     "token_recycling:budget=false": {"recycled"}, "prompt_lookup:budget=false": {"prompt", "output"},
-    "sssd:budget=false": {"prompt", "output"}, "auto:budget=false,nodes=16": {"prompt", "output", "recycled"},
+    "sssd:budget=false": {"prompt", "output"}, "auto:budget=false,nodes=16": {"prompt", "output", "recycled", "foreseen"},
 }  # fmt: skip
 
 
