@@ -113,8 +113,8 @@ def test_a_file_of_another_kind_version_or_vocabulary(pair: Pair, tmp_path: Path
     made = written(path, vocab_size=50)
     with pytest.raises(ConfigError, match="got a vocabulary of 50 tokens; expected 256"):
         LLM(pair.target, create(name, pool=str(path)))
-    path.write_bytes(path.read_bytes().replace(b'"version":"1"', b'"version":"9"'))
-    with pytest.raises(ConfigError, match="got version '9'; expected '1'"):
+    path.write_bytes(path.read_bytes().replace(b'"version":"2"', b'"version":"9"'))
+    with pytest.raises(ConfigError, match="got version '9'; expected '2'"):
         create(name, pool=str(path))
     path.write_bytes(pool_bytes(NgramPool(3), 256))
     with pytest.raises(ConfigError, match="got 'paceline phrase pool'; expected 'paceline kept distributions'"):

@@ -2,8 +2,8 @@
 
 Retrieval (`sssd`: the request itself and a datastore) gives long runs, the kept distributions (`shared/recycled`) the
 alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`), and by what the draft
-model says, where it was asked (`model_source`; with the budget while it pays: `weighing`). The tree takes what is likeliest on
-its whole path, from any source.
+model says, where it was asked (`model_source`; with the budget while it pays: `weighing`), else by what the target's hidden state
+foretells of the next token (`engine/foresight`). The tree takes what is likeliest on its whole path, from any source.
 """
 
 from __future__ import annotations

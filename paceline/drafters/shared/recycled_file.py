@@ -16,7 +16,7 @@ from paceline.errors import ConfigError
 
 _KIND = FileKind(
     "paceline kept distributions",
-    "1",
+    "2",
     ("keys", "sizes", "tokens", "probs", "hits", "trials"),  # [n], [n], [n, TOP], [n, TOP]; [CELLS], [CELLS]
     "Delete it or name another file.",
 )
