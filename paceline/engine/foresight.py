@@ -77,8 +77,7 @@ class Foresight:
             start + (1 + outcome.accepted[-1] if outcome.accepted else 0)
             for start, outcome in zip(logits.starts, outcomes, strict=True)
         ]
-        states = logits.states if ends == list(range(len(logits.states))) else logits.states[ends]
-        top = self.foresee(states, [outcome.new_token_ids[-1] for outcome in outcomes], count)
+        top = self.foresee(logits.states[ends], [outcome.new_token_ids[-1] for outcome in outcomes], count)
         return [
             replace(outcome, foreseen=TopTokens(top.token_ids[row : row + 1], top.probs[row : row + 1]))
             for row, outcome in enumerate(outcomes)

@@ -116,11 +116,13 @@ def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: NodeLogits
     for part in parts:
         mine = [rows[seq.id] for seq in part.ready] if rows else range(len(outcomes))
         part.outcomes = [outcomes[row] for row in mine]
-        if part.drafting.drafter.top_k:
-            part.outcomes = with_top_tokens(part.outcomes, logits.those(mine), part.drafting.drafter.top_k)
+        top_k = part.drafting.drafter.top_k
+        own = logits.those(mine) if top_k or part.foresees else logits
+        if top_k:
+            part.outcomes = with_top_tokens(part.outcomes, own, top_k)
         if part.foresees and foresight is not None:
             start = time.perf_counter()
-            part.outcomes = foresight.add_to(part.outcomes, logits.those(mine), part.foresees)
+            part.outcomes = foresight.add_to(part.outcomes, own, part.foresees)
             part.draft_seconds += time.perf_counter() - start
 
 
