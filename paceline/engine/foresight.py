@@ -27,6 +27,7 @@ from paceline.engine.model import CachedLM
 from paceline.engine.node_logits import NodeLogits
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE
+from paceline.errors import UnsupportedModelError
 
 _KIND = "foresight-v1"  # another number when what is found or written changes
 _TEXTS, _LENGTH = 64, 64  # that are written together, and their tokens
@@ -135,9 +136,12 @@ def _inputs(states: Tensor, embeddings: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _fit(model: CachedLM, pairs: int) -> Tensor:
-    """Return the weights; none where the model is too slow."""
+    """Return the weights; none where the model is too slow, or makes its logits without the head it names."""
     embedding, _ = _ends(model)
-    states, token_ids, following = _write(model, pairs)
+    try:
+        states, token_ids, following = _write(model, pairs)
+    except UnsupportedModelError:
+        return torch.empty(0, 0)
     if len(states) < _FEWEST_PAIRS:
         return torch.empty(0, 0)
     inputs = _inputs(states, embedding.weight[token_ids])

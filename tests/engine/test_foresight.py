@@ -108,6 +108,17 @@ def test_a_model_without_embeddings_that_can_be_read_has_none(pair: Pair, monkey
     assert find_foresight(CachedLM(pair.target)) is None
 
 
+def test_a_model_that_passes_by_its_head_has_none(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a request that asks for it goes on without."""
+    head = pair.target.get_output_embeddings()
+    monkeypatch.setattr(pair.target, "get_output_embeddings", lambda: torch.nn.Linear(head.in_features, head.out_features))
+    assert find_foresight(CachedLM(pair.target)) is None
+    (answer,) = LLM(pair.target, drafters.create("auto:nodes=8,budget=false")).generate(
+        pair.prompts[:1], SamplingParams(max_new_tokens=COUNT)
+    )
+    assert answer.token_ids == pair.answers[0][:COUNT]
+
+
 def test_a_model_that_is_too_slow_has_none(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_SECONDS", 0.0)
     assert find_foresight(CachedLM(pair.target)) is None
