@@ -87,7 +87,11 @@ class DrafterVerdict:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """All drafters and batches of a run, where and whether batch-invariantly it was made, and how many prompts were cut."""
+    """All drafters and batches of a run, where and whether batch-invariantly it was made, and how many prompts were cut.
+
+    Attributes:
+        complete: false if it was interrupted; then it has the verdicts there were.
+    """
 
     model: str
     dtype: str
@@ -96,6 +100,7 @@ class VerifyResult:
     invariance: Invariance
     verdicts: tuple[DrafterVerdict, ...]
     cut_prompts: int
+    complete: bool = True
 
     @property
     def differing(self) -> int:
@@ -212,6 +217,8 @@ def run_verify(
 ) -> VerifyResult:
     """Answer every prompt alone and without drafts, then in batches with every drafter, and compare token by token.
 
+    Ctrl-C ends it with the verdicts there are.
+
     Args:
         config: its models, drafters, prompts, sampling and `max_nodes` count.
         finished: called with each verdict as it comes.
@@ -219,7 +226,8 @@ def run_verify(
             one forward. Every drafter is tried with each of both.
         progress: draw a bar on standard error, if that is a terminal.
     Raises:
-        ConfigError: models, prompts or drafters that cannot be used, or batch invariance that was asked for and cannot be.
+        ConfigError: models, prompts or drafters that cannot be used, or batch invariance that was asked for and cannot be;
+            KeyboardInterrupt before the first verdict.
     """
     with torch_threads(config.models.threads), progress_bar(shown=progress) as bar:
         models = load_models(config, None, None, None)
@@ -233,19 +241,26 @@ def run_verify(
         found = alone.answer([ids for _, ids in prompts], 0, done=partial(bar.advance, task))
         plain = [seq.output_ids for seq, _, _ in found]
         verdicts: list[DrafterVerdict] = []
-        for chunk, batch in itertools.product(prefill_chunks, batches):
-            side = _Side(config, models, batch, chunk)
-            for spec in config.drafters:
-                bar.update(task, description=f"{escape(spec)}, batch {batch}, chunks of {chunk}")
-                side.use(_made(spec, draft))
-                verdicts.append(_verdict(side, alone, spec, prompts, plain, partial(bar.advance, task)))
-                bar.stop()  # a verdict may go to another place than the bar
-                finished(verdicts[-1])
-                bar.start()
+        try:
+            for chunk, batch in itertools.product(prefill_chunks, batches):
+                side = _Side(config, models, batch, chunk)
+                for spec in config.drafters:
+                    bar.update(task, description=f"{escape(spec)}, batch {batch}, chunks of {chunk}")
+                    side.use(_made(spec, draft))
+                    verdicts.append(_verdict(side, alone, spec, prompts, plain, partial(bar.advance, task)))
+                    bar.stop()  # a verdict may go to another place than the bar
+                    finished(verdicts[-1])
+                    bar.start()
+        except KeyboardInterrupt:
+            if not verdicts:
+                raise
         dtype = str(models.target.dtype).removeprefix("torch.")
         cut = sum(unit.cut for unit in units)
         environment = replace(environment, load_end=load_average(), peak_memory=peak_memory())
-        return VerifyResult(models.target_label, dtype, len(prompts), environment, alone.engine.invariance, tuple(verdicts), cut)
+        return VerifyResult(
+            models.target_label, dtype, len(prompts), environment, alone.engine.invariance, tuple(verdicts), cut,
+            complete=len(verdicts) == runs,
+        )  # fmt: skip
 
 
 def _made(spec: str, draft: CachedLM | None) -> Drafter:

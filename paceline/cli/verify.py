@@ -18,7 +18,7 @@ from paceline.bench.settings import BenchConfig
 from paceline.cli.bench import chosen_drafters
 from paceline.cli.files import ResultFiles
 from paceline.cli.options import without
-from paceline.cli.show import err, out
+from paceline.cli.show import INTERRUPTED, err, out, print_note
 from paceline.common.files import STANDARD_OUTPUT, write_atomically
 from paceline.errors import ConfigError
 from paceline.report.prompts import cut_note
@@ -42,6 +42,7 @@ def verify(
 
     The first difference of each drafter is shown with the logits of both tokens on both sides, and their bits.
     All drafts are fed, whatever they cost, where a spec does not say `budget=true`. Prompt number n is answered with seed + n.
+    Ctrl-C keeps what is finished.
 
     Args:
         drafters: a drafter spec; repeat it, or separate with spaces or commas; default: all that run with what is there.
@@ -61,7 +62,12 @@ def verify(
     if result.cut_prompts:
         console.print(Text(cut_note(result.cut_prompts)))
     files.write(partial(_write_json, result), lambda path: None, lambda picture: "")
-    return 1 if result.differing else 0
+    if not result.complete:
+        runs = len(batches) * len(chunks) * len(config.drafters)
+        print_note(f"interrupted; {len(result.verdicts)} of {runs} drafters and batches were finished")
+    if result.differing:
+        return 1
+    return 0 if result.complete else INTERRUPTED
 
 
 def _numbers(name: str, words: list[str] | None, unless_said: int) -> list[int]:

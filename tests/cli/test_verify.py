@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from paceline import demo
 from paceline.bench import verify as side_by_side
 from paceline.bench.environment import look_around
 from paceline.bench.models import Models, load_models
-from paceline.bench.verify import Logit, VerifyResult
+from paceline.bench.verify import DrafterVerdict, Logit, VerifyResult
 from paceline.cli.verify import _write_json
 from paceline.engine.invariance import Invariance
 from paceline.engine.products.own import Products
@@ -54,7 +56,7 @@ def test_no_answer_differs(tmp_path: Path) -> None:
     assert "0 of 9 answers differ" in said
     assert "batch invariance is on: rows" in said
     result = json.loads((tmp_path / "result.json").read_text())
-    assert (result["differing"], result["answers"], result["invariance"]["on"]) == (0, 9, True)
+    assert (result["differing"], result["answers"], result["invariance"]["on"], result["complete"]) == (0, 9, True, True)
     assert result["environment"]["threads"] == 1
     assert [one["drafter"] for one in result["verdicts"]] == ["none", "prompt_lookup", "draft_model"]
     assert result["verdicts"][2]["accepted"] > 0
@@ -68,6 +70,27 @@ def test_several_batches_and_chunks_in_one_run(tmp_path: Path) -> None:
     verdicts = json.loads((tmp_path / "result.json").read_text())["verdicts"]
     tried = [(one["drafter"], one["batch"], one["prefill_chunk"]) for one in verdicts]
     assert tried == [(name, batch, chunk) for chunk in (4, 512) for batch in (1, 3) for name in ("none", "prompt_lookup")]
+
+
+def test_an_interrupted_run_keeps_its_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict, calls = side_by_side._verdict, itertools.count(1)
+
+    def interrupted(*arguments: Any) -> DrafterVerdict:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return verdict(*arguments)
+
+    monkeypatch.setattr(side_by_side, "_verdict", interrupted)
+    words = ("--drafters", "none,prompt_lookup", "--batch", "1,3", "--dtype", "float32")
+    status, said = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
+    assert status == 130
+    assert "0 of 6 answers differ" in said
+    assert "interrupted; 2 of 4 drafters and batches were finished" in capsys.readouterr().err
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert not result["complete"]
+    assert [one["batch"] for one in result["verdicts"]] == [1, 1]
 
 
 @pytest.mark.parametrize("words", [("--batch", "0"), ("--batch", "1,x"), ("--prefill-chunk", "64 0")])
