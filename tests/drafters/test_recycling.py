@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -133,9 +134,8 @@ def test_what_was_foreseen_has_counts_of_its_own() -> None:
     """It is believed less than a draft model that says the same, and what it does not name keeps more of its chance."""
     made = taught({(2,): [(7, 0.6)]})
     seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
-    said = TopTokens(np.array([[9]]), np.array([[0.6]], np.float32))
-    model = DraftTree([9], [-1], None, [0.6], origins=[Origin.MODEL])
-    trees = [made.draft(seq, 8, 0.0, modelled=model), made.draft(seq, 8, 0.0, foreseen=said)]
+    said = DraftTree([9], [-1], None, [0.6])
+    trees = [made.draft(seq, 8, 0.0, modelled=replace(said, origins=[origin])) for origin in (Origin.MODEL, Origin.FORESEEN)]
     by_model, foreseen = (dict(zip(tree.token_ids, tree.confidence or (), strict=True)) for tree in trees)
     assert foreseen[9] < by_model[9]
     assert foreseen[7] > by_model[7]
@@ -147,27 +147,6 @@ def test_what_was_foreseen_has_counts_of_its_own() -> None:
     assert len(changed) == 3  # of 7 two cells, of 9 one
     first = cell_of_asked(True, False, 0.0, -1.0)
     assert first < changed[1] < changed[2] < CELLS
-
-
-def test_a_draft_model_is_weighed_against_what_was_foreseen() -> None:
-    """9 was foreseen and the model says it, 3 the model alone: each is weighed once by either, as far as it speaks."""
-    made = taught({(2,): [(7, 0.6)]})
-    seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
-    said = TopTokens(np.array([[9]]), np.array([[0.6]], np.float32))
-    model = DraftTree([9, 3, 4], [-1, -1, 0], None, [0.6, 0.2, 0.5], origins=[Origin.MODEL] * 3)
-    alone = made.draft(seq, 8, 0.0, modelled=model)
-    joint = made.draft(seq, 8, 0.0, foreseen=said, modelled=model)
-    assert joint.confidence is not None
-    assert alone.confidence is not None
-    before, after = (dict(zip(tree.token_ids, tree.confidence or (), strict=True)) for tree in (alone, joint))
-    assert set(after) == {7, 9, 3, 4}
-    assert joint.parents[joint.token_ids.index(4)] == joint.token_ids.index(9)
-    assert after[9] != before[9]
-    assert (after[3], after[4]) == (before[3], before[4])
-    counted = made.chances.trials.copy()
-    seq.append([9])
-    made.observe([Outcome(seq, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
-    assert (made.chances.trials != counted).sum() == 6  # of 7 three cells, of 9 two, of 3 one
 
 
 def test_no_tree_is_deeper_than_the_answer_may_be_long() -> None:

@@ -17,7 +17,6 @@ from paceline.engine import foresight as module
 from paceline.engine.drafter import Outcome, TopTokens
 from paceline.engine.foresight import Foresight, find_foresight
 from paceline.engine.model import CachedLM
-from paceline.engine.origin import Origin
 from paceline.engine.sequence import SamplingParams as Params
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -212,16 +211,6 @@ def test_auto_guesses_from_the_first_step_on(pair: Pair) -> None:
         (answer,) = LLM(pair.target, drafters.create(spec)).generate([[5, 9, 13]], SamplingParams(max_new_tokens=3))
         drafted.append(answer.stats.drafted_tokens)
     assert drafted[0] > drafted[1]
-
-
-def test_a_draft_model_and_what_was_foreseen_are_in_one_tree(pair: Pair) -> None:
-    seen: set[int] = set()
-    llm = LLM(pair.target, "auto:nodes=16,budget=false", draft_model=pair.draft)
-    for chunk in llm.stream(pair.prompts[5], SamplingParams(max_new_tokens=24)):
-        assert chunk.outcome is not None
-        assert chunk.outcome.foreseen is not None
-        seen.update(chunk.outcome.tree.origins or ())
-    assert {Origin.MODEL, Origin.FORESEEN} <= seen
 
 
 def test_auto_does_not_ask_while_nothing_is_fed() -> None:

@@ -1,9 +1,9 @@
 """One tree from everything that is known: retrieval, the target's own distributions, kept, and a draft model where there is one.
 
 Retrieval (`sssd`: the request itself and a datastore) gives long runs, the kept distributions (`shared/recycled`) the
-alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`), by what the target's
-hidden state foretells of the next token (`engine/foresight`), and by what the draft model says, where it was asked
-(`model_source`; with the budget while it pays: `weighing`). The tree takes what is likeliest on its whole path, from any source.
+alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`), and by what the draft
+model says, where it was asked (`model_source`; with the budget while it pays: `weighing`), else by what the target's hidden state
+foretells of the next token (`engine/foresight`). The tree takes what is likeliest on its whole path, from any source.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.options import SssdOptions
 from paceline.engine.drafter import Outcome, TopTokens
 from paceline.engine.model import CachedLM
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
@@ -46,7 +47,7 @@ class Auto(RecyclingDrafter):
         self.ids_below = self._retrieval.ids_below
         self._model = None if draft is None or not options.draft else ModelSource(draft)
         self._weighings = Weighings()
-        self._foreseen: dict[int, TopTokens] = {}  # by sequence
+        self._foreseen: dict[int, DraftTree] = {}  # by sequence
         self._fed, self._steps = True, 0  # whether steps feed drafts
         if self._model is not None:
             self.vocab_size = self._model.vocab_size
@@ -72,8 +73,9 @@ class Auto(RecyclingDrafter):
 
     def foresees(self) -> int:
         """Ask for what follows, with the budget while drafts are fed, and now and then."""
-        asks = self._options.foresight and (self._fed or self._steps % _AGAIN == 0)
-        return _FORESEEN if asks else 0
+        if self._model is not None or not self._options.foresight:
+            return 0
+        return _FORESEEN if self._fed or self._steps % _AGAIN == 0 else 0
 
     def start(self, seq: Sequence) -> None:
         """Pass on to the sources."""
@@ -83,21 +85,22 @@ class Auto(RecyclingDrafter):
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence."""
-        modelled = self._modelled(seqs, max_nodes)
+        modelled = self._foretold(seqs) if self._model is None else self._modelled(self._model, seqs, max_nodes)
         retrieved = self._retrieval.propose(seqs, [_RETRIEVED if limit else 0 for limit in max_nodes])
-        foreseen = [self._foreseen.pop(seq.id, None) for seq in seqs]
         return [
-            self._recycler.draft(seq, limit, self._options.least, found, likely, told)
-            for seq, limit, found, likely, told in zip(seqs, max_nodes, retrieved, foreseen, modelled, strict=True)
+            self._recycler.draft(seq, limit, self._options.least, *beside)
+            for seq, limit, *beside in zip(seqs, max_nodes, retrieved, modelled, strict=True)
         ]
 
-    def _modelled(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the draft model's trees; empty ones where there is none, or it does not pay."""
-        if self._model is None:
-            return [EMPTY_TREE] * len(seqs)
+    def _foretold(self, seqs: ListLike[Sequence]) -> list[DraftTree]:
+        """Return what was foreseen of each sequence."""
+        return [self._foreseen.pop(seq.id, EMPTY_TREE) for seq in seqs]
+
+    def _modelled(self, model: ModelSource, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Return the draft model's trees; empty ones where it does not pay."""
         # What prompts take says nothing about decoding.
         asks = not self.budget or self._weighings.begin(len(seqs), all(seq.output_ids for seq in seqs))
-        return self._model.propose(seqs, max_nodes if asks else [0] * len(seqs))
+        return model.propose(seqs, max_nodes if asks else [0] * len(seqs))
 
     def observe(self, outcomes: ListLike[Outcome]) -> None:
         """Keep what the target said."""
@@ -105,7 +108,7 @@ class Auto(RecyclingDrafter):
         self._recycler.observe(outcomes)
         self._steps += 1
         self._fed = not self.budget or _WORTH_IT * sum(len(outcome.tree) for outcome in outcomes) >= len(outcomes)
-        self._foreseen.update((one.seq.id, one.foreseen) for one in outcomes if one.foreseen is not None)
+        self._foreseen.update((one.seq.id, _as_tree(one.foreseen)) for one in outcomes if one.foreseen is not None)
         if self._model is not None:
             self._model.observe(outcomes)
             self._weighings.end(sum(len(outcome.new_token_ids) for outcome in outcomes))
@@ -117,3 +120,9 @@ class Auto(RecyclingDrafter):
         self._foreseen.pop(seq.id, None)
         if self._model is not None:
             self._model.stop(seq)
+
+
+def _as_tree(top: TopTokens) -> DraftTree:
+    """Return foreseen tokens as the children of the root."""
+    count = top.token_ids.shape[1]
+    return DraftTree(top.token_ids[0].tolist(), [-1] * count, None, top.probs[0].tolist(), origins=[Origin.FORESEEN] * count)

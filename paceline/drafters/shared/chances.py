@@ -9,9 +9,9 @@ has spoken at its parent, whether it was fed or not.
              below .01 |  3/80          ...
              ...
 
-What was foreseen from the target's state is weighed against that chance, in further cells: the chance by the cell above, and its
-probability. What a draft model says, where it has been asked, is weighed against the outcome likewise, in cells of its own: its
-confidence is worth more.
+Where a draft model has been asked what follows, what it says is weighed against that chance, in further cells: the chance by the
+cell above, and its confidence. What was foreseen from the target's state has cells of the same form: its probabilities are worth
+less.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.engine.reliability import step_of
 _EDGES = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)  # between the steps of a probability or a confidence
 _SIDE = 1 + len(_EDGES) + 1  # absent, then the steps
 _PAIRS = 2 * (LONGEST_KEY + 1) * _SIDE * _SIDE  # greedy requests, then sampled ones
-CELLS = _PAIRS + 4 * _SIDE * _SIDE  # and then those of guesses a draft model was asked about, and of what was foreseen
+CELLS = _PAIRS + 4 * _SIDE * _SIDE  # and then those of guesses a draft model was asked about, and of places that were foreseen
 _PRIOR_TRIALS = 4.0
 _TRUST = (0.0, 0.6, 0.75, 0.85, 0.9)  # in the probability kept under a key of so many tokens, before anything was counted
 _OF_BOTH, _OF_MODEL, _AGAINST_MODEL = 0.3, 0.9, 0.3  # what the others' chance, and a draft model's confidence, is worth at first
@@ -79,7 +79,7 @@ def cell_of_asked(foreseen: bool, sampled: bool, chance: float, modelled: float)
     """Return the cell of a guess at a place where a draft model was asked, or that was foreseen.
 
     Args:
-        chance: by its cells so far; 0 = no other source has it. modelled: the confidence there; below 0 = it has not got it.
+        chance: by its other cell; 0 = no other source has it. modelled: the confidence there; below 0 = it has not got it.
     """
     column = 0 if chance <= 0 else 1 + step_of(_EDGES, chance)
     row = 0 if modelled < 0 else 1 + step_of(_EDGES, modelled)

@@ -1,5 +1,4 @@
-"""One tree of guesses, best first: from the kept distributions, the tree of another drafter, what was foreseen of the next token,
-and the tree of a draft model.
+"""One tree of guesses, best first: from the kept distributions, the tree of another drafter, and that of a draft model.
 
 drafted: 7 - 4        kept: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
 
@@ -22,7 +21,7 @@ from paceline.drafters.shared.recycled import ABSENT, TOP, Table, look_up
 from paceline.engine.origin import Origin
 from paceline.engine.tree import IntArray
 
-_RECYCLED = int(Origin.RECYCLED)
+_RECYCLED, _FORESEEN = int(Origin.RECYCLED), int(Origin.FORESEEN)
 _ROOM_EACH, _ROOM = 2 * TOP, 64  # guesses on the frontier: for each node, and besides
 
 
@@ -35,7 +34,6 @@ class Guess:
     drafted: int  # its node in the drafted tree; ABSENT = it is not there
     modelled: int  # its node in the draft model's tree, likewise
     cell: int  # of `Chances`; ABSENT = neither of the first two sources has it
-    foreseen: int  # its cell where the next token was foreseen; else ABSENT
     asked: int  # its cell where the draft model was asked; else ABSENT
     confidence: float  # given the parent
     path_confidence: float
@@ -61,7 +59,6 @@ def grow(
     table: Table,
     chances: Chances,
     drafted: Drafted,
-    foreseen: Drafted,
     modelled: Drafted,
     newest: IntArray,
     keys: int,
@@ -73,21 +70,18 @@ def grow(
     """Grow a tree best first and return its size.
 
     Args:
-        foreseen: the next token, children of the root alone.
         newest: up to LONGEST_KEY tokens, the root's the last. keys: most tokens of a key.
         temperature: of the request; 0 = greedy. levels: most levels.
         least: chance of a path below which nothing is taken.
         tree: [most nodes], filled in the order taken: each path's chance is at most that of the one before.
     """
     most = len(tree)
-    others = len(drafted.token_ids) + len(foreseen.token_ids) + len(modelled.token_ids)
-    frontier = np.empty(_ROOM + _ROOM_EACH * most + others, dtype=GUESS)
+    frontier = np.empty(_ROOM + _ROOM_EACH * most + len(drafted.token_ids) + len(modelled.token_ids), dtype=GUESS)
     tail = np.empty(LONGEST_KEY, dtype=np.int64)
     tail[LONGEST_KEY - len(newest) :] = newest
     scratch = np.empty(TOP)
     waiting = _offer(
-        table, chances, drafted, foreseen, modelled, tail, len(newest), keys, temperature, -1, 0, -1, -1, 1.0, frontier, 0,
-        scratch,
+        table, chances, drafted, modelled, tail, len(newest), keys, temperature, -1, 0, -1, -1, 1.0, frontier, 0, scratch
     )  # fmt: skip
     size = 0
     while size < most and waiting > 0:
@@ -103,8 +97,8 @@ def grow(
         node = tree[size]
         if node.depth < levels and size + 1 < most:
             waiting = _offer(
-                table, chances, drafted, foreseen, modelled, node.tail, node.known, keys, temperature, size, node.depth,
-                node.drafted, node.modelled, node.path_confidence, frontier, waiting, scratch,
+                table, chances, drafted, modelled, node.tail, node.known, keys, temperature, size, node.depth, node.drafted,
+                node.modelled, node.path_confidence, frontier, waiting, scratch,
             )  # fmt: skip
         size += 1
     return size
@@ -115,7 +109,6 @@ def _offer(
     table: Table,
     chances: Chances,
     drafted: Drafted,
-    foreseen: Drafted,
     modelled: Drafted,
     tail: IntArray,
     known: int,
@@ -165,12 +158,10 @@ def _offer(
             waiting += found == waiting
     for index in range(first, waiting):
         guess = frontier[index]
-        guess.foreseen, guess.modelled, guess.asked = ABSENT, ABSENT, ABSENT
+        guess.modelled, guess.asked = ABSENT, ABSENT
         guess.confidence = chances.hits[guess.cell] / chances.trials[guess.cell]
-    if parent < 0:
-        waiting = _weigh(chances, foreseen, True, temperature > 0, -1, frontier, first, waiting)
     if parent < 0 or model_base >= 0:
-        waiting = _weigh(chances, modelled, False, temperature > 0, model_base, frontier, first, waiting)
+        waiting = _ask(chances, modelled, temperature > 0, model_base, frontier, first, waiting)
     for index in range(first, waiting):
         guess = frontier[index]
         guess.parent, guess.depth = parent, depth + 1
@@ -183,44 +174,34 @@ def _offer(
 
 
 @kernel
-def _weigh(
-    chances: Chances, said: Drafted, foreseen: bool, sampled: bool, base: int, frontier: Records[Guess], first: int, waiting: int
+def _ask(
+    chances: Chances, modelled: Drafted, sampled: bool, base: int, frontier: Records[Guess], first: int, waiting: int
 ) -> int:
-    """Weigh guesses, the children of one node from `first` on, by what was foreseen there, or a draft model says; return how many
-    wait now.
-
-    Args:
-        base: the node in the tree of what is said.
-    """
+    """Weigh guesses, the children of one node from `first` on, by what a draft model says there, or was foreseen; return how many
+    wait now."""
     others, asked = waiting, False
-    for index in range(first, waiting):
-        frontier[index].modelled = ABSENT
-    for node in range(len(said.token_ids)):
-        if said.parents[node] != base or waiting == len(frontier):
+    for node in range(len(modelled.token_ids)):
+        if modelled.parents[node] != base or waiting == len(frontier):
             continue
         found, asked = waiting, True
         for index in range(first, others):
-            if frontier[index].token == said.token_ids[node]:
+            if frontier[index].token == modelled.token_ids[node]:
                 found = index
                 break
         guess = frontier[found]
         if found == waiting:
-            guess.token, guess.drafted, guess.cell, guess.confidence = said.token_ids[node], ABSENT, ABSENT, 0.0
-            guess.foreseen, guess.asked = ABSENT, ABSENT
+            guess.token, guess.drafted, guess.cell, guess.confidence = modelled.token_ids[node], ABSENT, ABSENT, 0.0
             waiting += 1
         guess.modelled = node
-        if said.confidence[node] >= guess.confidence:
-            guess.origin = said.origins[node]
+        if modelled.confidence[node] >= guess.confidence:
+            guess.origin = modelled.origins[node]
     if asked:
+        foreseen = modelled.origins[0] == _FORESEEN
         for index in range(first, waiting):
             guess = frontier[index]
-            confidence = -1.0 if guess.modelled == ABSENT else said.confidence[guess.modelled]
-            cell = cell_of_asked(foreseen, sampled, guess.confidence, confidence)
-            if foreseen:
-                guess.foreseen, guess.modelled = cell, ABSENT
-            else:
-                guess.asked = cell
-            guess.confidence = chances.hits[cell] / chances.trials[cell]
+            confidence = -1.0 if guess.modelled == ABSENT else modelled.confidence[guess.modelled]
+            guess.asked = cell_of_asked(foreseen, sampled, guess.confidence, confidence)
+            guess.confidence = chances.hits[guess.asked] / chances.trials[guess.asked]
     return waiting
 
 
@@ -247,8 +228,6 @@ def learn(chances: Chances, tree: Records[Guess], size: int, emitted: IntArray) 
                 right = tree[node].token == emitted[place]
                 if tree[node].cell != ABSENT:
                     count_trial(chances, tree[node].cell, right)
-                if tree[node].foreseen != ABSENT:
-                    count_trial(chances, tree[node].foreseen, right)
                 if tree[node].asked != ABSENT:
                     count_trial(chances, tree[node].asked, right)
                 if right:

@@ -15,7 +15,7 @@ from paceline.drafters.shared.joined_tree import GUESS, Drafted, grow, learn
 from paceline.drafters.shared.recycled import TOP, new_table, remember
 from paceline.drafters.shared.recycled_file import KeptTable
 from paceline.engine.budget import WITH_BUDGET, NodeRule
-from paceline.engine.drafter import Drafter, Outcome, TopTokens
+from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
@@ -56,20 +56,14 @@ class Recycler:
         self._trees: dict[int, tuple[NDArray[np.void], int]] = {}  # sequence -> its newest tree, and that one's size
 
     def draft(
-        self,
-        seq: Sequence,
-        nodes: int,
-        least: float,
-        beside: DraftTree = EMPTY_TREE,
-        foreseen: TopTokens | None = None,
-        modelled: DraftTree = EMPTY_TREE,
+        self, seq: Sequence, nodes: int, least: float, beside: DraftTree = EMPTY_TREE, modelled: DraftTree = EMPTY_TREE
     ) -> DraftTree:
         """Return a tree of up to `nodes` nodes, the likeliest first.
 
         Args:
             least: chance of a path below which it has no room.
             beside: another drafter's tree of the same sequence, with confidences.
-            foreseen: the likeliest next tokens, [1, any number]. modelled: a draft model's tree.
+            modelled: a draft model's, or what was foreseen.
         """
         levels = seq.remaining - 1
         if nodes <= 0 or levels <= 0:
@@ -78,8 +72,8 @@ class Recycler:
         tree: NDArray[np.void] = np.empty(nodes, dtype=GUESS)
         newest = _array(seq.token_ids[-LONGEST_KEY:])
         size = grow(
-            self.table, self.chances, _drafted(beside), _foretold(foreseen), _drafted(modelled), newest, self._keys,
-            seq.params.temperature, levels, least, tree,
+            self.table, self.chances, _drafted(beside), _drafted(modelled), newest, self._keys, seq.params.temperature, levels,
+            least, tree,
         )  # fmt: skip
         self._trees[seq.id] = tree, size
         return as_draft(tree, size)
@@ -151,16 +145,6 @@ def _drafted(tree: DraftTree) -> Drafted:
     origins = [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins
     confidence = np.array(tree.confidence, dtype=np.float64)
     return Drafted(_array(tree.token_ids), _array(tree.parents), confidence, np.array(origins, dtype=np.int8))
-
-
-def _foretold(top: TopTokens | None) -> Drafted:
-    """Return foreseen tokens likewise, as children of the root."""
-    if top is None:
-        return _NOTHING_DRAFTED
-    count = top.token_ids.shape[1]
-    return Drafted(
-        top.token_ids[0], np.full(count, -1), top.probs[0].astype(np.float64), np.full(count, Origin.FORESEEN, dtype=np.int8)
-    )
 
 
 def _array(numbers: Any) -> IntArray:
