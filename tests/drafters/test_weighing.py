@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, DraftTree, SamplingParams, demo
-from paceline.drafters.auto.weighing import _LONGEST, _LOSS, Weighing
+from paceline.drafters.auto.weighing import _LONGEST, Weighing
 from paceline.engine.drafter import DelegatingDrafter
 from paceline.engine.sequence import Sequence
 from tests.support.shared import COUNT, Pair
@@ -24,14 +24,13 @@ def asked(weighing: Weighing, steps: int, tokens: float, seconds: float) -> list
 
 
 @pytest.mark.parametrize(
-    ("tokens", "seconds", "pays"), [(2.0, 1.5, True), (2.0, 2.5, False), (1.0, 1.2, False), (1.1, 1.0, True), (1.0, 2.0, False)]
+    ("tokens", "seconds", "pays"), [(2.0, 1.5, True), (2.0, 2.5, False), (1.0, 1.2, False), (1.1, 1.0, True)]
 )
-def test_what_pays_is_done_and_trials_of_the_other_way_take_little_time(tokens: float, seconds: float, pays: bool) -> None:
+def test_what_pays_is_done_and_the_other_way_tried_ever_more_rarely(tokens: float, seconds: float, pays: bool) -> None:
     weighing = Weighing()
     assert asked(weighing, 20, tokens, seconds) == [True] * 9 + [False] * 9 + [pays] * 2
-    worse = sum(said is not pays for said in asked(weighing, 5000, tokens, seconds))
-    rates = 1.0, tokens / seconds
-    assert 0 < worse * (max(rates) / min(rates) - 1) < 1.2 * _LOSS * 5000
+    early, late = (sum(said is not pays for said in asked(weighing, 1000, tokens, seconds)) for _ in range(2))
+    assert 0 < late < early < 0.06 * 1000
 
 
 @pytest.mark.parametrize("pays", [True, False])

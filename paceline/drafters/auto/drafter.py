@@ -112,7 +112,7 @@ class Auto(RecyclingDrafter):
         self._foreseen.update((one.seq.id, _as_tree(one.foreseen)) for one in outcomes if one.foreseen is not None)
         if self._model is not None:
             self._model.observe(outcomes)
-            self._weighings.end(sum(_expected_tokens(outcome.tree) for outcome in outcomes))
+            self._weighings.end(sum(len(outcome.new_token_ids) for outcome in outcomes))
 
     def stop(self, seq: Sequence) -> None:
         """Free what belongs to a sequence."""
@@ -121,14 +121,6 @@ class Auto(RecyclingDrafter):
         self._foreseen.pop(seq.id, None)
         if self._model is not None:
             self._model.stop(seq)
-
-
-def _expected_tokens(tree: DraftTree) -> float:
-    """Return how many tokens a step with a tree yields by its chances: they are counted, and scatter less than what it does yield."""
-    paths: list[float] = []
-    for parent, chance in zip(tree.parents, tree.confidence or (), strict=True):
-        paths.append(chance * (paths[parent] if parent >= 0 else 1.0))
-    return 1.0 + sum(paths)
 
 
 def _as_tree(top: TopTokens) -> DraftTree:

@@ -1,4 +1,4 @@
-"""Whether a source that takes time pays: tokens per second of steps with it and of steps without, the worse the more rarely."""
+"""Whether a source that takes time pays: tokens per second of steps with it and of steps without, the worse ever more rarely."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import math
 from time import perf_counter
 
 _TRIAL = 8  # steps of a trial
-_SHORTEST, _LONGEST = 32, 2048  # steps between two trials
-_LOSS = 0.02  # of the time that trials of the worse way may take
-_KEPT = 0.97  # of what earlier steps of the same kind say, with every one
+_SHORTEST, _LONGEST = 32, 512  # steps between two trials
+_KEPT = 0.95  # of what earlier steps of the same kind say, with every one
 
 
 class Weighing:
@@ -23,11 +22,11 @@ class Weighing:
         self._better: bool | None = None  # not known
         # Without the source, and with it: steps, their tokens, and logarithms of their seconds, of which outliers change little.
         self._steps, self._tokens, self._logs = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
-        self._left = _TRIAL
+        self._left, self._pause = _TRIAL, _SHORTEST
         self._fresh = True  # the first step of a kind pays for the change
 
-    def note(self, tokens: float, seconds: float) -> None:
-        """Take in a step that yields so many tokens, the source's time included."""
+    def note(self, tokens: int, seconds: float) -> None:
+        """Take in a step, the source's time included."""
         if self._fresh:
             self._fresh = False
             return
@@ -44,9 +43,10 @@ class Weighing:
             self._go_on(not self.asks, _TRIAL)
             return
         without, having = (self._tokens[way] / self._steps[way] / math.exp(self._logs[way] / self._steps[way]) for way in (0, 1))
-        self._better = having >= without
-        lost = _TRIAL * (max(having, without) / min(having, without) - 1)  # in a trial, in steps of the better way
-        self._go_on(self._better, round(min(max(lost / _LOSS, _SHORTEST), _LONGEST)))
+        better = having >= without
+        self._pause = min(2 * self._pause, _LONGEST) if better == self._better else _SHORTEST
+        self._better = better
+        self._go_on(better, self._pause)
 
     def _go_on(self, asks: bool, steps: int) -> None:
         self._fresh = asks != self.asks
@@ -72,8 +72,8 @@ class Weighings:
         self._running = weighing if telling else None
         return weighing.asks
 
-    def end(self, tokens: float) -> None:
-        """End the step, which yields so many tokens."""
+    def end(self, tokens: int) -> None:
+        """End the step, which brought so many tokens."""
         if self._running is not None:
             self._running.note(tokens, perf_counter() - self._begun)
             self._running = None
