@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,7 +17,6 @@ from paceline.engine import foresight as module
 from paceline.engine.drafter import Outcome, TopTokens
 from paceline.engine.foresight import Foresight, find_foresight
 from paceline.engine.model import CachedLM
-from paceline.engine.origin import Origin
 from paceline.engine.sequence import SamplingParams as Params
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -213,20 +211,6 @@ def test_auto_guesses_from_the_first_step_on(pair: Pair) -> None:
         (answer,) = LLM(pair.target, drafters.create(spec)).generate([[5, 9, 13]], SamplingParams(max_new_tokens=3))
         drafted.append(answer.stats.drafted_tokens)
     assert drafted[0] > drafted[1]
-
-
-def test_auto_foresees_where_its_draft_model_is_not_asked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = Auto(AutoOptions(nodes=8), CachedLM(pair.draft))
-    steps = itertools.count()
-    monkeypatch.setattr(drafter._weighings, "begin", lambda sequences, telling: next(steps) % 10 < 5)
-    seen = []
-    for chunk in LLM(pair.target, drafter).stream(pair.prompts[5], SamplingParams(max_new_tokens=48)):
-        assert chunk.outcome is not None
-        origins = set(chunk.outcome.tree.origins or ())
-        assert not {Origin.MODEL, Origin.FORESEEN} <= origins
-        seen.append((drafter._asks_model, Origin.MODEL in origins, Origin.FORESEEN in origins))
-    assert (True, True, False) in seen
-    assert (False, False, True) in seen
 
 
 def test_auto_does_not_ask_while_nothing_is_fed() -> None:

@@ -47,7 +47,6 @@ class Auto(RecyclingDrafter):
         self.ids_below = self._retrieval.ids_below
         self._model = None if draft is None or not options.draft else ModelSource(draft)
         self._weighings = Weighings()
-        self._asks_model = self._model is not None
         self._foreseen: dict[int, DraftTree] = {}  # by sequence
         self._fed, self._steps = True, 0  # whether steps feed drafts
         if self._model is not None:
@@ -73,8 +72,8 @@ class Auto(RecyclingDrafter):
         self._retrieval.check_tokenizer(tokenizer)
 
     def foresees(self) -> int:
-        """Ask for what follows where no draft model is asked; with the budget while drafts are fed, and now and then."""
-        if self._asks_model or not self._options.foresight:
+        """Ask for what follows, with the budget while drafts are fed, and now and then."""
+        if self._model is not None or not self._options.foresight:
             return 0
         return _FORESEEN if self._fed or self._steps % _AGAIN == 0 else 0
 
@@ -86,22 +85,22 @@ class Auto(RecyclingDrafter):
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence."""
-        modelled = self._modelled(seqs, max_nodes)
+        modelled = self._foretold(seqs) if self._model is None else self._modelled(self._model, seqs, max_nodes)
         retrieved = self._retrieval.propose(seqs, [_RETRIEVED if limit else 0 for limit in max_nodes])
         return [
             self._recycler.draft(seq, limit, self._options.least, *beside)
             for seq, limit, *beside in zip(seqs, max_nodes, retrieved, modelled, strict=True)
         ]
 
-    def _modelled(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the draft model's trees; what was foreseen where there is none, or it does not pay."""
-        foreseen = [self._foreseen.pop(seq.id, EMPTY_TREE) for seq in seqs]
-        if self._model is None:
-            return foreseen
+    def _foretold(self, seqs: ListLike[Sequence]) -> list[DraftTree]:
+        """Return what was foreseen of each sequence."""
+        return [self._foreseen.pop(seq.id, EMPTY_TREE) for seq in seqs]
+
+    def _modelled(self, model: ModelSource, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        """Return the draft model's trees; empty ones where it does not pay."""
         # What prompts take says nothing about decoding.
-        self._asks_model = not self.budget or self._weighings.begin(len(seqs), all(seq.output_ids for seq in seqs))
-        said = self._model.propose(seqs, max_nodes if self._asks_model else [0] * len(seqs))
-        return said if self._asks_model else foreseen
+        asks = not self.budget or self._weighings.begin(len(seqs), all(seq.output_ids for seq in seqs))
+        return model.propose(seqs, max_nodes if asks else [0] * len(seqs))
 
     def observe(self, outcomes: ListLike[Outcome]) -> None:
         """Keep what the target said."""

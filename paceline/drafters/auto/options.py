@@ -21,7 +21,7 @@ class AutoOptions:
     least: chance of a path below which it is not proposed.
     live: finished answers go into the datastore; while they go on, the other requests find them in memory.
     draft: a draft model, where one is given, is a source, too: with the budget while that pays, else at every step.
-    foresight: the token after the next one is guessed from the target's hidden state, where no draft model is asked.
+    foresight: the token after the next one is guessed from the target's hidden state, where no draft model is a source.
     pool: file that the kept distributions are read from, if it is there, and saved to.
     """
 
