@@ -90,7 +90,7 @@ class VerifyResult:
     """All drafters and batches of a run, where and whether batch-invariantly it was made, and how many prompts were cut.
 
     Attributes:
-        complete: false if it was interrupted; then it has the verdicts there were.
+        runs: verdicts that were to be; an interrupted run has fewer.
     """
 
     model: str
@@ -100,7 +100,12 @@ class VerifyResult:
     invariance: Invariance
     verdicts: tuple[DrafterVerdict, ...]
     cut_prompts: int
-    complete: bool = True
+    runs: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether it was not interrupted."""
+        return len(self.verdicts) == self.runs
 
     @property
     def differing(self) -> int:
@@ -258,8 +263,7 @@ def run_verify(
         cut = sum(unit.cut for unit in units)
         environment = replace(environment, load_end=load_average(), peak_memory=peak_memory())
         return VerifyResult(
-            models.target_label, dtype, len(prompts), environment, alone.engine.invariance, tuple(verdicts), cut,
-            complete=len(verdicts) == runs,
+            models.target_label, dtype, len(prompts), environment, alone.engine.invariance, tuple(verdicts), cut, runs
         )  # fmt: skip
 
 

@@ -63,8 +63,7 @@ def verify(
         console.print(Text(cut_note(result.cut_prompts)))
     files.write(partial(_write_json, result), lambda path: None, lambda picture: "")
     if not result.complete:
-        runs = len(batches) * len(chunks) * len(config.drafters)
-        print_note(f"interrupted; {len(result.verdicts)} of {runs} drafters and batches were finished")
+        print_note(f"interrupted; {len(result.verdicts)} of {result.runs} drafters and batches were finished")
     if result.differing:
         return 1
     return 0 if result.complete else INTERRUPTED
@@ -81,7 +80,8 @@ def _numbers(name: str, words: list[str] | None, unless_said: int) -> list[int]:
 
 def _write_json(result: VerifyResult, path: Path) -> None:
     plain = replace(result, invariance=replace(result.invariance, products=None))  # modules of the model are no JSON
-    text = to_json.dumps({**dataclasses.asdict(plain), "differing": result.differing, "answers": result.answers}, indent=1)
+    sums = {"differing": result.differing, "answers": result.answers, "complete": result.complete}
+    text = to_json.dumps({**dataclasses.asdict(plain), **sums}, indent=1)
     write_atomically(path, f"{text}\n".encode())
 
 

@@ -138,7 +138,7 @@ def test_padding_makes_up_for_such_a_kernel(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_result_with_products_of_our_own_is_written(tmp_path: Path) -> None:
     found = Invariance(True, "rows agree", None, 1, Products((nn.Linear(8, 8),)))
-    _write_json(VerifyResult("model", "bfloat16", 2, look_around(torch.device("cpu")), found, (), 0), tmp_path / "result.json")
+    _write_json(VerifyResult("model", "bfloat16", 2, look_around(torch.device("cpu")), found, (), 0, 0), tmp_path / "result.json")
     assert json.loads((tmp_path / "result.json").read_text())["invariance"]["reason"] == "rows agree"
 
 
