@@ -15,6 +15,7 @@ TARGET = _HERE / "target"
 DRAFT = _HERE / "draft"
 HEAD = _HERE / "head"  # acceptance head of that draft: see its card
 HEADS = (HEAD, _HERE / "smollm2_head")  # the one for SmolLM2's draft, too
+FORESIGHTS = tuple(_HERE.glob("*.foresight.safetensors"))  # trained, each for the model its card names
 STORE = _HERE / "store"  # token store of what that target says: see store.json
 PROMPTS = _HERE / "prompts.jsonl"
 NAME = "demo"  # the word for the pair, and for its store, on the command line and in specs

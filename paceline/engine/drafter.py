@@ -55,8 +55,8 @@ class Outcome:
         target_argmax: 1 + n tokens: the target's most likely one after the root and after EVERY node.
         target_top: its most likely tokens there, where the drafter's `top_k` asks for them.
         logprobs: per new token, where the request asks for them: token id -> log-probability, likeliest first.
-        foreseen: what the target may say after the newest of `new_token_ids`, in one row, where the drafter
-            asks for it (`foresees`).
+        foreseen: guesses of what the target says after the newest of `new_token_ids`, where the drafter asks for them
+            (`foresees`).
     """
 
     seq: Sequence
@@ -66,7 +66,7 @@ class Outcome:
     target_argmax: list[int]
     target_top: TopTokens | None = None
     logprobs: list[dict[int, float]] | None = None
-    foreseen: TopTokens | None = None
+    foreseen: DraftTree | None = None
 
 
 class Drafter:
@@ -84,6 +84,7 @@ class Drafter:
         top_k: how many of the target's most likely tokens after every node outcomes are to carry; 0 = none, which is free.
         needs_predictions: it learns from what the target says behind guesses it did not keep (`target_argmax`),
             which no record of an answer has.
+        foresight: file of the trained foresight that its `foresees` asks for; None = the model's own.
         needs_draft_model: of a class: `build` takes a draft model beside the options.
         takes_draft_model: of a class: `build` may be given one, too, and does without.
         needs_trained: of a class: it reads a file trained or built for the models at hand.
@@ -98,6 +99,7 @@ class Drafter:
     budget: bool = False
     top_k: int = 0
     needs_predictions: bool = False
+    foresight: str | None = None
     needs_draft_model: ClassVar[bool] = False
     takes_draft_model: ClassVar[bool] = False
     needs_trained: ClassVar[bool] = False
@@ -117,13 +119,13 @@ class Drafter:
             DatastoreError, ConfigError: they are not, as far as the drafter knows; both fingerprints are named.
         """
 
-    def foresees(self) -> int:
-        """Say how many tokens that may follow the newest one the outcomes of the next forward are to carry; 0 = none.
+    def foresees(self) -> bool:
+        """Say whether the outcomes of the next forward are to carry guesses of what follows the newest token.
 
         They are read off the target's hidden state (`paceline.engine.foresight`), which takes a fiftieth of a small model's
-        forward.
+        forward for each level.
         """
-        return 0
+        return False
 
     def start(self, seq: Sequence) -> None:
         """The prompt of `seq` is known: allocate its state."""
@@ -176,7 +178,8 @@ def require_drafter(where: str, drafter: object) -> None:
 
 
 _PASSED_ON = (
-    "name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k", "needs_predictions", "needs_draft_model"
+    "name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k", "needs_predictions", "needs_draft_model",
+    "foresight",
 )  # fmt: skip
 
 
@@ -196,8 +199,8 @@ class DelegatingDrafter(Drafter):
         """Pass on."""
         self.inner.check_tokenizer(tokenizer)
 
-    def foresees(self) -> int:
-        """As many as the inner drafter wants."""
+    def foresees(self) -> bool:
+        """Whether the inner drafter wants them."""
         return self.inner.foresees()
 
     def start(self, seq: Sequence) -> None:

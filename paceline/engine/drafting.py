@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 
 from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.foresight.guessing import Foresight
 from paceline.engine.gate import Gate
 from paceline.engine.reliability import FlatTrees, Reliability, count, new_reliability
 from paceline.engine.sequence import Sequence
@@ -50,7 +51,7 @@ class Part:
         cost: what the step takes with the trees, in steps without them; 0 = that is of no interest. Of trees that are cut, it is
             where a model made them that their drafter cannot do without: however few are fed, that time has passed.
         draft_seconds: in forwards of the drafter's own model, and in foreseeing.
-        foresees: how many tokens its outcomes are to carry that may follow the newest one.
+        foresight: what makes the guesses that its outcomes are to carry; None = they carry none.
         error: what the drafter raised, which ends its requests and no others.
     """
 
@@ -63,7 +64,7 @@ class Part:
     flat: FlatTrees | None = None
     cost: float = 0.0
     draft_seconds: float = 0.0
-    foresees: int = 0
+    foresight: Foresight | None = None
     error: Exception | None = None
 
     @property

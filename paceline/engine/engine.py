@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ListLike
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any, Literal
 
 from transformers import PreTrainedModel
@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.engine.cost_curve import cost_curve
 from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
-from paceline.engine.foresight import Foresight, find_foresight
+from paceline.engine.drafting import Part
+from paceline.engine.foresight.find import Foresights
 from paceline.engine.grouping import fed_by, parts_of
 from paceline.engine.interrupts import interrupts_held
 from paceline.engine.invariance import settle
@@ -104,6 +105,7 @@ class Engine:
             self._verify = self._parallel.verify
         # The ranks of a parallel run must take the same trees, and each has a clock of its own.
         self.spending = None if ranks is not None else Spending(lambda: cost_curve(self.model, self._most_rows))
+        self._foresights = None if ranks is not None else Foresights(self.model)
         self._roster = Roster(make if ranks is None else refuse_others, self._check, ranks is None)
         self._use(drafter, spec)
         self._room = Room(self.model, max_batch, keep_prefixes, most_cache_bytes(model, cache_gib))
@@ -112,7 +114,6 @@ class Engine:
         self._turn = threading.RLock()
         self._stepping = False
         self._leaving: deque[Ticket] = deque()  # withdrawn during a step
-        self._foresight: list[Foresight | None] = []  # found when it is first asked for
         self._steps = 0
         self._step_seconds = self._draft_seconds = 0.0
 
@@ -283,10 +284,10 @@ class Engine:
                 self._lifecycle.drop(ticket)
 
     def _decode(self, group: list[Ticket]) -> list[Outcome]:
-        foresight = self._foresight_for(group)
-        start, fed = time.perf_counter(), sum(fed_by(group, self.model.prefill_chunk))
         parts = parts_of(group, self.model, self._max_nodes, self._most_rows)
-        joint_step(self.model, parts, self._verify, self.spending, foresight)
+        self._add_foresight(parts)  # takes seconds once
+        start, fed = time.perf_counter(), sum(fed_by(group, self.model.prefill_chunk))
+        joint_step(self.model, parts, self._verify, self.spending)
         self._schedule.note(fed, time.perf_counter() - start)
         self._lifecycle.count_forward()
         self._draft_seconds += sum(part.draft_seconds for part in parts)
@@ -301,20 +302,22 @@ class Engine:
         self._schedule.make_room()
         return outcomes
 
-    def _foresight_for(self, group: list[Ticket]) -> Foresight | None:
-        """Return the model's foresight where a drafter of the group asks for it; never with ranks: a clock bounds its making."""
-        asked = 0
-        for drafter in {ticket.drafting.drafter for ticket in group} if self._parallel is None else ():
-            with suppress(Exception):  # the step asks again, and blames the drafter
-                asked += drafter.foresees()
-        if asked and not self._foresight:
-            self._foresight.append(find_foresight(self.model))
-        return self._foresight[0] if asked else None
+    def _add_foresight(self, parts: list[Part]) -> None:
+        """Give parts what their drafters ask for; never with ranks: a clock bounds its making."""
+        if self._foresights is None:
+            return
+        for part in parts:
+            try:
+                part.foresight = self._foresights.of(part.drafting.drafter)
+            except Exception as error:
+                part.error = error
 
     def _check(self, drafter: Drafter) -> None:
         check_vocabulary(drafter, self.model.vocab_size)
         if self._tokenizer is not None:
             drafter.check_tokenizer(self._tokenizer)
+        if self._foresights is not None:
+            self._foresights.check(drafter)
 
     def _use(self, drafter: Drafter, spec: str | None) -> None:
         self._roster.use(drafter, spec)

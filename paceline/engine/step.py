@@ -8,7 +8,6 @@ from collections.abc import Sequence as ListLike
 
 from paceline.engine.drafter import Drafter, Outcome, untouched
 from paceline.engine.drafting import Drafting, Part
-from paceline.engine.foresight import Foresight
 from paceline.engine.model import CachedLM
 from paceline.engine.node_logits import NodeLogits
 from paceline.engine.sequence import Sequence
@@ -44,20 +43,19 @@ def joint_step(
     parts: ListLike[Part],
     verify: Verifier = verify_batch,
     spending: Spending | None = None,
-    foresight: Foresight | None = None,
 ) -> None:
     """Advance the sequences of all parts by one forward of the target; their outcomes are in their parts.
 
     A sequence with more pending tokens than a prefill chunk only moves a chunk forward; it has no outcome yet. Where a drafter
-    raises while it proposes, its sequences are left out.
+    raises while it proposes, or has before, its sequences are left out.
 
     Args:
         spending: cuts the trees to what pays; None = they are fed as proposed.
-        foresight: what it says goes with the outcomes of drafters that ask for it; None = it is not to be had.
     """
     start = time.perf_counter()
     for part in parts:
-        _propose(model, part)
+        if part.error is None:
+            _propose(model, part)
     parts = [part for part in parts if part.error is None]
     seqs = parts[0].seqs if len(parts) == 1 else sorted((seq for part in parts for seq in part.seqs), key=lambda seq: seq.slot)
     if not seqs:
@@ -70,12 +68,12 @@ def joint_step(
     ready = [row for row, seq in enumerate(seqs) if seq.id in drafted]
     trees = [drafted.get(seq.id, EMPTY_TREE) for seq in seqs]
 
-    foreseeing = foresight is not None and any(part.foresees for part in parts)
+    foreseeing = any(part.foresight is not None for part in parts)
     logits = model.forward_with_states(seqs, trees) if foreseeing else model.forward_nodes(seqs, trees)
     if len(ready) < len(seqs):
         logits = logits.those(ready)
     outcomes = verify([seqs[row] for row in ready], [trees[row] for row in ready], logits)
-    _hand_out(outcomes, parts, logits, foresight)
+    _hand_out(outcomes, parts, logits)
     accepted: list[list[int]] = [[]] * len(seqs)
     for row, outcome in zip(ready, outcomes, strict=True):
         accepted[row] = outcome.accepted
@@ -100,7 +98,6 @@ def _propose(model: CachedLM, part: Part) -> None:
         limits = [limit for seq, limit in zip(part.seqs, limits, strict=True) if model.reaches_end(seq)]
     drafter, before = part.drafting.drafter, part.drafting.drafter.forward_seconds
     try:
-        part.foresees = drafter.foresees()
         with untouched(drafter, part.ready):
             trees = drafter.propose(part.ready, limits)
         check_trees(drafter, part.ready, limits, trees, model.vocab_size)
@@ -110,19 +107,19 @@ def _propose(model: CachedLM, part: Part) -> None:
     part.draft_seconds = drafter.forward_seconds - before
 
 
-def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: NodeLogits, foresight: Foresight | None) -> None:
-    """Give every part the outcomes of its sequences, with the likeliest tokens its drafter asks for, there and one token on."""
+def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: NodeLogits) -> None:
+    """Give every part the outcomes of its sequences, with the likeliest tokens its drafter asks for, there and further on."""
     rows = {outcome.seq.id: row for row, outcome in enumerate(outcomes)} if len(parts) > 1 else {}
     for part in parts:
         mine = [rows[seq.id] for seq in part.ready] if rows else range(len(outcomes))
         part.outcomes = [outcomes[row] for row in mine]
         top_k = part.drafting.drafter.top_k
-        own = logits.those(mine) if top_k or part.foresees else logits
+        own = logits.those(mine) if top_k or part.foresight is not None else logits
         if top_k:
             part.outcomes = with_top_tokens(part.outcomes, own, top_k)
-        if part.foresees and foresight is not None:
+        if part.foresight is not None:
             start = time.perf_counter()
-            part.outcomes = foresight.add_to(part.outcomes, own, part.foresees)
+            part.outcomes = part.foresight.add_to(part.outcomes, own)
             part.draft_seconds += time.perf_counter() - start
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -13,9 +15,10 @@ from paceline import LLM, SamplingParams, drafters
 from paceline.common import cache
 from paceline.drafters.auto.drafter import Auto
 from paceline.drafters.auto.options import AutoOptions
-from paceline.engine import foresight as module
 from paceline.engine.drafter import Outcome, TopTokens
-from paceline.engine.foresight import Foresight, find_foresight
+from paceline.engine.foresight import fitting as module
+from paceline.engine.foresight.find import find_foresight
+from paceline.engine.foresight.guessing import Foresight
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import SamplingParams as Params
 from paceline.engine.sequence import Sequence
@@ -68,10 +71,11 @@ def test_a_linear_model_is_foreseen_exactly(pair: Pair, monkeypatch: pytest.Monk
         monkeypatch.setattr(module, "_RIDGE", 1e-3)
         found = find_foresight(model)
         assert found is not None
-        top = found.foresee(states[2900:], token_ids[2900:].tolist(), 4)
+        trees = found.foresee(states[2900:], token_ids[2900:].tolist())
         expected = (following[2900:] @ head.T).softmax(-1).topk(4)
-    assert (torch.from_numpy(top.token_ids)[:, 0] == expected.indices[:, 0]).float().mean() > 0.97
-    assert top.probs.shape == (100, 4)
+    firsts = torch.tensor([tree.token_ids[0] for tree in trees])
+    assert (firsts == expected.indices[:, 0]).float().mean() > 0.97
+    assert all(tree.parents == [-1] * 16 for tree in trees)
 
 
 @pytest.mark.parametrize("count", [5, 40])
@@ -90,9 +94,9 @@ def test_it_guesses_better_than_chance_of_the_models_own_text(pair: Pair) -> Non
     right = total = 0
     for prompt, answer in zip(pair.prompts[:4], pair.answers[:4], strict=True):
         text = [*prompt, *answer]
-        top = found.foresee(states_of(model, text)[:-2], text[1:-1], 16)
-        hits = (torch.from_numpy(top.token_ids) == torch.tensor(text[2:])[:, None]).any(-1)
-        right, total = right + int(hits[len(prompt) :].sum()), total + len(hits[len(prompt) :])
+        trees = found.foresee(states_of(model, text)[:-2], text[1:-1])
+        hits = [token in tree.token_ids for tree, token in zip(trees, text[2:], strict=True)][len(prompt) :]
+        right, total = right + sum(hits), total + len(hits)
     assert right > 0.2 * total
 
 
@@ -126,7 +130,7 @@ def test_a_model_that_is_too_slow_has_none(pair: Pair, monkeypatch: pytest.Monke
 
 def weights_of(found: Foresight | None) -> Tensor:
     assert found is not None
-    return found._weights
+    return found.weights.first
 
 
 def test_that_of_a_large_model_is_kept(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,22 +158,26 @@ def test_a_damaged_one_is_found_again(damage: str, pair: Pair, monkeypatch: pyte
         rows, columns = first.shape
         file.write_bytes(content.replace(f"[{rows},{columns}]".encode(), f"[{columns},{rows}]".encode()))
     else:
-        file.write_bytes(content[:-2] + b"\x00\x7c")  # infinity
-    assert torch.allclose(weights_of(find_foresight(CachedLM(pair.target))), first, atol=1e-2)
+        tensors = safetensors.torch.load(content)
+        tensors["first"][0, 0] = torch.inf
+        file.write_bytes(safetensors.torch.save(tensors, {"levels": "1"}))
+    assert torch.allclose(weights_of(find_foresight(CachedLM(pair.target))), first, rtol=1e-2, atol=1e-2)
 
 
 class Wrong(Auto):
     """Writes down what was foreseen, and believes the opposite."""
 
-    foreseen: list[TopTokens]
+    foreseen: list[DraftTree]
 
     def observe(self, outcomes: list[Outcome]) -> None:  # type: ignore[override]
         self.foreseen = [*getattr(self, "foreseen", []), *(one.foreseen for one in outcomes if one.foreseen is not None)]
-        for one in outcomes:
-            if one.foreseen is not None:
-                one.foreseen.token_ids[:] = VOCABULARY - 1 - one.foreseen.token_ids
-                one.foreseen.probs[:] = one.foreseen.probs[:, ::-1].copy()
-        super().observe(outcomes)
+        super().observe([replace(one, foreseen=None if one.foreseen is None else turned(one.foreseen)) for one in outcomes])
+
+
+def turned(tree: DraftTree) -> DraftTree:
+    """Return other tokens, the least likely of them believed most."""
+    assert tree.confidence is not None
+    return replace(tree, token_ids=[VOCABULARY - 1 - token for token in tree.token_ids], confidence=tree.confidence[::-1])
 
 
 def test_a_drafter_is_told_and_what_is_wrong_changes_no_text(pair: Pair) -> None:
@@ -177,7 +185,7 @@ def test_a_drafter_is_told_and_what_is_wrong_changes_no_text(pair: Pair) -> None
     answers = LLM(pair.target, drafter).generate(pair.prompts[:3], SamplingParams(max_new_tokens=COUNT))
     assert [answer.token_ids for answer in answers] == [expected[:COUNT] for expected in pair.answers[:3]]
     assert drafter.foreseen
-    assert all(top.token_ids.shape == (1, 16) for top in drafter.foreseen)
+    assert all(len(tree) == 16 for tree in drafter.foreseen)
 
 
 def test_what_is_foreseen_is_read_off_the_last_accepted_token(pair: Pair) -> None:
@@ -189,7 +197,7 @@ def test_what_is_foreseen_is_read_off_the_last_accepted_token(pair: Pair) -> Non
         def observe(self, outcomes: list[Outcome]) -> None:  # type: ignore[override]
             for one in outcomes:
                 assert one.foreseen is not None
-                self.seen.append((one.seq.token_ids[:], one.foreseen.token_ids[0].tolist()))
+                self.seen.append((one.seq.token_ids[:], one.foreseen.token_ids))
             super().observe(outcomes)
 
     drafter = Watched(AutoOptions(nodes=8, budget=False))
@@ -199,8 +207,8 @@ def test_what_is_foreseen_is_read_off_the_last_accepted_token(pair: Pair) -> Non
     assert found is not None
     agree = 0
     for text, foreseen in drafter.seen:
-        top = found.foresee(states_of(model, text[:-1])[-1:], text[-1:], 1)
-        agree += int(top.token_ids[0, 0]) == foreseen[0]
+        (tree,) = found.foresee(states_of(model, text[:-1])[-1:], text[-1:])
+        agree += tree.token_ids[0] == foreseen[0]
     assert agree >= len(drafter.seen) - 1  # two may be equally likely
 
 
@@ -218,10 +226,10 @@ def test_auto_does_not_ask_while_nothing_is_fed() -> None:
     seqs = [Sequence([1, 2, 3], Params()) for _ in range(4)]
     asked = []
     for _ in range(40):
-        asked.append(drafter.foresees() > 0)
+        asked.append(drafter.foresees())
         for seq in seqs:
             seq.token_ids.append(7)
-        top = TopTokens(torch.full((1, 8), 7).numpy(), torch.full((1, 8), 0.1).numpy())
-        drafter.observe([Outcome(seq, EMPTY_TREE, [], [7], [7], top) for seq in seqs])
+        tops = TopTokens(torch.full((1, 8), 7).numpy(), torch.full((1, 8), 0.1).numpy())
+        drafter.observe([Outcome(seq, EMPTY_TREE, [], [7], [7], tops) for seq in seqs])
     assert asked[0]
     assert sum(asked) == 3

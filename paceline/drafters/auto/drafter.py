@@ -17,14 +17,12 @@ from paceline.drafters.auto.weighing import Weighings
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, node_rule_of
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.options import SssdOptions
-from paceline.engine.drafter import Outcome, TopTokens
+from paceline.engine.drafter import Outcome
 from paceline.engine.model import CachedLM
-from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _RETRIEVED = 48  # nodes that retrieval may propose
-_FORESEEN = 16  # tokens that are foreseen
 _WORTH_IT = 2  # sequences for each draft that is fed, from which on it is not worth its time
 _AGAIN = 16  # steps until it is tried again
 
@@ -48,6 +46,8 @@ class Auto(RecyclingDrafter):
         self._model = None if draft is None or not options.draft else ModelSource(draft)
         self._weighings = Weighings()
         self._foreseen: dict[int, DraftTree] = {}  # by sequence
+        if isinstance(options.foresight, str) and self._model is None:
+            self.foresight = options.foresight
         self._fed, self._steps = True, 0  # whether steps feed drafts
         if self._model is not None:
             self.vocab_size = self._model.vocab_size
@@ -71,11 +71,11 @@ class Auto(RecyclingDrafter):
         super().check_tokenizer(tokenizer)
         self._retrieval.check_tokenizer(tokenizer)
 
-    def foresees(self) -> int:
+    def foresees(self) -> bool:
         """Ask for what follows, with the budget while drafts are fed, and now and then."""
-        if self._model is not None or not self._options.foresight:
-            return 0
-        return _FORESEEN if self._fed or self._steps % _AGAIN == 0 else 0
+        if self._model is not None or self._options.foresight is False:
+            return False
+        return self._fed or self._steps % _AGAIN == 0
 
     def start(self, seq: Sequence) -> None:
         """Pass on to the sources."""
@@ -108,7 +108,7 @@ class Auto(RecyclingDrafter):
         self._recycler.observe(outcomes)
         self._steps += 1
         self._fed = not self.budget or _WORTH_IT * sum(len(outcome.tree) for outcome in outcomes) >= len(outcomes)
-        self._foreseen.update((one.seq.id, _as_tree(one.foreseen)) for one in outcomes if one.foreseen is not None)
+        self._foreseen.update((one.seq.id, one.foreseen) for one in outcomes if one.foreseen is not None)
         if self._model is not None:
             self._model.observe(outcomes)
             self._weighings.end(sum(len(outcome.new_token_ids) for outcome in outcomes))
@@ -120,9 +120,3 @@ class Auto(RecyclingDrafter):
         self._foreseen.pop(seq.id, None)
         if self._model is not None:
             self._model.stop(seq)
-
-
-def _as_tree(top: TopTokens) -> DraftTree:
-    """Return foreseen tokens as the children of the root."""
-    count = top.token_ids.shape[1]
-    return DraftTree(top.token_ids[0].tolist(), [-1] * count, None, top.probs[0].tolist(), origins=[Origin.FORESEEN] * count)

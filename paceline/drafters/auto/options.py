@@ -21,7 +21,8 @@ class AutoOptions:
     least: chance of a path below which it is not proposed.
     live: finished answers go into the datastore; while they go on, the other requests find them in memory.
     draft: a draft model, where one is given, is a source, too: with the budget while that pays, else at every step.
-    foresight: the token after the next one is guessed from the target's hidden state, where no draft model is a source.
+    foresight: what follows the newest token is guessed from the target's hidden state, where no draft model is a source; or the
+        file of `paceline foresight train` to do so with.
     pool: file that the kept distributions are read from, if it is there, and saved to.
     """
 
@@ -33,7 +34,7 @@ class AutoOptions:
     least: float = 0.001
     live: bool = False
     draft: bool = True
-    foresight: bool = True
+    foresight: bool | str = True
     pool: str | None = None
 
     def __post_init__(self) -> None:

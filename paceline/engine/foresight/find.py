@@ -1,0 +1,72 @@
+"""Which foresight a model has: the trained one that was named, that of the package, or else a map that is fitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline import demo
+from paceline.engine.drafter import Drafter
+from paceline.engine.foresight.fitting import fitted
+from paceline.engine.foresight.guessing import Foresight
+from paceline.engine.foresight.trained import load, read
+from paceline.engine.foresight.weights import Weights, readable_ends, shape_of
+from paceline.engine.model import CachedLM
+from paceline.errors import ConfigError
+
+
+class Foresights:
+    """Those that the drafters of one engine ask for, each found when it is first needed.
+
+    Args:
+        model: the target.
+    """
+
+    def __init__(self, model: CachedLM) -> None:
+        self._model = model
+        self._found: dict[str | None, Foresight | None] = {}  # by the file
+
+    def check(self, drafter: Drafter) -> None:
+        """Refuse a drafter whose file cannot be used.
+
+        Raises:
+            ConfigError: it cannot be read, or is of another model.
+        """
+        if drafter.foresight is not None:
+            self._find(drafter.foresight)
+
+    def of(self, drafter: Drafter) -> Foresight | None:
+        """Return what a drafter asks for in the next step; None where it asks for nothing, or there is none to be had."""
+        return self._find(drafter.foresight) if drafter.foresees() else None
+
+    def _find(self, file: str | None) -> Foresight | None:
+        if file not in self._found:
+            self._found[file] = find_foresight(self._model, file)
+        return self._found[file]
+
+
+def find_foresight(model: CachedLM, file: str | Path | None = None) -> Foresight | None:
+    """Return that of a model: of the file, if one is named; else the trained one of the package, or one that is fitted.
+
+    Returns:
+        None where the model's states or embeddings are not to be had, or it is too slow for the fit.
+    Raises:
+        ConfigError: a file that cannot be used.
+    """
+    if not readable_ends(model):
+        if file is not None:
+            raise ConfigError(
+                f"foresight {str(file)!r}: got {model.architecture.name}, whose embeddings cannot be read; expected a model with"
+                " an embedding and an LM head of plain weights. Leave the option out."
+            )
+        return None
+    weights = load(file, model) if file is not None else _shipped(model) or fitted(model)
+    return None if weights is None else Foresight(model, weights)
+
+
+def _shipped(model: CachedLM) -> Weights | None:
+    for path in demo.FORESIGHTS:
+        weights, card = read(path)
+        if card.is_of(model):
+            inputs, hidden = shape_of(model)
+            return weights.widened(hidden, inputs - hidden)
+    return None

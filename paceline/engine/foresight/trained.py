@@ -1,0 +1,92 @@
+"""Trained foresight in a file: safetensors, with a card of what it is for and how it was made (`paceline foresight train`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.common.files import parse_json, write_atomically
+from paceline.engine.foresight.weights import Weights, metadata_of, shape_of
+from paceline.engine.identity import model_identity
+from paceline.engine.model import CachedLM
+from paceline.errors import ConfigError
+
+_KIND, _VERSION = "paceline foresight", "1"
+_HELP = "Train it with `paceline foresight train`, or copy it again from where it came."
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """For which model it is, and how it was made.
+
+    Attributes:
+        target: name of the model, for people. fingerprint: see `model_identity`. vocab_size: its tokens.
+        settings, about: of the training, and what it learnt from. judged: what it was worth on answers held back.
+    """
+
+    target: str
+    fingerprint: str
+    vocab_size: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    judged: dict[str, Any] = field(default_factory=dict)
+
+    def is_of(self, model: CachedLM) -> bool:
+        """Whether it was trained for that model, or for the one it was enlarged from."""
+        return self.vocab_size == model.vocab_size and self.fingerprint == model_identity(model.model)[0]
+
+
+def save(path: str | Path, weights: Weights, card: Card) -> None:
+    """Write both; whoever reads there finds the old file or the new one.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    text = json.dumps(asdict(card))
+    told = {"kind": _KIND, "version": _VERSION, "card": text, "sha256": weights.checksum(text)}
+    write_atomically(path, weights.to_bytes(told))
+
+
+def load(path: str | Path, model: CachedLM) -> Weights:
+    """Return the weights of a file, as wide as the model.
+
+    Raises:
+        ConfigError: it cannot be read, is damaged, or of another model or version.
+    """
+    weights, card = read(path)
+    if not card.is_of(model):
+        raise ConfigError(
+            f"foresight {str(path)!r}: got a model whose weights have the fingerprint {model_identity(model.model)[0][:12]};"
+            f" expected {card.fingerprint[:12]}, that of {card.target!r}, for which it was trained. Train one for this model."
+        )
+    inputs, hidden = shape_of(model)
+    return weights.widened(hidden, inputs - hidden)
+
+
+def read(path: str | Path) -> tuple[Weights, Card]:
+    """Return what a file holds.
+
+    Raises:
+        ConfigError: it cannot be read, is damaged, or of another version.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"foresight {str(path)!r}: cannot be read: {error.strerror}; expected a file. {_HELP}") from error
+    try:
+        told = metadata_of(content)
+        if told.get("kind") != _KIND:
+            raise ValueError("it is of another kind")
+        if told.get("version") != _VERSION:
+            raise ValueError(f"version {told.get('version')}; this release reads {_VERSION}")
+        weights = Weights.from_bytes(content)
+        if told["sha256"] != weights.checksum(told["card"]):
+            raise ValueError("its checksum is of other content")
+        card = Card(**parse_json(told["card"]))
+        if len(weights.kept) and not 0 <= int(weights.kept.min()) <= int(weights.kept.max()) < card.vocab_size:
+            raise ValueError(f"tokens beyond its vocabulary of {card.vocab_size}")
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"foresight {str(path)!r}: got a file that is none, or damaged ({error}). {_HELP}") from error
+    return weights, card
