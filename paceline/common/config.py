@@ -102,7 +102,7 @@ def _convert(value: Any, annotation: Any, where: str) -> Any:
     if type(None) in kinds and value.lower() == "none":
         return None
     for kind in kinds:
-        if kind is bool and value.lower() in _TRUE | _FALSE:
+        if kind is bool and is_truth(value):
             return value.lower() in _TRUE
         if kind in (int, float):
             try:
@@ -112,6 +112,11 @@ def _convert(value: Any, annotation: Any, where: str) -> Any:
         if kind is str:
             return value
     raise ConfigError(f"{where}: got {value!r}; expected {_names(kinds)}.")
+
+
+def is_truth(text: str) -> bool:
+    """Whether a text stands for true or false."""
+    return text.lower() in _TRUE | _FALSE
 
 
 def _names(kinds: list[Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from paceline.common.config import in_quotes, parse_spec, spec_key, split_spec
+from paceline.common.config import in_quotes, is_truth, parse_spec, spec_key, split_spec
 from paceline.drafters import PLAIN, available, entry
 from paceline.errors import ConfigError, did_you_mean
 from paceline.serve.requests import Speculation
@@ -77,7 +77,8 @@ def _check(name: str, options: dict[str, str]) -> None:
     for option, value in options.items():
         if option not in types:
             raise ConfigError(f"speculation: got option {option!r} of {name}.{did_you_mean(option, types)}")
-        if "str" in types[option] and option not in _WORDS and not _is_number(value):
+        plain = option in _WORDS or _is_number(value) or ("bool" in types[option] and is_truth(value))
+        if "str" in types[option] and not plain:
             raise ConfigError(
                 f"speculation: got {option}, which may name a file; expected none from a client. Start the server with"
                 " --allow-drafter and this drafter."

@@ -101,7 +101,7 @@ class Foresight:
     def _after(self, states: Tensor, token_ids: Tensor, count: int) -> _Level:
         """Return the guesses behind the newest tokens."""
         following = self.next_states(states, token_ids)
-        guesses, probs = self._likeliest(following, count)
+        guesses, probs = self.guess(following, count)
         rows = np.repeat(np.arange(len(guesses))[:, None], guesses.shape[1], axis=1)
         return _Level(guesses, np.full_like(guesses, -1), probs, probs, rows, following)
 
@@ -114,7 +114,7 @@ class Foresight:
         device = level.states.device
         tokens = torch.from_numpy(token_ids.ravel()).to(device)
         following = self.next_states(level.states[torch.from_numpy(rows.ravel()).to(device)], tokens)
-        guesses, probs = self._likeliest(following, _LATER)
+        guesses, probs = self.guess(following, _LATER)
         each = guesses.shape[1]
         count = len(level.token_ids)
         paths = np.repeat(path_probs, each, axis=1) * probs.reshape(count, -1)
@@ -130,7 +130,8 @@ class Foresight:
             return both
         return both[:, :hidden] + products.linear(functional.silu(both[:, hidden:]), self._outer, None)
 
-    def _likeliest(self, states: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
+    def guess(self, states: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
+        """Return the likeliest tokens of states [n, hidden], and their probabilities among those that are kept, [n, count]."""
         places, probs = likeliest(self._products.linear(states, self._head, self._head_bias), count)
         return self._kept[places], probs
 

@@ -1,0 +1,77 @@
+"""What a training needs, out of the names on a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+from paceline import demo
+from paceline.common.machine import processor
+from paceline.draft.stretches import Stretch, recorded, shortened, texts
+from paceline.engine.foresight.trained import Card
+from paceline.engine.foresight.weights import readable_ends
+from paceline.engine.identity import model_identity
+from paceline.engine.loading import load_model, load_tokenizer
+from paceline.engine.model import CachedLM
+from paceline.errors import ConfigError
+from paceline.foresight.settings import ForesightTraining
+from paceline.foresight.states import States, states_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Material:
+    """Attributes: model: the target. learnt, held_out: what foresight learns from, and what judges it. card: of the file."""
+
+    model: CachedLM
+    learnt: States
+    held_out: States
+    card: Card
+
+
+def prepare(
+    target: str, recordings: ListLike[str | Path], inputs: ListLike[str], config: ForesightTraining, dtype: str, device: str,
+    progress: bool = False,
+) -> Material:  # fmt: skip
+    """Return what foresight learns from.
+
+    Args:
+        target: as on a command line. recordings: files of its answers. inputs: texts, as in `paceline.datastore.inputs`.
+    Raises:
+        ConfigError: something that cannot be read or does not belong together; a model whose embeddings cannot be read.
+        UnsupportedModelError: a model whose hidden states cannot be read.
+    """
+    place = demo.target_of(target)
+    model = CachedLM(load_model(place, dtype, device))
+    if not readable_ends(model):
+        raise ConfigError(
+            f"foresight train: got {model.architecture.name}; expected an embedding and an LM head of plain weights."
+        )
+    fingerprint = model_identity(model.model)[0]
+    answers = [shortened(one, config.context) for one in recorded(recordings, fingerprint)]
+    if len(answers) < config.held_out:
+        raise ConfigError(
+            f"foresight train: got {len(answers)} answers, each {config.held_out}th of which is held back; expected at least"
+            f" {config.held_out}. Record more, or lower held_out."
+        )
+    tokenizer = load_tokenizer(None, place) if inputs else None
+    if inputs and tokenizer is None:
+        raise ConfigError(f"foresight train: got texts and no tokenizer beside {target!r}; expected one. Leave the texts out.")
+    kept = [one for row, one in enumerate(answers) if row % config.held_out]
+    found = texts(inputs, tokenizer, config.context) if inputs else []
+    learnt = states_of(model, [*kept, *found], progress)
+    held_out = states_of(model, answers[:: config.held_out], progress)
+    about = {
+        "recordings": [Path(path).name for path in recordings], "texts": [Path(path).name for path in inputs],
+        "answers": len(kept), "answer_tokens": _said(kept), "tokens": len(learnt.token_ids), "dtype": str(model.model.dtype),
+        "threads": torch.get_num_threads(), "processor": processor(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }  # fmt: skip
+    return Material(model, learnt, held_out, Card(target, fingerprint, model.vocab_size, asdict(config), about))
+
+
+def _said(stretches: ListLike[Stretch]) -> int:
+    return sum(len(stretch) - stretch.first for stretch in stretches)
