@@ -41,7 +41,8 @@ def test_what_is_taken(given: Any, spec: Any) -> None:
     [
         "os:system", "tests.support.shared:Watch", "nothing", "", ":", "sssd:datastore=/etc", "sssd:datastore=/a/store",
         "sssd:calibration=x", "ouroboros:pool=x", "specdec_pp:head=x", "token_recycling:tree=x", "auto:pool=x",
-        "auto:foresight=x", asked(drafter="pia", nodes="6'"), asked(drafter="pia", **{"no des": 6}), asked(drafter="pia", nodes=None),
+        "auto:foresight=x",
+        asked(drafter="pia", nodes="6'"), asked(drafter="pia", **{"no des": 6}), asked(drafter="pia", nodes=None),
         asked(drafter="pia:nodes=6", length=3), asked(nodes=6),
         asked(drafter="sssd", datastore="demo"),
     ],
