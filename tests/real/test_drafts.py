@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams, demo
+from paceline.bench import enlarge
 from paceline.drafters.specdec_pp.head import AcceptanceHead
+from paceline.engine.foresight.find import find_foresight
 from paceline.engine.loading import draft_lm, load_draft, load_model
+from paceline.engine.model import CachedLM
 from tests.support.real import NEEDS_REAL, Real
 
 pytestmark = NEEDS_REAL
@@ -37,6 +40,24 @@ def test_bfloat16_answers_are_those_of_plain_decoding(asked: list[list[int]], sp
         for name, draft in (("none", None), (spec, demo.SMOLLM2_DRAFT))
     )
     assert [out.token_ids for out in drafted] == [out.token_ids for out in plain]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_its_trained_foresight_is_found(real: Real, asked: list[list[int]], wide: bool) -> None:
+    """And foretells more of the model's own answers than chance, also of the model enlarged."""
+    model = CachedLM(enlarge(real.model, 768, 30) if wide else real.model)
+    found = find_foresight(model)
+    assert found is not None
+    assert found.weights.levels == 3
+    right = total = 0
+    for prompt, answer in zip(asked, real.references(asked, COUNT), strict=True):
+        text = [*prompt, *answer]
+        with torch.inference_mode():
+            states = model.model.base_model(input_ids=torch.tensor([text])).last_hidden_state[0]
+        trees = found.foresee(states[len(prompt) - 1 : -2], text[len(prompt) : -1])
+        right += sum(token == tree.token_ids[0] for tree, token in zip(trees, text[len(prompt) + 1 :], strict=True))
+        total += len(trees)
+    assert right > 0.25 * total
 
 
 def test_its_head_is_found() -> None:
