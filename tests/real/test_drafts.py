@@ -48,16 +48,16 @@ def test_its_trained_foresight_is_found(real: Real, asked: list[list[int]], wide
     model = CachedLM(enlarge(real.model, 768, 30) if wide else real.model)
     found = find_foresight(model)
     assert found is not None
-    assert found.weights.levels == 3
+    assert found.levels == 3
     right = total = 0
     for prompt, answer in zip(asked, real.references(asked, COUNT), strict=True):
         text = [*prompt, *answer]
         with torch.inference_mode():
             states = model.model.base_model(input_ids=torch.tensor([text])).last_hidden_state[0]
         trees = found.foresee(states[len(prompt) - 1 : -2], text[len(prompt) : -1])
-        right += sum(token == tree.token_ids[0] for tree, token in zip(trees, text[len(prompt) + 1 :], strict=True))
+        right += sum(token in tree.token_ids[:16] for tree, token in zip(trees, text[len(prompt) + 1 :], strict=True))
         total += len(trees)
-    assert right > 0.25 * total
+    assert right > 0.4 * total
 
 
 def test_its_head_is_found() -> None:

@@ -8,8 +8,8 @@ from paceline import demo
 from paceline.engine.drafter import Drafter
 from paceline.engine.foresight.fitting import fitted
 from paceline.engine.foresight.guessing import Foresight
-from paceline.engine.foresight.trained import load, read
-from paceline.engine.foresight.weights import Weights, readable_ends, shape_of
+from paceline.engine.foresight.trained import card_of, load
+from paceline.engine.foresight.weights import Weights, readable_ends
 from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError
 
@@ -64,9 +64,4 @@ def find_foresight(model: CachedLM, file: str | Path | None = None) -> Foresight
 
 
 def _shipped(model: CachedLM) -> Weights | None:
-    for path in demo.FORESIGHTS:
-        weights, card = read(path)
-        if card.is_of(model):
-            inputs, hidden = shape_of(model)
-            return weights.widened(hidden, inputs - hidden)
-    return None
+    return next((load(path, model) for path in demo.FORESIGHTS if card_of(path).is_of(model)), None)

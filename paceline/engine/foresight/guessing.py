@@ -34,7 +34,7 @@ _ROWS = 8  # of all sequences: more would cost more than the weights' way from m
 class _Level(NamedTuple):
     """The guesses of a level. Attributes, all [sequences, guesses] but for the last:
 
-    token_ids. parents: the guess before, in the level before. probs: after that. path_probs.
+    token_ids. parents: the guess before, in the level before; -1 = the newest token. probs: after that. path_probs.
     rows: of `states`, that they were made of. states: [n, hidden].
     """
 
@@ -51,6 +51,8 @@ class Foresight:
 
     Args:
         model: whose states they are.
+    Attributes:
+        levels: how many tokens ahead the guesses go.
     """
 
     def __init__(self, model: CachedLM, weights: Weights) -> None:
@@ -64,7 +66,7 @@ class Foresight:
         rows = slice(len(kept)) if whole else kept
         self._head, self._head_bias = head.weight[rows], None if head.bias is None else head.bias[rows]
         self._kept = weights.kept.cpu().numpy()
-        self.weights = weights
+        self.levels = weights.levels
 
     @torch.inference_mode()
     def foresee(self, states: Tensor, token_ids: ListLike[int]) -> list[DraftTree]:
@@ -77,7 +79,7 @@ class Foresight:
         count = len(token_ids)
         levels = [level]
         go_on = min(_GO_ON, _ROWS // count)
-        for _ in range(self.weights.levels - 1 if go_on else 0):
+        for _ in range(self.levels - 1 if go_on else 0):
             level = self._next(level, min(go_on, level.token_ids.shape[1]))
             levels.append(level)
         return [_tree(levels, row) for row in range(count)]
@@ -142,9 +144,9 @@ def _tree(levels: ListLike[_Level], row: int) -> DraftTree:
     parents: list[int] = []
     confidence: list[float] = []
     before = 0
-    for number, level in enumerate(levels):
+    for level in levels:
         start = len(token_ids)
-        parents += [-1] * len(level.parents[row]) if number == 0 else (level.parents[row] + before).tolist()
+        parents += (level.parents[row] + before).tolist()
         token_ids += level.token_ids[row].tolist()
         confidence += level.probs[row].tolist()
         before = start

@@ -77,16 +77,32 @@ def read(path: str | Path) -> tuple[Weights, Card]:
         raise ConfigError(f"foresight {str(path)!r}: cannot be read: {error.strerror}; expected a file. {_HELP}") from error
     try:
         told = metadata_of(content)
-        if told.get("kind") != _KIND:
-            raise ValueError("it is of another kind")
-        if told.get("version") != _VERSION:
-            raise ValueError(f"version {told.get('version')}; this release reads {_VERSION}")
+        card = _card(told)
         weights = Weights.from_bytes(content)
         if told["sha256"] != weights.checksum(told["card"]):
             raise ValueError("its checksum is of other content")
-        card = Card(**parse_json(told["card"]))
         if len(weights.kept) and not 0 <= int(weights.kept.min()) <= int(weights.kept.max()) < card.vocab_size:
             raise ValueError(f"tokens beyond its vocabulary of {card.vocab_size}")
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"foresight {str(path)!r}: got a file that is none, or damaged ({error}). {_HELP}") from error
     return weights, card
+
+
+def card_of(path: Path) -> Card:
+    """Return the card of a file of the package, without its weights."""
+    with path.open("rb") as file:
+        size = file.read(8)
+        return _card(metadata_of(size + file.read(int.from_bytes(size, "little"))))
+
+
+def _card(told: dict[str, str]) -> Card:
+    """Return the card in the header of a file.
+
+    Raises:
+        ValueError, LookupError, TypeError: there is none, or of another version.
+    """
+    if told.get("kind") != _KIND:
+        raise ValueError("it is of another kind")
+    if told.get("version") != _VERSION:
+        raise ValueError(f"version {told.get('version')}; this release reads {_VERSION}")
+    return Card(**parse_json(told["card"]))

@@ -8,7 +8,6 @@ each with its bias; `direct` and `inner` are one matrix. Without the second term
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 
 import safetensors
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paceline.common.files import parse_json
 from paceline.engine.model import CachedLM
 
 _NAMES = ("first", "bias", "outer", "kept")
@@ -96,12 +96,17 @@ class Weights:
 def metadata_of(content: bytes) -> dict[str, str]:
     """Return what the header of a safetensors file says besides its tensors.
 
+    Args:
+        content: the whole file, or its header.
+
     Raises:
         ValueError: it has no such header.
     """
     size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    found = header.get("__metadata__", {}) if isinstance(header, dict) else {}
+    header = parse_json(content[8 : 8 + size])
+    found = header.get("__metadata__") if isinstance(header, dict) else None
+    if not isinstance(found, dict):
+        raise ValueError("no metadata")
     return {str(name): str(value) for name, value in found.items()}
 
 
