@@ -119,13 +119,13 @@ class Drafter:
             DatastoreError, ConfigError: they are not, as far as the drafter knows; both fingerprints are named.
         """
 
-    def foresees(self) -> bool:
-        """Say whether the outcomes of the next forward are to carry guesses of what follows the newest token.
+    def foresees(self) -> int:
+        """Say how many tokens ahead the outcomes of the next forward are to guess what follows the newest one; 0 = not at all.
 
         They are read off the target's hidden state (`paceline.engine.foresight`), which takes a fiftieth of a small model's
-        forward for each level.
+        forward for each token ahead; no more than it is worth (`Foresight.levels`) are guessed.
         """
-        return False
+        return 0
 
     def start(self, seq: Sequence) -> None:
         """The prompt of `seq` is known: allocate its state."""
@@ -199,8 +199,8 @@ class DelegatingDrafter(Drafter):
         """Pass on."""
         self.inner.check_tokenizer(tokenizer)
 
-    def foresees(self) -> bool:
-        """Whether the inner drafter wants them."""
+    def foresees(self) -> int:
+        """As far as the inner drafter wants."""
         return self.inner.foresees()
 
     def start(self, seq: Sequence) -> None:

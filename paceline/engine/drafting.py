@@ -51,7 +51,7 @@ class Part:
         cost: what the step takes with the trees, in steps without them; 0 = that is of no interest. Of trees that are cut, it is
             where a model made them that their drafter cannot do without: however few are fed, that time has passed.
         draft_seconds: in forwards of the drafter's own model, and in foreseeing.
-        foresight: what makes the guesses that its outcomes are to carry; None = they carry none.
+        foresight, foresees: what makes the guesses that its outcomes are to carry, and how far ahead; None = they carry none.
         error: what the drafter raised, which ends its requests and no others.
     """
 
@@ -65,6 +65,7 @@ class Part:
     cost: float = 0.0
     draft_seconds: float = 0.0
     foresight: Foresight | None = None
+    foresees: int = 0
     error: Exception | None = None
 
     @property

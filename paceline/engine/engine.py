@@ -308,7 +308,8 @@ class Engine:
             return
         for part in parts:
             try:
-                part.foresight = self._foresights.of(part.drafting.drafter)
+                part.foresees = part.drafting.drafter.foresees()
+                part.foresight = self._foresights.of(part.drafting.drafter) if part.foresees else None
             except Exception as error:
                 part.error = error
 

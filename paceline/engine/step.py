@@ -119,7 +119,7 @@ def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: NodeLogits
             part.outcomes = with_top_tokens(part.outcomes, own, top_k)
         if part.foresight is not None:
             start = time.perf_counter()
-            part.outcomes = part.foresight.add_to(part.outcomes, own)
+            part.outcomes = part.foresight.add_to(part.outcomes, own, part.foresees)
             part.draft_seconds += time.perf_counter() - start
 
 

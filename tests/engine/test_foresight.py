@@ -226,7 +226,7 @@ def test_auto_does_not_ask_while_nothing_is_fed() -> None:
     seqs = [Sequence([1, 2, 3], Params()) for _ in range(4)]
     asked = []
     for _ in range(40):
-        asked.append(drafter.foresees())
+        asked.append(drafter.foresees() > 0)
         for seq in seqs:
             seq.token_ids.append(7)
         tops = TopTokens(torch.full((1, 8), 7).numpy(), torch.full((1, 8), 0.1).numpy())

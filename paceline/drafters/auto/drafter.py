@@ -23,7 +23,8 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _RETRIEVED = 48  # nodes that retrieval may propose
-_WORTH_IT = 2  # sequences for each draft that is fed, from which on it is not worth its time
+_FAR = 16  # tokens that are foreseen at most
+_DEEP, _WORTH_IT = 3.0, 0.5  # drafts that are fed for each sequence, from which on all of these are worth their time, or one is
 _AGAIN = 16  # steps until it is tried again
 
 
@@ -48,7 +49,7 @@ class Auto(RecyclingDrafter):
         self._foreseen: dict[int, DraftTree] = {}  # by sequence
         if isinstance(options.foresight, str) and self._model is None:
             self.foresight = options.foresight
-        self._fed, self._steps = True, 0  # whether steps feed drafts
+        self._fed, self._steps = _DEEP, 0  # drafts that the last step fed for each sequence
         if self._model is not None:
             self.vocab_size = self._model.vocab_size
 
@@ -71,11 +72,13 @@ class Auto(RecyclingDrafter):
         super().check_tokenizer(tokenizer)
         self._retrieval.check_tokenizer(tokenizer)
 
-    def foresees(self) -> bool:
-        """Ask for what follows, with the budget while drafts are fed, and now and then."""
+    def foresees(self) -> int:
+        """Ask for what follows; with the budget only as far ahead as drafts are fed, and now and then."""
         if self._model is not None or self._options.foresight is False:
-            return False
-        return self._fed or self._steps % _AGAIN == 0
+            return 0
+        if not self.budget or self._fed >= _DEEP:
+            return _FAR
+        return 1 if self._fed >= _WORTH_IT or self._steps % _AGAIN == 0 else 0
 
     def start(self, seq: Sequence) -> None:
         """Pass on to the sources."""
@@ -107,7 +110,7 @@ class Auto(RecyclingDrafter):
         self._retrieval.observe(outcomes)
         self._recycler.observe(outcomes)
         self._steps += 1
-        self._fed = not self.budget or _WORTH_IT * sum(len(outcome.tree) for outcome in outcomes) >= len(outcomes)
+        self._fed = sum(len(outcome.tree) for outcome in outcomes) / max(1, len(outcomes))
         self._foreseen.update((one.seq.id, one.foreseen) for one in outcomes if one.foreseen is not None)
         if self._model is not None:
             self._model.observe(outcomes)

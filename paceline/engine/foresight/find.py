@@ -35,8 +35,8 @@ class Foresights:
             self._find(drafter.foresight)
 
     def of(self, drafter: Drafter) -> Foresight | None:
-        """Return what a drafter asks for in the next step; None where it asks for nothing, or there is none to be had."""
-        return self._find(drafter.foresight) if drafter.foresees() else None
+        """Return what a drafter asks for; None where there is none to be had."""
+        return self._find(drafter.foresight)
 
     def _find(self, file: str | None) -> Foresight | None:
         if file not in self._found:

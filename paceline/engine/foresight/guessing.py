@@ -28,6 +28,7 @@ from paceline.engine.tree import DraftTree, IntArray
 
 _FIRST, _LATER = 16, 8  # guesses after the newest token, and after each guess that goes on
 _GO_ON = 4  # guesses of a level
+_FARTHEST = 16  # levels
 _ROWS = 8  # of all sequences: more would cost more than the weights' way from memory
 
 
@@ -69,26 +70,27 @@ class Foresight:
         self.levels = weights.levels
 
     @torch.inference_mode()
-    def foresee(self, states: Tensor, token_ids: ListLike[int]) -> list[DraftTree]:
+    def foresee(self, states: Tensor, token_ids: ListLike[int], levels: int = _FARTHEST) -> list[DraftTree]:
         """Return a tree of guesses for each state: what follows the token that was chosen by it.
 
         Args:
             states: [n, hidden], what the LM head was fed. token_ids: [n], chosen by what it made of them.
+            levels: most tokens ahead.
         """
         level = self._after(states, torch.tensor(token_ids, device=states.device), _FIRST)
         count = len(token_ids)
-        levels = [level]
+        made = [level]
         go_on = min(_GO_ON, _ROWS // count)
-        for _ in range(self.levels - 1 if go_on else 0):
+        for _ in range(min(levels, self.levels) - 1 if go_on else 0):
             level = self._next(level, min(go_on, level.token_ids.shape[1]))
-            levels.append(level)
-        return [_tree(levels, row) for row in range(count)]
+            made.append(level)
+        return [_tree(made, row) for row in range(count)]
 
-    def add_to(self, outcomes: ListLike[Outcome], logits: NodeLogits) -> list[Outcome]:
+    def add_to(self, outcomes: ListLike[Outcome], logits: NodeLogits, levels: int) -> list[Outcome]:
         """Add `foreseen` to the outcomes of a step.
 
         Args:
-            logits: with their states, the rows in the order of `outcomes`.
+            logits: with their states, the rows in the order of `outcomes`. levels: most tokens ahead.
         """
         if not outcomes:
             return []
@@ -97,7 +99,7 @@ class Foresight:
             start + (1 + outcome.accepted[-1] if outcome.accepted else 0)
             for start, outcome in zip(logits.starts, outcomes, strict=True)
         ]
-        trees = self.foresee(logits.states[places], [outcome.new_token_ids[-1] for outcome in outcomes])
+        trees = self.foresee(logits.states[places], [outcome.new_token_ids[-1] for outcome in outcomes], levels)
         return [replace(outcome, foreseen=tree) for outcome, tree in zip(outcomes, trees, strict=True)]
 
     def _after(self, states: Tensor, token_ids: Tensor, count: int) -> _Level:
