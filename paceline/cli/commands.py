@@ -8,6 +8,7 @@ COMMANDS = {
     "serve": "Serve a model to OpenAI's clients. Ctrl-C or SIGTERM lets open requests end first, a second one does not.",
     "bench": "Time drafters beside transformers' own generate, interleaved prompt by prompt; check that answers are equal.",
     "paper": "Measure the tables and figures of a paper again, on your models.",
+    "prompts": "Let a chat model make up prompts, for record, where nobody has collected its users'.",
     "record": "Record a model's own answers to prompts, for replay, datastore, head record and the calibration of sssd.",
     "replay": "Run recorded answers through retrieval drafters: tokens per step, drafted per step, microseconds per step.",
     "datastore": "Token stores for the retrieval drafters: build one, add to it, look at it, verify it.",

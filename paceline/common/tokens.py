@@ -12,6 +12,8 @@ from paceline.errors import ConfigError
 
 Messages = ListLike[Mapping[str, str]]
 
+_MARK = "QUESTION"  # stands for a question while a template is read
+
 
 def is_text(text: object) -> bool:
     """Whether it is a string that can be written as UTF-8: half a surrogate pair, or a byte that was none, cannot."""
@@ -93,6 +95,18 @@ def chat_text(tokenizer: Any, messages: Messages, where: str) -> str:
         ConfigError: as `chat_ids`.
     """
     return str(_templated(tokenizer, messages, where, tokenize=False))
+
+
+def around_question(tokenizer: Any, where: str) -> tuple[str, str]:
+    """Return what the tokenizer's chat template writes before a question that begins a conversation, and behind it.
+
+    Raises:
+        ConfigError: as `chat_ids`; or the template leaves the question out.
+    """
+    before, found, behind = chat_text(tokenizer, [{"role": "user", "content": _MARK}], where).partition(_MARK)
+    if not found:
+        raise ConfigError(f"{where}: got a chat template that leaves out what a user says; expected one that has it.")
+    return before, behind
 
 
 def _templated(tokenizer: Any, messages: Messages, where: str, **options: Any) -> Any:

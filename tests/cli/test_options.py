@@ -18,7 +18,8 @@ from paceline.errors import ConfigError
 from paceline.head.settings import RecordConfig
 
 COMMANDS = [
-    *(["generate"], ["chat"], ["bench"], ["record"], ["replay"], ["drafters"], ["demo"], ["verify"], ["doctor"]),
+    *(["generate"], ["chat"], ["bench"], ["prompts"], ["record"], ["replay"], ["drafters"], ["demo"]),
+    *(["verify"], ["doctor"]),
     *(["paper", name] for name in ("lookahead", "ouroboros", "specdec_pp", "sssd")),
     *(["datastore", name] for name in ("build", "add", "info", "verify", "calibrate")),
     *(["head", name] for name in ("record", "train", "evaluate", "calibrate")),

@@ -1,0 +1,85 @@
+"""`paceline prompts`: prompts that a model makes up itself, and what becomes of a model that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import LLM, SamplingParams, demo
+from paceline.common.tokens import around_question
+from paceline.errors import ConfigError
+from paceline.replay.made_up import MadeUp, make_up
+from paceline.report.prompts import load_prompts
+from tests.support.cli import call
+from tests.support.shared import interrupt
+
+SAMPLED = SamplingParams(max_new_tokens=160, temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(demo.TARGET, "none", dtype="float32", max_batch=16)
+
+
+def last(made: Iterator[MadeUp]) -> MadeUp:
+    return list(made)[-1]
+
+
+def test_the_file_is_one_of_prompts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "prompts.jsonl"
+    assert call("prompts", "-m", "demo", "--count", "5", "--out", str(out), "--batch", "8")[0] == 0
+    prompts = load_prompts([out])
+    assert len({one.text for one in prompts}) == len({one.id for one in prompts}) == 5
+    assert {one.category for one in prompts} == {"made-up"}
+    assert f"wrote {out}: 5 prompts" in capfd.readouterr().err
+
+
+def test_each_is_what_the_model_says_with_its_seed_whatever_the_batch(llm: LLM) -> None:
+    before, _ = around_question(llm.tokenizer, "here")
+    opening = llm.tokenizer(before, add_special_tokens=False)["input_ids"]
+    assert llm.chat_prompt([{"role": "user", "content": "Why?"}])[: len(opening)] == opening
+    alone, together = last(make_up(llm, 2, SAMPLED, batch=3)), last(make_up(llm, 2, SAMPLED, batch=16))
+    assert alone.prompts == together.prompts
+    for prompt in alone.prompts:
+        number = int(prompt.id.split("/")[1])
+        said = llm.generate([opening], replace(SAMPLED, seed=number))[0]
+        assert (said.text.strip(), said.finish_reason) == (prompt.text, "stop")
+
+
+def test_what_does_not_end_or_was_there_is_left_out(llm: LLM) -> None:
+    short = last(make_up(llm, 10, replace(SAMPLED, max_new_tokens=64), batch=16))
+    assert 0 < len(short.prompts) < 10
+    assert short.tries == 40
+    assert all(len(llm.tokenizer(one.text)["input_ids"]) <= 64 for one in short.prompts)
+
+
+def test_what_cannot_be_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(match: str, params: SamplingParams = SAMPLED, **options: Any) -> None:
+        with pytest.raises(ConfigError, match=match):
+            last(make_up(llm, **{"count": 2, "params": params, **options}))
+
+    refused("temperature: got 0", replace(SAMPLED, temperature=0))
+    refused("count: got 0", count=0)
+    refused("batch: got 0", batch=0)
+    refused("none of 8 texts that ended within 1 tokens", replace(SAMPLED, max_new_tokens=1))
+    monkeypatch.setattr(llm.tokenizer, "chat_template", "{{ 'only this' }}")
+    refused("leaves out what a user says")
+    monkeypatch.setattr(llm.tokenizer, "chat_template", "{{ messages[0]['content'] }}")
+    refused("nothing before a question")
+    monkeypatch.setattr(llm.tokenizer, "chat_template", None)
+    refused("without a chat template")
+
+
+def test_ctrl_c_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "prompts.jsonl"
+    words = ("prompts", "-m", "demo", "--count", "100", "--batch", "12", "--out", str(out))
+    for batches in (1, 0):
+        interrupt(monkeypatch, batches + 1)
+        with pytest.raises(KeyboardInterrupt):
+            call(*words)
+        assert "interrupted" in capfd.readouterr().err
+        assert len(load_prompts([out])) > 0  # where nothing is known yet, what was there stays
