@@ -2,7 +2,7 @@
 
 Retrieval (`sssd`: the request itself and a datastore) gives long runs, the kept distributions (`shared/recycled`) the
 alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`), and by what the draft
-model says, where it was asked (`model_source`; with the budget while it pays: `weighing`), else by what the target's hidden state
+model says, where it was asked (`model_source`; with the budget where it pays: `asking`), else by what the target's hidden state
 foretells of the next token (`engine/foresight`). The tree takes what is likeliest on its whole path, from any source.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence as ListLike
 from typing import Any
 
+from paceline.drafters.auto.asking import Askings
 from paceline.drafters.auto.model_source import ModelSource
 from paceline.drafters.auto.options import AutoOptions
-from paceline.drafters.auto.weighing import Weighings
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, node_rule_of
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.options import SssdOptions
@@ -45,7 +45,7 @@ class Auto(RecyclingDrafter):
         self._recycler = Recycler(options.keys, pool=options.pool)
         self.ids_below = self._retrieval.ids_below
         self._model = None if draft is None or not options.draft else ModelSource(draft)
-        self._weighings = Weighings()
+        self._askings = Askings()
         self._foreseen: dict[int, DraftTree] = {}  # by sequence
         if isinstance(options.foresight, str) and self._model is None:
             self.foresight = options.foresight
@@ -88,22 +88,28 @@ class Auto(RecyclingDrafter):
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence."""
-        modelled = self._foretold(seqs) if self._model is None else self._modelled(self._model, seqs, max_nodes)
         retrieved = self._retrieval.propose(seqs, [_RETRIEVED if limit else 0 for limit in max_nodes])
+        if self._model is None:
+            return self._joined(seqs, max_nodes, retrieved, [self._foreseen.pop(seq.id, EMPTY_TREE) for seq in seqs])
+        if self.budget:
+            others = self._joined(seqs, max_nodes, retrieved, [EMPTY_TREE] * len(seqs))
+            by_seq = {seq.id: tree for seq, tree in zip(seqs, others, strict=True)}
+            # What prompts take says nothing about decoding.
+            if not self._askings.begin(by_seq, all(seq.output_ids for seq in seqs)):
+                self._model.propose(seqs, [0] * len(seqs))
+                return others
+        modelled = self._model.propose(seqs, max_nodes)
+        self._askings.asked()
+        return self._joined(seqs, max_nodes, retrieved, modelled)
+
+    def _joined(
+        self, seqs: ListLike[Sequence], max_nodes: list[int], retrieved: list[DraftTree], foretold: list[DraftTree]
+    ) -> list[DraftTree]:
+        """Return trees of what was retrieved and kept, and of what a draft model said or was foreseen."""
         return [
             self._recycler.draft(seq, limit, self._options.least, *beside)
-            for seq, limit, *beside in zip(seqs, max_nodes, retrieved, modelled, strict=True)
+            for seq, limit, *beside in zip(seqs, max_nodes, retrieved, foretold, strict=True)
         ]
-
-    def _foretold(self, seqs: ListLike[Sequence]) -> list[DraftTree]:
-        """Return what was foreseen of each sequence."""
-        return [self._foreseen.pop(seq.id, EMPTY_TREE) for seq in seqs]
-
-    def _modelled(self, model: ModelSource, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the draft model's trees; empty ones where it does not pay."""
-        # What prompts take says nothing about decoding.
-        asks = not self.budget or self._weighings.begin(len(seqs), all(seq.output_ids for seq in seqs))
-        return model.propose(seqs, max_nodes if asks else [0] * len(seqs))
 
     def observe(self, outcomes: ListLike[Outcome]) -> None:
         """Keep what the target said."""
@@ -114,7 +120,7 @@ class Auto(RecyclingDrafter):
         self._foreseen.update((one.seq.id, one.foreseen) for one in outcomes if one.foreseen is not None)
         if self._model is not None:
             self._model.observe(outcomes)
-            self._weighings.end(sum(len(outcome.new_token_ids) for outcome in outcomes))
+            self._askings.end(outcomes)
 
     def stop(self, seq: Sequence) -> None:
         """Free what belongs to a sequence."""

@@ -1,0 +1,120 @@
+"""Whether a draft model is asked, by tokens and seconds that are given here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from typing import Any
+
+import pytest
+
+from paceline import LLM, DraftTree, SamplingParams, demo
+from paceline.drafters.auto.asking import Asking, Askings
+from paceline.engine.drafter import DelegatingDrafter, Outcome
+from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE
+from tests.support.shared import COUNT, Pair
+
+KNOWN, UNKNOWN = [3.0], [0.2]  # what others expect
+
+
+def asked(asking: Asking, steps: int, gain: int, seconds: float, expected: ListLike[float] = UNKNOWN) -> int:
+    """How many of so many steps ask, if that adds so many tokens to one of the others and a second."""
+    count = 0
+    for _ in range(steps):
+        asks = asking.asks(expected)
+        asking.note(1 + gain if asks else 1, 1.0 + (seconds if asks else 0.0))
+        if asks:
+            asking.note_asked(expected, [gain] * len(expected), seconds)
+        count += asks
+    return count
+
+
+@pytest.mark.parametrize(("gain", "seconds", "pays"), [(1, 0.5, True), (1, 1.5, False), (0, 0.1, False), (3, 2.0, True)])
+def test_it_is_asked_where_that_pays_and_ever_more_rarely_where_not(gain: int, seconds: float, pays: bool) -> None:
+    asking = Asking()
+    early, late = asked(asking, 100, gain, seconds), asked(asking, 1000, gain, seconds)
+    if pays:
+        assert early > 80
+        assert late == 1000
+    else:
+        assert 3 <= early <= 60
+        assert 3 <= late <= 0.02 * 1000
+
+
+def test_what_the_others_expect_decides() -> None:
+    asking = Asking()
+    for _ in range(100):
+        asked(asking, 1, 0, 0.5, KNOWN)
+        asked(asking, 1, 2, 0.5, UNKNOWN)
+    assert asked(asking, 100, 0, 0.5, KNOWN) <= 8
+    assert asked(asking, 100, 2, 0.5, UNKNOWN) == 100
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_source_that_begins_or_ceases_to_pay_is_noticed(pays: bool) -> None:
+    asking = Asking()
+    asked(asking, 500, 0 if pays else 2, 0.5)
+    asked(asking, 2500, 2 if pays else 0, 0.5)
+    assert (asked(asking, 100, 2 if pays else 0, 0.5) > 50) is pays
+
+
+@pytest.mark.parametrize(
+    ("others", "gain"),
+    [
+        (DraftTree([5, 6, 8], [-1, 0, 1], None, [0.9] * 3), 0),
+        (DraftTree([5, 8, 6], [-1, 0, 0], None, [0.9, 0.5, 0.4]), 1),  # of three, two would have been fed
+        (DraftTree([8, 6], [-1, 0], None, [0.9] * 2), 2),
+        (DraftTree([5, 6, 7], [-1, 0, 1], None, [0.9] * 3), 0),
+        (EMPTY_TREE, 2),
+    ],
+)
+def test_the_others_tree_counts_as_far_as_it_would_have_been_fed(
+    monkeypatch: pytest.MonkeyPatch, others: DraftTree, gain: int
+) -> None:
+    """Two drafts were fed and accepted."""
+    seq, fed = Sequence([1, 5, 6, 7], SamplingParams()), DraftTree([5, 6], [-1, 0], None, [0.9] * 2)
+    noted: list[Any] = []
+    monkeypatch.setattr(Asking, "note_asked", lambda self, *given: noted.append(given))
+    askings = Askings()
+    assert askings.begin({seq.id: others}, telling=True)
+    askings.asked()
+    askings.end([Outcome(seq, fed, [0, 1], [5, 6, 7], [])])
+    ((expected, gains, seconds),) = noted
+    assert (expected, gains) == ([pytest.approx(sum(others.path_chances()) if len(others) else 0)], [gain])
+    assert seconds > 0
+
+
+class Slow(DelegatingDrafter):
+    """Its proposals take 30 seconds of a clock by which all else of a step takes a tenth."""
+
+    now = 0.0
+
+    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        self.now += 30.0 if any(max_nodes) else 0.1
+        return super().propose(seqs, max_nodes)
+
+
+def test_a_draft_model_that_takes_long_is_left_out_with_the_budget_only(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = {}
+    for budget in ("true", "false"):
+        llm = LLM(pair.target, f"auto:budget={budget},nodes=8", draft_model=pair.draft, max_batch=1)
+        auto: Any = llm.drafter
+        auto._model = slow = Slow(auto._model)
+        monkeypatch.setattr("paceline.drafters.auto.asking.perf_counter", lambda slow=slow: slow.now)
+        outs = llm.generate(pair.prompts * 3, SamplingParams(max_new_tokens=COUNT))
+        assert [out.token_ids for out in outs] == pair.answers * 3
+        shares[budget] = sum(out.stats.draft_forwards for out in outs) / sum(out.stats.target_forwards for out in outs)
+    assert shares["true"] < 0.6 * shares["false"]
+
+
+def test_one_tree_of_all_sources_has_more_tokens_per_forward_than_each() -> None:
+    """The embedded pair, 16 nodes each."""
+    found = {}
+    for spec, draft in (("auto", None), ("auto", demo.DRAFT), ("draft_model", demo.DRAFT)):
+        options = ":budget=false,nodes=16" if spec == "auto" else ""
+        llm = LLM(demo.TARGET, spec + options, draft_model=draft, max_batch=1, max_nodes=16)
+        texts = ("Write a Python function that reverses a list.", "Count to ten.", "Name three rivers.")
+        prompts = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts]
+        outs = llm.generate(prompts, SamplingParams(max_new_tokens=32))
+        found[spec, draft] = sum(out.stats.new_tokens for out in outs) / sum(out.stats.target_forwards for out in outs)
+    assert found["auto", demo.DRAFT] > max(found["auto", None], found["draft_model", demo.DRAFT])
