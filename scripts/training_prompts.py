@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="folder of chats, JSON lines with messages")
     parser.add_argument("--never", type=Path, nargs="*", default=[], help="files of prompts that must not be among them")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", type=float, default=1.0, help="so many times as many of each kind")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     corpus = load_corpus(arguments.text, rng)
@@ -48,12 +49,12 @@ def main() -> None:
     rows = [
         {"id": f"{category}/{number}", "category": category, "turns": [question]}
         for category, count in COUNTS.items()
-        for number, question in enumerate(questions(corpus, category, count, rng))
+        for number, question in enumerate(questions(corpus, category, round(arguments.times * count), rng))
         if question.strip() not in held_back
     ]
     rng.shuffle(rows)
     arguments.out.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    print(f"{len(rows)} prompts of {sum(COUNTS.values())} drawn; sources: {corpus.sources}")
+    print(f"{len(rows)} prompts drawn; sources: {corpus.sources}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from paceline.bench.settings import CostScale
 from paceline.engine.identity import model_identity
 from paceline.engine.kept_vocabulary import KeptHead, keep_tokens
+from paceline.engine.reading.modules import reads_states
 from paceline.errors import ConfigError, UnsupportedModelError
 
 _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
@@ -52,6 +53,11 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
         UnsupportedModelError: another architecture; ConfigError: sizes that cannot be reached.
     """
     config = model.config
+    if reads_states(model):
+        raise UnsupportedModelError(
+            "got a draft that reads its target's hidden states, whose ends are the target's; expected one with an embedding of its"
+            " own to enlarge. Run the bench without a cost scale of the draft."
+        )
     if config.model_type != "llama":
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be enlarged; expected models of the Llama architecture (model_type 'llama')."

@@ -47,11 +47,14 @@ def train(
     from paceline.draft.plot import draw_curve
     from paceline.draft.prepare import prepare
     from paceline.draft.train import Trainer
+    from paceline.engine.model import CachedLM
 
     loaded, material, folder = prepare(target, recordings, texts or [], out, config)
     if folder.finished:
         print_note(f"{out} is finished: {folder.record().best.per_chain:.3f} of {config.length} accepted a chain")
         return
+    if config.reads_states:
+        material = material.read(CachedLM(loaded), progress=True)
     trainer = Trainer(loaded, material, config, folder)
     del loaded
     try:

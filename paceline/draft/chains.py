@@ -1,7 +1,8 @@
 """What a draft is worth: how many tokens of its chains the target accepts, worked out of single tokens on the target's own text.
 
 While a chain is accepted its context is the target's text, so what a draft says along that text decides the fate of every
-chain. Greedy answers make that exact; of sampled ones it is the expected value under "reject".
+chain. Greedy answers make that exact; of sampled ones it is the expected value under "reject". What a draft says that reads the
+target's states depends on its place in the chain as well, since none are read of what it has drafted itself.
 """
 
 from __future__ import annotations
@@ -50,15 +51,16 @@ def expected_chains(answers: Iterable[ListLike[float] | NDArray[np.float64]], le
     """Return what becomes of chains of `length` along answers, each begun where the one before ended.
 
     Args:
-        answers: of every token of an answer, the probability that the draft's token there is accepted. The first token comes
-            with the prompt, and no chain drafts it; behind a chain the target adds a token of its own.
+        answers: of every token of an answer, the probability that the draft's token there is accepted, [tokens]; or by its place
+            in a chain, [places, tokens], the last of which counts for later ones. The first token comes with the prompt, and no
+            chain drafts it; behind a chain the target adds a token of its own.
     """
     chains = agreed = 0.0
     places, accepted = 0, np.zeros(length)
     for answer in answers:
-        chance = np.asarray(answer, dtype=np.float64)
-        count = len(chance)
-        agreed, places = agreed + float(chance[1:].sum()), places + max(0, count - 1)
+        by_place = np.atleast_2d(np.asarray(answer, dtype=np.float64))
+        count = by_place.shape[1]
+        agreed, places = agreed + float(by_place[0, 1:].sum()), places + max(0, count - 1)
         begun = np.zeros(count + length + 1)
         begun[1] = 1.0
         for start in range(1, count):
@@ -68,7 +70,7 @@ def expected_chains(answers: Iterable[ListLike[float] | NDArray[np.float64]], le
             chains += here
             for place in range(length):
                 at = start + place
-                kept = reached * (float(chance[at]) if at < count else 0.0)
+                kept = reached * (float(by_place[min(place, len(by_place) - 1), at]) if at < count else 0.0)
                 accepted[place] += kept
                 begun[at + 1] += reached - kept
                 reached = kept

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -17,9 +17,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.draft.chains import Chains, expected_chains
+from paceline.draft.rows import Rows, states_of_rows
+from paceline.draft.states import read_states
 from paceline.draft.stretches import Stretch
 from paceline.engine.model import CachedLM
+from paceline.engine.reading.modules import attach, states_size
 from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.engine.states import StateLog
 from paceline.engine.tree import DraftTree
 from paceline.errors import ConfigError
 from paceline.report.documents import Kind
@@ -90,6 +94,24 @@ def agreements(model: PreTrainedModel, stretches: Iterable[Stretch], kept: Tenso
     return found
 
 
+@torch.no_grad()
+def guesses_agree(model: PreTrainedModel, stretch: Stretch, length: int) -> np.ndarray[Any, Any]:
+    """Return of a draft that reads states which tokens of an answer it says, by place in a chain: [length, tokens], 0 or 1."""
+    assert stretch.states is not None, "read before"
+    states = stretch.states.to(model.dtype)
+    ids = torch.from_numpy(stretch.token_ids).long()
+    rows = Rows.judged(len(ids), length, stretch.first)
+    chosen_by = torch.cat((torch.zeros_like(states[:1]), states[:-1]))
+    made = states_of_rows(model, ids[None], chosen_by[None], rows)[0]
+    head: Any = model.get_output_embeddings()
+    asked = (rows.places >= stretch.first - 1) & (rows.places < len(ids) - 1)
+    following = rows.places[asked] + 1
+    right = head.guess(made[asked]) == ids[following]
+    found = np.zeros((length, len(ids) - stretch.first))
+    found[rows.guessed[asked].numpy(), (following - stretch.first).numpy()] = right.numpy()
+    return found
+
+
 def judge(model: PreTrainedModel, stretches: ListLike[Stretch], length: int, kept: Tensor | None = None) -> Chains:
     """Return what the draft's chains of `length` are worth on answers; `kept` as in `agreements`."""
     return expected_chains(agreements(model, stretches, kept), length)
@@ -103,7 +125,15 @@ def evaluate(draft: CachedLM, target: CachedLM, answers: ListLike[Stretch], leng
     """
     if not answers:
         raise ConfigError("draft evaluate: got no answer; expected some. Record some with `paceline record`.")
-    agreed = agreements(draft.model, answers)
+    if draft.reads_states:
+        attach(draft.model, target.model)
+        read = read_states(target, answers, progress=True)
+        agreed = [
+            guesses_agree(draft.model, replace(one, states=states), max(*LENGTHS, length))
+            for one, states in zip(answers, read, strict=True)
+        ]
+    else:
+        agreed = agreements(draft.model, answers)
     by_category = defaultdict(list)
     for stretch, one in zip(answers, agreed, strict=True):
         by_category[stretch.category or ALL].append(one)
@@ -117,8 +147,8 @@ def evaluate(draft: CachedLM, target: CachedLM, answers: ListLike[Stretch], leng
         step = target_seconds[count] + count * draft_seconds
         gains.append(Gain(count, accepted, (1 + accepted) * target_seconds[0] / step))
     return DraftJudgement(
-        len(answers), sum(map(len, agreed)), length, {**chains, ALL: expected_chains(agreed, length)}, target_seconds,
-        draft_seconds, gains,
+        len(answers), sum(one.shape[-1] for one in agreed), length, {**chains, ALL: expected_chains(agreed, length)},
+        target_seconds, draft_seconds, gains,
     )  # fmt: skip
 
 
@@ -126,6 +156,9 @@ def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
     """Return the median seconds of a forward over the newest token and a chain of `width` behind it."""
     ids = (token_ids * (1 + _CONTEXT // len(token_ids)))[:_CONTEXT]
     seq = Sequence(ids, SamplingParams(max_new_tokens=_FORWARDS))
+    if model.reads_states:
+        seq.states = StateLog()
+        seq.states.write(0, torch.zeros(len(ids) - 1, states_size(model.model), device=model.device))
     model.open(seq)
     seconds = []
     try:

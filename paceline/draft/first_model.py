@@ -10,16 +10,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from paceline.draft.settings import HEAD_SIZE, DraftTraining
 
+_HIDDEN, _LAYERS = 96, 3
 _DEVIATION, _EMBEDDED = 0.04, 0.06  # of the first weights, and of the embedding's
 
 
 def first_model(target: PreTrainedModel, config: DraftTraining) -> PreTrainedModel:
     """Return an untrained draft in float32. Input and output embedding are one, and begin as the target's, projected."""
     theirs = target.config.get_text_config(decoder=True)
-    heads = next(count for count in range(config.hidden // HEAD_SIZE + 1, config.hidden) if config.hidden % count == 0)
+    hidden, layers = config.hidden or _HIDDEN, config.layers or _LAYERS
+    heads = next(count for count in range(hidden // HEAD_SIZE + 1, hidden) if hidden % count == 0)
     shape = LlamaConfig(
-        vocab_size=theirs.vocab_size, hidden_size=config.hidden, num_hidden_layers=config.layers, head_dim=HEAD_SIZE,
-        intermediate_size=config.neurons or 4 * config.hidden, num_attention_heads=heads,
+        vocab_size=theirs.vocab_size, hidden_size=hidden, num_hidden_layers=layers, head_dim=HEAD_SIZE,
+        intermediate_size=config.neurons or 4 * hidden, num_attention_heads=heads,
         num_key_value_heads=heads, max_position_embeddings=theirs.max_position_embeddings,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, tie_word_embeddings=True, dtype="float32",
         initializer_range=_DEVIATION, **_ends(target),
@@ -27,12 +29,12 @@ def first_model(target: PreTrainedModel, config: DraftTraining) -> PreTrainedMod
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model: Any = LlamaForCausalLM(shape)
-    scale = (2 * config.layers) ** -0.5  # what adds to the residual stream begins small
+    scale = (2 * layers) ** -0.5  # what adds to the residual stream begins small
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(scale)
             layer.mlp.down_proj.weight.mul_(scale)
-        embedding = principal(target.get_input_embeddings().weight.detach().float(), config.hidden)
+        embedding = principal(target.get_input_embeddings().weight.detach().float(), hidden)
         model.get_input_embeddings().weight.copy_(embedding * (_EMBEDDED / embedding.std()))
     made: PreTrainedModel = model
     return made

@@ -92,7 +92,8 @@ class DraftFolder:
     def __init__(self, path: str | Path, settings: dict[str, Any], about: dict[str, Any], note: str = "") -> None:
         self.path = Path(path)
         make_folder(self.path)
-        self._settings, self._about, self._note = json.loads(json.dumps(settings)), about, note
+        self.about = about
+        self._settings, self._note = json.loads(json.dumps(settings)), note
         for found in (self._state_settings(), None if not self.finished else self.record().settings):
             for name in {} if found is None else {**self._settings, **found}:
                 if found is not None and found.get(name) != self._settings.get(name):
@@ -141,7 +142,7 @@ class DraftFolder:
             _save_model(model, self.path)
             save_kept(self.path, kept.tolist(), int(model.config.vocab_size))
         chains = found if best is done.curve[-1] else self.record().chains
-        made = TrainingRecord(self._settings, self._about, self._note, len(kept), done.curve, best, chains)
+        made = TrainingRecord(self._settings, self.about, self._note, len(kept), done.curve, best, chains)
         write_document(self.path / RECORD, RECORD_KIND, made)
         weights = {_MODEL + name: weight.detach() for name, weight in model.named_parameters()}
         stepped = {_STEPPED + name: value for name, value in optimisers.tensors().items()}

@@ -1,4 +1,7 @@
-"""Cross-entropy against a few likely tokens of each place, without ever holding the logits of all places."""
+"""Cross-entropy with what the target says at each place, without ever holding the logits of all places.
+
+Either its few likeliest tokens there are known, or its state, of which its head makes all of them.
+"""
 
 from __future__ import annotations
 
@@ -45,4 +48,38 @@ def distillation_loss(hidden: Tensor, weight: Tensor, targets: Tensor, probs: Te
         targets: [n, k], tokens. probs: [n, k], their probabilities, which add up to 1; a token may come twice with a share each.
     """
     loss: Tensor = _Loss.apply(hidden, weight, targets, probs)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _StatesLoss(torch.autograd.Function):
+    """As `_Loss`; the head is the target's own, and is not learnt."""
+
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, shares: Tensor) -> Tensor:
+        """Return the loss."""
+        gradient, total = torch.empty_like(made, dtype=torch.float32), made.new_zeros((), dtype=torch.float32)
+        for mine, theirs, share, out in zip(*(torch.split(one, _ROWS) for one in (made, states, shares, gradient)), strict=True):
+            logits, said = (torch.nn.functional.linear(one.to(weight.dtype), weight, bias).float() for one in (mine, theirs))
+            probs = said.softmax(1)
+            log_probs = logits.log_softmax(1)
+            total -= ((probs * log_probs).sum(1) * share).sum()
+            difference = log_probs.exp_().sub_(probs).mul_(share[:, None])
+            out.copy_(difference.to(weight.dtype) @ weight)
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """Scale what `forward` has worked out."""
+        return gradients[0] * ctx.saved_tensors[0], None, None, None, None
+
+
+def states_loss(made: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, shares: Tensor) -> Tensor:
+    """Return the weighted cross-entropy, in nats, of what a head says of states with what it says of the target's.
+
+    Args:
+        made, states: [n, d], the draft's and the target's. weight: [vocab, d], bias: [vocab], of the head; products are made in
+            their dtype. shares: float32 [n], of each place in the loss.
+    """
+    loss: Tensor = _StatesLoss.apply(made, states, weight, bias, shares)  # type: ignore[no-untyped-call]
     return loss

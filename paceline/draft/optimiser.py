@@ -1,7 +1,7 @@
-"""How weights are stepped: matrices by Muon (Jordan et al. 2024), the embedding and the norms by AdamW.
+"""How weights are stepped: matrices by Muon (Jordan et al. 2024), an embedding and the norms by AdamW.
 
 Muon's step is the momentum made orthogonal. torch's own does that in bfloat16, which takes longer than all the rest of a step
-on a processor without such instructions; here it is float32, and matrices of one shape go together.
+on a processor without such instructions; here it is float32 there, and matrices of one shape go together.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from paceline.common import amx, dots
 
 _MOMENTUM, _DECAY = 0.95, 0.05
 _COEFFICIENTS, _ROUNDS = (3.4445, -4.7750, 2.0315), 5  # of the Newton-Schulz iteration
@@ -52,13 +54,18 @@ def orthogonal(matrices: Tensor) -> Tensor:
     """Return about the nearest matrices [n, rows, columns] whose singular values are 1 (0.7 to 1.2)."""
     tall = matrices.shape[1] > matrices.shape[2]
     found = matrices.mT if tall else matrices
-    found = found / (found.norm(dim=(1, 2), keepdim=True) + 1e-12)
+    found = (found / (found.norm(dim=(1, 2), keepdim=True) + 1e-12)).to(learns_in(found.device))
     a, b, c = _COEFFICIENTS
     for _ in range(_ROUNDS):
         gram = found @ found.mT
         found = a * found + (b * gram + c * gram @ gram) @ found
-    made: Tensor = found.mT if tall else found
+    made: Tensor = (found.mT if tall else found).float()
     return made
+
+
+def learns_in(device: torch.device) -> torch.dtype:
+    """Return the dtype of a training's products: bfloat16 where these are fast; weights and their steps are float32."""
+    return torch.bfloat16 if device.type == "cuda" or amx.available() or dots.available() else torch.float32
 
 
 class Optimisers:
@@ -70,10 +77,12 @@ class Optimisers:
 
     def __init__(self, model: PreTrainedModel, lr: float, embedding_lr: float) -> None:
         inner: Any = model.get_decoder()
-        matrices = [weight for weight in inner.layers.parameters() if weight.ndim == 2]
-        norms = [weight for weight in inner.parameters() if weight.ndim == 1]
-        embedding = {"params": [inner.get_input_embeddings().weight], "lr": embedding_lr}
-        groups: list[dict[str, Any]] = [{"params": norms}, embedding]
+        first = inner.get_input_embeddings()
+        tables = [first.weight] if isinstance(first, torch.nn.Embedding) else []
+        known = {id(table) for table in tables}
+        matrices = [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in known]
+        norms = [weight for weight in model.parameters() if weight.ndim == 1]
+        groups: list[dict[str, Any]] = [{"params": norms}, {"params": tables, "lr": embedding_lr}]
         adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self.each: tuple[torch.optim.Optimizer, ...] = (Muon(matrices, lr), adam)
         self._highest = [[group["lr"] for group in one.param_groups] for one in self.each]

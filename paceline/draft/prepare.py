@@ -20,6 +20,7 @@ from paceline.draft.stretches import Stretch, recorded, texts
 from paceline.draft.train import ANSWERS, TEXTS, Material
 from paceline.engine.identity import model_identity
 from paceline.engine.loading import load_model, load_tokenizer
+from paceline.engine.reading.modules import target_ends
 from paceline.errors import ConfigError
 
 _NOT_THE_SAME = ("minutes", "note", "validations")  # settings that a training may be continued without
@@ -36,7 +37,7 @@ def prepare(
         ConfigError: something that cannot be read or does not belong together; a training of other settings is in the folder.
     """
     place = demo.target_of(target)
-    model = load_model(place, torch.float32)
+    model = load_model(place, "auto" if config.reads_states else torch.float32)
     fingerprint = model_identity(model)[0]
     answers = recorded(recordings, fingerprint)
     tokenizer = load_tokenizer(None, place) if inputs else None
@@ -44,6 +45,8 @@ def prepare(
         raise ConfigError(f"draft train: got texts and no tokenizer beside {target!r}; expected one. Leave the texts out.")
     found = texts(inputs, tokenizer, config.context) if inputs else []
     material = Material.of(answers, found, config)
+    if config.reads_states:
+        target_ends(model)  # or say at once what is missing
     settings: dict[str, Any] = {"target_fingerprint": fingerprint, "inputs": digest_of({"ids": [_sum(answers), _sum(found)]})}
     settings |= {name: value for name, value in asdict(config).items() if name not in _NOT_THE_SAME}
     about = {

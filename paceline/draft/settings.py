@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.common.config import require_range
 from paceline.errors import ConfigError
 
-HEAD_SIZE = 32
+HEAD_SIZE = 32  # of attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,11 @@ class DraftTraining:
     """How a draft is trained.
 
     Attributes:
-        hidden: its hidden size, a multiple of 32. layers: its decoder layers.
-        neurons: of each feed-forward part; 0 = four times `hidden`.
+        reads_states: it reads the target's hidden states, and begins and ends with the target's own embedding and LM head: by far
+            the better draft, for this target in this library alone. Else a plain checkpoint, with an embedding of its own.
+        hidden: its hidden size, a multiple of 32; 0 = the target's, or 96.
+        layers: its decoder layers; 0 = 2, or 3.
+        neurons: of each feed-forward part; 0 = a third more than `hidden`, or four times.
         minutes: of training, validation included; one that was interrupted may go on with more or fewer.
         coverage: share of what is learnt from that the tokens of its reduced vocabulary make up; 1 = the whole vocabulary.
         length: K, tokens of the chains that it is judged by.
@@ -33,8 +36,9 @@ class DraftTraining:
         ConfigError: a value outside its range.
     """
 
-    hidden: int = 96
-    layers: int = 3
+    reads_states: bool = True
+    hidden: int = 0
+    layers: int = 0
     neurons: int = 0
     minutes: float = 60.0
     coverage: float = 0.99
@@ -49,11 +53,12 @@ class DraftTraining:
     note: str = ""
 
     def __post_init__(self) -> None:
-        for name, low in (("layers", 1), ("neurons", 0), ("length", 1), ("batch", 1), ("context", 8), ("held_out", 2)):
+        for name in ("hidden", "layers", "neurons"):
+            require_range("draft train", name, getattr(self, name), 0)
+        for name, low in (("length", 1), ("batch", 1), ("context", 8), ("held_out", 2), ("validations", 1)):
             require_range("draft train", name, getattr(self, name), low)
-        require_range("draft train", "validations", self.validations, 1)
         require_range("draft train", "answers", self.answers, 0, 1)
-        if self.hidden < HEAD_SIZE or self.hidden % HEAD_SIZE:
+        if self.hidden % HEAD_SIZE:
             raise ConfigError(f"draft train: hidden: got {self.hidden}; expected a multiple of {HEAD_SIZE}.")
         for name in ("minutes", "coverage", "lr"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):

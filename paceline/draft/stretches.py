@@ -30,12 +30,14 @@ class Stretch:
         first: the first place to be predicted, at least 1.
         top: the target's distribution at each of the places first, first + 1, ... n - 1; None = the tokens themselves.
         category: of the prompt.
+        states: [n, hidden], what the target's LM head reads after each token, for a draft that reads it; else None.
     """
 
     token_ids: NDArray[np.int32]
     first: int
     top: TopRows | None = None
     category: str = ""
+    states: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -111,20 +113,19 @@ class Batches:
     Args:
         stretches: what is learnt from.
         size: tokens of a batch, padding included.
-        places: [vocab], the place of every token in the kept vocabulary, -1 outside.
         seed: of the order.
     """
 
-    def __init__(self, stretches: ListLike[Stretch], size: int, places: NDArray[np.int64], seed: int) -> None:
-        self._stretches, self._size, self._places, self._seed = stretches, size, places, seed
+    def __init__(self, stretches: ListLike[Stretch], size: int, seed: int) -> None:
+        self._stretches, self._size, self._seed = stretches, size, seed
 
-    def after(self, done: int) -> Iterator[Batch]:
-        """Yield the batches behind the first `done`, which are counted and not made."""
+    def after(self, done: int) -> Iterator[list[Stretch]]:
+        """Yield the batches behind the first `done`."""
         epoch = 0
         while True:
             plan = self._epoch(np.random.default_rng((self._seed, epoch)))
             for rows in plan[done:]:
-                yield collated([self._stretches[row] for row in rows], self._places)
+                yield [self._stretches[row] for row in rows]
             done, epoch = max(0, done - len(plan)), epoch + 1
 
     def _epoch(self, random: np.random.Generator) -> list[list[int]]:
@@ -148,7 +149,7 @@ def collated(stretches: ListLike[Stretch], places: NDArray[np.int64]) -> Batch:
     """Return stretches as one batch; what the target says of tokens outside the kept vocabulary is left out.
 
     Args:
-        places: as in `Batches`.
+        places: [vocab], the place of every token in the kept vocabulary, -1 outside.
     """
     width = max(map(len, stretches))
     ids = np.zeros((len(stretches), width), dtype=np.int64)

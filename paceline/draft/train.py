@@ -10,21 +10,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.draft.evaluate import judge
-from paceline.draft.first_model import first_model
+from paceline.common.lanes import WIDTH
 from paceline.draft.folder import CurvePoint, DraftFolder, Progress
-from paceline.draft.loss import distillation_loss
 from paceline.draft.optimiser import Optimisers
+from paceline.draft.reading_student import ReadingStudent
 from paceline.draft.settings import DraftTraining
-from paceline.draft.stretches import Batch, Batches, Stretch, shortened, token_counts
+from paceline.draft.states import read_states
+from paceline.draft.stretches import Batches, Stretch, shortened, token_counts
+from paceline.draft.student import OwnStudent, Student
+from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError
 
 _WARM_UP = 50  # steps
@@ -34,7 +35,7 @@ _ANSWERS_WEIGHT = 0.7  # in the choice of the kept tokens, beside texts
 _CLIP = 1.0  # largest norm of a gradient
 _EMBEDDING_LR = 0.5  # of the highest rate
 _SMOOTHED = 50  # steps that a loss in the curve is the mean of
-ANSWERS, TEXTS = "answers", "texts"
+ANSWERS, TEXTS, _HELD_OUT = "answers", "texts", "held out"
 
 Report = Callable[[str], None]
 
@@ -49,6 +50,22 @@ class Material:
 
     learnt: dict[str, list[Stretch]]
     held_out: list[Stretch]
+
+    def read(self, target: CachedLM, progress: bool = False) -> Material:
+        """Return the same with the target's states at every token, where the target is read once.
+
+        Raises:
+            UnsupportedModelError: its states cannot be read.
+        """
+        kinds = [*self.learnt, _HELD_OUT]
+        stretches = [*self.learnt.values(), self.held_out]
+        states = read_states(target, [one for group in stretches for one in group], progress)
+        read = {kind: [replace(one, states=next(states)) for one in group] for kind, group in zip(kinds, stretches, strict=True)}
+        return Material(read, read.pop(_HELD_OUT))
+
+    def of_any_kind(self) -> list[Stretch]:
+        """What is learnt, answers first."""
+        return [*self.learnt[ANSWERS], *self.learnt[TEXTS]]
 
     @staticmethod
     def of(answers: ListLike[Stretch], texts: ListLike[Stretch], config: DraftTraining) -> Material:
@@ -67,7 +84,10 @@ class Material:
 
 
 def kept_tokens(material: Material, vocab_size: int, coverage: float) -> NDArray[np.int64]:
-    """Return the fewest tokens, ascending, that make up a share `coverage` of what is to be predicted; answers count most."""
+    """Return the fewest tokens, ascending, that make up a share `coverage` of what is to be predicted; answers count most.
+
+    Their number is rounded up to what a product takes at once.
+    """
     shares = np.zeros(vocab_size)
     for kind, weight in ((ANSWERS, _ANSWERS_WEIGHT), (TEXTS, 1 - _ANSWERS_WEIGHT)):
         counts = token_counts(material.learnt[kind], vocab_size)
@@ -76,7 +96,8 @@ def kept_tokens(material: Material, vocab_size: int, coverage: float) -> NDArray
     if coverage >= 1:
         return np.arange(vocab_size)
     reached = np.cumsum(shares[order]) / shares.sum()
-    return np.sort(order[: int(np.searchsorted(reached, coverage)) + 1])
+    count = int(np.searchsorted(reached, coverage)) + 1
+    return np.sort(order[: -(-count // WIDTH) * WIDTH])
 
 
 class Trainer:
@@ -97,16 +118,18 @@ class Trainer:
         self._config, self._folder, self._held_out = config, folder, material.held_out
         vocab_size = int(target.config.get_text_config(decoder=True).vocab_size)
         kept = kept_tokens(material, vocab_size, config.coverage)
-        places = np.full(vocab_size, -1, dtype=np.int64)
-        places[kept] = np.arange(len(kept))
         self._kept = torch.from_numpy(kept)
-        self.model = first_model(target, config)
+        self._student: Student
+        if config.reads_states:
+            self._student = ReadingStudent(target, str(folder.about["target"]), config, kept, material.of_any_kind())
+        else:
+            self._student = OwnStudent(target, config, kept)
+        self.model = self._student.model
         self._optimisers = Optimisers(self.model, config.lr, _EMBEDDING_LR * config.lr)
         self.done = folder.restore(self.model, self._optimisers) or Progress()
         self._kinds = [kind for kind, stretches in material.learnt.items() if stretches]
-        self._batches: dict[str, Iterator[Batch]] = {
-            kind: Batches(material.learnt[kind], config.batch, places, config.seed).after(self.done.batches[kind])
-            for kind in self._kinds
+        self._batches: dict[str, Iterator[list[Stretch]]] = {
+            kind: Batches(material.learnt[kind], config.batch, config.seed).after(self.done.batches[kind]) for kind in self._kinds
         }
         self._losses: dict[str, list[float]] = {kind: [] for kind in self._kinds}
 
@@ -132,9 +155,7 @@ class Trainer:
         kind, done = self._next_kind(share), self.done
         batch = next(self._batches[kind])
         done.batches[kind] += 1
-        hidden: Tensor = self.model.get_decoder()(input_ids=batch.token_ids, use_cache=False).last_hidden_state
-        weight = self.model.get_input_embeddings().weight[self._kept]
-        loss = distillation_loss(hidden.flatten(0, 1)[batch.places], weight, batch.targets, batch.probs)
+        loss = self._student.loss(batch, done.steps)
         if not torch.isfinite(loss):
             raise ConfigError(
                 f"draft train: lr: got {self._config.lr:g}, and a loss that is not finite; expected less. Lower it."
@@ -143,7 +164,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
         self._optimisers.step(min(1.0, (done.steps + 1) / _WARM_UP) * min(1.0, (1 - share) / (1 - _CONSTANT)))
         self._losses[kind] = [*self._losses[kind], loss.item()][-_SMOOTHED:]
-        done.steps, done.tokens = done.steps + 1, done.tokens + batch.token_ids.numel()
+        done.steps, done.tokens = done.steps + 1, done.tokens + sum(map(len, batch))
 
     def _next_kind(self, share: float) -> str:
         """Draw what the next step learns from; at first more often from texts, if there are any."""
@@ -154,7 +175,7 @@ class Trainer:
 
     def _validate(self, report: Report) -> None:
         """Judge the draft on what was held back, and keep it where it is the best so far."""
-        found = judge(self.model, self._held_out, self._config.length, self._kept)
+        found = self._student.judge(self._held_out, self._config.length)
         losses = {kind: float(np.mean(values)) for kind, values in self._losses.items() if values}
         done = self.done
         done.curve.append(CurvePoint(done.seconds / 60, done.steps, done.tokens, losses, found.agreement, found.per_chain))

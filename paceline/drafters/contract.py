@@ -115,6 +115,7 @@ def check_drafter(
             f"check_drafter: got {len(asked)} prompts; expected at least 4. Leave prompts out for the embedded ones."
         )
     check_vocabulary(drafter, model.vocab_size)
+    drafter.attach(model.model)
     checked = CheckedDrafter(drafter, model.vocab_size)
     ends = eos_token_ids(model.model)
     for temperature in (0.0, 1.0):

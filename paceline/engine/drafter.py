@@ -18,7 +18,7 @@ from collections.abc import Sequence as ListLike
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock, RLock
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -28,6 +28,9 @@ from paceline.engine.budget import NodeRule
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.errors import ConfigError, DrafterError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,13 @@ class Drafter:
             DatastoreError, ConfigError: they are not, as far as the drafter knows; both fingerprints are named.
         """
 
+    def attach(self, target: PreTrainedModel) -> None:
+        """An engine is being built for `target`, of which a draft that reads its hidden states takes embedding and LM head.
+
+        Raises:
+            ConfigError, UnsupportedModelError: that draft cannot go with this target.
+        """
+
     def foresees(self) -> int:
         """Say how many tokens ahead the outcomes of the next forward are to guess what follows the newest one; 0 = not at all.
 
@@ -128,7 +138,10 @@ class Drafter:
         return 0
 
     def start(self, seq: Sequence) -> None:
-        """The prompt of `seq` is known: allocate its state."""
+        """The prompt of `seq` is known: allocate its state.
+
+        Where the target's hidden states are wanted, it sets `seq.states` to a `StateLog`, which the steps then fill.
+        """
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Guess how each sequence goes on.
@@ -198,6 +211,10 @@ class DelegatingDrafter(Drafter):
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Pass on."""
         self.inner.check_tokenizer(tokenizer)
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Pass on."""
+        self.inner.attach(target)
 
     def foresees(self) -> int:
         """As far as the inner drafter wants."""

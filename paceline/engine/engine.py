@@ -315,6 +315,7 @@ class Engine:
 
     def _check(self, drafter: Drafter) -> None:
         check_vocabulary(drafter, self.model.vocab_size)
+        drafter.attach(self.model.model)
         if self._tokenizer is not None:
             drafter.check_tokenizer(self._tokenizer)
         if self._foresights is not None:

@@ -44,10 +44,13 @@ class KeptHead(torch.nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [..., vocab] of hidden states [..., hidden]."""
-        said = torch.nn.functional.linear(hidden, self.kept, self.added)
-        lowest = torch.finfo(said.dtype).min * _OUT_OF_REACH
-        logits = said.new_full((*said.shape[:-1], len(self.weight)), lowest)
-        return logits.index_copy_(-1, self.token_ids, said)
+        return spread(torch.nn.functional.linear(hidden, self.kept, self.added), self.token_ids, len(self.weight))
+
+
+def spread(said: Tensor, token_ids: Tensor, vocab_size: int) -> Tensor:
+    """Return logits [..., vocab] of those of the kept tokens, [..., kept]: the probability of all others is 0."""
+    logits = said.new_full((*said.shape[:-1], vocab_size), torch.finfo(said.dtype).min * _OUT_OF_REACH)
+    return logits.index_copy_(-1, token_ids, said)
 
 
 def keep_tokens(model: PreTrainedModel, token_ids: ListLike[int]) -> None:

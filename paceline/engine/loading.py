@@ -15,9 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from paceline import demo
+from paceline.common import amx, dots
 from paceline.engine import gguf
 from paceline.engine.kept_vocabulary import keep_tokens, read_kept
 from paceline.engine.model import CachedLM
+from paceline.engine.products.own import Products, replaceable
+from paceline.engine.reading import checkpoint
+from paceline.engine.reading.modules import reads_states
 from paceline.errors import ConfigError, did_you_mean
 
 _NAMED = 3  # weights that an error names
@@ -41,12 +45,7 @@ def load_model(
             f"model: got a {type(model).__name__}; expected a directory, a hub id, a GGUF file or a loaded transformers model."
             f"{_how_to_unwrap(model)}"
         )
-    if isinstance(dtype, str) and dtype != "auto":
-        if dtype not in _DTYPES:
-            raise ConfigError(f"dtype: got {dtype!r}.{did_you_mean(dtype, {'auto', *_DTYPES})}")
-        dtype = _DTYPES[dtype]
-    if not isinstance(dtype, str | torch.dtype):
-        raise ConfigError(f"dtype: got {dtype!r}.{did_you_mean(str(dtype), {'auto', *_DTYPES})}")
+    wanted = _torch_dtype(dtype)
     device = _usable(device)
     missing = _missing(model)
     if missing:
@@ -55,13 +54,26 @@ def load_model(
     loaded: Any
     try:
         loaded, found = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
+            place, dtype=wanted or "auto", use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
         )
     except Exception as error:  # a damaged checkpoint fails wherever it is first looked at
         raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {error} ({type(error).__name__})") from error
     _require_whole(model, loaded, found)
     moved: PreTrainedModel = loaded.to(device).eval()
     return moved
+
+
+def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
+    """Return the dtype of a name; None for "auto".
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return None if isinstance(dtype, str) else dtype
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise ConfigError(f"dtype: got {dtype!r}.{did_you_mean(str(dtype), {'auto', *_DTYPES})}")
+    return _DTYPES[dtype]
 
 
 def _how_to_unwrap(model: Any) -> str:
@@ -124,12 +136,16 @@ def load_draft(
 ) -> PreTrainedModel:
     """A draft model, as `load_model`, with its reduced vocabulary where its folder has one (`kept_vocabulary`).
 
+    One that reads the target's states (`reading`) is of use once a drafter that has it is attached to its target.
+
     The word "demo" is the draft of the embedded pair here.
 
     Raises:
         ConfigError: as `load_model`, and a damaged file of kept tokens.
     """
     named = demo.draft_of(model) if isinstance(model, str) else model
+    if not isinstance(named, PreTrainedModel) and checkpoint.is_reading(str(named)):
+        return checkpoint.load(str(named), _torch_dtype(dtype), _usable(device))
     loaded = load_model(named, dtype, device)
     if not isinstance(named, PreTrainedModel):
         kept = read_kept(_directory(named), int(loaded.config.get_text_config(decoder=True).vocab_size))
@@ -184,12 +200,15 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
 
     A small half-precision draft runs on a CPU as a float32 copy: there a product in bfloat16 costs some 13 microseconds
     before it begins, and attention of a single query several times its float32 time (measured with torch 2.13: 1.7 against 1.3
-    ms per forward of 0.9 M parameters, 3.5 against 2.0 for a batch of 8). The target's answers do not depend on it.
+    ms per forward of 0.9 M parameters, 3.5 against 2.0 for a batch of 8). The target's answers do not depend on it. A draft that
+    reads states has the target's LM head besides, and is left in half precision where the processor has our products for it.
     """
     if isinstance(model, CachedLM):
         return model
     loaded = load_draft(model)
     half = loaded.dtype in (torch.bfloat16, torch.float16)
+    if reads_states(loaded) and loaded.dtype == torch.bfloat16 and (amx.available() or dots.available()):
+        return CachedLM(loaded, products=Products(replaceable(loaded)))
     if half and loaded.device.type == "cpu" and loaded.num_parameters() <= _SMALL:
         loaded = copy.deepcopy(loaded).float()
     return CachedLM(loaded)

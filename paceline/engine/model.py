@@ -8,8 +8,11 @@ pending tokens end at the same column in all rows, so the LM head runs on one sl
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from threading import get_ident
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +22,13 @@ from transformers import PreTrainedModel
 from paceline.engine.architecture import Architecture
 from paceline.engine.feeder import Feeder
 from paceline.engine.kv_cache import SlotCache
-from paceline.engine.layout import lay_out
+from paceline.engine.layout import Layout, lay_out
 from paceline.engine.node_logits import NodeLogits
-from paceline.engine.packing import pack
+from paceline.engine.packing import Packing, pack
 from paceline.engine.products.choice import fastest
 from paceline.engine.products.own import Products
+from paceline.engine.reading.gather import states_to_read
+from paceline.engine.reading.modules import reading, reads_states
 from paceline.engine.sequence import Sequence
 from paceline.engine.slots import Slots
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
@@ -45,6 +50,7 @@ class CachedLM:
     Attributes:
         prefill_chunk, least_rows, products: as above.
         slots: of the cache, and who has them.
+        reads_states: it is a draft that reads its target's hidden states (`Sequence.states`).
     Raises:
         UnsupportedModelError: an architecture that cannot be rolled back or masked, or that cannot be batch-invariant when asked.
     """
@@ -64,6 +70,7 @@ class CachedLM:
         self._model = model
         self._cache = SlotCache(self.architecture.layers)
         self._feeder = Feeder(model, self.architecture, self._cache, self.products)
+        self.reads_states = reads_states(model)
         self._pending: IntArray | None = None  # tokens of each sequence that the last forward fed
         self._seqs: list[Sequence] = []
         self.slots = Slots(self._cache)
@@ -186,18 +193,20 @@ class CachedLM:
             the logits after the last fed token of each, and after each node.
         """
         self._seqs = list(seqs)
-        self._feeder.picks.clear()
+        self._feeder.begin()
         if not self.architecture.takes_masks:
             return self._forward_rows(trees)
         self.slots.line_up(self._seqs)
         counts = [1 + len(tree) for tree in trees]
         if self.packs:
             packing = pack(seqs, trees, self.prefill_chunk, self.least_rows)
-            flat = self._feeder.packed(packing)
+            with self._reading(packing):
+                flat = self._feeder.packed(packing)
             self._count(packing.pending, packing.nodes)
             return NodeLogits.side_by_side(flat[: sum(counts)], counts)
         layout = lay_out(seqs, trees, self.prefill_chunk, self.least_rows)
-        flat = self._feeder.padded(layout)
+        with self._reading(layout):
+            flat = self._feeder.padded(layout)
         self._count(layout.pending, layout.nodes)
         return NodeLogits.of(flat.unflatten(0, (len(counts), -1)), counts)  # type: ignore[no-untyped-call]
 
@@ -214,9 +223,11 @@ class CachedLM:
         assert logits.states is not None, "asked for"
         return logits.padded(), replace(logits, flat=logits.states).padded()
 
-    def forward_with_states(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> NodeLogits:
+    def forward_with_states(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], pending: bool = False) -> NodeLogits:
         """Run `forward_nodes`, and keep what the LM head was fed (after the final norm).
 
+        Args:
+            pending: the same is wanted of all pending tokens.
         Raises:
             UnsupportedModelError: the model has no module that makes logits of hidden states.
         """
@@ -224,18 +235,30 @@ class CachedLM:
         head = self._model.get_output_embeddings() or torch.nn.Identity()
         thread = get_ident()
         # Held for this forward only, and for this thread: others may share the model.
-        hook = head.register_forward_pre_hook(lambda _, inputs: fed.append(inputs[0]) if get_ident() == thread else None)
+        hooks = [head.register_forward_pre_hook(lambda _, inputs: fed.append(inputs[0]) if get_ident() == thread else None)]
+        whole: list[Tensor] = []
+        if pending:
+            hooks.append(self._model.get_decoder().register_forward_hook(partial(_keep_states, whole, thread)))
         try:
             logits = self.forward_nodes(seqs, trees)
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
         if not fed:
             raise UnsupportedModelError(
                 f"{self.architecture.name} makes its logits without an LM head of its own, so that its hidden states cannot be"
                 " read; choose a drafter without an acceptance head."
             )
         states = torch.cat([pick(one) for pick, one in zip(self._feeder.picks, fed, strict=True)])
-        return replace(logits, states=states[: len(logits.flat)])
+        before = [
+            one[row, first:last]
+            for one, spans in zip(whole, self._feeder.pending, strict=bool(whole))
+            for row, first, last in spans
+        ]
+        return replace(logits, states=states[: len(logits.flat)], pending=before if pending else None)
+
+    def _reading(self, laid_out: Layout | Packing) -> AbstractContextManager[None]:
+        return reading(states_to_read(self._seqs, laid_out)) if self.reads_states else nullcontext()
 
     def _forward_rows(self, trees: ListLike[DraftTree]) -> NodeLogits:
         # Positions are slots in these models (ALiBi): rows of different length cannot share a forward.
@@ -295,3 +318,9 @@ class CachedLM:
         tokens = torch.tensor([token_ids], device=self.device)
         logits: Tensor = self._feeder.view.module(input_ids=tokens, use_cache=False).logits
         return logits[0, -1]
+
+
+def _keep_states(whole: list[Tensor], thread: int, _: Any, inputs: Any, output: Any) -> None:
+    """Keep what a decoder returns, as a hook of it."""
+    if get_ident() == thread:
+        whole.append(output.last_hidden_state)

@@ -17,12 +17,14 @@ class NodeLogits:
     Attributes:
         flat: [rows, vocab]. starts, counts: of each sequence, its first row, that after the newest token, and how many it has.
         states: what each row was made of, [rows, hidden]; None where nobody asked.
+        pending: of each sequence, the same after all pending tokens but the newest, [n, hidden]; None likewise.
     """
 
     flat: Tensor
     starts: list[int]
     counts: list[int]
     states: Tensor | None = None
+    pending: list[Tensor] | None = None
 
     @staticmethod
     def side_by_side(flat: Tensor, counts: list[int]) -> NodeLogits:

@@ -15,6 +15,7 @@ from paceline.engine.text import StopStrings
 
 if TYPE_CHECKING:
     from paceline.engine.processors import Processed
+    from paceline.engine.states import StateLog
 
 _ids = itertools.count()
 
@@ -158,6 +159,7 @@ class Sequence:
         slot: the cache row this sequence owns; -1 before it is opened.
         finish_reason: "stop" | "length" once it has ended.
         logprobs: per token of the answer, where they are asked for: token id -> log-probability, likeliest first.
+        states: the hidden states its tokens were chosen by, kept where its drafter has asked for them when it started.
         processed: its logits processors, made when they are first asked.
         failure: why its next token cannot be chosen, which ends this request and no other.
     """
@@ -184,6 +186,7 @@ class Sequence:
         self.slot = -1
         self.counters = Counters()
         self.logprobs: list[dict[int, float]] = []
+        self.states: StateLog | None = None
         self.processed: Processed | None = None
         self.failure: Exception | None = None
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 
+import torch
+
 from paceline.engine.drafter import Drafter, Outcome, untouched
 from paceline.engine.drafting import Drafting, Part
 from paceline.engine.model import CachedLM
@@ -68,15 +70,16 @@ def joint_step(
     ready = [row for row, seq in enumerate(seqs) if seq.id in drafted]
     trees = [drafted.get(seq.id, EMPTY_TREE) for seq in seqs]
 
-    foreseeing = any(part.foresight is not None for part in parts)
-    logits = model.forward_with_states(seqs, trees) if foreseeing else model.forward_nodes(seqs, trees)
-    if len(ready) < len(seqs):
-        logits = logits.those(ready)
+    foreseeing, kept = any(part.foresight is not None for part in parts), any(seq.states is not None for seq in seqs)
+    fed = model.forward_with_states(seqs, trees, pending=kept) if foreseeing or kept else model.forward_nodes(seqs, trees)
+    logits = fed.those(ready) if len(ready) < len(seqs) else fed
     outcomes = verify([seqs[row] for row in ready], [trees[row] for row in ready], logits)
     _hand_out(outcomes, parts, logits)
     accepted: list[list[int]] = [[]] * len(seqs)
     for row, outcome in zip(ready, outcomes, strict=True):
         accepted[row] = outcome.accepted
+    if kept:
+        _keep_states(seqs, fed, accepted)
     model.commit(accepted)
     for outcome in outcomes:
         outcome.seq.append(outcome.new_token_ids, outcome.logprobs or ())
@@ -86,6 +89,15 @@ def joint_step(
         _observe(part)
     if spending is not None and asked:
         spending.observe(parts, time.perf_counter() - start)
+
+
+def _keep_states(seqs: ListLike[Sequence], logits: NodeLogits, accepted: ListLike[ListLike[int]]) -> None:
+    """Keep the states of what stays in the cache, where a drafter has asked for them; before that is committed."""
+    assert logits.states is not None, "asked for"
+    assert logits.pending is not None, "asked for"
+    for seq, start, pending, path in zip(seqs, logits.starts, logits.pending, accepted, strict=True):
+        if seq.states is not None:
+            seq.states.write(seq.cached, torch.cat((pending, logits.states[[start, *(start + 1 + node for node in path)]])))
 
 
 def _propose(model: CachedLM, part: Part) -> None:

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.draft.states import read_states
 from paceline.draft.stretches import Stretch
 from paceline.engine.foresight.weights import ends
 from paceline.engine.model import CachedLM
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import EMPTY_TREE
-from paceline.report.progress import progress_bar
 
 AHEAD = 2  # places behind a state that it is taught about
 
@@ -33,39 +31,22 @@ class States:
     answers: Tensor
 
 
-@torch.inference_mode()
 def states_of(model: CachedLM, stretches: ListLike[Stretch], progress: bool = False) -> States:
     """Return the states of stretches of text.
 
     Raises:
         UnsupportedModelError: the model makes its logits without the head it names, so that its states cannot be read.
     """
-    _require_states(model)
     states, token_ids, places, answers = [], [], [], []
     start = 0
-    decoder = model.model.get_decoder()
-    with progress_bar(shown=progress) as bar, model.products.in_force(0):
-        task = bar.add_task("reading", total=sum(map(len, stretches)))
-        for stretch in stretches:
-            ids = torch.from_numpy(stretch.token_ids).long()
-            found: Tensor = decoder(input_ids=ids[None].to(model.device), use_cache=False).last_hidden_state
-            states.append(found[0].cpu())
-            token_ids.append(ids)
-            places.append(torch.arange(start, start + max(0, len(ids) - AHEAD)))
-            answers.append(places[-1][stretch.first - 1 :])
-            start += len(ids)
-            bar.advance(task, len(ids))
+    for stretch, found in zip(stretches, read_states(model, stretches, progress), strict=True):
+        states.append(found)
+        token_ids.append(torch.from_numpy(stretch.token_ids).long())
+        places.append(torch.arange(start, start + max(0, len(stretch) - AHEAD)))
+        answers.append(places[-1][stretch.first - 1 :])
+        start += len(stretch)
     hidden = torch.empty(0, ends(model)[1].in_features)
     none = torch.empty(0, dtype=torch.long)
     return States(
         torch.cat(states or [hidden]), torch.cat(token_ids or [none]), torch.cat(places or [none]), torch.cat(answers or [none])
     )
-
-
-def _require_states(model: CachedLM) -> None:
-    seq = Sequence([0], SamplingParams(max_new_tokens=1))
-    model.open(seq)
-    try:
-        model.forward_with_states([seq], [EMPTY_TREE])
-    finally:
-        model.close(seq)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.common import amx, dots
+from paceline.draft.optimiser import learns_in
 from paceline.engine.foresight.guessing import Foresight
 from paceline.engine.foresight.weights import Weights, ends
 from paceline.engine.model import CachedLM
@@ -66,7 +66,7 @@ class Trainer:
         embedding, head = ends(model)
         self._device, self._embedding = model.device, embedding.weight.detach()
         self._kept = commonest(learnt, config.kept, len(head.weight))
-        self._dtype = _learns_in(self._device)
+        self._dtype = learns_in(self._device)
         self._head = head.weight.detach()[self._kept.to(self._device)].to(self._dtype)
         self._head_bias = None if head.bias is None else head.bias.detach()[self._kept.to(self._device)].float()
         self._scales = _size(learnt.states), _size(self._embedding)
@@ -187,8 +187,3 @@ def commonest(learnt: States, count: int, vocab_size: int) -> Tensor:
 
 def _size(values: Tensor) -> float:
     return max(1e-6, float(values.float().square().mean().sqrt()))
-
-
-def _learns_in(device: torch.device) -> torch.dtype:
-    """Return bfloat16 where products in it are fast; the weights themselves are float32."""
-    return torch.bfloat16 if device.type == "cuda" or amx.available() or dots.available() else torch.float32

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence as ListLike
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from paceline.drafters.auto.asking import Askings
 from paceline.drafters.auto.model_source import ModelSource
 from paceline.drafters.auto.options import AutoOptions
@@ -71,6 +73,11 @@ class Auto(RecyclingDrafter):
         """Refuse a store or a pool whose ids are not of `tokenizer`."""
         super().check_tokenizer(tokenizer)
         self._retrieval.check_tokenizer(tokenizer)
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Pass on to the draft model."""
+        if self._model is not None:
+            self._model.attach(target)
 
     def foresees(self) -> int:
         """Ask for what follows; with the budget only as far ahead as drafts are fed, and now and then."""

@@ -23,6 +23,8 @@ from collections.abc import Sequence as ListLike
 from dataclasses import replace
 from functools import partial
 
+from transformers import PreTrainedModel
+
 from paceline.drafters.lookahead.drafter import Lookahead, LookaheadOptions
 from paceline.drafters.ouroboros.learning import inspirations, refine
 from paceline.drafters.ouroboros.options import OuroborosOptions
@@ -36,6 +38,7 @@ from paceline.engine.budget import NodeRule, node_limit
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.model import CachedLM
 from paceline.engine.node_logits import NodeLogits
+from paceline.engine.reading.modules import attach
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import decode_step
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -85,6 +88,10 @@ class Ouroboros(Drafter):
         """Seconds spent in the draft model."""
         return self._draft.forward_seconds
 
+    def attach(self, target: PreTrainedModel) -> None:
+        """A draft that reads the target's states begins and ends with the target's own weights."""
+        attach(self._draft.model, target)
+
     def start(self, seq: Sequence) -> None:
         """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
         context = self._draft.context_length
@@ -96,7 +103,7 @@ class Ouroboros(Drafter):
             logprobs=None,
         )  # fmt: skip
         shadow = Sequence(seq.token_ids, params, eos_token_ids=seq.eos_token_ids, max_length=context)
-        self._draft.open(shadow)
+        PhraseShadow.open_for(seq, shadow, self._draft)
         pool = NgramPool(self._entries) if self._warm is None else self._warm
         self._phrases.start(shadow, pool)
         if self._kept is not None:

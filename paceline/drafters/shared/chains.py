@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from paceline.drafters.shared.length_rules import Chain, LengthRule, NewTokens
 from paceline.drafters.shared.ngram_index import NgramIndex
@@ -24,6 +25,7 @@ from paceline.engine import sampling
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.model import CachedLM
 from paceline.engine.origin import Origin
+from paceline.engine.reading.modules import attach
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.engine.verify import follow
@@ -82,12 +84,16 @@ class ChainDrafter(Drafter):
         """Seconds spent in the draft model."""
         return self._draft.forward_seconds
 
+    def attach(self, target: PreTrainedModel) -> None:
+        """A draft that reads the target's states begins and ends with the target's own weights."""
+        attach(self._draft.model, target)
+
     def start(self, seq: Sequence) -> None:
         """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
         if len(seq) <= self._draft.context_length:
             self._draft.reserve(0, min(seq.max_length, self._draft.context_length) + self._spare)
             shadow = Sequence(seq.token_ids, seq.params, eos_token_ids=seq.eos_token_ids)
-            self._draft.open(shadow)
+            Shadow.open_for(seq, shadow, self._draft)
             self._shadows[seq.id] = ChainShadow(shadow, len(seq), NgramIndex(*_LOOKUP_NGRAMS), self._rule.length)
 
     def stop(self, seq: Sequence) -> None:

@@ -192,6 +192,11 @@ class _UnderWay(threading.local):
 _under_way = _UnderWay()
 
 
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows @ weight.T + bias by what is in force, for a weight that is no module's own."""
+    return _under_way.products.linear(rows, weight, bias)
+
+
 def _in_pieces(multiply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
     """Multiply `size` rows at a time."""
     flat = rows.reshape(-1, rows.shape[-1])

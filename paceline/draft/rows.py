@@ -1,0 +1,71 @@
+"""The rows of a forward in which a draft that reads states learns, or is judged: each place of a text, seen from several roots.
+
+A row is a place and how many tokens up to there are the draft's own guesses. With none, the target has said everything so far,
+and the row reads the state of its token; else it sees what a draft sees: the target's tokens before the guesses, and these.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.engine.reading.modules import Reading, reading
+
+
+class Rows(NamedTuple):
+    """Rows of one text.
+
+    Attributes:
+        places: [rows], in the text. guessed: [rows], tokens up to there that are guesses; 0 = none.
+        mask: bool [rows, rows], which row sees which.
+    """
+
+    places: Tensor
+    guessed: Tensor
+    mask: Tensor
+
+    @staticmethod
+    def of(places: Tensor, guessed: Tensor) -> Rows:
+        """Work out what they see."""
+        roots = places - guessed  # the newest token that the target has said
+        said = (guessed[None] == 0) & (places[None] <= roots[:, None])
+        own = (guessed[None] > 0) & (roots[None] == roots[:, None]) & (places[None] <= places[:, None])
+        return Rows(places, guessed, said | own)
+
+    @staticmethod
+    def learnt(length: int, chain: int, offset: int) -> Rows:
+        """Every place as it is after the target, and all but each `chain`-th, from `offset` on, as a guess behind that one."""
+        places = torch.arange(length)
+        guessed = (places - offset) % chain
+        behind = (guessed > 0) & (guessed <= places)
+        return Rows.of(torch.cat((places, places[behind])), torch.cat((torch.zeros_like(places), guessed[behind])))
+
+    @staticmethod
+    def judged(length: int, chain: int, first: int) -> Rows:
+        """Every place as it is after the target, and in each further place of a chain behind tokens from `first` on."""
+        places = [torch.arange(length), *(torch.arange(first + guessed, length) for guessed in range(1, chain))]
+        return Rows.of(torch.cat(places), torch.cat([torch.full_like(one, guessed) for guessed, one in enumerate(places)]))
+
+
+def states_of_rows(model: PreTrainedModel, token_ids: Tensor, chosen_by: Tensor, rows: Rows, unread: int = 0) -> Tensor:
+    """Return what the target's LM head is to read behind each row, [b, rows, states].
+
+    Args:
+        token_ids: [b, t]. chosen_by: [b, t, states], the target's state that each token was chosen by.
+        unread: of so many first tokens no state is read.
+    """
+    texts = len(token_ids)
+    where = ((rows.guessed == 0) & (rows.places > max(0, unread - 1))).nonzero()[:, 0]
+    at = torch.stack((torch.arange(texts).repeat_interleave(len(where)), where.repeat(texts)))
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    inputs: dict[str, Any] = {
+        "input_ids": token_ids[:, rows.places], "position_ids": rows.places.expand(texts, -1),
+        "attention_mask": rows.mask[None, None].expand(texts, -1, -1, -1), "use_cache": False,
+    }  # fmt: skip
+    with reading(Reading(at, chosen_by[:, rows.places[where]].flatten(0, 1))):
+        hidden: Tensor = decoder(**inputs).last_hidden_state
+    found: Tensor = head.out(hidden)
+    return found

@@ -1,0 +1,173 @@
+"""The ends of a draft that reads the target's hidden states: what goes in and what comes out of its layers.
+
+A token that the target has said goes in with the state it was chosen by, so that the draft begins where the target has come to;
+one that is only drafted goes in alone (EAGLE gives it the draft's own state instead, which has to be made first: here any tree of
+guesses, looked-up phrases too, is one forward). Tokens are the target's own embeddings and come out through its own LM head, of
+which the draft has a reduced vocabulary (`kept_vocabulary`); both stay where they are, in the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.engine.identity import model_identity
+from paceline.engine.kept_vocabulary import spread
+from paceline.engine.products.own import linear
+from paceline.errors import ConfigError, UnsupportedModelError
+
+READS = "reads_states_of"  # in the configuration of such a draft: fingerprint and sizes of its target
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the target's states say about the tokens of one forward.
+
+    Attributes:
+        at: int64 [2, n], rows and columns of the tokens whose state is known. states: [n, hidden of the target].
+    """
+
+    at: Tensor
+    states: Tensor
+
+
+_reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
+
+
+@contextmanager
+def reading(what: Reading | None) -> Iterator[None]:
+    """Let a draft read `what` in the forward inside."""
+    token = _reading.set(what)
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+class ReadingEmbedding(nn.Module):
+    """Makes what goes into the first layer, [rows, columns, hidden], of token ids and of the states that are being read.
+
+    Args:
+        embedding, states: sizes of the target's embeddings and states. hidden: of the draft.
+    Attributes:
+        token_scale, state_scale: [1], [states]: bring the target's numbers to a size of about 1.
+        table: [vocab, embedding], the target's embedding; None until it is attached.
+    """
+
+    token_scale: Tensor
+    state_scale: Tensor
+
+    def __init__(self, embedding: int, states: int, hidden: int) -> None:
+        super().__init__()
+        self.read = nn.Linear(embedding + states, hidden, bias=False)
+        self.unread = nn.Linear(embedding, hidden)
+        self.register_buffer("token_scale", torch.ones(1))
+        self.register_buffer("state_scale", torch.ones(states))
+        self.table: Tensor | None = None
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Return the inputs of the first layer."""
+        assert self.table is not None, "attached when an engine is built"
+        dtype = self.read.weight.dtype
+        tokens = self.table[token_ids].to(dtype) * self.token_scale
+        made: Tensor = self.unread(tokens)
+        what = _reading.get()
+        if what is None or not what.at.shape[1]:
+            return made
+        rows, columns = what.at
+        known = torch.cat((tokens[rows, columns], what.states.to(dtype) * self.state_scale), dim=-1)
+        return made.index_put((rows, columns), self.read(known))
+
+
+class ReadingHead(nn.Module):
+    """The target's LM head, of the tokens that the draft keeps; the probability of all others is 0.
+
+    Args:
+        hidden: size of the draft's states. states: of the target's. vocab_size: of both.
+        token_ids: those that are kept, ascending.
+    Attributes:
+        kept: [kept, states], rows of the target's head; None until it is attached. added: [kept], of its bias.
+    """
+
+    token_ids: Tensor
+
+    def __init__(self, hidden: int, states: int, vocab_size: int, token_ids: Tensor) -> None:
+        super().__init__()
+        self.out = nn.Identity() if hidden == states else nn.Linear(hidden, states, bias=False)
+        self.register_buffer("token_ids", token_ids, persistent=False)
+        self.vocab_size = vocab_size
+        self.kept: Tensor | None = None
+        self.added: Tensor | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return logits [..., vocab] of hidden states [..., hidden]."""
+        return spread(self._said(self.out(hidden)), self.token_ids, self.vocab_size)
+
+    def guess(self, states: Tensor) -> Tensor:
+        """Return the likeliest token of each of what `out` makes, [...]."""
+        return self.token_ids[self._said(states).argmax(-1)]
+
+    def _said(self, states: Tensor) -> Tensor:
+        assert self.kept is not None, "attached when an engine is built"
+        return linear(states, self.kept, self.added)
+
+
+def reads_states(model: PreTrainedModel) -> bool:
+    """Whether a draft model reads the target's states."""
+    return isinstance(model.get_input_embeddings(), ReadingEmbedding)
+
+
+def states_size(draft: PreTrainedModel) -> int:
+    """Return the size of the states that a draft reads."""
+    told: dict[str, int] = getattr(draft.config, READS)
+    return told["states"]
+
+
+def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Give a draft that reads states the embedding and the LM head of its target; a draft that reads none needs nothing.
+
+    Raises:
+        ConfigError: it was trained for another target.
+        UnsupportedModelError: a target whose embedding and head cannot be read.
+    """
+    embedding: Any = draft.get_input_embeddings()
+    if not isinstance(embedding, ReadingEmbedding):
+        return
+    head: Any = draft.get_output_embeddings()
+    told = getattr(draft.config, READS)
+    fingerprint = model_identity(target)[0]
+    if told["fingerprint"] != fingerprint:
+        raise ConfigError(
+            f"draft: got one that reads the hidden states of {told['target']!r} ({told['fingerprint'][:12]}), for a target of the"
+            f" fingerprint {fingerprint[:12]}; expected that target. Train one for this model (`paceline draft train`)."
+        )
+    theirs, out = target_ends(target)
+    where = embedding.read.weight
+    # A target that was enlarged (`paceline.bench.cost_scale`) has zeros behind.
+    embedding.table = theirs.weight.detach()[:, : told["embedding"]].to(where.device)
+    rows = head.token_ids.to(out.weight.device)
+    head.kept = out.weight.detach()[rows][:, : told["states"]].to(where.device, where.dtype).contiguous()
+    head.added = None if out.bias is None else out.bias.detach()[rows].to(where.device, where.dtype)
+
+
+def target_ends(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
+    """Return the modules through which tokens go in and come out of a target.
+
+    Raises:
+        UnsupportedModelError: they are no plain weights.
+    """
+    embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+    plain = isinstance(embedding, nn.Embedding) and isinstance(head, nn.Linear)
+    if not plain or not all(end.weight.is_floating_point() for end in (embedding, head)):
+        raise UnsupportedModelError(
+            f"{type(target).__name__}: got an embedding or an LM head that is no plain weight; expected both to be, for a draft"
+            " that reads its hidden states. Use a draft that reads none."
+        )
+    return embedding, head

@@ -1,0 +1,189 @@
+"""Drafts that read the target's hidden states: trained, judged, and in every drafter that takes a draft."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from paceline import LLM, SamplingParams
+from paceline.draft.evaluate import evaluate
+from paceline.draft.folder import STATE, DraftFolder
+from paceline.draft.loss import states_loss
+from paceline.draft.rows import Rows, states_of_rows
+from paceline.draft.settings import DraftTraining
+from paceline.draft.stretches import Stretch
+from paceline.draft.train import Material, Trainer
+from paceline.engine.loading import draft_lm, load_draft
+from paceline.engine.model import CachedLM
+from paceline.engine.reading.modules import Reading, attach, reading, reads_states
+from paceline.engine.sequence import SamplingParams as Params
+from paceline.engine.sequence import Sequence
+from paceline.engine.states import StateLog
+from paceline.engine.tree import DraftTree
+from paceline.errors import ConfigError, UnsupportedModelError
+from tests.support.shared import COUNT, Pair
+
+CONFIG = DraftTraining(hidden=64, layers=2, minutes=0.1, batch=256, context=64, held_out=4, validations=2, coverage=1.0)
+SPECS = ["draft_model:length=4", "draft_model", "ouroboros:gamma=4", "auto:draft=true", "draft_model:rule=heuristic,length=3"]
+
+
+@pytest.fixture(scope="module")
+def answers(pair: Pair) -> list[Stretch]:
+    """What the target says, as it is recorded."""
+    both = zip(pair.prompts, pair.answers, strict=True)
+    return [Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both]
+
+
+def trained(pair: Pair, answers: list[Stretch], out: Path) -> Trainer:
+    folder = DraftFolder(out, {"seed": 0}, {"target": "the pair's"})
+    ticks = itertools.count(0.0, 0.25)  # seconds: every step takes as long, whatever else the machine does
+    material = Material.of(answers, [], CONFIG).read(CachedLM(pair.target))
+    trainer = Trainer(pair.target, material, CONFIG, folder, lambda: next(ticks))
+    trainer.run(lambda text: None)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def folder(pair: Pair, answers: list[Stretch], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft that has learnt the answers themselves."""
+    path = tmp_path_factory.mktemp("draft")
+    trained(pair, [*answers * 2], path)
+    return path
+
+
+def test_training_lowers_the_loss_and_continues(pair: Pair, answers: list[Stretch], folder: Path) -> None:
+    made = DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}).record()
+    assert made.curve[-1].losses["answers"] < made.curve[0].losses["answers"]
+    assert (folder / STATE).exists()
+    material = Material.of(answers * 2, [], CONFIG).read(CachedLM(pair.target))
+    again = Trainer(pair.target, material, CONFIG, DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}))
+    assert again.done.steps == made.curve[-1].steps
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_is_lossless_in_every_drafter(pair: Pair, folder: Path, spec: str) -> None:
+    llm = LLM(pair.target, spec, folder)
+    alone = [llm.generate([prompt], SamplingParams(max_new_tokens=COUNT))[0] for prompt in pair.prompts[:4]]
+    assert [out.token_ids for out in alone] == pair.answers[:4]
+    together = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    assert [out.token_ids for out in together] == pair.answers
+    assert sum(out.stats.accepted_tokens for out in together) > 0
+
+
+@pytest.mark.parametrize(
+    "spec", ["draft_model:verification=follow", "draft_model:length=3,verification=follow", "ouroboros", "auto"]
+)
+def test_a_seed_has_the_text_of_plain_decoding(pair: Pair, folder: Path, spec: str) -> None:
+    params = SamplingParams(max_new_tokens=COUNT, temperature=0.8, seed=3)
+    plain = LLM(pair.target).generate(pair.prompts[:3], params)
+    drafted = LLM(pair.target, spec, folder).generate(pair.prompts[:3], params)
+    assert [out.token_ids for out in drafted] == [out.token_ids for out in plain]
+
+
+def test_prompts_in_chunks_and_prefixes_in_the_cache_are_read(pair: Pair, folder: Path) -> None:
+    llm = LLM(pair.target, "draft_model:length=4", folder, keep_prefixes=2)
+    llm._engine.model.prefill_chunk = 5
+    for _ in range(2):  # the second time the prompts are in the cache, and nothing is known of their states
+        outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+        assert [out.token_ids for out in outs] == pair.answers
+
+
+def test_what_is_judged_is_what_the_drafter_gets(pair: Pair, answers: list[Stretch], folder: Path) -> None:
+    """The prediction without decoding beside decoding itself: the same states are read at the same places."""
+    outs = LLM(pair.target, "draft_model:length=4", folder).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    found = evaluate(draft_lm(folder), CachedLM(pair.target), answers, 4).chains["all"]
+    assert found.per_chain > 0.2
+    assert sum(found.accepted) == pytest.approx(sum(out.stats.accepted_tokens for out in outs), rel=0.02)
+
+
+def test_a_place_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) -> None:
+    draft = load_draft(folder, "float32")
+    attach(draft, pair.target)
+    tokens, states = torch.arange(9), torch.randn(9, pair.target.config.hidden_size)
+    rows = Rows.judged(9, 3, 2)
+    whole = states_of_rows(draft, tokens[None], states[None], rows)[0]
+    for row, (place, guessed) in enumerate(zip(rows.places.tolist(), rows.guessed.tolist(), strict=True)):
+        root = place - guessed
+        at = torch.stack((torch.zeros(root, dtype=torch.long), torch.arange(1, root + 1)))
+        with reading(Reading(at, states[1 : root + 1])), torch.no_grad():
+            alone = draft.get_decoder()(input_ids=tokens[None, : place + 1]).last_hidden_state[0, -1]
+        torch.testing.assert_close(whole[row].detach(), draft.get_output_embeddings().out(alone), rtol=1e-3, atol=1e-3)
+
+
+def test_without_its_states_a_draft_says_something_else(pair: Pair, folder: Path) -> None:
+    draft = CachedLM(load_draft(folder, "float32"))
+    attach(draft.model, pair.target)
+    said = []
+    for log in (None, StateLog()):
+        seq = Sequence(list(range(5, 12)), Params())
+        seq.states = log
+        if log is not None:
+            log.write(0, torch.randn(6, pair.target.config.hidden_size, generator=torch.Generator().manual_seed(0)))
+        draft.open(seq)
+        said.append(draft.forward([seq], [DraftTree.chain([3, 4])]))
+        draft.close(seq)
+    assert not torch.allclose(said[0], said[1])
+
+
+def test_states_are_kept_as_they_come() -> None:
+    log = StateLog()
+    rows = torch.arange(24.0).view(12, 2)
+    assert len(log.known(0, 9)[1]) == 0
+    log.write(3, rows[3:5])  # three tokens were in the cache
+    log.write(5, rows[5:6])
+    first, known = log.known(0, 9)
+    assert (first, known.tolist()) == (4, rows[3:6].tolist())
+    log.write(0, rows[:8])  # read again, from the beginning
+    assert log.known(2, 7)[1].tolist() == rows[1:6].tolist()
+    log.write(6, rows[6:7] + 100)  # and once more, behind another draft
+    assert log.known(7, 9)[1].tolist() == (rows[6:7] + 100).tolist()
+
+
+def test_the_loss_of_states_and_its_gradient_are_autograds() -> None:
+    torch.manual_seed(0)
+    made, states = torch.randn(300, 8, requires_grad=True), torch.randn(300, 8)
+    weight, bias, shares = torch.randn(20, 8), torch.randn(20), torch.rand(300)
+    logits, said = made @ weight.T + bias, (states @ weight.T + bias).softmax(-1)
+    expected = -((said * logits.log_softmax(-1)).sum(-1) * shares).sum()
+    loss = states_loss(made, states, weight, bias, shares)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(*(torch.autograd.grad(2 * one, made)[0] for one in (loss, expected)), rtol=1e-4, atol=1e-4)
+
+
+def test_another_target_is_refused(pair: Pair, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reads the hidden states of .*expected that target"):
+        LLM(pair.draft, "draft_model", folder)
+
+
+def test_a_target_without_plain_ends_is_refused(pair: Pair, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = load_draft(folder)
+    assert reads_states(draft)
+    monkeypatch.setattr(type(pair.target), "get_output_embeddings", lambda self: torch.nn.Identity())
+    with pytest.raises(UnsupportedModelError, match="no plain weight"):
+        attach(draft, pair.target)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "kept_tokens.json"])
+def test_a_damaged_folder_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    for path in folder.iterdir():
+        if path.name != STATE:
+            (tmp_path / path.name).write_bytes(path.read_bytes()[: None if path.name != name else 100])
+    with pytest.raises(ConfigError, match=r"damaged file|cannot be loaded"):
+        load_draft(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_draft(tmp_path)
+
+
+def test_a_folder_in_another_dtype(pair: Pair, folder: Path) -> None:
+    draft: PreTrainedModel = load_draft(folder, torch.float32)
+    assert draft.dtype == torch.float32
+    attach(draft, pair.target)
+    head: Any = draft.get_output_embeddings()
+    assert head.kept.dtype == torch.float32
