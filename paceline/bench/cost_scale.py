@@ -55,8 +55,8 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
     config = model.config
     if reads_states(model):
         raise UnsupportedModelError(
-            "got a draft that reads its target's hidden states, whose ends are the target's; expected one with an embedding of its"
-            " own to enlarge. Run the bench without a cost scale of the draft."
+            "got a draft that reads its target's hidden states, whose ends are the target's; expected one with an embedding of"
+            " its own to enlarge. Run the bench without a cost scale of the draft."
         )
     if config.model_type != "llama":
         raise UnsupportedModelError(

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.draft.chains import Chains, expected_chains
-from paceline.draft.rows import Rows, states_of_rows
+from paceline.draft.rows import Rows, hidden_of_rows, shifted
 from paceline.draft.states import read_states
 from paceline.draft.stretches import Stretch
 from paceline.engine.model import CachedLM
@@ -101,9 +101,8 @@ def guesses_agree(model: PreTrainedModel, stretch: Stretch, length: int) -> np.n
     states = stretch.states.to(model.dtype)
     ids = torch.from_numpy(stretch.token_ids).long()
     rows = Rows.judged(len(ids), length, stretch.first)
-    chosen_by = torch.cat((torch.zeros_like(states[:1]), states[:-1]))
-    made = states_of_rows(model, ids[None], chosen_by[None], rows)[0]
     head: Any = model.get_output_embeddings()
+    made = head.out(hidden_of_rows(model, ids[None], shifted(states[None]), rows)[0])
     asked = (rows.places >= stretch.first - 1) & (rows.places < len(ids) - 1)
     following = rows.places[asked] + 1
     right = head.guess(made[asked]) == ids[following]

@@ -20,7 +20,7 @@ from paceline.draft.chains import Chains, expected_chains
 from paceline.draft.evaluate import guesses_agree
 from paceline.draft.loss import states_loss
 from paceline.draft.optimiser import learns_in
-from paceline.draft.rows import Rows, states_of_rows
+from paceline.draft.rows import Rows, hidden_of_rows, shifted
 from paceline.draft.settings import HEAD_SIZE, DraftTraining
 from paceline.draft.stretches import Stretch
 from paceline.engine.identity import model_identity
@@ -52,6 +52,7 @@ class ReadingStudent:
             self._begin(target, learnt)
         self._dtype = learns_in(self.model.device)
         head: Any = self.model.get_output_embeddings()
+        self._out: Any = head.out
         self._weight = head.kept.to(self._dtype)
         self._bias = None if head.added is None else head.added.to(self._dtype)
 
@@ -63,7 +64,7 @@ class ReadingStudent:
         unread = int(random.integers(width)) if random.random() < _UNREAD else 0
         token_ids, states = _padded(stretches, width)
         with torch.autocast("cpu", self._dtype, enabled=self._dtype != torch.float32):
-            made = states_of_rows(self.model, token_ids, _shifted(states), rows, unread)
+            made = self._out(hidden_of_rows(self.model, token_ids, shifted(states), rows, unread))
         there = torch.tensor([len(one) for one in stretches])[:, None] > rows.places
         shares = torch.tensor(_SHARES)[rows.guessed.clamp(max=len(_SHARES) - 1)].expand(len(stretches), -1)[there]
         theirs = states[:, rows.places][there]
@@ -132,11 +133,6 @@ def _padded(stretches: ListLike[Stretch], width: int) -> tuple[Tensor, Tensor]:
         ids[row, : len(one)] = torch.from_numpy(one.token_ids)
         states[row, : len(one)] = one.states
     return ids, states
-
-
-def _shifted(states: Tensor) -> Tensor:
-    """Return the state that each token was chosen by, of [b, t, hidden] after each token; zeros for the first."""
-    return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
 
 
 def _pairs(learnt: ListLike[Stretch]) -> tuple[Tensor, Tensor, Tensor]:

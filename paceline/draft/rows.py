@@ -49,23 +49,43 @@ class Rows(NamedTuple):
         places = [torch.arange(length), *(torch.arange(first + guessed, length) for guessed in range(1, chain))]
         return Rows.of(torch.cat(places), torch.cat([torch.full_like(one, guessed) for guessed, one in enumerate(places)]))
 
+    def with_drafts(self) -> Rows:
+        """The same, and behind them each guess once more, where a drafted token takes its place and is seen by no other."""
+        again = (self.guessed > 0).nonzero()[:, 0]
+        count, more = len(self.places), len(again)
+        mask = torch.zeros(count + more, count + more, dtype=torch.bool)
+        mask[:count, :count] = self.mask
+        mask[count:, :count] = self.mask[again]
+        mask[count + torch.arange(more), again] = False
+        mask[count:, count:] = torch.eye(more, dtype=torch.bool)
+        return Rows(torch.cat((self.places, self.places[again])), torch.cat((self.guessed, self.guessed[again])), mask)
 
-def states_of_rows(model: PreTrainedModel, token_ids: Tensor, chosen_by: Tensor, rows: Rows, unread: int = 0) -> Tensor:
-    """Return what the target's LM head is to read behind each row, [b, rows, states].
+
+def hidden_of_rows(
+    model: PreTrainedModel, token_ids: Tensor, chosen_by: Tensor, rows: Rows, unread: int = 0, drafted: Tensor | None = None
+) -> Tensor:
+    """Return what the draft's LM head reads behind each row, [b, rows, hidden].
 
     Args:
         token_ids: [b, t]. chosen_by: [b, t, states], the target's state that each token was chosen by.
         unread: of so many first tokens no state is read.
+        drafted: [b, n], tokens of the last n rows in place of the text's.
     """
     texts = len(token_ids)
     where = ((rows.guessed == 0) & (rows.places > max(0, unread - 1))).nonzero()[:, 0]
     at = torch.stack((torch.arange(texts).repeat_interleave(len(where)), where.repeat(texts)))
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    ids = token_ids[:, rows.places]
+    if drafted is not None:
+        ids = torch.cat((ids[:, : ids.shape[1] - drafted.shape[1]], drafted), dim=1)
     inputs: dict[str, Any] = {
-        "input_ids": token_ids[:, rows.places], "position_ids": rows.places.expand(texts, -1),
+        "input_ids": ids, "position_ids": rows.places.expand(texts, -1),
         "attention_mask": rows.mask[None, None].expand(texts, -1, -1, -1), "use_cache": False,
     }  # fmt: skip
     with reading(Reading(at, chosen_by[:, rows.places[where]].flatten(0, 1))):
-        hidden: Tensor = decoder(**inputs).last_hidden_state
-    found: Tensor = head.out(hidden)
-    return found
+        hidden: Tensor = model.get_decoder()(**inputs).last_hidden_state
+    return hidden
+
+
+def shifted(states: Tensor) -> Tensor:
+    """Return the state that each token was chosen by, of [b, t, states] after each token; zeros for the first."""
+    return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)

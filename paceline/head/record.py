@@ -12,6 +12,7 @@ What is different here: unlike in the public code, both distributions are warped
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ from transformers import PreTrainedModel
 from paceline import demo
 from paceline.engine.identity import model_identity
 from paceline.engine.loading import load_draft, load_model
+from paceline.engine.model import CachedLM
+from paceline.engine.reading.modules import reads_states
 from paceline.engine.sampling import target_scores
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE
 from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.head.along import draft_along
 from paceline.head.answers import Answers, find_answers
 from paceline.head.recording import Recording, RecordingFolder, read_recording
 from paceline.head.settings import RecordConfig
@@ -69,8 +73,11 @@ def _record_batch(
     """Get the answers to the prompts of one batch and draft beside them; tensors as in `Recording`."""
     asked, said = [answers.prompts[place] for place in group], answers.batch(group)
     generator = torch.Generator().manual_seed((answers.sampling.seed << 32) + group[0])
-    with torch.inference_mode():
-        columns = teacher_force(target, draft, asked, said, answers.sampling, config.keep, config.mixtures, generator)
+    if reads_states(draft):
+        columns = chains_along(target, draft, asked, said, answers.sampling, config.mixtures, generator)
+    else:
+        with torch.inference_mode():
+            columns = teacher_force(target, draft, asked, said, answers.sampling, config.keep, config.mixtures, generator)
     hidden_size = model_identity(draft)[1]
     return {
         **columns, "hidden": columns["hidden"][:, :hidden_size].to(torch.bfloat16), "prompts": columns["prompts"] + group[0],
@@ -119,6 +126,22 @@ def teacher_force(
             places = (hidden[row, : len(drawn)], torch.full_like(drawn, row, dtype=torch.int32), *values)
             for column, place in zip(columns.values(), places, strict=True):
                 column.append(place[~keeps])
+    return {name: torch.cat(values) for name, values in columns.items()}
+
+
+def chains_along(
+    target: PreTrainedModel, draft: PreTrainedModel, prompts: ListLike[list[int]], answers: ListLike[list[int]],
+    params: SamplingParams, places: int, generator: torch.Generator,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The same for a draft that reads the target's states: each token drafted in each of so many places of a chain."""
+    model = CachedLM(target)
+    label = partial(_draft_and_label, greedy=params.greedy, generator=generator)
+    columns: dict[str, list[Tensor]] = {name: [] for name in ("hidden", "prompts", *_FIGURES)}
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        hidden, drawn, *values = draft_along(model, draft, prompt, answer, params, places, label)
+        found = (hidden, torch.full_like(drawn, row, dtype=torch.int32), *values)
+        for column, one in zip(columns.values(), found, strict=True):
+            column.append(one.cpu())
     return {name: torch.cat(values) for name, values in columns.items()}
 
 

@@ -15,8 +15,9 @@ from paceline import LLM, SamplingParams
 from paceline.draft.evaluate import evaluate
 from paceline.draft.folder import STATE, DraftFolder
 from paceline.draft.loss import states_loss
-from paceline.draft.rows import Rows, states_of_rows
+from paceline.draft.rows import Rows, hidden_of_rows
 from paceline.draft.settings import DraftTraining
+from paceline.draft.states import read_states
 from paceline.draft.stretches import Stretch
 from paceline.draft.train import Material, Trainer
 from paceline.engine.loading import draft_lm, load_draft
@@ -27,6 +28,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.states import StateLog
 from paceline.engine.tree import DraftTree
 from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.head.record import chains_along
 from tests.support.shared import COUNT, Pair
 
 CONFIG = DraftTraining(hidden=64, layers=2, minutes=0.1, batch=256, context=64, held_out=4, validations=2, coverage=1.0)
@@ -107,13 +109,13 @@ def test_a_place_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) -> 
     attach(draft, pair.target)
     tokens, states = torch.arange(9), torch.randn(9, pair.target.config.hidden_size)
     rows = Rows.judged(9, 3, 2)
-    whole = states_of_rows(draft, tokens[None], states[None], rows)[0]
+    whole = hidden_of_rows(draft, tokens[None], states[None], rows)[0]
     for row, (place, guessed) in enumerate(zip(rows.places.tolist(), rows.guessed.tolist(), strict=True)):
         root = place - guessed
         at = torch.stack((torch.zeros(root, dtype=torch.long), torch.arange(1, root + 1)))
         with reading(Reading(at, states[1 : root + 1])), torch.no_grad():
             alone = draft.get_decoder()(input_ids=tokens[None, : place + 1]).last_hidden_state[0, -1]
-        torch.testing.assert_close(whole[row].detach(), draft.get_output_embeddings().out(alone), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(whole[row].detach(), alone, rtol=1e-3, atol=1e-3)
 
 
 def test_without_its_states_a_draft_says_something_else(pair: Pair, folder: Path) -> None:
@@ -187,3 +189,29 @@ def test_a_folder_in_another_dtype(pair: Pair, folder: Path) -> None:
     attach(draft, pair.target)
     head: Any = draft.get_output_embeddings()
     assert head.kept.dtype == torch.float32
+
+
+def test_a_head_learns_what_a_chain_does(pair: Pair, answers: list[Stretch], folder: Path) -> None:
+    """States and labels beside those of a chain that is drafted token by token."""
+    draft, target = load_draft(folder, "float32"), CachedLM(pair.target)
+    prompt, answer = pair.prompts[0], pair.answers[0]
+    columns = chains_along(pair.target, draft, [prompt], [answer], SamplingParams(), 3, torch.Generator())
+    states = next(read_states(target, answers[:1]))
+    model = CachedLM(draft)
+    row = 0
+    for guessed in range(1, 4):
+        for place in range(len(prompt) + guessed, len(prompt) + len(answer)):
+            root = place - guessed
+            seq = Sequence([*prompt, *answer][: root + 1], Params())
+            seq.states = StateLog()
+            seq.states.write(0, states[:root])
+            model.open(seq)
+            chain = [*prompt, *answer][root + 1 : place]
+            logits = model.forward([seq], [DraftTree.chain(chain)])[0, -1]
+            said = int(logits.argmax())
+            hidden = model.forward_with_hidden([seq], [DraftTree.chain([*chain, said])])[1][0, -1]
+            model.close(seq)
+            torch.testing.assert_close(columns["hidden"][row], hidden, rtol=1e-3, atol=1e-3)
+            assert bool(columns["labels"][row]) == (said == [*prompt, *answer][place])
+            row += 1
+    assert row == len(columns["labels"])
