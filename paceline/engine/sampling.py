@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.engine.adjustments import adjusted, divisor
+from paceline.engine.best_tokens import most_likely
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import DraftTree, node_depths
 
@@ -100,8 +101,8 @@ def draw(scores: Tensor, seqs: ListLike[Sequence], trees: ListLike[DraftTree], s
     """
     sampled = [row for row, seq in enumerate(seqs) if not seq.params.greedy]
     if not sampled:
-        return _to_lists(scores.argmax(-1))
-    tokens = scores.argmax(-1) if len(sampled) < len(seqs) else scores.new_empty(scores.shape[:2], dtype=torch.long)
+        return _to_lists(most_likely(scores))
+    tokens = most_likely(scores) if len(sampled) < len(seqs) else scores.new_empty(scores.shape[:2], dtype=torch.long)
     keys: list[tuple[int, int]] = []  # one row of noise per distinct (sequence, position)
     index = torch.zeros(len(sampled), scores.shape[1], dtype=torch.long)
     for place, row in enumerate(sampled):

@@ -20,6 +20,7 @@ from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
 from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.trees import outcome_of
 from paceline.engine import sampling
+from paceline.engine.best_tokens import likeliest
 from paceline.engine.budget import NodeRule
 from paceline.engine.drafter import Outcome
 from paceline.engine.model import CachedLM
@@ -141,6 +142,6 @@ def _answers(question: Question, scores: Tensor, drawn: list[int]) -> list[Answe
         scores: [fed, vocab], after the root and each node fed.
         drawn: the token drawn from each row of them.
     """
-    top = scores[question.asked].softmax(-1).topk(min(CHOICES, scores.shape[-1]), dim=-1)
+    token_ids, probs = likeliest(scores[question.asked], CHOICES)
     choices = [drawn[place] for place in question.asked]
-    return [Answer(*one) for one in zip(choices, top.indices.tolist(), top.values.tolist(), strict=True)]
+    return [Answer(*one) for one in zip(choices, token_ids.tolist(), probs.tolist(), strict=True)]
