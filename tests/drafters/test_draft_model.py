@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams
-from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
-from paceline.drafters.draft_model.guess_tree import Answer, GuessTree
+from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions, _answers
+from paceline.drafters.draft_model.guess_tree import Answer, GuessTree, Question
 from paceline.drafters.draft_model.hit_rates import HitRates
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
@@ -126,3 +126,18 @@ def test_greedy_and_sampled_sequences_share_a_batch(pair: Pair, verification: st
         if row % 2 == 0 or verification == "follow":
             assert out.token_ids == want.token_ids
     assert all(out.stats.drafted_tokens for out in outs)
+
+
+def test_what_is_read_off_greedy_rows_is_what_is_drawn() -> None:
+    """The short way beside the general one, which a bias of nothing takes."""
+    logits = torch.randn(2, 4, 256).bfloat16()
+    trees = [DraftTree([5, 6, 7], [-1, 0, 0]), DraftTree([8], [-1])]
+    questions = [Question(trees[0], [-1, 0, 1, 2], [0, 2, 3]), None]
+    found = []
+    for params in (SamplingParams(), SamplingParams(logit_bias={3: 0.0})):
+        seqs = [Sequence([1, 2], params) for _ in trees]
+        found.append(_answers(logits, seqs, trees, questions))
+    assert [len(one) for one in found[0]] == [3, 0]
+    for one, other in zip(found[0][0], found[1][0], strict=True):
+        assert (one.choice, list(one.likeliest)) == (other.choice, list(other.likeliest))
+        assert one.probs == pytest.approx(other.probs, rel=1e-5)

@@ -124,24 +124,34 @@ class DraftModel(ChainDrafter):
                 for tree, nodes, shadow in zip(trees, newest, shadows, strict=True)
             ]
             fed = [question.tree if question else EMPTY_TREE for question in questions]
-            scores = sampling.target_scores(self._draft.forward(copies, fed), copies, fed)
-            drawn = sampling.draw(scores, copies, fed, sampling.TARGET)
-            for tree, question, own_scores, own_drawn in zip(trees, questions, scores, drawn, strict=True):
+            answers = _answers(self._draft.forward(copies, fed), copies, fed, questions)
+            for tree, question, answer in zip(trees, questions, answers, strict=True):
                 if question:
-                    tree.learn_answers(question, _answers(question, own_scores, own_drawn))
+                    tree.learn_answers(question, answer)
             self._draft.commit([()] * len(copies))
             for copy in copies:
                 self._draft.rewind(copy, len(copy) - 1)
         return trees
 
 
-def _answers(question: Question, scores: Tensor, drawn: list[int]) -> list[Answer]:
+def _answers(
+    logits: Tensor, copies: list[Sequence], fed: list[DraftTree], questions: list[Question | None]
+) -> list[list[Answer]]:
     """Return what the draft model says at the places asked about.
 
     Args:
-        scores: [fed, vocab], after the root and each node fed.
-        drawn: the token drawn from each row of them.
+        logits: [batch, 1 + width, vocab], after the root and each node fed.
     """
-    token_ids, probs = likeliest(scores[question.asked], CHOICES)
-    choices = [drawn[place] for place in question.asked]
-    return [Answer(*one) for one in zip(choices, token_ids.tolist(), probs.tolist(), strict=True)]
+    asked = [question.asked if question else [] for question in questions]
+    if all(seq.params.greedy and not seq.params.adjusts for seq in copies):
+        likely = [likeliest(own[places], CHOICES) for own, places in zip(logits, asked, strict=True)]
+        chosen = [token_ids[:, 0].tolist() for token_ids, _ in likely]
+    else:
+        scores = sampling.target_scores(logits, copies, fed)
+        drawn = sampling.draw(scores, copies, fed, sampling.TARGET)
+        likely = [likeliest(own[places], CHOICES) for own, places in zip(scores, asked, strict=True)]
+        chosen = [[own[place] for place in places] for own, places in zip(drawn, asked, strict=True)]
+    return [
+        [Answer(*one) for one in zip(choices, token_ids.tolist(), probs.tolist(), strict=True)]
+        for choices, (token_ids, probs) in zip(chosen, likely, strict=True)
+    ]
