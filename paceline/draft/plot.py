@@ -26,7 +26,8 @@ def draw_curve(record: TrainingRecord, path: str | Path) -> None:
     line(right, minutes, [point.agreement for point in record.curve], "share of tokens that agree", COLOURS[1], MARKERS[1])
     label(right, "On answers held back", "minutes", "", "both", legend=2)
     about, settings = record.about, record.settings
-    sizes = [f"{settings['hidden']} wide", f"{settings['layers']} layers", f"seed {settings['seed']}"]
+    named = (("hidden", "wide"), ("layers", "layers"), ("neurons", "neurons"))
+    sizes = [*(f"{settings[name]} {word}" for name, word in named if settings[name]), f"seed {settings['seed']}"]
     learnt = [f"{about['answer_tokens']} tokens of answers", f"{about['text_tokens']} of texts"]
     save(figure, path, [f"draft for {about['target']}", *sizes, *learnt], 110)
 
