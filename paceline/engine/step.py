@@ -70,7 +70,8 @@ def joint_step(
     ready = [row for row, seq in enumerate(seqs) if seq.id in drafted]
     trees = [drafted.get(seq.id, EMPTY_TREE) for seq in seqs]
 
-    foreseeing, kept = any(part.foresight is not None for part in parts), any(seq.states is not None for seq in seqs)
+    foreseeing = any(part.foresight is not None for part in parts)
+    kept = not model.reads_states and any(seq.states is not None for seq in seqs)  # a draft that steps reads its target's
     fed = model.forward_with_states(seqs, trees, pending=kept) if foreseeing or kept else model.forward_nodes(seqs, trees)
     logits = fed.those(ready) if len(ready) < len(seqs) else fed
     outcomes = verify([seqs[row] for row in ready], [trees[row] for row in ready], logits)

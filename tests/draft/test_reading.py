@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline import LLM, SamplingParams
+from paceline.bench import enlarge
 from paceline.draft.evaluate import evaluate
 from paceline.draft.folder import STATE, DraftFolder
 from paceline.draft.loss import states_loss
@@ -215,3 +216,26 @@ def test_a_head_learns_what_a_chain_does(pair: Pair, answers: list[Stretch], fol
             assert bool(columns["labels"][row]) == (said == [*prompt, *answer][place])
             row += 1
     assert row == len(columns["labels"])
+
+
+def test_it_reads_its_target_enlarged(pair: Pair, folder: Path) -> None:
+    """The states are the same numbers, with zeros behind."""
+    asked, params = pair.prompts[:3], SamplingParams(max_new_tokens=COUNT)
+    outs = [
+        LLM(target, "draft_model:length=4", folder).generate(asked, params)
+        for target in (pair.target, enlarge(pair.target, 4 * pair.target.config.hidden_size, 6))
+    ]
+    assert [out.token_ids for out in outs[0]] == [out.token_ids for out in outs[1]]
+    assert [out.stats.accepted_tokens for out in outs[0]] == [out.stats.accepted_tokens for out in outs[1]]
+
+
+def test_a_draft_that_steps_itself_leaves_its_targets_states_alone(pair: Pair, answers: list[Stretch], folder: Path) -> None:
+    """Ouroboros runs the draft through the one step, too: what that reads is what the target said."""
+    llm = LLM(pair.target, "ouroboros:gamma=4,budget=false", folder)
+    seq = Sequence(pair.prompts[0], Params(max_new_tokens=COUNT))
+    (ticket,) = llm._engine.submit([seq])
+    llm._engine.finish([ticket])
+    assert seq.states is not None
+    first, known = seq.states.known(0, len(seq))
+    expected = next(read_states(CachedLM(pair.target), answers[:1]))
+    torch.testing.assert_close(known, expected[first - 1 : first - 1 + len(known)], rtol=1e-3, atol=1e-3)

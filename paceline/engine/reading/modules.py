@@ -82,7 +82,8 @@ class ReadingEmbedding(nn.Module):
         if what is None or not what.at.shape[1]:
             return made
         rows, columns = what.at
-        known = torch.cat((tokens[rows, columns], what.states.to(dtype) * self.state_scale), dim=-1)
+        states = what.states[:, : len(self.state_scale)]  # those of an enlarged target have zeros behind
+        known = torch.cat((tokens[rows, columns], states.to(dtype) * self.state_scale), dim=-1)
         return made.index_put((rows, columns), self.read(known))
 
 
