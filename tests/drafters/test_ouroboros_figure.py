@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "ouroboros.md"
 class Alphabet:
     """Stands in for a `CachedLM`: which letter follows a text is given by a function."""
 
-    vocab_size, context_length, takes_trees, forward_seconds = 26, 1000, True, 0.0
+    vocab_size, context_length, takes_trees, forward_seconds, reads_states = 26, 1000, True, 0.0, False
 
     def __init__(self, after: Callable[[str], str]) -> None:
         self._after = after

@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from paceline.common.files import parse_json
 from paceline.engine.model import CachedLM
+from paceline.engine.reading.modules import target_ends
+from paceline.errors import UnsupportedModelError
 
 _NAMES = ("first", "bias", "outer", "kept")
 
@@ -112,17 +114,15 @@ def metadata_of(content: bytes) -> dict[str, str]:
 
 def ends(model: CachedLM) -> tuple[nn.Embedding, nn.Linear]:
     """Return the modules through which tokens go in and come out of a model that has `readable_ends`."""
-    embedding, head = model.model.get_input_embeddings(), model.model.get_output_embeddings()
-    assert isinstance(embedding, nn.Embedding), "readable_ends"
-    assert isinstance(head, nn.Linear), "readable_ends"
-    return embedding, head
+    return target_ends(model.model)
 
 
 def readable_ends(model: CachedLM) -> bool:
     """Whether tokens go in and come out through weights that can be read."""
-    found = model.model.get_input_embeddings(), model.model.get_output_embeddings()
-    kinds = isinstance(found[0], nn.Embedding) and isinstance(found[1], nn.Linear)
-    return kinds and all(end.weight.is_floating_point() and end.weight.device == model.device for end in found)
+    try:
+        return all(end.weight.device == model.device for end in target_ends(model.model))
+    except UnsupportedModelError:
+        return False
 
 
 def shape_of(model: CachedLM) -> tuple[int, int]:
