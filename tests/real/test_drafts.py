@@ -14,7 +14,13 @@ from paceline.engine.model import CachedLM
 from tests.support.real import NEEDS_REAL, Real
 
 pytestmark = NEEDS_REAL
-SPECS = ("draft_model:length=4", "draft_model", "specdec_pp:min=1", "ouroboros", "auto:nodes=16,budget=false")
+SPECS = (  # no clock decides whether they draft
+    "draft_model:length=4,budget=false",
+    "draft_model:budget=false",
+    "specdec_pp:min=1,budget=false",
+    "ouroboros:budget=false",
+    "auto:nodes=16,budget=false",
+)
 COUNT = 12
 
 
