@@ -4,7 +4,8 @@
     paceline record -m smollm2 --dtype float32 --prompts prompts.jsonl --out answers.jsonl -n 128 --drafter none --batch 32
 
 They are made of chats under the MIT licence and of the Python standard library (PSF-2.0), in an order drawn by seed, so that the
-first hundred are of the same kinds as all. Prompts that figures are measured on are named by `--never`, and left out.
+first hundred are of the same kinds as all. Prompts that figures are measured on, or that have been answered before, are named by
+`--never`, and left out.
 """
 
 from __future__ import annotations
