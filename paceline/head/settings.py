@@ -23,8 +23,8 @@ class RecordConfig:
         answers: file of `paceline record` to learn from, in place of prompts; its sampling settings are those of the recording.
         skip_every: leave out each n-th line of each file, to report on later; 0 = none.
         keep: chance that a position keeps the target's token (the paper's r); near 1, features are more like those in use.
-        mixtures: mixed sequences per answer; the paper's one leaves few drafted positions where `keep` is high. Of a draft that reads
-            the target's states, which needs no mixing: places of a chain that each token is drafted in.
+        mixtures: mixed sequences per answer; the paper's one leaves few drafted positions where `keep` is high. Of a draft that
+            reads the target's states, which needs no mixing: places of a chain that each token is drafted in.
         sampling: how the target answers; prompt number n has seed + n. A head learns no penalties and no min_tokens.
         batch: prompts answered together, and per shard.
 
