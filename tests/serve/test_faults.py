@@ -97,7 +97,7 @@ def test_a_drafter_that_fails(pair: Pair, tokenizer: Any) -> None:
 
 
 def test_time_is_limited(tiny: LLM) -> None:
-    with served(tiny, timeout=0.1) as hurried, hurried.client() as client:
+    with served(tiny, timeout=0.01) as hurried, hurried.client() as client:
         with pytest.raises(InternalServerError, match="got no answer in time") as told:
             client.completions.create(**LONG, **ENDLESS)
         assert told.value.status_code == 504
