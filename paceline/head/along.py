@@ -18,7 +18,6 @@ from paceline.draft.rows import Rows, hidden_of_rows, shifted
 from paceline.draft.states import read_states
 from paceline.draft.stretches import Stretch
 from paceline.engine.model import CachedLM
-from paceline.engine.reading.modules import attach
 from paceline.engine.sampling import target_scores
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE
@@ -34,13 +33,12 @@ def draft_along(
     """Draft each token of an answer but the first in each place of a chain.
 
     Args:
-        answer: token ids, the target's own. params: how draft and target choose their tokens.
+        draft: attached to the target. answer: token ids, the target's own. params: how draft and target choose their tokens.
         places: of a chain.
         labelled: draws tokens of the draft's scores [n, vocab], and labels them by the target's, or by what it says.
     Returns:
         the draft's states [n, hidden], then what `labelled` returns.
     """
-    attach(draft, target.model)
     stretch = Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt))
     (states,) = read_states(target, [stretch])
     ids = torch.from_numpy(stretch.token_ids).long()[None].to(draft.device)

@@ -25,7 +25,7 @@ from paceline import demo
 from paceline.engine.identity import model_identity
 from paceline.engine.loading import load_draft, load_model
 from paceline.engine.model import CachedLM
-from paceline.engine.reading.modules import reads_states
+from paceline.engine.reading.modules import attach, reads_states
 from paceline.engine.sampling import target_scores
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE
@@ -134,6 +134,7 @@ def chains_along(
     params: SamplingParams, places: int, generator: torch.Generator,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The same for a draft that reads the target's states: each token drafted in each of so many places of a chain."""
+    attach(draft, target)
     model = CachedLM(target)
     label = partial(_draft_and_label, greedy=params.greedy, generator=generator)
     columns: dict[str, list[Tensor]] = {name: [] for name in ("hidden", "prompts", *_FIGURES)}
