@@ -24,7 +24,9 @@ def asked(asking: Asking, steps: int, gain: int, seconds: float, expected: ListL
         asks = asking.asks(expected)
         asking.note(1 + gain if asks else 1, 1.0 + (seconds if asks else 0.0))
         if asks:
-            asking.note_asked(expected, [gain] * len(expected), seconds)
+            asking.note_price(seconds)
+            for one in expected:
+                asking.note_gain(one, gain)
         count += asks
     return count
 
@@ -68,20 +70,36 @@ def test_a_source_that_begins_or_ceases_to_pay_is_noticed(pays: bool) -> None:
         (EMPTY_TREE, 2),
     ],
 )
-def test_the_others_tree_counts_as_far_as_it_would_have_been_fed(
-    monkeypatch: pytest.MonkeyPatch, others: DraftTree, gain: int
-) -> None:
+def test_the_others_tree_counts_as_far_as_it_would_have_been_fed(others: DraftTree, gain: int) -> None:
     """Two drafts were fed and accepted."""
-    seq, fed = Sequence([1, 5, 6, 7], SamplingParams()), DraftTree([5, 6], [-1, 0], None, [0.9] * 2)
-    noted: list[Any] = []
-    monkeypatch.setattr(Asking, "note_asked", lambda self, *given: noted.append(given))
-    askings = Askings()
-    assert askings.begin({seq.id: others}, telling=True)
-    askings.asked()
-    askings.end([Outcome(seq, fed, [0, 1], [5, 6, 7], [])])
-    ((expected, gains, seconds),) = noted
-    assert (expected, gains) == ([pytest.approx(sum(others.path_chances()) if len(others) else 0)], [gain])
-    assert seconds > 0
+    assert gains(others, DraftTree([5, 6], [-1, 0], None, [0.9] * 2), [5, 6, 7], []) == [gain]
+
+
+def test_a_tree_that_displaced_a_better_one_has_cost_what_the_text_says_later() -> None:
+    others, fed = DraftTree.chain([5, 6, 7], confidence=[0.9] * 3), DraftTree.chain([8, 9, 9], confidence=[0.9] * 3)
+    assert gains(others, fed, [5], [6, 7]) == []  # the text may go on as the others' tree does
+    assert gains(others, fed, [5], [6, 9]) == [-2]
+    assert gains(others, fed, [5], [6, 7, 1]) == [-3]
+    assert gains(others, fed, [5], [6], ended=True) == [-1]
+
+
+def gains(others: DraftTree, fed: DraftTree, said: list[int], later: list[int], ended: bool = False) -> list[int]:
+    """What asking was worth in a step that had the tokens `said`, as far as `later` tells."""
+    noted: list[int] = []
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Asking, "note_gain", lambda self, expected, gain: noted.append(gain))
+        seq, askings = Sequence([1], SamplingParams()), Askings()
+        assert askings.begin({seq.id: others}, telling=True)
+        askings.asked()
+        seq.append(said)
+        askings.end([Outcome(seq, fed, [], said, [])])
+        for token in later:
+            askings.begin({seq.id: EMPTY_TREE}, telling=True)
+            seq.append([token])
+            askings.end([Outcome(seq, EMPTY_TREE, [], [token], [])])
+        if ended:
+            askings.stop(seq)
+    return noted
 
 
 class Slow(DelegatingDrafter):

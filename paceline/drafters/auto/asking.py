@@ -1,8 +1,9 @@
 """Whether a source that takes time is asked: what it adds to the trees of the others, against its seconds.
 
 Both trees of a step are known where it is asked, the others' and that with it, so one text says what each is worth: how far the
-others' tree, cut to as many nodes, would have come. That difference scatters much less than two texts do. It is kept by how many
-tokens the others expect, since where they know what follows nothing is left to add.
+others' tree, cut to as many nodes, would have come, which may be farther; that shows in what the next steps say. The difference
+scatters much less than two texts do. It is kept by how many tokens the others expect, since where they know what follows nothing
+is left to add.
 
 The source is asked where that many tokens, at the speed of all steps, take longer than it does.
 """
@@ -12,14 +13,16 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
 from time import perf_counter
 
 from paceline.engine.drafter import Outcome
+from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
 
 _EDGES = (0.5, 1.0, 2.0, 4.0)  # between the steps of what others expect
 _COUNTED = 8  # of their nodes, the likeliest
-_FIRST, _PRIOR = 2.0, 2.0  # tokens that it adds before anything was counted, and how many sequences' word that is
+_FIRST, _PRIOR = 1.0, 1.0  # tokens that it adds before anything was counted, and how many sequences' word that is
 _MEMORY = 200.0  # sequences, at a step of what others expect, that are remembered
 _KEPT = 0.98  # of what earlier steps say of time, with every one
 _SHORTEST, _LONGEST = 16, 256  # steps that do not ask between two trials
@@ -55,6 +58,7 @@ class _Gains:
         return self._sum / self._count
 
     def add(self, tokens: int) -> None:
+        """Take in that it added so many, or took so many away."""
         if self._count >= _MEMORY:
             self._sum, self._count = self._sum / 2, self._count / 2
         self._sum, self._count = self._sum + tokens, self._count + 1
@@ -89,18 +93,56 @@ class Asking:
         """Take in a step, the source's time included."""
         self._token.add(seconds, tokens)
 
-    def note_asked(self, expected: ListLike[float], gains: ListLike[int], seconds: float) -> None:
-        """Take in that it was asked.
+    def note_price(self, seconds: float) -> None:
+        """Take in how long it took to ask."""
+        self._price.add(math.log(max(seconds, 1e-9)))
+
+    def note_gain(self, expected: float, gain: int) -> None:
+        """Take in what asking was worth.
 
         Args:
-            expected: as in `asks`. gains: tokens of each sequence that the others' tree would not have had.
+            expected: by the others, of the sequence. gain: its tokens less those that the others' tree would have had.
         """
-        self._price.add(math.log(max(seconds, 1e-9)))
-        for one, gain in zip(expected, gains, strict=True):
-            self._at(one).add(gain)
+        self._at(expected).add(gain)
 
     def _at(self, expected: float) -> _Gains:
         return self._gains[bisect(_EDGES, expected)]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A step that has asked, until the text shows how far the others' tree would have come.
+
+    Attributes:
+        asking: that learns of it. expected: as in `Asking.asks`.
+        edges: of the others' tree. node, at: reached in it, and the place in the text behind.
+        had: tokens that the step had. begun: place in the text of the first.
+    """
+
+    asking: Asking
+    expected: float
+    edges: dict[tuple[int, int], int]
+    had: int
+    begun: int
+    at: int
+    node: int = -1
+
+    def settle(self, token_ids: ListLike[int], ended: bool) -> bool:
+        """Go on along the text, and return whether it is known what asking was worth; if so, that is taken in.
+
+        Args:
+            ended: no more text comes.
+        """
+        while self.at < len(token_ids):
+            following = self.edges.get((self.node, token_ids[self.at]))
+            if following is None:
+                break
+            self.node, self.at = following, self.at + 1
+        if self.at == len(token_ids) and not ended:
+            return False
+        behind = self.at < len(token_ids)  # the token that the target would have said after it
+        self.asking.note_gain(self.expected, self.had - (self.at - self.begun + behind))
+        return True
 
 
 class Askings:
@@ -110,6 +152,7 @@ class Askings:
         self._by_number: dict[int, Asking] = {}
         self._running: Asking | None = None
         self._others: dict[int, DraftTree] = {}  # by sequence
+        self._open: dict[int, list[_Open]] = {}  # likewise
         self._begun = self._seconds = 0.0
 
     def begin(self, others: dict[int, DraftTree], telling: bool) -> bool:
@@ -134,23 +177,27 @@ class Askings:
             return
         self._running.note(sum(len(one.new_token_ids) for one in outcomes), perf_counter() - self._begun)
         if self._seconds:
-            trees = [self._others[one.seq.id] for one in outcomes]
-            gains = [_gain(*pair) for pair in zip(trees, outcomes, strict=True)]
-            self._running.note_asked(list(map(_expected, trees)), gains, self._seconds)
+            self._running.note_price(self._seconds)
+        for one in outcomes:
+            seq, tree = one.seq, self._others[one.seq.id]
+            waiting = self._open.pop(seq.id, [])
+            if self._seconds:
+                had, edges = len(one.new_token_ids), tree.edges(min(len(one.tree), len(tree)))
+                begun = len(seq.token_ids) - had
+                waiting.append(_Open(self._running, _expected(tree), edges, had, begun, begun))
+            self._settle(seq, waiting, ended=False)
         self._running = None
+
+    def stop(self, seq: Sequence) -> None:
+        """Free what belongs to a sequence, whose text is as long as it will be."""
+        self._settle(seq, self._open.pop(seq.id, []), ended=True)
+
+    def _settle(self, seq: Sequence, waiting: list[_Open], ended: bool) -> None:
+        left = [one for one in waiting if not one.settle(seq.token_ids, ended)]
+        if left:
+            self._open[seq.id] = left
 
 
 def _expected(tree: DraftTree) -> float:
     """Return how many drafts of a tree come true, by its chances."""
     return sum(tree.first(_COUNTED).path_chances()) if tree.token_ids else 0.0
-
-
-def _gain(others: DraftTree, outcome: Outcome) -> int:
-    """Return how many tokens a step yielded more than with the others' tree, of as many nodes as were fed."""
-    edges, node, found = others.edges(min(len(outcome.tree), len(others))), -1, 0
-    for token in outcome.new_token_ids:
-        following = edges.get((node, token))
-        if following is None:
-            break
-        node, found = following, found + 1
-    return len(outcome.new_token_ids) - (found + 1)

@@ -1,9 +1,9 @@
 """One tree from everything that is known: retrieval, the target's own distributions, kept, and a draft model where there is one.
 
 Retrieval (`sssd`: the request itself and a datastore) gives long runs, the kept distributions (`shared/recycled`) the
-alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`), and by what the draft
-model says, where it was asked (`model_source`; with the budget where it pays: `asking`), else by what the target's hidden state
-foretells of the next token (`engine/foresight`). The tree takes what is likeliest on its whole path, from any source.
+alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`), and by what the
+target's hidden state foretells (`engine/foresight`) or, in its place, what the draft model says, where it was asked
+(`model_source`; with the budget where that pays: `asking`). The tree takes what is likeliest on its whole path, from any source.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Auto(RecyclingDrafter):
         self._model = None if draft is None or not options.draft else ModelSource(draft)
         self._askings = Askings()
         self._foreseen: dict[int, DraftTree] = {}  # by sequence
-        if isinstance(options.foresight, str) and self._model is None:
+        if isinstance(options.foresight, str):
             self.foresight = options.foresight
         self._fed, self._steps = _DEEP, 0  # drafts that the last step fed for each sequence
         if self._model is not None:
@@ -81,7 +81,8 @@ class Auto(RecyclingDrafter):
 
     def foresees(self) -> int:
         """Ask for what follows; with the budget only as far ahead as drafts are fed, and now and then."""
-        if self._model is not None or self._options.foresight is False:
+        always_asked = self._model is not None and not self.budget
+        if always_asked or self._options.foresight is False:
             return 0
         if not self.budget or self._fed >= _DEEP:
             return _FAR
@@ -96,10 +97,11 @@ class Auto(RecyclingDrafter):
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence."""
         retrieved = self._retrieval.propose(seqs, [_RETRIEVED if limit else 0 for limit in max_nodes])
+        foreseen = [self._foreseen.pop(seq.id, EMPTY_TREE) for seq in seqs]
         if self._model is None:
-            return self._joined(seqs, max_nodes, retrieved, [self._foreseen.pop(seq.id, EMPTY_TREE) for seq in seqs])
+            return self._joined(seqs, max_nodes, retrieved, foreseen)
         if self.budget:
-            others = self._joined(seqs, max_nodes, retrieved, [EMPTY_TREE] * len(seqs))
+            others = self._joined(seqs, max_nodes, retrieved, foreseen)
             by_seq = {seq.id: tree for seq, tree in zip(seqs, others, strict=True)}
             # What prompts take says nothing about decoding.
             if not self._askings.begin(by_seq, all(seq.output_ids for seq in seqs)):
@@ -136,3 +138,4 @@ class Auto(RecyclingDrafter):
         self._foreseen.pop(seq.id, None)
         if self._model is not None:
             self._model.stop(seq)
+            self._askings.stop(seq)
