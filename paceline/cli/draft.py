@@ -46,9 +46,11 @@ def train(
     use_threads(models.threads)
     from paceline.draft.plot import draw_curve
     from paceline.draft.prepare import prepare
+    from paceline.draft.start import shaped_as_start
     from paceline.draft.train import Trainer
     from paceline.engine.model import CachedLM
 
+    config = shaped_as_start(config)
     loaded, material, folder = prepare(target, recordings, texts or [], out, config)
     if folder.finished:
         print_note(f"{out} is finished: {folder.record().best.per_chain:.3f} of {config.length} accepted a chain")

@@ -21,6 +21,7 @@ class DraftTraining:
         hidden: its hidden size, a multiple of 32; 0 = the target's, or 96.
         layers: its decoder layers; 0 = 2, or 3.
         neurons: of each feed-forward part; 0 = a third more than `hidden`, or four times.
+        start: another draft, whose shape and weights it begins with; "" = none.
         minutes: of training, validation included; one that was interrupted may go on with more or fewer.
         coverage: share of what is learnt from that the tokens of its reduced vocabulary make up; 1 = the whole vocabulary.
         length: K, tokens of the chains that it is judged by.
@@ -40,6 +41,7 @@ class DraftTraining:
     hidden: int = 0
     layers: int = 0
     neurons: int = 0
+    start: str = ""
     minutes: float = 60.0
     coverage: float = 0.99
     length: int = 4

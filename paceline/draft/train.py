@@ -22,6 +22,7 @@ from paceline.draft.folder import CurvePoint, DraftFolder, Progress
 from paceline.draft.optimiser import Optimisers
 from paceline.draft.reading_student import ReadingStudent
 from paceline.draft.settings import DraftTraining
+from paceline.draft.start import begin_as
 from paceline.draft.states import read_states
 from paceline.draft.stretches import Batches, Stretch, shortened, token_counts
 from paceline.draft.student import OwnStudent, Student
@@ -108,6 +109,8 @@ class Trainer:
         clock: seconds that have passed.
     Attributes:
         model: the draft, in float32. done: how far it is.
+    Raises:
+        ConfigError: a checkpoint, or the draft it is to begin as, that cannot be used.
     """
 
     def __init__(
@@ -125,6 +128,8 @@ class Trainer:
         else:
             self._student = OwnStudent(target, config, kept)
         self.model = self._student.model
+        if config.start:
+            begin_as(self.model, config.start)
         self._optimisers = Optimisers(self.model, config.lr, _EMBEDDING_LR * config.lr)
         self.done = folder.restore(self.model, self._optimisers) or Progress()
         self._kinds = [kind for kind, stretches in material.learnt.items() if stretches]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from paceline.draft.folder import STATE, DraftFolder
 from paceline.draft.loss import states_loss
 from paceline.draft.rows import Rows, hidden_of_rows
 from paceline.draft.settings import DraftTraining
+from paceline.draft.start import begin_as, shaped_as_start
 from paceline.draft.states import read_states
 from paceline.draft.stretches import Stretch
 from paceline.draft.train import Material, Trainer
@@ -67,6 +69,30 @@ def test_training_lowers_the_loss_and_continues(pair: Pair, answers: list[Stretc
     material = Material.of(answers * 2, [], CONFIG).read(CachedLM(pair.target))
     again = Trainer(pair.target, material, CONFIG, DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}))
     assert again.done.steps == made.curve[-1].steps
+
+
+def test_a_draft_begins_as_another_one(pair: Pair, answers: list[Stretch], folder: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, hidden=0, coverage=0.9, start=str(folder))
+    config = shaped_as_start(config)
+    assert (config.hidden, config.layers) == (CONFIG.hidden, CONFIG.layers)
+    material = Material.of(answers, [], config).read(CachedLM(pair.target))
+    trainer = Trainer(pair.target, material, config, DraftFolder(tmp_path, {}, {"target": "the pair's"}))
+    begun = dict(load_draft(folder, "float32").named_parameters())
+    assert all(torch.equal(weight, begun[name]) for name, weight in trainer.model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [({"hidden": 96}, "hidden: got 96; expected 64"), ({"reads_states": False}, "start: got .* reads the target's states; exp")],
+)
+def test_a_start_of_another_shape_or_kind_is_refused(folder: Path, other: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        shaped_as_start(dataclasses.replace(CONFIG, start=str(folder), **other))
+
+
+def test_a_start_for_another_size_of_states_is_refused(pair: Pair, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"start: got .*, whose .* is .*; expected .*, as drafts for this target have"):
+        begin_as(pair.draft, str(folder))
 
 
 @pytest.mark.parametrize("spec", SPECS)

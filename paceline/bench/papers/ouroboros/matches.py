@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence as ListLike
 
 from paceline.bench.methods import Watch
@@ -33,16 +34,14 @@ def study(config: BenchConfig, models: Models, prompts: ListLike[Prompt], gamma:
     seen: list[Outcome] = []
     assert models.draft is not None  # its drafter is among the methods that `models` were loaded for
     drafter = Watch(create(f"draft_model:length={gamma}", draft_model=draft_lm(models.draft)), seen.append)
-    llm = LLM(models.target, drafter, tokenizer=models.tokenizer)
     units = make_units(config, models, prompts)
-    answered, complete = 0, True
-    try:
-        with torch_threads(config.models.threads):
-            for unit in TimeLimit(config.max_seconds).within(units, "matches", progress):
-                seen.clear()
-                llm.generate(list(unit.token_ids), config.sampling)
-                found[unit.prompts[0].category] += [own_tokens(outcome) for outcome in seen if len(outcome.tree) == gamma]
-                answered += 1
-    except KeyboardInterrupt:
-        complete = False
+    answered, complete = 0, False
+    with torch_threads(config.models.threads), contextlib.suppress(KeyboardInterrupt):
+        llm = LLM(models.target, drafter, tokenizer=models.tokenizer)
+        for unit in TimeLimit(config.max_seconds).within(units, "matches", progress):
+            seen.clear()
+            llm.generate(list(unit.token_ids), config.sampling)
+            found[unit.prompts[0].category] += [own_tokens(outcome) for outcome in seen if len(outcome.tree) == gamma]
+            answered += 1
+        complete = True
     return MatchStudy(gamma, answered, complete, tuple(Matches.of(task, drafts) for task, drafts in found.items() if drafts))

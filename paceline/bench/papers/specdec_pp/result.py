@@ -108,6 +108,7 @@ class SpecDecResult:
         counts: rates of all rules, figure 4. heads: those that came, or the shipped one.
         seen: prompts of figure 4 that the first head was trained or calibrated on.
         timed: of tables 1 and 2 and section 2.1. alone: the draft model by itself. times: of forwards, table 2.
+        stands_alone: False = it reads the target's states and says nothing by itself.
         grid: heads trained on recordings; grid_heads: their rows.
     """
 
@@ -122,6 +123,7 @@ class SpecDecResult:
     times: tuple[SettingTimes, ...] = ()
     grid: Sweep | None = None
     grid_heads: tuple[HeadRow, ...] = ()
+    stands_alone: bool = True
 
     @property
     def parts(self) -> list[Part]:
@@ -131,8 +133,8 @@ class SpecDecResult:
     @property
     def complete(self) -> bool:
         """Whether all of it was measured."""
-        there = self.timed is not None and self.alone is not None and (self.grid is not None or not self.config.recording)
-        return there and self.unbroken
+        alone = self.alone is not None or not self.stands_alone
+        return self.timed is not None and alone and (self.grid is not None or not self.config.recording) and self.unbroken
 
     @property
     def unbroken(self) -> bool:

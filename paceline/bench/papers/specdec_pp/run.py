@@ -17,6 +17,7 @@ from paceline.bench.papers.specdec_pp.oracle import Answers, oracle
 from paceline.bench.papers.specdec_pp.result import DRAFT_ALONE, IN_BOTH, IN_FIXED, IN_HEAD, TARGET_ALONE, SpecDecResult, Sweep
 from paceline.bench.papers.specdec_pp.rules import AUTO, families, head_spec, rivals
 from paceline.bench.run import run_bench
+from paceline.engine.reading.modules import reads_states
 from paceline.head.recording import prompt_name
 from paceline.llm import LLM
 
@@ -56,7 +57,9 @@ class _Measuring:
         self._models, self._heads = models, heads_of(config.head, models.draft)
         check_recordings(config.recording, models.draft)
         self._prompts = prompts_in_sets(config.selection)
-        self._oracle = oracle(Answers(LLM(models.target, "none", tokenizer=models.tokenizer), self._counting.sampling))
+        with torch_threads(config.models.threads):
+            llm = LLM(models.target, "none", tokenizer=models.tokenizer)
+        self._oracle = oracle(Answers(llm, self._counting.sampling))
         self._shared = {"tokenizer": models.tokenizer, "progress": loaded.get("progress", True)}
         self._pair = {**self._shared, "target": models.target, "draft": models.draft}
         if config.cost_scale is None:
@@ -85,8 +88,11 @@ class _Measuring:
         return dataclasses.replace(result, timed=Sweep.of("tables 1 and 2", found), times=times)
 
     def time_alone(self, result: SpecDecResult) -> SpecDecResult:
-        """Time the draft model by itself."""
+        """Time the draft model by itself, where it can be."""
         config = self._config
+        assert self._models.draft is not None  # see __init__
+        if reads_states(self._models.draft):
+            return dataclasses.replace(result, stands_alone=False)
         alone = config.run_of(
             (PLAIN,), baselines=(), model=config.models.draft_model or config.models.model, draft_model=None,
             cost_scale=config.draft_cost_scale, draft_cost_scale=None, max_seconds=self._time.left(),

@@ -1,0 +1,92 @@
+"""Write prompts of the kinds people ask a chat model for: questions, letters, stories, roles, translation, summaries.
+
+    python scripts/chat_prompts.py chats.jsonl
+    python scripts/chat_prompts.py about-texts.jsonl --passages answers.jsonl more-answers.jsonl --tokenizer smollm2
+
+They are put together by seed from the lists in `scripts/data/chat_subjects.json`, which were written for this. The second
+command writes those with a text that is to be summarised or asked about: recorded answers of the model itself (files of
+`paceline record`), as to the first, news and stories among them. Prompts that figures are measured on, or that have been answered
+before, are named by `--never`, and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.cli.loading import load_tokenizer
+from paceline.common.answers import read_answers
+
+COUNTS = {"chat": 1150, "qa": 450, "translation": 400}
+COUNTS_WITH_TEXT = {"summaries": 450, "documents": 350}
+REPETITIVE = 0.36  # of its size is left of an answer that says the same again and again
+SUBJECTS = Path(__file__).parent / "data" / "chat_subjects.json"
+SLOT = re.compile(r"\{(\w+)\}")
+Lists = dict[str, list[str]]
+
+
+def filled(pattern: str, lists: Lists, rng: random.Random) -> str:
+    """Fill each slot of a pattern with an entry of its list, which may have slots itself."""
+    while SLOT.search(pattern):
+        pattern = SLOT.sub(lambda slot: rng.choice(lists[slot[1]]), pattern, count=1)
+    return pattern[0].upper() + pattern[1:]
+
+
+def passages_of(recordings: list[Path], tokenizer: str) -> list[str]:
+    """Return the recorded answers that are long enough to be summarised, and say enough, as text."""
+    decode = load_tokenizer(tokenizer).decode
+    answers = (
+        decode(answer.output_ids, skip_special_tokens=True).strip() for path in recordings for answer in read_answers(path)
+    )
+    return [text for text in answers if len(text) > 500 and "```" not in text and compressed(text) > REPETITIVE]
+
+
+def compressed(text: str) -> float:
+    return len(zlib.compress(text.encode())) / len(text.encode())
+
+
+def question(kind: str, lists: Lists, passages: list[str], rng: random.Random) -> str:
+    """Draw a prompt of one kind."""
+    make: dict[str, Callable[[], str]] = {
+        "translation": lambda: filled(rng.choice(lists["translate"]), lists, rng) + filled("{german}", lists, rng),
+        "summaries": lambda: filled(rng.choice(lists["summarise"]), lists, rng).replace("<text>", rng.choice(passages)),
+        "documents": lambda: filled(rng.choice(lists["consult"]), lists, rng).replace(
+            "<text>", "\n\n".join(rng.sample(passages, rng.choice([1, 2, 3])))
+        ),
+    }
+    return make[kind]() if kind in make else filled(rng.choice(lists[kind]), lists, rng)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--passages", type=Path, nargs="*", help="recorded answers of the model, for prompts with a text")
+    parser.add_argument("--tokenizer", help="directory, hub id or word of the model that said them")
+    parser.add_argument("--never", type=Path, nargs="*", default=[], help="files of prompts that must not be among them")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", type=float, default=1.0, help="so many times as many of each kind")
+    arguments = parser.parse_args()
+    rng = random.Random(arguments.seed)
+    lists: Lists = json.loads(SUBJECTS.read_text("utf-8"))
+    passages = passages_of(arguments.passages, arguments.tokenizer) if arguments.passages else []
+    counts = COUNTS_WITH_TEXT if passages else COUNTS
+    seen = {turn.strip() for path in arguments.never for line in path.open() for turn in json.loads(line)["turns"]}
+    rows = []
+    for kind, count in counts.items():
+        for number in range(round(arguments.times * count)):
+            turn = question(kind, lists, passages, rng)
+            if turn not in seen:
+                seen.add(turn)
+                rows.append({"id": f"{kind}/{number}", "category": kind, "turns": [turn]})
+    rng.shuffle(rows)
+    arguments.out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    print(f"{len(rows)} prompts of {len(passages)} passages")
+
+
+if __name__ == "__main__":
+    main()
