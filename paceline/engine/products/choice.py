@@ -16,11 +16,11 @@ from paceline.engine.circumstances import circumstances
 from paceline.engine.products.own import ANY, Products, product, replaceable
 
 COUNTS = (1, 4, 16, 64, 256)  # of rows that are tried; the last stands for any more
-_KIND = "products-v3"  # another number when what is tried or written changes
+_KIND = "products-v4"  # another number when what is tried or written changes
 _WORTH = 1 << 25  # weights: a smaller model stays in the processor's caches, and torch's kernels do as well there
 _BEYOND = 1 << 27  # weights of a shape that are tried one after the other: fewer would stay in a cache
 _NARROW, _MANY = 1 << 24, 64  # weights of a module that is not tried with so many rows: heads of a vocabulary get few
-_ROUNDS = 3
+_ROUNDS, _MANY_ROUNDS = 3, 8  # the least time counts; with many rows a single product is tried, which is soon disturbed
 _TIE = 1.03  # of torch's time: as fast, for a clock that wanders
 _STEPS = 64
 _PRODUCTS: tuple[Callable[..., Any], ...] = (product, torch.nn.functional.linear)
@@ -96,9 +96,10 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
                 continue
             rows = torch.ones(count, inner, dtype=alike[0].weight.dtype)
             some = alike[: -(-_BEYOND // (inner * outer)) if count < _MANY else 1]
-            for who, multiply in enumerate(_PRODUCTS):
-                best = min(_seconds(multiply, rows, some) for _ in range(_ROUNDS if count < _MANY else 1))
-                totals[who] += best * len(alike) / len(some)
+            rounds = range(_ROUNDS if count < _MANY else _MANY_ROUNDS)
+            taken = [[_seconds(multiply, rows, some) for multiply in _PRODUCTS] for _ in rounds]  # by turns: both in any weather
+            for who, seconds in enumerate(zip(*taken, strict=True)):
+                totals[who] += min(seconds) * len(alike) / len(some)
         for who in range(2):
             times[who].append(totals[who])
     return Trial(tuple(times[0]), tuple(times[1]))
