@@ -102,6 +102,28 @@ def test_the_newest_token_counts_too(pair: Pair, newest: bool, length: int) -> N
     assert set(full) == {length}
 
 
+@pytest.mark.parametrize("options", [{}, {"verification": "follow"}, {"seconds": False}, {"budget": False}])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_guesses_have_second_choices_with_the_budget(pair: Pair, temperature: float, options: dict[str, Any]) -> None:
+    drafter = drafting(pair, Constant(0.8), **{"budget": True, "max": 8, **options})
+    guesses = temperature == 0.0 or "verification" in options
+    llm = LLM(pair.target, drafter=drafter, max_batch=3)
+    outs = llm.generate(pair.prompts[:6], SamplingParams(COUNT, temperature, seed=3))
+    if temperature == 0.0:
+        assert [out.token_ids for out in outs] == pair.answers[:6]
+    found = 0
+    for seq, tokens, tree in drafter.notes:
+        first = next((at for at in range(1, len(tree)) if tree.parents[at] != at - 1), len(tree))
+        assert len(tree) <= min(8, room(seq, tokens))
+        found += len(tree) - first
+        for at in range(first, len(tree)):
+            beside = tree.parents[at] + 1  # the token of the chain that it stands in for
+            assert tree.token_ids[at] != tree.token_ids[beside]
+            assert tree.confidence is not None
+            assert tree.confidence[at] <= 1 - tree.confidence[beside] + 1e-6
+    assert (found > 10) is (guesses and options.get("seconds", True) and options.get("budget", True))
+
+
 @torch.no_grad()
 def judged(pair: Pair, head: AcceptanceHead, tokens: list[int], tree: DraftTree, temperature: float, top_k: int) -> list[float]:
     """What the head should say of each node, from one plain forward of the draft model."""

@@ -28,11 +28,14 @@ class DrawnToken(NamedTuple):
         log_prob: its log-probability in the distribution it was drawn from.
         entropy: of that distribution, in nats.
         early_confidence: the rule's first estimate, from these two alone, that the token is accepted.
+        second: the likeliest other token there; second_prob: its probability.
     """
 
     log_prob: float
     entropy: float
     early_confidence: float
+    second: int = -1
+    second_prob: float = 0.0
 
 
 @dataclass(slots=True)
@@ -111,6 +114,13 @@ class NewTokens:
         """Return the probabilities [n] of the new tokens."""
         tokens = torch.tensor([token for run in self.runs for token in run], device=self.probs.device)
         return self.probs.gather(1, tokens[:, None])[:, 0]
+
+    def seconds(self) -> tuple[list[int], list[float]]:
+        """Return the likeliest token at each place besides the new one, and its probability."""
+        probs, tokens = (found.tolist() for found in self.probs.topk(2))
+        said = [token for run in self.runs for token in run]
+        places = [int(two[0] == token) for two, token in zip(tokens, said, strict=True)]
+        return [two[at] for two, at in zip(tokens, places, strict=True)], [two[at] for two, at in zip(probs, places, strict=True)]
 
     def entropies(self) -> Tensor:
         """Return the entropies [n] of the distributions, in nats."""

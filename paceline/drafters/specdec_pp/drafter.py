@@ -9,22 +9,26 @@ token drawn in the stopping forward is verified with the others. Beyond the pape
 one forward after it was drawn, counts at once by the distribution it was drawn from (`AcceptanceHead.early_confidences`), if the
 head was trained to; `newest=false` leaves that out. `threshold=auto` picks the threshold by measured times. And the engine cuts
 a chain to what pays for its forward: the threshold bounds a rejection, whatever one more row costs this target on this machine.
+Where the head doubts a token, the draft's second choice is often worth more than a further one behind it; so guesses offer both,
+and the engine feeds the likelier (`seconds`).
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence as ListLike
 from statistics import median
 
 from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter, chain_tree
-from paceline.drafters.shared.length_rules import Chain
+from paceline.drafters.shared.length_rules import Chain, DrawnToken
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.drafters.specdec_pp.head_rule import HeadRule
 from paceline.drafters.specdec_pp.options import AUTO, SpecDecPPOptions
 from paceline.engine.drafter import Outcome
 from paceline.engine.model import CachedLM
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
 from paceline.errors import ConfigError
@@ -89,7 +93,7 @@ class SpecDecPP(ChainDrafter):
         self.threshold = chosen if isinstance(chosen, float) else head.threshold(_FIRST_RATIO, 1.0)
         self._head_rule = HeadRule(head, self.threshold, options.min, options.max, options.newest)
         super().__init__(draft, self._head_rule, options.verification, options.lookup, options.max + LOOKUP_LENGTH)
-        self.budget = options.budget
+        self.budget, self._seconds = options.budget, options.seconds
 
     @classmethod
     def build(cls, options: SpecDecPPOptions, draft: CachedLM) -> SpecDecPP:
@@ -118,6 +122,7 @@ class SpecDecPP(ChainDrafter):
 
     def _draft_trees(self, seqs: list[Sequence], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
         """Draft chains, and note the time they take."""
+        self._head_rule.keeps_seconds = self._seconds and self.budget  # the budget may be switched off
         counters = self._shadows[seqs[0].id].seq.counters
         before, start = counters.target_forwards, time.perf_counter()
         trees = super()._draft_trees(seqs, limits, max_nodes)
@@ -126,7 +131,27 @@ class SpecDecPP(ChainDrafter):
         return trees
 
     def _as_tree(self, chain: Chain) -> DraftTree:
-        """Return the chain with the head's confidences, and the early one for the last token, which it has not judged."""
+        """Return the chain with the head's confidences, and the early one for the last token, which it has not judged.
+
+        Guesses have second choices beside them, as many as there is room for.
+        """
         count = len(chain.tokens)
         confidence = [*chain.confidences[1:count], chain.drawn[count - 1].early_confidence]
-        return chain_tree(chain, confidence)
+        tree = chain_tree(chain, confidence)
+        if chain.draws or not self._head_rule.keeps_seconds:
+            return tree
+        chances = [_second_chance(*one) for one in zip(chain.drawn, confidence, strict=False)]
+        places = sorted(range(count), key=lambda place: -math.prod(confidence[:place]) * chances[place])[: chain.room]
+        return DraftTree(
+            [*tree.token_ids, *(chain.drawn[place].second for place in places)],
+            [*tree.parents, *(place - 1 for place in places)],
+            None,
+            [*confidence, *(chances[place] for place in places)],
+            origins=[Origin.MODEL] * (count + len(places)),
+        )
+
+
+def _second_chance(drawn: DrawnToken, confidence: float) -> float:
+    """Return the chance of the second choice: that the token is rejected, and this is the one in its place."""
+    others = max(1.0 - math.exp(drawn.log_prob), drawn.second_prob, 1e-6)
+    return (1.0 - confidence) * drawn.second_prob / others

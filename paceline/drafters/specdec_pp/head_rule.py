@@ -21,6 +21,8 @@ class HeadRule(ThresholdRule):
         least: fewest tokens.
         most: most tokens.
         newest: whether the newest token counts, if the head was trained to judge it.
+    Attributes:
+        keeps_seconds: whether second choices are noted.
     """
 
     reads_hidden = True
@@ -29,6 +31,7 @@ class HeadRule(ThresholdRule):
     def __init__(self, head: AcceptanceHead, threshold: float, least: int, most: int, newest: bool) -> None:
         super().__init__(most, 1.0 - threshold, least)
         self._head, self._newest = head, newest and bool(head.card.prior)
+        self.keeps_seconds = False
 
     def confidences(self, new: NewTokens) -> list[float]:
         """Return the confidence in the token before each new one; 1 before the first of a chain, which is not the draft's."""
@@ -54,7 +57,8 @@ class HeadRule(ThresholdRule):
         log_probs, entropies = new.token_probs().log(), new.entropies()
         early = self._head.early_confidences(log_probs, entropies)
         columns = torch.stack([log_probs, entropies, early]).tolist()
-        return [DrawnToken(*token) for token in zip(*columns, strict=True)]
+        seconds = new.seconds() if self.keeps_seconds else ()
+        return [DrawnToken(*token) for token in zip(*columns, *seconds, strict=True)]
 
     def early_confidence(self, chain: Chain, place: int) -> float:
         """Return the confidence in the newest token, which the head has not judged yet; 1 where it does not count."""

@@ -23,8 +23,9 @@ class SpecDecPPOptions:
         max: most tokens drafted per step.
         newest: count the newest token too, by the distribution it was drawn from.
         lookup: speed up the draft model itself by prompt lookup.
-        budget: of a chain, the engine feeds what pays for its forward, by the head's confidences, and drafts are left out while
+        budget: of a draft, the engine feeds what pays for its forward, by the head's confidences, and drafts are left out while
             they do not pay; never of draws, which the text depends on.
+        seconds: with the budget, guesses have the draft's second choice beside each token, for the case that it is rejected.
         verification: "reject" (the papers' rule) or "follow" (same noise as the target). Greedy is the same under both.
     """
 
@@ -35,6 +36,7 @@ class SpecDecPPOptions:
     newest: bool = True
     lookup: bool = False
     budget: bool = True
+    seconds: bool = True
     verification: str = "reject"
 
     def __post_init__(self) -> None:
