@@ -5,7 +5,8 @@ others' tree, cut to as many nodes, would have come, which may be farther; that 
 scatters much less than two texts do. It is kept by how many tokens the others expect, since where they know what follows nothing
 is left to add.
 
-The source is asked where that many tokens, at the speed of all steps, take longer than it does.
+The source is asked where that many tokens, at the speed of all steps, take longer than it does; what is not well known yet is
+taken for more, by one standard deviation of the mean, since few trials decide nothing.
 """
 
 from __future__ import annotations
@@ -50,18 +51,20 @@ class _Gains:
     """
 
     def __init__(self) -> None:
-        self._sum, self._count = _FIRST * _PRIOR, _PRIOR
+        self._sum, self._squares, self._count = _FIRST * _PRIOR, (_FIRST**2 + 1) * _PRIOR, _PRIOR
         self.refused, self.pause = 0, _SHORTEST
 
     @property
-    def mean(self) -> float:
-        return self._sum / self._count
+    def hoped(self) -> float:
+        """The mean and one standard deviation of it."""
+        mean = self._sum / self._count
+        return mean + math.sqrt(max(0.0, self._squares / self._count - mean * mean) / self._count)
 
     def add(self, tokens: int) -> None:
         """Take in that it added so many, or took so many away."""
         if self._count >= _MEMORY:
-            self._sum, self._count = self._sum / 2, self._count / 2
-        self._sum, self._count = self._sum + tokens, self._count + 1
+            self._sum, self._squares, self._count = self._sum / 2, self._squares / 2, self._count / 2
+        self._sum, self._squares, self._count = self._sum + tokens, self._squares + tokens * tokens, self._count + 1
 
 
 class Asking:
@@ -78,7 +81,7 @@ class Asking:
         Args:
             expected: by the others, tokens of each sequence.
         """
-        gain = sum(self._at(one).mean for one in expected)
+        gain = sum(self._at(one).hoped for one in expected)
         usual = self._at(sum(expected) / len(expected))
         if not self._price.weight or not self._token.weight or gain * self._token.value >= math.exp(self._price.value):
             usual.refused, usual.pause = 0, _SHORTEST
