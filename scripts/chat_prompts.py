@@ -16,7 +16,6 @@ import json
 import random
 import re
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 from paceline.cli.loading import load_tokenizer
@@ -26,6 +25,7 @@ COUNTS = {"chat": 1150, "qa": 450, "translation": 400}
 COUNTS_WITH_TEXT = {"summaries": 450, "documents": 350}
 REPETITIVE = 0.36  # of its size is left of an answer that says the same again and again
 SUBJECTS = Path(__file__).parent / "data" / "chat_subjects.json"
+PATTERNS = {"translation": "translate", "summaries": "summarise", "documents": "consult"}  # where they are of another name
 SLOT = re.compile(r"\{(\w+)\}")
 Lists = dict[str, list[str]]
 
@@ -52,14 +52,14 @@ def compressed(text: str) -> float:
 
 def question(kind: str, lists: Lists, passages: list[str], rng: random.Random) -> str:
     """Draw a prompt of one kind."""
-    make: dict[str, Callable[[], str]] = {
-        "translation": lambda: filled(rng.choice(lists["translate"]), lists, rng) + filled("{german}", lists, rng),
-        "summaries": lambda: filled(rng.choice(lists["summarise"]), lists, rng).replace("<text>", rng.choice(passages)),
-        "documents": lambda: filled(rng.choice(lists["consult"]), lists, rng).replace(
-            "<text>", "\n\n".join(rng.sample(passages, rng.choice([1, 2, 3])))
-        ),
-    }
-    return make[kind]() if kind in make else filled(rng.choice(lists[kind]), lists, rng)
+    pattern = filled(rng.choice(lists[PATTERNS.get(kind, kind)]), lists, rng)
+    if kind == "translation":
+        return pattern + filled("{german}", lists, rng)
+    if kind == "summaries":
+        return pattern.replace("<text>", rng.choice(passages))
+    if kind == "documents":
+        return pattern.replace("<text>", "\n\n".join(rng.sample(passages, rng.choice([1, 2, 3]))))
+    return pattern
 
 
 def main() -> None:
@@ -71,10 +71,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--times", type=float, default=1.0, help="so many times as many of each kind")
     arguments = parser.parse_args()
+    if bool(arguments.passages) != bool(arguments.tokenizer):
+        parser.error("--passages and --tokenizer: got one of the two; expected both, or neither")
     rng = random.Random(arguments.seed)
     lists: Lists = json.loads(SUBJECTS.read_text("utf-8"))
     passages = passages_of(arguments.passages, arguments.tokenizer) if arguments.passages else []
-    counts = COUNTS_WITH_TEXT if passages else COUNTS
+    if arguments.passages and len(passages) < 3:
+        parser.error(f"--passages: got {len(passages)} answers of more than 500 characters that say enough; expected 3 at least")
+    counts = COUNTS_WITH_TEXT if arguments.passages else COUNTS
     seen = {turn.strip() for path in arguments.never for line in path.open() for turn in json.loads(line)["turns"]}
     rows = []
     for kind, count in counts.items():

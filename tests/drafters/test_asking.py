@@ -85,9 +85,11 @@ def test_a_tree_that_displaced_a_better_one_has_cost_what_the_text_says_later() 
 
 def gains(others: DraftTree, fed: DraftTree, said: list[int], later: list[int], ended: bool = False) -> list[int]:
     """What asking was worth in a step that had the tokens `said`, as far as `later` tells."""
-    noted: list[int] = []
+    noted: list[tuple[float, int]] = []
+    prices: list[float] = []
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Asking, "note_gain", lambda self, expected, gain: noted.append(gain))
+        monkeypatch.setattr(Asking, "note_gain", lambda self, *given: noted.append(given))
+        monkeypatch.setattr(Asking, "note_price", lambda self, seconds: prices.append(seconds))
         seq, askings = Sequence([1], SamplingParams()), Askings()
         assert askings.begin({seq.id: others}, telling=True)
         askings.asked()
@@ -99,7 +101,10 @@ def gains(others: DraftTree, fed: DraftTree, said: list[int], later: list[int], 
             askings.end([Outcome(seq, EMPTY_TREE, [], [token], [])])
         if ended:
             askings.stop(seq)
-    return noted
+    (seconds,) = prices
+    assert seconds > 0
+    assert all(expected == pytest.approx(sum(others.path_chances()) if len(others) else 0) for expected, _ in noted)
+    return [gain for _, gain in noted]
 
 
 class Slow(DelegatingDrafter):

@@ -119,14 +119,13 @@ class _Open:
     Attributes:
         asking: that learns of it. expected: as in `Asking.asks`.
         edges: of the others' tree. node, at: reached in it, and the place in the text behind.
-        had: tokens that the step had. begun: place in the text of the first.
+        end: place in the text behind what the step had.
     """
 
     asking: Asking
     expected: float
     edges: dict[tuple[int, int], int]
-    had: int
-    begun: int
+    end: int
     at: int
     node: int = -1
 
@@ -144,7 +143,7 @@ class _Open:
         if self.at == len(token_ids) and not ended:
             return False
         behind = self.at < len(token_ids)  # the token that the target would have said after it
-        self.asking.note_gain(self.expected, self.had - (self.at - self.begun + behind))
+        self.asking.note_gain(self.expected, self.end - (self.at + behind))
         return True
 
 
@@ -182,12 +181,12 @@ class Askings:
         if self._seconds:
             self._running.note_price(self._seconds)
         for one in outcomes:
-            seq, tree = one.seq, self._others[one.seq.id]
+            seq = one.seq
             waiting = self._open.pop(seq.id, [])
             if self._seconds:
-                had, edges = len(one.new_token_ids), tree.edges(min(len(one.tree), len(tree)))
-                begun = len(seq.token_ids) - had
-                waiting.append(_Open(self._running, _expected(tree), edges, had, begun, begun))
+                tree, end = self._others[seq.id], len(seq.token_ids)
+                edges = tree.edges(min(len(one.tree), len(tree)))
+                waiting.append(_Open(self._running, _expected(tree), edges, end, end - len(one.new_token_ids)))
             self._settle(seq, waiting, ended=False)
         self._running = None
 

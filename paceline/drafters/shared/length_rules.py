@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.engine.best_tokens import likeliest
 from paceline.engine.sequence import Sequence
 
 MOST_TOKENS = 256  # in one draft, where a rule itself sets no limit
@@ -112,20 +113,24 @@ class NewTokens:
 
     def token_probs(self) -> Tensor:
         """Return the probabilities [n] of the new tokens."""
-        tokens = torch.tensor([token for run in self.runs for token in run], device=self.probs.device)
-        return self.probs.gather(1, tokens[:, None])[:, 0]
+        return self._probs_of(self._tokens())
 
     def seconds(self) -> tuple[list[int], list[float]]:
         """Return the likeliest token at each place besides the new one, and its probability."""
-        probs, tokens = (found.tolist() for found in self.probs.topk(2))
-        said = [token for run in self.runs for token in run]
-        places = [int(two[0] == token) for two, token in zip(tokens, said, strict=True)]
-        return [two[at] for two, at in zip(tokens, places, strict=True)], [two[at] for two, at in zip(probs, places, strict=True)]
+        likely = likeliest(self.probs, 2)[0].tolist()
+        tokens = [two[two[0] == token] for two, token in zip(likely, self._tokens(), strict=True)]
+        return tokens, self._probs_of(tokens).tolist()
 
     def entropies(self) -> Tensor:
         """Return the entropies [n] of the distributions, in nats."""
         logs = self.probs.clamp_min(torch.finfo(self.probs.dtype).tiny).log_()  # `special.entr` takes several times as long
         return logs.mul_(self.probs).sum(-1).neg_()
+
+    def _tokens(self) -> list[int]:
+        return [token for run in self.runs for token in run]
+
+    def _probs_of(self, tokens: list[int]) -> Tensor:
+        return self.probs.gather(1, torch.tensor(tokens, device=self.probs.device)[:, None])[:, 0]
 
 
 class LengthRule:

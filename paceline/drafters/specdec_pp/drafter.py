@@ -141,7 +141,8 @@ class SpecDecPP(ChainDrafter):
         if chain.draws or not self._head_rule.keeps_seconds:
             return tree
         chances = [_second_chance(*one) for one in zip(chain.drawn, confidence, strict=False)]
-        places = sorted(range(count), key=lambda place: -math.prod(confidence[:place]) * chances[place])[: chain.room]
+        reached = [1.0, *tree.path_chances()]
+        places = sorted(range(count), key=lambda place: -reached[place] * chances[place])[: chain.room]
         return DraftTree(
             [*tree.token_ids, *(chain.drawn[place].second for place in places)],
             [*tree.parents, *(place - 1 for place in places)],
