@@ -8,11 +8,16 @@ stays a plain checkpoint with the whole vocabulary; who does not know the file u
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -22,6 +27,23 @@ from paceline.errors import ConfigError
 FILE = "kept_tokens.json"
 _KIND, _VERSION, _CHECK = "paceline kept tokens", 1, "check"
 _OUT_OF_REACH = 0.25  # of the lowest number: its exponential is 0, and yet a mask over all others leaves a distribution
+_alone = ContextVar("kept tokens alone", default=False)
+
+
+@contextmanager
+def kept_alone() -> Iterator[None]:
+    """Within it, heads that keep some tokens return logits of these alone, [..., kept], in the order of `kept_ids`."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+def kept_ids(model: PreTrainedModel) -> NDArray[np.int64] | None:
+    """Return the tokens that a model's head keeps, ascending; None = all."""
+    kept: Tensor | None = getattr(model.get_output_embeddings(), "token_ids", None)
+    return None if kept is None else kept.cpu().numpy()
 
 
 class KeptHead(torch.nn.Module):
@@ -49,6 +71,8 @@ class KeptHead(torch.nn.Module):
 
 def spread(said: Tensor, token_ids: Tensor, vocab_size: int) -> Tensor:
     """Return logits [..., vocab] of those of the kept tokens, [..., kept]: the probability of all others is 0."""
+    if _alone.get():
+        return said
     logits = said.new_full((*said.shape[:-1], vocab_size), torch.finfo(said.dtype).min * _OUT_OF_REACH)
     return logits.index_copy_(-1, token_ids, said)
 

@@ -14,19 +14,16 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE
 from tests.support.shared import COUNT, Pair
 
-KNOWN, UNKNOWN = [3.0], [0.2]  # what others expect
 
-
-def asked(asking: Asking, steps: int, gain: int, seconds: float, expected: ListLike[float] = UNKNOWN) -> int:
+def asked(asking: Asking, steps: int, gain: int, seconds: float) -> int:
     """How many of so many steps ask, if that adds so many tokens to one of the others and a second."""
     count = 0
     for _ in range(steps):
-        asks = asking.asks(expected)
+        asks = asking.asks(1)
         asking.note(1 + gain if asks else 1, 1.0 + (seconds if asks else 0.0))
         if asks:
             asking.note_price(seconds)
-            for one in expected:
-                asking.note_gain(one, gain)
+            asking.note_gain(gain)
         count += asks
     return count
 
@@ -43,13 +40,17 @@ def test_it_is_asked_where_that_pays_and_ever_more_rarely_where_not(gain: int, s
         assert 3 <= late <= 0.02 * 1000
 
 
-def test_what_the_others_expect_decides() -> None:
+def test_a_few_unlucky_trials_do_not_decide() -> None:
     asking = Asking()
-    for _ in range(100):
-        asked(asking, 1, 0, 0.5, KNOWN)
-        asked(asking, 1, 2, 0.5, UNKNOWN)
-    assert asked(asking, 100, 0, 0.5, KNOWN) <= 8
-    assert asked(asking, 100, 2, 0.5, UNKNOWN) == 100
+    for gain in (0, -1, -1, 0, 2, 3, 0, -1):
+        assert asked(asking, 1, gain, 0.1) == 1
+
+
+def test_what_several_sequences_win_together_pays_for_one_asking() -> None:
+    asking = Asking()
+    asked(asking, 40, 0, 0.9)
+    assert not asking.asks(1)
+    assert asking.asks(4)
 
 
 @pytest.mark.parametrize("pays", [True, False])
@@ -85,10 +86,10 @@ def test_a_tree_that_displaced_a_better_one_has_cost_what_the_text_says_later() 
 
 def gains(others: DraftTree, fed: DraftTree, said: list[int], later: list[int], ended: bool = False) -> list[int]:
     """What asking was worth in a step that had the tokens `said`, as far as `later` tells."""
-    noted: list[tuple[float, int]] = []
+    noted: list[int] = []
     prices: list[float] = []
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Asking, "note_gain", lambda self, *given: noted.append(given))
+        monkeypatch.setattr(Asking, "note_gain", lambda self, gain: noted.append(gain))
         monkeypatch.setattr(Asking, "note_price", lambda self, seconds: prices.append(seconds))
         seq, askings = Sequence([1], SamplingParams()), Askings()
         assert askings.begin({seq.id: others}, telling=True)
@@ -103,8 +104,7 @@ def gains(others: DraftTree, fed: DraftTree, said: list[int], later: list[int], 
             askings.stop(seq)
     (seconds,) = prices
     assert seconds > 0
-    assert all(expected == pytest.approx(sum(others.path_chances()) if len(others) else 0) for expected, _ in noted)
-    return [gain for _, gain in noted]
+    return noted
 
 
 class Slow(DelegatingDrafter):
@@ -122,7 +122,7 @@ def test_a_draft_model_that_takes_long_is_left_out_with_the_budget_only(pair: Pa
     for budget in ("true", "false"):
         llm = LLM(pair.target, f"auto:budget={budget},nodes=8", draft_model=pair.draft, max_batch=1)
         auto: Any = llm.drafter
-        auto._model = slow = Slow(auto._model)
+        auto._model.inner = slow = Slow(auto._model.inner)
         monkeypatch.setattr("paceline.drafters.auto.asking.perf_counter", lambda slow=slow: slow.now)
         outs = llm.generate(pair.prompts * 3, SamplingParams(max_new_tokens=COUNT))
         assert [out.token_ids for out in outs] == pair.answers * 3

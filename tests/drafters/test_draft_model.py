@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams
-from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions, _answers
+from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions, adjusted_answers, greedy_answers
 from paceline.drafters.draft_model.guess_tree import Answer, GuessTree, Question
 from paceline.drafters.draft_model.hit_rates import HitRates
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
+from paceline.engine.tree import EMPTY_TREE
 from tests.support.shared import COUNT, Pair
 
 
@@ -20,9 +21,16 @@ def nothing(path: list[int], length: int) -> list[int]:
     return []
 
 
-def ask(tree: GuessTree, answers: dict[tuple[int, ...], tuple[list[int], list[float]]], text: ListLike[int] = ()) -> DraftTree:
-    """One draft forward of a model that says `answers[path]`, the likeliest first; `text` is looked up behind the root."""
-    question = tree.question(tree.newest(), lambda path, length: list(text[len(path) :][:length]))
+def ask(
+    tree: GuessTree, answers: dict[tuple[int, ...], tuple[list[int], list[float]]], text: ListLike[int] = (),
+    likely: DraftTree = EMPTY_TREE,
+) -> DraftTree:  # fmt: skip
+    """One draft forward of a model that says `answers[path]`, the likeliest first.
+
+    Args:
+        text: is looked up behind the root. likely: is guessed by others.
+    """
+    question = tree.question(tree.newest(), lambda path, length: list(text[len(path) :][:length]), likely)
 
     def path(node: int) -> tuple[int, ...]:
         return () if node < 0 else (*path(question.tree.parents[node]), question.tree.token_ids[node])
@@ -58,6 +66,31 @@ def test_looked_up_text_counts_as_far_as_the_draft_model_says_it_too() -> None:
     }
     assert ask(tree, said, [7, 5, 9, 4]).token_ids == [7, 5, 9, 4]
     assert tree.finished()[0].token_ids == [7, 5, 2]
+
+
+def test_what_others_guess_is_asked_about_in_the_first_forward() -> None:
+    tree = grown()
+    said = {
+        (): ([7, 8, 9], [0.6, 0.3, 0.01]),
+        (7,): ([5, 6], [0.9, 0.01]),
+        (8,): ([2, 3], [0.9, 0.01]),
+        (7, 5): ([4, 3], [0.9, 0.1]),
+    }
+    likely = DraftTree([7, 5, 8, 9, 2], [-1, 0, -1, -1, 3])
+    assert ask(tree, said, [7, 1], likely) == likely
+    result, _ = tree.finished()
+    assert {tuple(result.token_ids[node] for node in path) for path in paths(result)} == {(7,), (8,), (7, 5), (8, 2), (7, 5, 4)}
+    assert tree.newest() != []
+    fed = ask(tree, {(7, 5, 4): ([1, 2], [0.9, 0.01]), (8, 2): ([6, 1], [0.9, 0.01])}, likely=likely)
+    assert 9 not in fed.token_ids  # the draft model does not say it, and others are asked about once
+
+
+def paths(tree: DraftTree) -> list[tuple[int, ...]]:
+    """From the root to every node."""
+    found: list[tuple[int, ...]] = []
+    for node, parent in enumerate(tree.parents):
+        found.append((*(found[parent] if parent >= 0 else ()), node))
+    return found
 
 
 def test_the_first_choice_is_guessed_however_unlikely_and_limits_hold() -> None:
@@ -133,10 +166,8 @@ def test_what_is_read_off_greedy_rows_is_what_is_drawn() -> None:
     logits = torch.randn(2, 4, 256).bfloat16()
     trees = [DraftTree([5, 6, 7], [-1, 0, 0]), DraftTree([8], [-1])]
     questions = [Question(trees[0], [-1, 0, 1, 2], [0, 2, 3]), None]
-    found = []
-    for params in (SamplingParams(), SamplingParams(logit_bias={3: 0.0})):
-        seqs = [Sequence([1, 2], params) for _ in trees]
-        found.append(_answers(logits, seqs, trees, questions))
+    seqs = [Sequence([1, 2], SamplingParams(logit_bias={3: 0.0})) for _ in trees]
+    found = [greedy_answers(logits, questions), adjusted_answers(logits, seqs, trees, questions)]
     assert [len(one) for one in found[0]] == [3, 0]
     for one, other in zip(found[0][0], found[1][0], strict=True):
         assert (one.choice, list(one.likeliest)) == (other.choice, list(other.likeliest))

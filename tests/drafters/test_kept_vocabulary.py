@@ -113,6 +113,17 @@ def folder_with(tmp_path: Path, kept: ListLike[int]) -> Path:
     return folder
 
 
+def test_trees_are_the_same_by_the_logits_of_kept_tokens_alone(pair: Pair) -> None:
+    """As greedy requests have them, beside those of the whole vocabulary, which a bias of nothing takes."""
+    draft = reduced(pair.draft, frequent(pair))
+    found = []
+    for params in (SamplingParams(COUNT), SamplingParams(COUNT, logit_bias={3: 0.0})):
+        outs = LLM(pair.target, "draft_model:budget=false", draft_model=draft).generate(pair.prompts, params)
+        found.append([(out.token_ids, out.stats.drafted_tokens, out.stats.target_forwards) for out in outs])
+    assert found[0] == found[1]
+    assert all(drafted for _, drafted, _ in found[0])
+
+
 def test_a_folder_with_kept_tokens_is_a_plain_checkpoint_too(pair: Pair, tmp_path: Path) -> None:
     kept = frequent(pair)
     folder = folder_with(tmp_path, kept)

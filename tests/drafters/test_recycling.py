@@ -130,23 +130,33 @@ def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
     assert (made.chances.trials != counted).sum() == 5  # of 7 and 9 two cells each, of 3 one
 
 
-def test_what_was_foreseen_has_counts_of_its_own() -> None:
-    """It is believed less than a draft model that says the same, and what it does not name keeps more of its chance."""
+@pytest.mark.parametrize(("asked", "cells"), [(False, 3), (True, 5)])
+def test_what_was_foreseen_has_counts_of_its_own(asked: bool, cells: int) -> None:
+    """It comes before what a draft model says, which is weighed against both."""
     made = taught({(2,): [(7, 0.6)]})
     seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
     said = DraftTree([9], [-1], None, [0.6])
-    trees = [made.draft(seq, 8, 0.0, modelled=replace(said, origins=[origin])) for origin in (Origin.MODEL, Origin.FORESEEN)]
-    by_model, foreseen = (dict(zip(tree.token_ids, tree.confidence or (), strict=True)) for tree in trees)
-    assert foreseen[9] < by_model[9]
-    assert foreseen[7] > by_model[7]
-    assert trees[1].origins == [Origin.RECYCLED, Origin.FORESEEN]
+    model = replace(said, origins=[Origin.MODEL]) if asked else EMPTY_TREE
+    tree = made.draft(seq, 8, 0.0, foreseen=replace(said, origins=[Origin.FORESEEN]), modelled=model)
+    assert set(tree.origins or ()) == {Origin.RECYCLED, Origin.MODEL if asked else Origin.FORESEEN}
     counted = made.chances.trials.copy()
     seq.append([9])
     made.observe([Outcome(seq, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
     (changed,) = np.nonzero(made.chances.trials != counted)
-    assert len(changed) == 3  # of 7 two cells, of 9 one
+    assert len(changed) == cells  # of 7 one more than of 9, which nobody else has
     first = cell_of_asked(True, False, 0.0, -1.0)
-    assert first < changed[1] < changed[2] < CELLS
+    assert first < changed[-2] < changed[-1] < CELLS
+
+
+def test_what_all_say_is_likelier_than_what_some_say() -> None:
+    made = taught({(2,): [(7, 0.6)]})
+    seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
+    seven, nine = (DraftTree([token], [-1], None, [0.6], origins=[Origin.MODEL]) for token in (7, 9))
+    chances = [
+        dict(zip(tree.token_ids, tree.confidence or (), strict=True))[7]
+        for tree in (made.draft(seq, 8, 0.0, foreseen=one, modelled=other) for one in (nine, seven) for other in (nine, seven))
+    ]
+    assert chances[0] < min(chances[1:3]) <= max(chances[1:3]) < chances[3]
 
 
 def test_no_tree_is_deeper_than_the_answer_may_be_long() -> None:

@@ -2,17 +2,16 @@
 
 Both trees of a step are known where it is asked, the others' and that with it, so one text says what each is worth: how far the
 others' tree, cut to as many nodes, would have come, which may be farther; that shows in what the next steps say. The difference
-scatters much less than two texts do. It is kept by how many tokens the others expect, since where they know what follows nothing
-is left to add.
+scatters much less than two texts do.
 
 The source is asked where that many tokens, at the speed of all steps, take longer than it does; what is not well known yet is
-taken for more, by one standard deviation of the mean, since few trials decide nothing.
+taken for more, since few trials decide nothing; the cheaper it is, the surer must be that it does not pay. What it adds differs
+little by how much the others expect: to decide by that as well is to decide by noise (docs/one-tree.md).
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from time import perf_counter
@@ -21,10 +20,9 @@ from paceline.engine.drafter import Outcome
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
 
-_EDGES = (0.5, 1.0, 2.0, 4.0)  # between the steps of what others expect
-_COUNTED = 8  # of their nodes, the likeliest
 _FIRST, _PRIOR = 1.0, 1.0  # tokens that it adds before anything was counted, and how many sequences' word that is
-_MEMORY = 200.0  # sequences, at a step of what others expect, that are remembered
+_PATIENCE = 0.15  # over its share of a step's time: by so many standard deviations is what it adds taken for more, or by one
+_MEMORY = 400.0  # sequences that are remembered
 _KEPT = 0.98  # of what earlier steps say of time, with every one
 _SHORTEST, _LONGEST = 16, 256  # steps that do not ask between two trials
 
@@ -43,73 +41,50 @@ class _Mean:
         return self.sum / self.weight
 
 
-class _Gains:
-    """What the source adds where others expect about as much.
-
-    Attributes:
-        refused: steps that did not ask, since the last that did. pause: so many before the next trial.
-    """
-
-    def __init__(self) -> None:
-        self._sum, self._squares, self._count = _FIRST * _PRIOR, (_FIRST**2 + 1) * _PRIOR, _PRIOR
-        self.refused, self.pause = 0, _SHORTEST
-
-    @property
-    def hoped(self) -> float:
-        """The mean and one standard deviation of it."""
-        mean = self._sum / self._count
-        return mean + math.sqrt(max(0.0, self._squares / self._count - mean * mean) / self._count)
-
-    def add(self, tokens: int) -> None:
-        """Take in that it added so many, or took so many away."""
-        if self._count >= _MEMORY:
-            self._sum, self._squares, self._count = self._sum / 2, self._squares / 2, self._count / 2
-        self._sum, self._squares, self._count = self._sum + tokens, self._squares + tokens * tokens, self._count + 1
-
-
 class Asking:
     """Says for each step with a certain number of sequences whether the source is asked."""
 
     def __init__(self) -> None:
-        self._gains = [_Gains() for _ in range(len(_EDGES) + 1)]
-        self._token = _Mean()  # seconds of one
+        # Tokens that it added: their sum, that of their squares, and of how many sequences.
+        self._sum, self._squares, self._count = _FIRST * _PRIOR, (_FIRST**2 + 1) * _PRIOR, _PRIOR
+        self._token, self._step = _Mean(), _Mean()  # seconds of one
         self._price = _Mean()  # logarithms of the seconds of asking, of which outliers, as a prompt is, change little
+        self._refused, self._pause = 0, _SHORTEST  # steps since the last that asked; so many before the next trial
 
-    def asks(self, expected: ListLike[float]) -> bool:
-        """Whether the next step asks: where that pays, and now and then where it does not.
-
-        Args:
-            expected: by the others, tokens of each sequence.
-        """
-        gain = sum(self._at(one).hoped for one in expected)
-        usual = self._at(sum(expected) / len(expected))
-        if not self._price.weight or not self._token.weight or gain * self._token.value >= math.exp(self._price.value):
-            usual.refused, usual.pause = 0, _SHORTEST
+    def asks(self, sequences: int) -> bool:
+        """Whether the next step asks: where that pays, and now and then where it does not."""
+        if not self._price.weight or not self._token.weight:
             return True
-        usual.refused += 1
-        if usual.refused <= usual.pause:
+        price = math.exp(self._price.value)
+        deviations = max(1.0, _PATIENCE * self._step.value / price)
+        if sequences * self._hoped(deviations) * self._token.value >= price:
+            self._refused, self._pause = 0, _SHORTEST
+            return True
+        self._refused += 1
+        if self._refused <= self._pause:
             return False
-        usual.refused, usual.pause = 0, min(2 * usual.pause, _LONGEST)
+        self._refused, self._pause = 0, min(2 * self._pause, _LONGEST)
         return True
+
+    def _hoped(self, deviations: float) -> float:
+        """Return the mean of what it adds to a sequence, and so many standard deviations of that mean."""
+        mean = self._sum / self._count
+        return mean + deviations * math.sqrt(max(0.0, self._squares / self._count - mean * mean) / self._count)
 
     def note(self, tokens: int, seconds: float) -> None:
         """Take in a step, the source's time included."""
         self._token.add(seconds, tokens)
+        self._step.add(seconds)
 
     def note_price(self, seconds: float) -> None:
         """Take in how long it took to ask."""
         self._price.add(math.log(max(seconds, 1e-9)))
 
-    def note_gain(self, expected: float, gain: int) -> None:
-        """Take in what asking was worth.
-
-        Args:
-            expected: by the others, of the sequence. gain: its tokens less those that the others' tree would have had.
-        """
-        self._at(expected).add(gain)
-
-    def _at(self, expected: float) -> _Gains:
-        return self._gains[bisect(_EDGES, expected)]
+    def note_gain(self, tokens: int) -> None:
+        """Take in what asking was worth to a sequence: its tokens less those that the others' tree would have had."""
+        if self._count >= _MEMORY:
+            self._sum, self._squares, self._count = self._sum / 2, self._squares / 2, self._count / 2
+        self._sum, self._squares, self._count = self._sum + tokens, self._squares + tokens * tokens, self._count + 1
 
 
 @dataclass(slots=True)
@@ -117,13 +92,12 @@ class _Open:
     """A step that has asked, until the text shows how far the others' tree would have come.
 
     Attributes:
-        asking: that learns of it. expected: as in `Asking.asks`.
+        asking: that learns of it.
         edges: of the others' tree. node, at: reached in it, and the place in the text behind.
         end: place in the text behind what the step had.
     """
 
     asking: Asking
-    expected: float
     edges: dict[tuple[int, int], int]
     end: int
     at: int
@@ -143,7 +117,7 @@ class _Open:
         if self.at == len(token_ids) and not ended:
             return False
         behind = self.at < len(token_ids)  # the token that the target would have said after it
-        self.asking.note_gain(self.expected, self.end - (self.at + behind))
+        self.asking.note_gain(self.end - (self.at + behind))
         return True
 
 
@@ -167,7 +141,7 @@ class Askings:
         self._begun, self._others, self._seconds = perf_counter(), others, 0.0
         asking = self._by_number.setdefault(len(others), Asking())
         self._running = asking if telling else None
-        return asking.asks([_expected(tree) for tree in others.values()])
+        return asking.asks(len(others))
 
     def asked(self) -> None:
         """The source has answered."""
@@ -186,7 +160,7 @@ class Askings:
             if self._seconds:
                 tree, end = self._others[seq.id], len(seq.token_ids)
                 edges = tree.edges(min(len(one.tree), len(tree)))
-                waiting.append(_Open(self._running, _expected(tree), edges, end, end - len(one.new_token_ids)))
+                waiting.append(_Open(self._running, edges, end, end - len(one.new_token_ids)))
             self._settle(seq, waiting, ended=False)
         self._running = None
 
@@ -198,8 +172,3 @@ class Askings:
         left = [one for one in waiting if not one.settle(seq.token_ids, ended)]
         if left:
             self._open[seq.id] = left
-
-
-def _expected(tree: DraftTree) -> float:
-    """Return how many drafts of a tree come true, by its chances."""
-    return sum(tree.first(_COUNTED).path_chances()) if tree.token_ids else 0.0

@@ -46,7 +46,7 @@ class Auto(RecyclingDrafter):
         )
         self._recycler = Recycler(options.keys, pool=options.pool)
         self.ids_below = self._retrieval.ids_below
-        self._model = None if draft is None or not options.draft else ModelSource(draft)
+        self._model = None if draft is None or not options.draft else ModelSource(draft, brief=self.budget)
         self._askings = Askings()
         self._foreseen: dict[int, DraftTree] = {}  # by sequence
         if isinstance(options.foresight, str):
@@ -81,8 +81,7 @@ class Auto(RecyclingDrafter):
 
     def foresees(self) -> int:
         """Ask for what follows; with the budget only as far ahead as drafts are fed, and now and then."""
-        always_asked = self._model is not None and not self.budget
-        if always_asked or self._options.foresight is False:
+        if self._options.foresight is False:
             return 0
         if not self.budget or self._fed >= _DEEP:
             return _FAR
@@ -100,24 +99,23 @@ class Auto(RecyclingDrafter):
         foreseen = [self._foreseen.pop(seq.id, EMPTY_TREE) for seq in seqs]
         if self._model is None:
             return self._joined(seqs, max_nodes, retrieved, foreseen)
+        others = self._joined(seqs, max_nodes, retrieved, foreseen)
         if self.budget:
-            others = self._joined(seqs, max_nodes, retrieved, foreseen)
             by_seq = {seq.id: tree for seq, tree in zip(seqs, others, strict=True)}
             # What prompts take says nothing about decoding.
             if not self._askings.begin(by_seq, all(seq.output_ids for seq in seqs)):
                 self._model.propose(seqs, [0] * len(seqs))
                 return others
+        self._model.suppose(seqs, others)
         modelled = self._model.propose(seqs, max_nodes)
         self._askings.asked()
-        return self._joined(seqs, max_nodes, retrieved, modelled)
+        return self._joined(seqs, max_nodes, retrieved, foreseen, modelled)
 
-    def _joined(
-        self, seqs: ListLike[Sequence], max_nodes: list[int], retrieved: list[DraftTree], foretold: list[DraftTree]
-    ) -> list[DraftTree]:
-        """Return trees of what was retrieved and kept, and of what a draft model said or was foreseen."""
+    def _joined(self, seqs: ListLike[Sequence], max_nodes: list[int], *sources: list[DraftTree]) -> list[DraftTree]:
+        """Return trees of what is kept and of what was retrieved, foreseen and, if it was asked, said by a draft model."""
         return [
-            self._recycler.draft(seq, limit, self._options.least, *beside)
-            for seq, limit, *beside in zip(seqs, max_nodes, retrieved, foretold, strict=True)
+            self._recycler.draft(seq, limit, self._options.least, *trees)
+            for seq, limit, *trees in zip(seqs, max_nodes, *sources, strict=True)
         ]
 
     def observe(self, outcomes: ListLike[Outcome]) -> None:

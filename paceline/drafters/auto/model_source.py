@@ -13,6 +13,8 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
 
 _ROOM = 256  # nodes the draft model may propose, but for its own rule
+_SUPPOSED = 11  # nodes of others that the draft model is asked about: with the root, as many rows as cost little more than one
+_BRIEF = 0.8  # summed confidence of newest guesses below which it stops; others' guesses take it far in one forward
 _OF_A_CHAIN = 0.7  # confidence in the nodes of a chain, which has none
 
 
@@ -21,10 +23,17 @@ class ModelSource(DelegatingDrafter):
 
     Args:
         draft: the draft model.
+        brief: it does not draft on for little: its forwards take time.
     """
 
-    def __init__(self, draft: CachedLM) -> None:
-        super().__init__(DraftModel(DraftModelOptions(verification="follow"), draft))
+    def __init__(self, draft: CachedLM, brief: bool) -> None:
+        self._drafter = DraftModel(DraftModelOptions(stop_below=_BRIEF if brief else None, verification="follow"), draft)
+        super().__init__(self._drafter)
+
+    def suppose(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> None:
+        """Have the next trees begin with what the draft model says to those of others."""
+        for seq, tree in zip(seqs, trees, strict=True):
+            self._drafter.suppose(seq, tree.first(_SUPPOSED))
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Propose a tree per sequence, of as many nodes as the draft model is sure of."""

@@ -11,6 +11,8 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.drafters.draft_model.guess_tree import CHOICES, LOOKED_UP, Answer, GuessTree, Question
@@ -23,6 +25,7 @@ from paceline.engine import sampling
 from paceline.engine.best_tokens import likeliest
 from paceline.engine.budget import NodeRule
 from paceline.engine.drafter import Outcome
+from paceline.engine.kept_vocabulary import kept_alone, kept_ids
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -40,11 +43,13 @@ class _Record:
         rates: how often the draft was right here so far.
         tree: the newest one, likeliest paths first; empty for a chain.
         first_choice_probs: per node of it, the probability it had as a first choice.
+        likely: what others guess in this step.
     """
 
     rates: HitRates = field(default_factory=HitRates)
     tree: DraftTree = EMPTY_TREE
     first_choice_probs: list[float | None] = field(default_factory=list)
+    likely: DraftTree = EMPTY_TREE
 
 
 class DraftModel(ChainDrafter):
@@ -69,6 +74,7 @@ class DraftModel(ChainDrafter):
         if rule is None and options.shares:
             self.node_rule = NodeRule(MOST_NODES, batch=MOST_NODES, least=_FEWEST)
         self._records: dict[int, _Record] = {}
+        self._kept_ids = kept_ids(draft.model)
 
     @classmethod
     def build(cls, options: DraftModelOptions, draft: CachedLM) -> DraftModel:
@@ -79,6 +85,10 @@ class DraftModel(ChainDrafter):
         """Open the shadow; nothing is known about its trees."""
         super().start(seq)
         self._records[seq.id] = _Record()
+
+    def suppose(self, seq: Sequence, tree: DraftTree) -> None:
+        """Have the next draft begin with what the draft model says to others' guesses: one forward more goes further then."""
+        self._records[seq.id].likely = tree
 
     def stop(self, seq: Sequence) -> None:
         """Close the shadow and forget."""
@@ -117,15 +127,14 @@ class DraftModel(ChainDrafter):
             for seq, size, depth in zip(seqs, sizes, longest, strict=True)
         ]
         shadows = [self._shadows[seq.id] for seq in seqs]
+        likely = [self._records[seq.id].likely for seq in seqs]
         copies = [shadow.seq for shadow in shadows]
         while any(newest := [tree.newest() for tree in trees]):
             questions = [
-                tree.question(nodes, partial(self._continuation, shadow)) if nodes else None
-                for tree, nodes, shadow in zip(trees, newest, shadows, strict=True)
+                tree.question(nodes, partial(self._continuation, shadow), others) if nodes else None
+                for tree, nodes, shadow, others in zip(trees, newest, shadows, likely, strict=True)
             ]
-            fed = [question.tree if question else EMPTY_TREE for question in questions]
-            answers = _answers(self._draft.forward(copies, fed), copies, fed, questions)
-            for tree, question, answer in zip(trees, questions, answers, strict=True):
+            for tree, question, answer in zip(trees, questions, self._answers(copies, questions), strict=True):
                 if question:
                     tree.learn_answers(question, answer)
             self._draft.commit([()] * len(copies))
@@ -133,25 +142,47 @@ class DraftModel(ChainDrafter):
                 self._draft.rewind(copy, len(copy) - 1)
         return trees
 
+    def _answers(self, copies: list[Sequence], questions: list[Question | None]) -> list[list[Answer]]:
+        """Return what the draft model says at the places asked about."""
+        fed = [question.tree if question else EMPTY_TREE for question in questions]
+        if not all(seq.params.greedy and not seq.params.adjusts for seq in copies):
+            return adjusted_answers(self._draft.forward(copies, fed), copies, fed, questions)
+        with kept_alone():
+            logits = self._draft.forward(copies, fed)
+        return greedy_answers(logits, questions, self._kept_ids)
 
-def _answers(
+
+def greedy_answers(
+    logits: Tensor, questions: list[Question | None], kept_ids: NDArray[np.int64] | None = None
+) -> list[list[Answer]]:
+    """Return what a draft model says at the places asked about, by its logits as they are.
+
+    Args:
+        logits: [batch, 1 + width, kept], after the root and each node fed. kept_ids: [kept]; None = the whole vocabulary.
+    """
+    answers = []
+    for own, question in zip(logits, questions, strict=True):
+        places, probs = likeliest(own[question.asked if question else []], CHOICES)
+        token_ids = places if kept_ids is None else kept_ids[places]
+        said = zip(token_ids.tolist(), probs.tolist(), strict=True)
+        answers.append([Answer(tokens[0], tokens, chances) for tokens, chances in said])
+    return answers
+
+
+def adjusted_answers(
     logits: Tensor, copies: list[Sequence], fed: list[DraftTree], questions: list[Question | None]
 ) -> list[list[Answer]]:
-    """Return what the draft model says at the places asked about.
+    """Return what a draft model says at the places asked about, by what sampling makes of its logits.
 
     Args:
         logits: [batch, 1 + width, vocab], after the root and each node fed.
     """
-    asked = [question.asked if question else [] for question in questions]
-    if all(seq.params.greedy and not seq.params.adjusts for seq in copies):
-        likely = [likeliest(own[places], CHOICES) for own, places in zip(logits, asked, strict=True)]
-        chosen = [token_ids[:, 0].tolist() for token_ids, _ in likely]
-    else:
-        scores = sampling.target_scores(logits, copies, fed)
-        drawn = sampling.draw(scores, copies, fed, sampling.TARGET)
-        likely = [likeliest(own[places], CHOICES) for own, places in zip(scores, asked, strict=True)]
-        chosen = [[own[place] for place in places] for own, places in zip(drawn, asked, strict=True)]
-    return [
-        [Answer(*one) for one in zip(choices, token_ids.tolist(), probs.tolist(), strict=True)]
-        for choices, (token_ids, probs) in zip(chosen, likely, strict=True)
-    ]
+    scores = sampling.target_scores(logits, copies, fed)
+    drawn = sampling.draw(scores, copies, fed, sampling.TARGET)
+    answers = []
+    for own, said, question in zip(scores, drawn, questions, strict=True):
+        asked = question.asked if question else []
+        token_ids, probs = likeliest(own[asked], CHOICES)
+        choices = [said[place] for place in asked]
+        answers.append([Answer(*one) for one in zip(choices, token_ids.tolist(), probs.tolist(), strict=True)])
+    return answers

@@ -103,12 +103,15 @@ class GuessTree:
         nodes = [n for n in self._kept() if n not in self._children and self._guesses[n].depth < self._longest]
         return nodes if nodes and sum(self._guesses[n].path_confidence for n in nodes) >= self._stop_below else []
 
-    def question(self, newest: ListLike[int], look_up: Callable[[list[int], int], list[int]]) -> Question:
+    def question(self, newest: ListLike[int], look_up: Callable[[list[int], int], list[int]], likely: DraftTree) -> Question:
         """Return what to feed the draft model in order to learn what follows `newest`.
 
         Args:
             look_up: (path, length) -> up to so many tokens that may follow the path.
+            likely: what others guess behind the root; what the draft model says to all of that is known after the first forward.
         """
+        if -1 in newest and likely.token_ids:
+            return Question(likely, [-1, *[None] * len(likely)], list(range(1 + len(likely))))
         context = {ancestor for node in newest for ancestor in self._path(node)}
         fed = sorted(context)
         place = {-1: 0} | {node: at for at, node in enumerate(fed, 1)}

@@ -1,4 +1,4 @@
-"""One tree of guesses, best first: from the kept distributions, the tree of another drafter, and that of a draft model.
+"""One tree of guesses, best first: from the kept distributions, another drafter's tree, what was foreseen, and a draft model's.
 
 drafted: 7 - 4        kept: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
 
@@ -21,7 +21,7 @@ from paceline.drafters.shared.recycled import ABSENT, TOP, Table, look_up
 from paceline.engine.origin import Origin
 from paceline.engine.tree import IntArray
 
-_RECYCLED, _FORESEEN = int(Origin.RECYCLED), int(Origin.FORESEEN)
+_RECYCLED = int(Origin.RECYCLED)
 _ROOM_EACH, _ROOM = 2 * TOP, 64  # guesses on the frontier: for each node, and besides
 
 
@@ -32,8 +32,10 @@ class Guess:
     parent: int  # -1 = the root
     depth: int  # 1 = a child of the root
     drafted: int  # its node in the drafted tree; ABSENT = it is not there
+    foreseen: int  # its node in the tree of what was foreseen, likewise
     modelled: int  # its node in the draft model's tree, likewise
     cell: int  # of `Chances`; ABSENT = neither of the first two sources has it
+    beside: int  # its cell where something was foreseen; else ABSENT
     asked: int  # its cell where the draft model was asked; else ABSENT
     confidence: float  # given the parent
     path_confidence: float
@@ -59,6 +61,7 @@ def grow(
     table: Table,
     chances: Chances,
     drafted: Drafted,
+    foreseen: Drafted,
     modelled: Drafted,
     newest: IntArray,
     keys: int,
@@ -76,12 +79,14 @@ def grow(
         tree: [most nodes], filled in the order taken: each path's chance is at most that of the one before.
     """
     most = len(tree)
-    frontier = np.empty(_ROOM + _ROOM_EACH * most + len(drafted.token_ids) + len(modelled.token_ids), dtype=GUESS)
+    others = len(drafted.token_ids) + len(foreseen.token_ids) + len(modelled.token_ids)
+    frontier = np.empty(_ROOM + _ROOM_EACH * most + others, dtype=GUESS)
     tail = np.empty(LONGEST_KEY, dtype=np.int64)
     tail[LONGEST_KEY - len(newest) :] = newest
     scratch = np.empty(TOP)
     waiting = _offer(
-        table, chances, drafted, modelled, tail, len(newest), keys, temperature, -1, 0, -1, -1, 1.0, frontier, 0, scratch
+        table, chances, drafted, foreseen, modelled, tail, len(newest), keys, temperature, -1, 0, -1, -1, -1, 1.0, frontier, 0,
+        scratch,
     )  # fmt: skip
     size = 0
     while size < most and waiting > 0:
@@ -97,8 +102,8 @@ def grow(
         node = tree[size]
         if node.depth < levels and size + 1 < most:
             waiting = _offer(
-                table, chances, drafted, modelled, node.tail, node.known, keys, temperature, size, node.depth, node.drafted,
-                node.modelled, node.path_confidence, frontier, waiting, scratch,
+                table, chances, drafted, foreseen, modelled, node.tail, node.known, keys, temperature, size, node.depth,
+                node.drafted, node.foreseen, node.modelled, node.path_confidence, frontier, waiting, scratch,
             )  # fmt: skip
         size += 1
     return size
@@ -109,6 +114,7 @@ def _offer(
     table: Table,
     chances: Chances,
     drafted: Drafted,
+    foreseen: Drafted,
     modelled: Drafted,
     tail: IntArray,
     known: int,
@@ -117,6 +123,7 @@ def _offer(
     parent: int,
     depth: int,
     base: int,
+    foreseen_base: int,
     model_base: int,
     path_confidence: float,
     frontier: Records[Guess],
@@ -126,7 +133,7 @@ def _offer(
     """Put what may follow a node on the frontier; return how many wait now.
 
     Args:
-        base, model_base: the node in the drafted tree and in the draft model's, -1 = the root. Nodes that are not there have
+        base, foreseen_base, model_base: the node in each of the three trees, -1 = the root. Nodes that are not there have
             `parent` >= 0 and ABSENT.
     """
     first = waiting
@@ -158,10 +165,12 @@ def _offer(
             waiting += found == waiting
     for index in range(first, waiting):
         guess = frontier[index]
-        guess.modelled, guess.asked = ABSENT, ABSENT
+        guess.foreseen, guess.beside, guess.modelled, guess.asked = ABSENT, ABSENT, ABSENT, ABSENT
         guess.confidence = chances.hits[guess.cell] / chances.trials[guess.cell]
+    if parent < 0 or foreseen_base >= 0:
+        waiting = _weigh(chances, foreseen, True, temperature > 0, foreseen_base, frontier, first, waiting)
     if parent < 0 or model_base >= 0:
-        waiting = _ask(chances, modelled, temperature > 0, model_base, frontier, first, waiting)
+        waiting = _weigh(chances, modelled, False, temperature > 0, model_base, frontier, first, waiting)
     for index in range(first, waiting):
         guess = frontier[index]
         guess.parent, guess.depth = parent, depth + 1
@@ -174,34 +183,41 @@ def _offer(
 
 
 @kernel
-def _ask(
-    chances: Chances, modelled: Drafted, sampled: bool, base: int, frontier: Records[Guess], first: int, waiting: int
+def _weigh(
+    chances: Chances, said: Drafted, foreseen: bool, sampled: bool, base: int, frontier: Records[Guess], first: int, waiting: int
 ) -> int:
-    """Weigh guesses, the children of one node from `first` on, by what a draft model says there, or was foreseen; return how many
-    wait now."""
+    """Weigh guesses, the children of one node from `first` on, by what was foreseen, or by what a draft model says there; return
+    how many wait now."""
     others, asked = waiting, False
-    for node in range(len(modelled.token_ids)):
-        if modelled.parents[node] != base or waiting == len(frontier):
+    for node in range(len(said.token_ids)):
+        if said.parents[node] != base or waiting == len(frontier):
             continue
         found, asked = waiting, True
         for index in range(first, others):
-            if frontier[index].token == modelled.token_ids[node]:
+            if frontier[index].token == said.token_ids[node]:
                 found = index
                 break
         guess = frontier[found]
         if found == waiting:
-            guess.token, guess.drafted, guess.cell, guess.confidence = modelled.token_ids[node], ABSENT, ABSENT, 0.0
+            guess.token, guess.drafted, guess.cell, guess.confidence = said.token_ids[node], ABSENT, ABSENT, 0.0
+            guess.foreseen, guess.beside, guess.modelled, guess.asked = ABSENT, ABSENT, ABSENT, ABSENT
             waiting += 1
-        guess.modelled = node
-        if modelled.confidence[node] >= guess.confidence:
-            guess.origin = modelled.origins[node]
+        if foreseen:
+            guess.foreseen = node
+        else:
+            guess.modelled = node
+        if said.confidence[node] >= guess.confidence:
+            guess.origin = said.origins[node]
     if asked:
-        foreseen = modelled.origins[0] == _FORESEEN
         for index in range(first, waiting):
             guess = frontier[index]
-            confidence = -1.0 if guess.modelled == ABSENT else modelled.confidence[guess.modelled]
-            guess.asked = cell_of_asked(foreseen, sampled, guess.confidence, confidence)
-            guess.confidence = chances.hits[guess.asked] / chances.trials[guess.asked]
+            at = guess.foreseen if foreseen else guess.modelled
+            cell = cell_of_asked(foreseen, sampled, guess.confidence, -1.0 if at == ABSENT else said.confidence[at])
+            if foreseen:
+                guess.beside = cell
+            else:
+                guess.asked = cell
+            guess.confidence = chances.hits[cell] / chances.trials[cell]
     return waiting
 
 
@@ -228,6 +244,8 @@ def learn(chances: Chances, tree: Records[Guess], size: int, emitted: IntArray) 
                 right = tree[node].token == emitted[place]
                 if tree[node].cell != ABSENT:
                     count_trial(chances, tree[node].cell, right)
+                if tree[node].beside != ABSENT:
+                    count_trial(chances, tree[node].beside, right)
                 if tree[node].asked != ABSENT:
                     count_trial(chances, tree[node].asked, right)
                 if right:

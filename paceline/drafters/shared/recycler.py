@@ -56,14 +56,15 @@ class Recycler:
         self._trees: dict[int, tuple[NDArray[np.void], int]] = {}  # sequence -> its newest tree, and that one's size
 
     def draft(
-        self, seq: Sequence, nodes: int, least: float, beside: DraftTree = EMPTY_TREE, modelled: DraftTree = EMPTY_TREE
-    ) -> DraftTree:
+        self, seq: Sequence, nodes: int, least: float, beside: DraftTree = EMPTY_TREE, foreseen: DraftTree = EMPTY_TREE,
+        modelled: DraftTree = EMPTY_TREE,
+    ) -> DraftTree:  # fmt: skip
         """Return a tree of up to `nodes` nodes, the likeliest first.
 
         Args:
             least: chance of a path below which it has no room.
             beside: another drafter's tree of the same sequence, with confidences.
-            modelled: a draft model's, or what was foreseen.
+            foreseen: what was foreseen. modelled: a draft model's.
         """
         levels = seq.remaining - 1
         if nodes <= 0 or levels <= 0:
@@ -72,8 +73,8 @@ class Recycler:
         tree: NDArray[np.void] = np.empty(nodes, dtype=GUESS)
         newest = _array(seq.token_ids[-LONGEST_KEY:])
         size = grow(
-            self.table, self.chances, _drafted(beside), _drafted(modelled), newest, self._keys, seq.params.temperature, levels,
-            least, tree,
+            self.table, self.chances, _drafted(beside), _drafted(foreseen), _drafted(modelled), newest, self._keys,
+            seq.params.temperature, levels, least, tree,
         )  # fmt: skip
         self._trees[seq.id] = tree, size
         return as_draft(tree, size)
