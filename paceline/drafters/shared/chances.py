@@ -9,9 +9,9 @@ has spoken at its parent, whether it was fed or not.
              below .01 |  3/80          ...
              ...
 
-Where a draft model has been asked what follows, what it says is weighed against that chance, in further cells: the chance by the
-cell above, and its confidence. What was foreseen from the target's state has cells of the same form: its probabilities are worth
-less.
+What was foreseen from the target's state is weighed against that chance, in further cells: the chance by the cell above, and its
+probability. Where a draft model has been asked what follows, what it says is weighed against what came out of that, in cells of
+the same form.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EDGES = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)  # between t
 _SIDE = 1 + len(_EDGES) + 1  # absent, then the steps
 _PAIRS = 2 * (LONGEST_KEY + 1) * _SIDE * _SIDE  # greedy requests, then sampled ones
 CELLS = _PAIRS + 4 * _SIDE * _SIDE  # and then those of guesses a draft model was asked about, and of places that were foreseen
-_PRIOR_TRIALS = 4.0
+_PRIOR_TRIALS, _FORESEEN_TRIALS = 4.0, 20.0  # of a cell, and of one of what was foreseen: draft models differ more among them
 _TRUST = (0.0, 0.6, 0.75, 0.85, 0.9)  # in the probability kept under a key of so many tokens, before anything was counted
 # What is foreseen, and what a draft model says, is worth so much beside the chance by all before it, until it is counted: the
 # odds are the first * those before ** the second * its own ** the third; without the factor of a side that has not got it.
@@ -55,7 +55,9 @@ def new_chances() -> Chances:
         kept = middle * _TRUST[size]
         hits[:, size] = np.maximum(kept[:, None], middle[None, :])
     asked[0], asked[1] = _weighed(middle, *_MODELLED), _weighed(middle, *_FORESEEN)
-    return Chances(_PRIOR_TRIALS * np.concatenate((hits.ravel(), asked.ravel())), np.full(CELLS, _PRIOR_TRIALS))
+    foreseen = asked[1].size
+    trials = np.repeat((_PRIOR_TRIALS, _FORESEEN_TRIALS), (CELLS - foreseen, foreseen))
+    return Chances(trials * np.concatenate((hits.ravel(), asked.ravel())), trials)
 
 
 def _weighed(
