@@ -136,7 +136,10 @@ def test_one_tree_of_all_sources_has_more_tokens_per_forward_than_each() -> None
     for spec, draft in (("auto", None), ("auto", demo.DRAFT), ("draft_model", demo.DRAFT)):
         options = ":budget=false,nodes=16" if spec == "auto" else ""
         llm = LLM(demo.TARGET, spec + options, draft_model=draft, max_batch=1, max_nodes=16)
-        texts = ("Write a Python function that reverses a list.", "Count to ten.", "Name three rivers.")
+        texts = (
+            "Write a Python function that reverses a list.", "Count to ten.", "Name three rivers.", "Explain rain.",
+            "What is a verb?", "List colours.", "Write a poem about snow.", "How do I boil an egg?",
+        )  # fmt: skip
         prompts = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts]
         outs = llm.generate(prompts, SamplingParams(max_new_tokens=32))
         found[spec, draft] = sum(out.stats.new_tokens for out in outs) / sum(out.stats.target_forwards for out in outs)

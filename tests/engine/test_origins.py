@@ -20,7 +20,8 @@ from paceline.engine.tree_rules import check_trees
 from paceline.errors import DrafterError
 from tests.support.shared import Pair
 
-P, A, D, R, Q, M = Origin.PROMPT, Origin.OUTPUT, Origin.DATASTORE, Origin.RECYCLED, Origin.POOL, Origin.MODEL
+P, A, D, R, Q = Origin.PROMPT, Origin.OUTPUT, Origin.DATASTORE, Origin.RECYCLED, Origin.POOL
+F, M = Origin.FORESEEN, Origin.MODEL
 
 
 def sequence(prompt: list[int], output: list[int]) -> Sequence:
@@ -90,16 +91,18 @@ def test_the_surest_source_gives_a_joined_guess_its_origin() -> None:
             np.array(tokens, np.int64), np.full(len(tokens), -1), np.array(chance, np.float64), np.array(origin, np.int8)
         )
 
-    def origins(drafted: Drafted, modelled: Drafted) -> dict[int, int]:
+    def origins(drafted: Drafted, foreseen: Drafted, modelled: Drafted) -> dict[int, int]:
         found = np.empty(8, GUESS)
-        size = grow(table, chances, drafted, modelled, np.array([1]), 1, 0.0, 1, 0.0, found)
+        size = grow(table, chances, drafted, foreseen, modelled, np.array([1]), 1, 0.0, 1, 0.0, found)
         return dict(zip(found["token"][:size].tolist(), found["origin"][:size].tolist(), strict=True))
 
     nothing = tree([], [], [])
-    assert origins(nothing, nothing) == {7: R, 8: R}
-    assert origins(tree([7, 9], [0.9, 0.2], [P, D]), nothing) == {7: P, 8: R, 9: D}
-    assert origins(tree([7], [0.1], [P]), nothing) == {7: R, 8: R}
-    assert origins(nothing, tree([8, 6], [1.0, 0.4], [M, M])) == {7: R, 8: M, 6: M}
+    assert origins(nothing, nothing, nothing) == {7: R, 8: R}
+    assert origins(tree([7, 9], [0.9, 0.2], [P, D]), nothing, nothing) == {7: P, 8: R, 9: D}
+    assert origins(tree([7], [0.1], [P]), nothing, nothing) == {7: R, 8: R}
+    assert origins(nothing, nothing, tree([8, 6], [1.0, 0.4], [M, M])) == {7: R, 8: M, 6: M}
+    assert origins(nothing, tree([8, 6], [1.0, 0.4], [F, F]), nothing) == {7: R, 8: F, 6: F}
+    assert origins(nothing, tree([8, 6], [0.4, 0.9], [F, F]), tree([8, 6], [0.9, 0.1], [M, M])) == {7: R, 8: M, 6: F}
 
 
 WORDS = {
