@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from paceline.engine.kv_moves import can_move, move_forward
 from paceline.engine.tree import IntArray
 
 _SPARE = 64  # positions
@@ -113,8 +114,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     @property
     def position_bytes(self) -> int:
         """Bytes that a position of a slot takes in all layers; 0 before the first forward."""
-        stores = [store for layer in self.layers if layer.is_initialized for store in (layer.keys, layer.values)]
-        return sum(store.shape[1] * store.shape[3] * store.element_size() for store in stores)
+        return sum(store.shape[1] * store.shape[3] * store.element_size() for store in self._stores())
 
     def reserve(self, slots: int, capacity: int) -> None:
         """Make room for `slots` rows of `capacity` positions; grows, never shrinks, keeps what is stored."""
@@ -210,14 +210,19 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def move(self, slots: IntArray, source: IntArray, target: IntArray) -> None:
-        """Copy positions within slots [rows, 1], in every layer: [rows, m] from `source` to `target`."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                for store in (layer.keys, layer.values):
-                    heads, device = store.shape[1], store.device
-                    flat = store.view(-1, store.shape[-1])
-                    picked = flat.index_select(0, self.flat_index(slots, source, heads, device))
-                    flat.index_copy_(0, self.flat_index(slots, target, heads, device), picked)
+        """Copy positions within slots [rows, 1], in every layer, [rows, m] from `source` to `target`, as `move_forward` does."""
+        stores = self._stores()
+        if can_move(stores):
+            move_forward(stores, slots, source, target)
+            return
+        for store in stores:
+            heads, device = store.shape[1], store.device
+            flat = store.view(-1, store.shape[-1])
+            picked = flat.index_select(0, self.flat_index(slots, source, heads, device))
+            flat.index_copy_(0, self.flat_index(slots, target, heads, device), picked)
+
+    def _stores(self) -> list[Tensor]:
+        return [store for layer in self.layers if layer.is_initialized for store in (layer.keys, layer.values)]
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
