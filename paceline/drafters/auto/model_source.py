@@ -13,7 +13,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
 
 _ROOM = 256  # nodes the draft model may propose, but for its own rule
-_SUPPOSED = 11  # nodes of others that the draft model is asked about: with the root, as many rows as cost little more than one
+_SUPPOSED = 11  # nodes of others that it is asked about, of all sequences: with a root, as many rows as cost little more than one
 _BRIEF = 0.8  # summed confidence of newest guesses below which it stops; others' guesses take it far in one forward
 _OF_A_CHAIN = 0.7  # confidence in the nodes of a chain, which has none
 
@@ -32,8 +32,9 @@ class ModelSource(DelegatingDrafter):
 
     def suppose(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> None:
         """Have the next trees begin with what the draft model says to those of others."""
+        each = _SUPPOSED // max(1, len(seqs))
         for seq, tree in zip(seqs, trees, strict=True):
-            self._drafter.suppose(seq, tree.first(_SUPPOSED))
+            self._drafter.suppose(seq, tree.first(each))
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Propose a tree per sequence, of as many nodes as the draft model is sure of."""
