@@ -1,7 +1,7 @@
 """A key/value cache in slots: one row per sequence, preallocated, written in place, never concatenated or copied whole.
 
-A forward writes its query tokens behind each row's own length; `keep` then moves the accepted tree rows to the front (a
-chain needs no move at all) and the rest is simply overwritten by the next forward. Roll-back is a smaller length. Layers
+A forward writes its query tokens behind each row's own length; `move` then takes the accepted tree rows to the front (a
+chain needs none) and the rest is simply overwritten by the next forward. Roll-back is a smaller length. Layers
 are full-length also for sliding windows: the mask carries the window, so rejected tokens push nothing out.
 """
 

@@ -79,18 +79,11 @@ def test_what_others_guess_is_asked_about_in_the_first_forward() -> None:
     likely = DraftTree([7, 5, 8, 9, 2], [-1, 0, -1, -1, 3])
     assert ask(tree, said, [7, 1], likely) == likely
     result, _ = tree.finished()
-    assert {tuple(result.token_ids[node] for node in path) for path in paths(result)} == {(7,), (8,), (7, 5), (8, 2), (7, 5, 4)}
+    paths = {tuple(result.token_ids[above] for above in result.path(node)) for node in range(len(result))}
+    assert paths == {(7,), (8,), (7, 5), (8, 2), (7, 5, 4)}
     assert tree.newest() != []
     fed = ask(tree, {(7, 5, 4): ([1, 2], [0.9, 0.01]), (8, 2): ([6, 1], [0.9, 0.01])}, likely=likely)
     assert 9 not in fed.token_ids  # the draft model does not say it, and others are asked about once
-
-
-def paths(tree: DraftTree) -> list[tuple[int, ...]]:
-    """From the root to every node."""
-    found: list[tuple[int, ...]] = []
-    for node, parent in enumerate(tree.parents):
-        found.append((*(found[parent] if parent >= 0 else ()), node))
-    return found
 
 
 def test_the_first_choice_is_guessed_however_unlikely_and_limits_hold() -> None:

@@ -1,9 +1,9 @@
 """One tree from everything that is known: retrieval, the target's own distributions, kept, and a draft model where there is one.
 
 Retrieval (`sssd`: the request itself and a datastore) gives long runs, the kept distributions (`shared/recycled`) the
-alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`), and by what the
-target's hidden state foretells (`engine/foresight`) or, in its place, what the draft model says, where it was asked
-(`model_source`; with the budget where that pays: `asking`). The tree takes what is likeliest on its whole path, from any source.
+alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`), by what the target's
+hidden state foretells (`engine/foresight`), and by what the draft model says, where it was asked (`model_source`; with the budget
+where that pays: `asking`). The tree takes what is likeliest on its whole path, from any source.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class Auto(RecyclingDrafter):
         """Draft one tree per sequence."""
         retrieved = self._retrieval.propose(seqs, [_RETRIEVED if limit else 0 for limit in max_nodes])
         foreseen = [self._foreseen.pop(seq.id, EMPTY_TREE) for seq in seqs]
-        if self._model is None:
-            return self._joined(seqs, max_nodes, retrieved, foreseen)
         others = self._joined(seqs, max_nodes, retrieved, foreseen)
+        if self._model is None:
+            return others
         if self.budget:
             by_seq = {seq.id: tree for seq, tree in zip(seqs, others, strict=True)}
             # What prompts take says nothing about decoding.

@@ -21,8 +21,8 @@ class AutoOptions:
     least: chance of a path below which it is not proposed.
     live: finished answers go into the datastore; while they go on, the other requests find them in memory.
     draft: a draft model, where one is given, is a source, too: with the budget while that pays, else at every step.
-    foresight: what follows the newest token is guessed from the target's hidden state, where no draft model is asked; or the
-        file of `paceline foresight train` to do so with.
+    foresight: what follows the newest token is guessed from the target's hidden state; or the file of `paceline foresight train`
+        to do so with.
     pool: file that the kept distributions are read from, if it is there, and saved to.
     """
 

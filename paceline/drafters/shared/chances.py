@@ -46,7 +46,7 @@ class Chances(NamedTuple):
 
 
 def new_chances() -> Chances:
-    """Return a table of the prior: the larger of what both sources say."""
+    """Return a table of the prior: the larger of what both sources say, and fits to counts for what is weighed against that."""
     hits = np.empty((2, LONGEST_KEY + 1, _SIDE, _SIDE))
     asked = np.empty((2, 2, _SIDE, _SIDE))
     edges = np.array((0.002, *_EDGES, 1.0))
