@@ -22,6 +22,7 @@ PIECE = 16  # bytes of a row in one instruction
 ROWS = 4  # of a block: their pieces fill a vector
 LINE = PIECE * ROWS  # bytes of one; memory gives as many at once
 OUTPUTS = 8  # of a weight, that are computed together
+PARTS, ALL = 4, 0b1111  # of what is fetched
 BLOCKS = 3  # of rows that are so at most: with eight outputs they fill the registers
 STRIDE = 256  # bytes from the sums of a row to those of the next
 _NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512_bf16"}
@@ -50,23 +51,26 @@ def multiply_blocks(count: int) -> Any:
 
     Its arguments: the address of the blocks, in each of which piece k of all four rows lies before piece k + 1 of the first; that
     of the weight; bytes of a row of it, a multiple of 64; the address of the sums, `STRIDE` bytes from one row's to the next's;
-    and how far on lies the weight that is to be fetched meanwhile; 0 = none. Where `available()` is not, it ends the process.
+    how far on lies the weight that is to be fetched meanwhile; and what is fetched of it, a bit for each of its `PARTS`. Where
+    `available()` is not, it ends the process.
     """
 
-    def emit(builder: Any, blocks: Any, weight: Any, size: Any, out: Any, ahead: Any) -> None:
+    def emit(builder: Any, blocks: Any, weight: Any, size: Any, out: Any, ahead: Any, parts: Any) -> None:
         if not available():  # compiled all the same, with code that asks before it calls this
             builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.trap"), [])
             return
         sums = [[cgutils.alloca_once(builder, _SUMS) for _ in range(OUTPUTS)] for _ in range(count)]
         for place in (one for block in sums for one in block):
             builder.store(ir.Constant(_SUMS, [0.0] * 16), place)
-        wanted = builder.icmp_signed("!=", ahead, ir.Constant(_INDEX, 0))
+        fetched = builder.add(weight, ahead)
+        wanted = [builder.trunc(builder.lshr(parts, ir.Constant(_INDEX, part)), ir.IntType(1)) for part in range(PARTS)]
         with cgutils.for_range(builder, builder.udiv(size, ir.Constant(_INDEX, LINE)), intp=_INDEX) as loop:
             offset = builder.mul(loop.index, ir.Constant(_INDEX, LINE))
-            with builder.if_then(wanted):
-                lines = builder.add(builder.add(weight, ahead), _times(builder, offset, OUTPUTS))
-                for line in range(OUTPUTS):
-                    fetch(builder, _behind(builder, lines, line * LINE), 2)
+            lines = builder.add(fetched, _times(builder, offset, OUTPUTS))
+            for line in range(0, OUTPUTS, OUTPUTS // PARTS):
+                with builder.if_then(wanted[line * PARTS // OUTPUTS]):
+                    for behind in range(OUTPUTS // PARTS):
+                        fetch(builder, _behind(builder, lines, (line + behind) * LINE), 2)
             for piece in range(LINE // PIECE):
                 step = _behind(builder, offset, piece * PIECE)
                 rows = [_load(builder, _at(builder, blocks, size, number, step, ROWS)) for number in range(count)]
@@ -80,7 +84,7 @@ def multiply_blocks(count: int) -> Any:
                 target = _behind(builder, out, number * ROWS * STRIDE + first * 4)
                 _store_totals(builder, target, [builder.load(place) for place in block[first : first + 4]])
 
-    return operation(types.void, (types.int64,) * 5, emit)
+    return operation(types.void, (types.int64,) * 6, emit)
 
 
 def _behind(builder: Any, address: Any, distance: int) -> Any:

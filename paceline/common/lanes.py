@@ -57,6 +57,7 @@ def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
         lambda context, a, b, c: typed(a, b, c),
         lambda context, a, b, c, d: typed(a, b, c, d),
         lambda context, a, b, c, d, e: typed(a, b, c, d, e),
+        lambda context, a, b, c, d, e, f: typed(a, b, c, d, e, f),
     ]
     return numba.extending.intrinsic(definitions[len(arguments)])
 

@@ -43,7 +43,7 @@ def lay_queries(call: Call, tile: Tile) -> None:
 def score_dotted(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
     """Scores of a block of keys, of the groups of queries of which one may see some of them."""
     size = call.dim * FLOAT // 2
-    ahead = BLOCK * size if stop + BLOCK <= tile.cached and call.key_place == size else 0
+    ahead, parts = BLOCK * size, dots.ALL if stop + BLOCK <= tile.cached and call.key_place == size else 0
     keys = _stage(call, tile, source, size, start, stop)
     for first in range(0, tile.length, QUERIES):
         count = min(QUERIES, tile.length - first)
@@ -56,12 +56,12 @@ def score_dotted(call: Call, tile: Tile, source: int, start: int, stop: int) -> 
         for place in range(0, stop - start, dots.OUTPUTS):
             target = address(tile.products) + place * FLOAT
             if count > 2 * dots.ROWS:
-                _three(queries, keys + place * size, size, target, ahead)
+                _three(queries, keys + place * size, size, target, ahead, parts)
             elif count > dots.ROWS:
-                _two(queries, keys + place * size, size, target, ahead)
+                _two(queries, keys + place * size, size, target, ahead, parts)
             else:
-                _one(queries, keys + place * size, size, target, ahead)
-        ahead = 0  # it is on its way
+                _one(queries, keys + place * size, size, target, ahead, parts)
+        parts = 0  # they are on their way
         _write_scores(call, tile, first, count, start, stop)
 
 

@@ -7,8 +7,11 @@ computed together is a matter of registers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.common import dots
 from paceline.common.compiled import as_pointer, inlined
@@ -33,15 +36,15 @@ def _multiply_all(place: int) -> int:
     size = inner * FLOAT // 2
     blocks = (count + dots.ROWS - 1) // dots.ROWS
     most = max(dots.BLOCKS, _CACHE // (dots.ROWS * size))
-    packed = np.empty(blocks * dots.ROWS * inner // 2, dtype=np.float32)
+    packed = np.empty((blocks * dots.ROWS * size + dots.LINE) // FLOAT, dtype=np.float32)
     sums = np.empty(min(blocks, most) * dots.ROWS * TASK, dtype=np.float32)
-    _pack(product.rows, address(packed), count, size)
+    _pack(product.rows, _aligned(packed), count, size)
     done = 0
     while first < outer:
         width = min(TASK, outer - first)
         for block in range(0, blocks, most):
             some = min(most, blocks - block)
-            source = address(packed) + block * dots.ROWS * size  # here, since an array lives until its last use
+            source = _aligned(packed) + block * dots.ROWS * size  # here, since an array lives until its last use
             for output in range(first, first + width, dots.OUTPUTS):
                 ahead = _AHEAD * size if block == 0 and output + _AHEAD < outer else 0
                 _multiply(source, product.weight + output * size, size, address(sums) + (output - first) * FLOAT, some, ahead)
@@ -65,6 +68,12 @@ multiply_dotted = Job(_multiply_all)
 
 
 @inlined
+def _aligned(store: NDArray[np.float32]) -> Any:
+    """Where in it a line of the cache begins: a vector is then read from one line."""
+    return (address(store) + dots.LINE - 1) // dots.LINE * dots.LINE
+
+
+@inlined
 def _pack(rows: int, packed: int, count: int, size: int) -> None:
     """Write rows as blocks; the last row fills up the last one."""
     for row in range((count + dots.ROWS - 1) // dots.ROWS * dots.ROWS):
@@ -76,18 +85,23 @@ def _pack(rows: int, packed: int, count: int, size: int) -> None:
 
 @inlined
 def _multiply(blocks: int, weight: int, size: int, sums: int, count: int, ahead: int) -> None:
-    """All blocks with eight outputs, in groups as equal as can be."""
+    """All blocks with eight outputs, in groups as equal as can be, each of which fetches its part of what lies ahead.
+
+    Memory gives its lines one by one: what is asked for all at once makes the first group wait, and the others find it idle.
+    """
     groups = (count + dots.BLOCKS - 1) // dots.BLOCKS
-    done = 0
+    done, fetched = 0, 0 if ahead else dots.PARTS
     while groups:
         some = (count - done + groups - 1) // groups
         source, target = blocks + done * dots.ROWS * size, sums + done * dots.ROWS * dots.STRIDE
+        last = fetched + (dots.PARTS - fetched + groups - 1) // groups
+        parts = (1 << last) - (1 << fetched)
         if some == 3:
-            _three(source, weight, size, target, ahead)
+            _three(source, weight, size, target, ahead, parts)
         elif some == 2:
-            _two(source, weight, size, target, ahead)
+            _two(source, weight, size, target, ahead, parts)
         else:
-            _one(source, weight, size, target, ahead)
-        ahead = 0  # it is on its way
+            _one(source, weight, size, target, ahead, parts)
+        fetched = last
         done += some
         groups -= 1
