@@ -1,6 +1,6 @@
 """The most likely tokens of rows of logits: compiled, where torch's general routines take longer than all else around a forward.
 
-Of tokens that are equally likely the one with the lowest id comes first, as torch's `argmax` has it.
+Of the likeliest ones the one with the lowest id comes first, as torch's `argmax` has it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,17 @@ def likeliest(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]
         token_ids, probs, fine = _search(logits, count, True)
         if fine:
             return token_ids.reshape(*logits.shape[:-1], count), probs.reshape(*logits.shape[:-1], count)
-    best = logits.topk(count, dim=-1)
-    chances = (best.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp()
-    return best.indices.cpu().numpy(), chances.cpu().numpy()
+    found = _largest_first(logits, count)
+    chances = (logits.gather(-1, found).float() - logits.float().logsumexp(-1, keepdim=True)).exp()
+    return found.cpu().numpy(), chances.cpu().numpy()
+
+
+def _largest_first(logits: Tensor, count: int) -> Tensor:
+    """Return what `topk` finds, behind what `argmax` does: of equals it takes any."""
+    found = torch.cat((logits.argmax(-1, keepdim=True), logits.topk(count, dim=-1).indices), dim=-1)
+    again = found == found[..., :1]
+    again[..., 0] = False
+    return found.gather(-1, again.byte().argsort(dim=-1, stable=True))[..., :count]
 
 
 def _readable(logits: Tensor) -> bool:

@@ -9,6 +9,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from paceline.engine.best_tokens import likeliest
+from paceline.engine.drafter import TopTokens
+
 
 @dataclass(frozen=True, slots=True)
 class NodeLogits:
@@ -18,6 +21,7 @@ class NodeLogits:
         flat: [rows, vocab]. starts, counts: of each sequence, its first row, that after the newest token, and how many it has.
         states: what each row was made of, [rows, hidden]; None where nobody asked.
         pending: of each sequence, the same after all pending tokens but the newest, [n, hidden]; None likewise.
+        top: the likeliest tokens of each row; None likewise.
     """
 
     flat: Tensor
@@ -25,6 +29,7 @@ class NodeLogits:
     counts: list[int]
     states: Tensor | None = None
     pending: list[Tensor] | None = None
+    top: TopTokens | None = None
 
     @staticmethod
     def side_by_side(flat: Tensor, counts: list[int]) -> NodeLogits:
@@ -56,7 +61,15 @@ class NodeLogits:
             for whole in (self.flat, self.states)
         )
         assert flat is not None, "rows have logits"
-        return replace(NodeLogits.side_by_side(flat, counts), states=states)
+        if self.top is None:
+            return replace(NodeLogits.side_by_side(flat, counts), states=states)
+        own = [place for start, count in zip(starts, counts, strict=True) for place in range(start, start + count)]
+        top = TopTokens(self.top.token_ids[own], self.top.probs[own])
+        return replace(NodeLogits.side_by_side(flat, counts), states=states, top=top)
+
+    def with_top(self, count: int) -> NodeLogits:
+        """These, with the `count` likeliest tokens of each row."""
+        return replace(self, top=TopTokens(*likeliest(self.flat, count)))
 
     def padded(self) -> Tensor:
         """All of them as [batch, 1 + width, vocab]; what is beyond a sequence's own rows means nothing."""

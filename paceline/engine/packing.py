@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.common.compiled import compiled, kernel
 from paceline.engine.attention.order import KeyOrder, Visible
 from paceline.engine.attention.reach import visible_in_trees
 from paceline.engine.sequence import Sequence
-from paceline.engine.tree import DraftTree, IntArray, node_depths
+from paceline.engine.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Packing:
         cached, pending, nodes: [rows]: tokens in the cache before, pending tokens fed, tree nodes fed.
         asked: [n]: queries whose logits are wanted: the newest token and the nodes of every sequence, and padding.
         parents, depths, ranks: of all nodes, see `visible_in_trees`.
+        tail: see `KeyOrder`.
     """
 
     token_ids: IntArray
@@ -41,6 +43,7 @@ class Packing:
     parents: IntArray
     depths: IntArray
     ranks: IntArray
+    tail: IntArray
 
     def visible(self, window: int | None = None, chunk: int | None = None) -> Visible:
         """What every query sees, in layers with a sliding window, with chunks, or with neither."""
@@ -54,12 +57,7 @@ class Packing:
         Args:
             marks: see `KeyOrder`.
         """
-        fed, behind = self.pending + self.nodes, self.cached + self.pending
-        tail = self.cached[:, None] + np.arange(fed.max())
-        row = np.repeat(np.arange(len(fed)), self.nodes)
-        number = np.arange(len(row)) - np.repeat(np.cumsum(self.nodes) - self.nodes, self.nodes)  # in its own tree
-        tail[row, self.pending[row] + self.ranks] = behind[row] + number
-        return KeyOrder(self.cached, tail, int((self.cached + fed).max()), marks)
+        return KeyOrder(self.cached, self.tail, int((self.cached + self.pending + self.nodes).max()), marks)
 
 
 def pack(seqs: ListLike[Sequence], trees: ListLike[DraftTree], chunk: int, least_rows: int = 1) -> Packing:
@@ -71,32 +69,71 @@ def pack(seqs: ListLike[Sequence], trees: ListLike[DraftTree], chunk: int, least
     cached = np.array([seq.cached for seq in seqs], dtype=np.int64)
     pending = np.array([min(seq.pending, chunk) for seq in seqs], dtype=np.int64)
     nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
+    padding = max(0, least_rows - len(seqs) - int(nodes.sum()))
     token_ids: list[int] = []
-    positions, asked, depths, ranks = [], [], [], []
+    parents: list[int] = []
     for seq, tree, past, fed in zip(seqs, trees, cached.tolist(), pending.tolist(), strict=True):
-        root = len(token_ids) + fed - 1
         token_ids += seq.token_ids[past : past + fed]
         token_ids += tree.token_ids
-        positions.append(np.arange(past, past + fed))
-        asked.append(np.arange(root, root + 1 + len(tree)))
-        if len(tree):
-            depth = node_depths(tree.parents)
-            positions.append(past + fed - 1 + depth)
-            depths.append(depth)
-            ranks.append(np.argsort(np.argsort(depth, kind="stable")))
-    padding = max(0, least_rows - len(seqs) - int(nodes.sum()))
-    fed_rows = pending + nodes
-    fed_rows[-1] += padding
-    asked.append(np.arange(len(token_ids), len(token_ids) + padding))
-    starts = np.concatenate([[0], np.cumsum(fed_rows)])
-    places = np.arange(starts[-1]) - np.repeat(starts[:-1] - cached, fed_rows)
-    return Packing(
-        np.array(token_ids + [0] * padding, dtype=np.int64),
-        np.concatenate([*positions, np.zeros(padding, dtype=np.int64)]),
-        places,
-        seqs[0].slot + np.repeat(np.arange(len(seqs)), fed_rows),
-        starts, cached, pending, nodes, np.concatenate(asked),
-        np.array([parent for tree in trees for parent in tree.parents], dtype=np.int64),
-        np.concatenate(depths) if depths else np.empty(0, dtype=np.int64),
-        np.concatenate(ranks) if ranks else np.empty(0, dtype=np.int64),
-    )  # fmt: skip
+        parents += tree.parents
+    above = np.array(parents, dtype=np.int64)
+    positions, places, rows, starts, asked, depths, ranks, tail = _lay_out(cached, pending, nodes, above, padding)
+    ids = np.array(token_ids + [0] * padding, dtype=np.int64)
+    slots = seqs[0].slot + rows
+    return Packing(ids, positions, places, slots, starts, cached, pending, nodes, asked, above, depths, ranks, tail)
+
+
+@compiled
+def _lay_out(
+    cached: IntArray, pending: IntArray, nodes: IntArray, parents: IntArray, padding: int
+) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
+    """Return positions, places, rows, starts, asked, depths, ranks and tail as in `Packing`; rows are counted from 0."""
+    count = len(cached)
+    fed = pending + nodes
+    starts = np.zeros(count + 1, dtype=np.int64)
+    starts[1:] = np.cumsum(fed)
+    starts[count] += padding
+    total = starts[count]
+    positions, places, rows = np.zeros(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    asked = np.empty(count + len(parents) + padding, dtype=np.int64)
+    depths, ranks = np.empty(len(parents), dtype=np.int64), np.empty(len(parents), dtype=np.int64)
+    above = np.empty(len(parents) + 2, dtype=np.int64)
+    tail = np.empty((count, fed.max()), dtype=np.int64)
+    first, wanted = 0, 0
+    for row in range(count):
+        _rank(parents[first : first + nodes[row]], depths[first:], ranks[first:], above)
+        root = cached[row] + pending[row] - 1
+        for place in range(starts[row + 1] - starts[row]):
+            query, node = starts[row] + place, place - pending[row]
+            places[query], rows[query] = cached[row] + place, row
+            if node < 0:
+                positions[query] = cached[row] + place
+            elif node < nodes[row]:
+                positions[query] = root + depths[first + node]
+            if node >= -1:
+                asked[wanted] = query
+                wanted += 1
+        tail[row] = cached[row] + np.arange(tail.shape[1])
+        for node in range(nodes[row]):
+            tail[row, pending[row] + ranks[first + node]] = root + 1 + node
+        first += nodes[row]
+    return positions, places, rows, starts, asked, depths, ranks, tail
+
+
+@kernel
+def _rank(parents: IntArray, depths: IntArray, ranks: IntArray, above: IntArray) -> None:
+    """Fill in the depth of every node of a tree, and how many come before it, by depth and then by number.
+
+    Args:
+        above: [at least nodes + 2], to work in: the nodes of every depth, then of all smaller ones.
+    """
+    count = len(parents)
+    above[: count + 2] = 0
+    for node in range(count):
+        depths[node] = 1 if parents[node] < 0 else depths[parents[node]] + 1
+        above[depths[node] + 1] += 1
+    for depth in range(1, count + 2):
+        above[depth] += above[depth - 1]
+    for node in range(count):
+        ranks[node] = above[depths[node]]
+        above[depths[node]] += 1

@@ -74,6 +74,9 @@ def joint_step(
     kept = not model.reads_states and any(seq.states is not None for seq in seqs)  # a draft that steps reads its target's
     fed = model.forward_with_states(seqs, trees, pending=kept) if foreseeing or kept else model.forward_nodes(seqs, trees)
     logits = fed.those(ready) if len(ready) < len(seqs) else fed
+    top_k = max(part.drafting.drafter.top_k for part in parts)
+    if top_k and ready:
+        logits = logits.with_top(top_k)
     outcomes = verify([seqs[row] for row in ready], [trees[row] for row in ready], logits)
     _hand_out(outcomes, parts, logits)
     accepted: list[list[int]] = [[]] * len(seqs)

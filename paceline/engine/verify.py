@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.engine import sampling
 from paceline.engine.adjustments import adjusted, forbidden
-from paceline.engine.best_tokens import likeliest, most_likely
+from paceline.engine.best_tokens import most_likely
 from paceline.engine.drafter import Outcome, TopTokens
 from paceline.engine.node_logits import NodeLogits
 from paceline.engine.processors import OwnProcessors, Processed
@@ -127,7 +127,7 @@ def answers(
 
 def _best(logits: NodeLogits) -> list[list[int]]:
     """The most likely token after the root and after every node of each sequence."""
-    best: list[int] = most_likely(logits.flat).tolist()
+    best: list[int] = (most_likely(logits.flat) if logits.top is None else logits.top.token_ids[:, 0]).tolist()
     return [best[start : start + count] for start, count in zip(logits.starts, logits.counts, strict=True)]
 
 
@@ -180,11 +180,12 @@ def with_top_tokens(outcomes: list[Outcome], logits: NodeLogits, count: int) -> 
     """Add the target's `count` most likely tokens after the root and after every node to the outcomes of a step.
 
     Args:
-        logits: as in `verify`, the rows in the order of `outcomes`.
+        logits: with at least as many, the rows in the order of `outcomes`.
     """
     if not outcomes:
         return outcomes
-    token_ids, probs = likeliest(logits.flat, count)
+    assert logits.top is not None, "asked for"
+    token_ids, probs = logits.top.token_ids[:, :count], logits.top.probs[:, :count]
     spans = [slice(start, start + own) for start, own in zip(logits.starts, logits.counts, strict=True)]
     return [
         replace(outcome, target_top=TopTokens(token_ids[span], probs[span]))

@@ -38,6 +38,12 @@ def test_the_lowest_of_equal_ones(dtype: torch.dtype) -> None:
     rows[1, [100, 70, 3]] = 1
     assert most_likely(rows).tolist() == rows.argmax(-1).tolist() == [0, 3]
     assert likeliest(rows, 4)[0].tolist() == [[0, 1, 2, 3], [3, 70, 100, 0]]
+    by_torch = rows[:, :127]  # not a multiple of eight
+    for count in (1, 2, 5):
+        found = likeliest(by_torch, count)[0]
+        assert found[:, 0].tolist() == [0, 3]
+        assert all(len({*row}) == count for row in found.tolist())
+        assert by_torch.gather(-1, torch.from_numpy(found))[1].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0][:count]
 
 
 def test_rows_that_do_not_lie_side_by_side() -> None:
