@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from paceline.engine.kv_moves import can_move, move_forward
+from paceline.engine.kv_moves import Stores, move_forward
 from paceline.engine.tree import IntArray
 
 _SPARE = 64  # positions
@@ -67,6 +67,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             _zeros(states, owner.slots, states.shape[1], owner.capacity, states.shape[3]) for states in (key_states, value_states)
         )
         self.is_initialized = True
+        owner.forget_places()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the new states of the window's rows; returns views of all positions the attention may see."""
@@ -109,6 +110,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.capacity = 0
         self.window = Window()
         self._free: list[int] = []
+        self._described: list[Stores | None] = []  # what `move` makes of the stores; empty once there are others
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     @property
@@ -149,6 +151,11 @@ class SlotCache(Cache):  # type: ignore[misc]
                     new[: len(old), :, :common] = old
                     setattr(layer, name, new)
         self.capacity = capacity
+        self.forget_places()
+
+    def forget_places(self) -> None:
+        """Take notice that there are other stores than before."""
+        self._described.clear()
 
     def take(self) -> int:
         """The lowest free slot."""
@@ -211,11 +218,12 @@ class SlotCache(Cache):  # type: ignore[misc]
     @torch.inference_mode()
     def move(self, slots: IntArray, source: IntArray, target: IntArray) -> None:
         """Copy positions within slots [rows, 1], in every layer, [rows, m] from `source` to `target`, as `move_forward` does."""
-        stores = self._stores()
-        if can_move(stores):
-            move_forward(stores, slots, source, target)
+        if not self._described:
+            self._described.append(Stores.of(self._stores()))
+        if self._described[0] is not None:
+            move_forward(self._described[0], slots.reshape(-1), source, target)
             return
-        for store in stores:
+        for store in self._stores():
             heads, device = store.shape[1], store.device
             flat = store.view(-1, store.shape[-1])
             picked = flat.index_select(0, self.flat_index(slots, source, heads, device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -14,36 +15,36 @@ from paceline.engine.tree import IntArray
 _STEP = 32  # bytes that are moved at a time
 
 
-def can_move(stores: ListLike[Tensor]) -> bool:
-    """Whether `move_forward` takes them: on a CPU, of rows that are whole steps long."""
-    return all(store.device.type == "cpu" and store.is_contiguous() and not _size(store) % _STEP for store in stores)
+class Stores(NamedTuple):
+    """Tensors [slots, heads, capacity, dim] of a cache, as compiled code sees them. Attributes:
 
-
-def move_forward(stores: ListLike[Tensor], slots: IntArray, source: IntArray, target: IntArray) -> None:
-    """Copy positions within slots.
-
-    Args:
-        stores: [slots, heads, capacity, dim] each, `can_move`.
-        slots: [rows, 1]. source, target: [rows, m], ascending, no target behind its source.
+    places: their addresses. heads: of each. sizes: of each, bytes of a position of one head. capacity: of all.
     """
-    places = np.array([store.data_ptr() for store in stores], dtype=np.int64)
-    heads, sizes = (np.array([what(store) for store in stores], dtype=np.int64) for what in (_heads, _size))
-    _move(places, heads, sizes, stores[0].shape[2], slots[:, 0], source, target)
 
+    places: IntArray
+    heads: IntArray
+    sizes: IntArray
+    capacity: int
 
-def _heads(store: Tensor) -> int:
-    return store.shape[1]
-
-
-def _size(store: Tensor) -> int:
-    """Bytes of a position of one head."""
-    return store.shape[3] * store.element_size()
+    @staticmethod
+    def of(tensors: ListLike[Tensor]) -> Stores | None:
+        """Describe tensors while they live; None where they are not on a CPU, or of rows that are no whole steps long."""
+        sizes = [one.shape[3] * one.element_size() for one in tensors]
+        if any(one.device.type != "cpu" or not one.is_contiguous() for one in tensors) or any(size % _STEP for size in sizes):
+            return None
+        columns = [one.data_ptr() for one in tensors], [one.shape[1] for one in tensors], sizes
+        places, heads, bytes_each = (np.array(column, dtype=np.int64) for column in columns)
+        return Stores(places, heads, bytes_each, tensors[0].shape[2] if tensors else 0)
 
 
 @compiled
-def _move(
-    places: IntArray, heads: IntArray, sizes: IntArray, capacity: int, slots: IntArray, source: IntArray, target: IntArray
-) -> None:
+def move_forward(stores: Stores, slots: IntArray, source: IntArray, target: IntArray) -> None:
+    """Copy positions within slots.
+
+    Args:
+        slots: [rows]. source, target: [rows, m], ascending, no target behind its source.
+    """
+    places, heads, sizes, capacity = stores
     for store in range(len(places)):
         size = sizes[store]
         for row in range(len(slots)):

@@ -8,7 +8,7 @@ import torch
 
 from paceline.engine import kv_cache
 from paceline.engine.kv_cache import SlotCache
-from paceline.engine.kv_moves import can_move
+from paceline.engine.kv_moves import Stores
 
 SLOTS, CAPACITY = 3, 40
 
@@ -30,24 +30,27 @@ def test_rows_move_as_torch_moves_them(dtype: torch.dtype, monkeypatch: pytest.M
     random = np.random.default_rng(3)
     dims = [(2, 64), (1, 32), (3, 16)]
     ours, torchs = filled(dims, dtype), filled(dims, dtype)
-    for _ in range(50):
+    with monkeypatch.context() as patch:
+        patch.setattr(kv_cache.Stores, "of", lambda tensors: None)
+        torchs.move(np.array([[0]]), np.array([[0]]), np.array([[0]]))  # it is found out once
+    for number in range(50):
+        if number == 25:
+            ours.reserve(SLOTS + 2, CAPACITY + 8)  # there are other stores then
         slots = np.sort(random.choice(SLOTS, 2, replace=False))[:, None]
         base = random.integers(0, 20, (2, 1))
         path = np.sort(np.stack([random.choice(16, 5, replace=False) for _ in range(2)]))
         source, target = base + path, base + np.broadcast_to(np.arange(5), (2, 5))
         ours.move(slots, source, target)
-        with monkeypatch.context() as patch:
-            patch.setattr(kv_cache, "can_move", lambda stores: False)
-            torchs.window.indices.clear()
-            torchs.move(slots, source, target)
+        torchs.window.indices.clear()
+        torchs.move(slots, source, target)
     for one, other in zip(ours.layers, torchs.layers, strict=True):
-        assert torch.equal(one.keys, other.keys)
-        assert torch.equal(one.values, other.values)
+        assert torch.equal(one.keys[:SLOTS, :, :CAPACITY], other.keys)
+        assert torch.equal(one.values[:SLOTS, :, :CAPACITY], other.values)
 
 
 def test_rows_of_odd_sizes_are_left_to_torch() -> None:
     cache = filled([(2, 12)], torch.bfloat16)
-    assert not can_move([cache.layers[0].keys])
+    assert Stores.of([cache.layers[0].keys]) is None
     before = cache.layers[0].keys.clone()
     cache.move(np.array([[1]]), np.array([[7, 9]]), np.array([[6, 7]]))
     assert torch.equal(cache.layers[0].keys[1, :, 6:8], before[1, :, [7, 9]])
