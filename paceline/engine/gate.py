@@ -10,6 +10,7 @@ from __future__ import annotations
 _BURST, _LEAST_STEPS = 8, 2  # steps of a sequence after which a burst may end, and steps
 _SHORTEST, _LONGEST = 32, 512  # steps without drafts between two bursts
 _PATIENCE, _LONGEST_REST = 4, 4  # steps whose trees were cut to nothing before the first is left out; and most in a row
+_SLACK = 0.4  # tokens that a burst may have cost: cheap drafts are judged by more steps, as few of them say little
 _KEPT = 0.94  # of what earlier steps of a burst say, with every step
 _FEW = 4  # sequences of a batch that a burst begins with
 # A step of a few sequences that takes so many of plain decoding, and whose drafts bring less than such a share of what would pay
@@ -73,6 +74,8 @@ class Gate:
             else:
                 self._next = _SHORTEST
             self._tried = False
+            return
+        if not early and self._tokens + _SLACK >= self._cost:
             return
         self._pause = min(4 * self._next, _LONGEST) if early else self._next
         self._next = min(2 * self._pause, _LONGEST)

@@ -194,6 +194,21 @@ def test_drawn_trees_and_trees_without_confidence_are_not_cut() -> None:
     assert Alone(DEAR).cut([chain], 1, 1) == [chain]
 
 
+def test_cheap_drafts_outlast_a_dry_spell_and_dear_ones_do_not() -> None:
+    def steps_in_vain(cost: float) -> int:
+        gate = Gate()
+        for step in range(100):
+            if not gate.opens():
+                return step
+            gate.note(1.0, cost)
+        return 100
+
+    assert steps_in_vain(1.5) == steps_in_vain(1.1) == 8
+    assert steps_in_vain(1.05) == 11
+    assert 20 <= steps_in_vain(1.03) <= 30
+    assert steps_in_vain(1.01) == 100  # less than anyone could measure
+
+
 def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
     def pauses(tokens: float, steps: int) -> list[int]:
         gate, found = Gate(), [0]

@@ -22,9 +22,9 @@ class LookaheadOptions:
         compat: take exactly the public code's steps, for comparison.
     """
 
-    window: int = 1
-    ngram: int = 5
-    guesses: int = 1
+    window: int = 2
+    ngram: int = 3
+    guesses: int = 4
     pool: int | None = None
     prompt_pool: bool = True
     budget: bool = True

@@ -26,7 +26,7 @@ class PromptLookupOptions:
 
     max_ngram: int = 3
     min_ngram: int = 1
-    length: int = 7
+    length: int = 10
     budget: bool = True
 
     def __post_init__(self) -> None:
