@@ -46,41 +46,44 @@ def available() -> bool:
     return on_x86() and set(instruction_flags()) >= _NEEDED
 
 
-def multiply_blocks(count: int) -> Any:
-    """Return a function of compiled code: the sums of products of up to `BLOCKS` blocks of rows with eight outputs of a weight.
+def multiply_blocks(count: int, outputs: int = OUTPUTS) -> Any:
+    """Return a function of compiled code: the sums of products of `count` blocks of rows with some outputs of a weight.
 
     Its arguments: the address of the blocks, in each of which piece k of all four rows lies before piece k + 1 of the first; that
     of the weight; bytes of a row of it, a multiple of 64; the address of the sums, `STRIDE` bytes from one row's to the next's;
     how far on lies the weight that is to be fetched meanwhile; and what is fetched of it, a bit for each of its `PARTS`. Where
     `available()` is not, it ends the process.
+
+    Args:
+        outputs: a multiple of four; with more than 24 sums in all there are too few registers.
     """
 
     def emit(builder: Any, blocks: Any, weight: Any, size: Any, out: Any, ahead: Any, parts: Any) -> None:
         if not available():  # compiled all the same, with code that asks before it calls this
             builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.trap"), [])
             return
-        sums = [[cgutils.alloca_once(builder, _SUMS) for _ in range(OUTPUTS)] for _ in range(count)]
+        sums = [[cgutils.alloca_once(builder, _SUMS) for _ in range(outputs)] for _ in range(count)]
         for place in (one for block in sums for one in block):
             builder.store(ir.Constant(_SUMS, [0.0] * 16), place)
         fetched = builder.add(weight, ahead)
         wanted = [builder.trunc(builder.lshr(parts, ir.Constant(_INDEX, part)), ir.IntType(1)) for part in range(PARTS)]
         with cgutils.for_range(builder, builder.udiv(size, ir.Constant(_INDEX, LINE)), intp=_INDEX) as loop:
             offset = builder.mul(loop.index, ir.Constant(_INDEX, LINE))
-            lines = builder.add(fetched, _times(builder, offset, OUTPUTS))
-            for line in range(0, OUTPUTS, OUTPUTS // PARTS):
-                with builder.if_then(wanted[line * PARTS // OUTPUTS]):
-                    for behind in range(OUTPUTS // PARTS):
+            lines = builder.add(fetched, _times(builder, offset, outputs))
+            for line in range(0, outputs, outputs // PARTS):
+                with builder.if_then(wanted[line * PARTS // outputs]):
+                    for behind in range(outputs // PARTS):
                         fetch(builder, _behind(builder, lines, (line + behind) * LINE), 2)
             for piece in range(LINE // PIECE):
                 step = _behind(builder, offset, piece * PIECE)
                 rows = [_load(builder, _at(builder, blocks, size, number, step, ROWS)) for number in range(count)]
-                for output in range(OUTPUTS):
+                for output in range(outputs):
                     numbers = _repeat(builder, _at(builder, weight, size, output, step))
                     for pieces, block in zip(rows, sums, strict=True):
                         added = _add_products(builder, builder.load(block[output]), pieces, numbers)
                         builder.store(added, block[output])
         for number, block in enumerate(sums):
-            for first in range(0, OUTPUTS, 4):
+            for first in range(0, outputs, 4):
                 target = _behind(builder, out, number * ROWS * STRIDE + first * 4)
                 _store_totals(builder, target, [builder.load(place) for place in block[first : first + 4]])
 

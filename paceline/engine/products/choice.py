@@ -16,7 +16,7 @@ from paceline.engine.circumstances import circumstances
 from paceline.engine.products.own import ANY, Products, product, replaceable
 
 COUNTS = (1, 4, 16, 64, 256)  # of rows that are tried; the last stands for any more
-_KIND = "products-v5"  # another number when what is tried or written changes
+_KIND = "products-v6"  # another number when what is tried or written changes
 _WORTH = 1 << 25  # weights: a smaller model stays in the processor's caches, and torch's kernels do as well there
 _BEYOND = 1 << 27  # weights of a shape that are tried one after the other: fewer would stay in a cache
 _NARROW, _MANY = 1 << 24, 64  # weights of a module that is not tried with so many rows: heads of a vocabulary get few

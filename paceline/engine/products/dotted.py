@@ -24,6 +24,8 @@ _CACHE = 400_000  # bytes of the second cache that rows may fill
 _AHEAD = 2 * dots.OUTPUTS  # outputs from those that are computed to those that are fetched: memory answers late
 
 _one, _two, _three = (dots.multiply_blocks(count) for count in (1, 2, 3))
+_HALF = dots.OUTPUTS // 2
+_four = dots.multiply_blocks(4, _HALF)  # as many registers again
 
 
 def _multiply_all(place: int) -> int:
@@ -87,8 +89,14 @@ def _pack(rows: int, packed: int, count: int, size: int) -> None:
 def _multiply(blocks: int, weight: int, size: int, sums: int, count: int, ahead: int) -> None:
     """All blocks with eight outputs, in groups as equal as can be, each of which fetches its part of what lies ahead.
 
-    Memory gives its lines one by one: what is asked for all at once makes the first group wait, and the others find it idle.
+    Memory gives its lines one by one: what is asked for all at once makes the first group wait, and the others find it idle. Four
+    blocks, which memory still outlasts, are one group, with half the outputs at a time.
     """
+    if count == dots.BLOCKS + 1:
+        parts = dots.ALL if ahead else 0
+        _four(blocks, weight, size, sums, ahead, parts)
+        _four(blocks, weight + _HALF * size, size, sums + _HALF * FLOAT, ahead, parts)
+        return
     groups = (count + dots.BLOCKS - 1) // dots.BLOCKS
     done, fetched = 0, 0 if ahead else dots.PARTS
     while groups:
