@@ -22,7 +22,7 @@ class LookaheadOptions:
         compat: take exactly the public code's steps, for comparison.
     """
 
-    window: int = 2
+    window: int = 3
     ngram: int = 3
     guesses: int = 4
     pool: int | None = None
