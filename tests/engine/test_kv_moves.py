@@ -31,7 +31,7 @@ def test_rows_move_as_torch_moves_them(dtype: torch.dtype, monkeypatch: pytest.M
     dims = [(2, 64), (1, 32), (3, 16)]
     ours, torchs = filled(dims, dtype), filled(dims, dtype)
     with monkeypatch.context() as patch:
-        patch.setattr(kv_cache.Stores, "of", lambda tensors: None)
+        patch.setattr(Stores, "of", lambda tensors: None)
         torchs.move(np.array([[0]]), np.array([[0]]), np.array([[0]]))  # it is found out once
     for number in range(50):
         if number == 25:
