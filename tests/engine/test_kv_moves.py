@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine import kv_cache
 from paceline.engine.kv_cache import SlotCache
 from paceline.engine.kv_moves import Stores
 
