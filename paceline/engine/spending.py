@@ -27,7 +27,7 @@ from paceline.engine.drafting import Part
 from paceline.engine.offers import Offers, Packed, Padded
 
 _RATE = 0.1  # of the newest step in what steps were found to take; of the first ones all count alike
-_MARGIN = 1.06  # of the seconds of steps with drafts: a smaller gain is less than drafting takes beside forwards
+_MARGIN = 1.03  # of the seconds of steps with drafts: a gain that is smaller is no gain for sure
 _FORGETTING = 0.005  # of that, with every step that tells nothing about it: what was too dear is tried again
 _MOST_OFF = 3.0  # a curve is believed to be off by no more
 
