@@ -16,6 +16,7 @@ from paceline.common.compiled import inlined
 
 FLOAT = 4  # bytes
 LANES = FLOAT * lanes.WIDTH
+LINE = 64  # bytes that memory gives at once
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # how numbers are stored
 
 
@@ -23,6 +24,12 @@ FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # how numbers are stored
 def address(array: NDArray[np.float32]) -> Any:
     """Where an array lies, as a signed number."""
     return np.int64(array.ctypes.data)  # unsigned otherwise, and in a sum with a signed one float64
+
+
+@inlined
+def aligned(store: NDArray[np.float32]) -> Any:
+    """Where in an array a line of the cache begins: a vector, or a row of a tile, is then read from one line."""
+    return (address(store) + LINE - 1) // LINE * LINE
 
 
 @inlined

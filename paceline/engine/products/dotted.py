@@ -7,16 +7,13 @@ computed together is a matter of registers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.common import dots
 from paceline.common.compiled import as_pointer, inlined
 from paceline.common.crew import Job
-from paceline.engine.attention.tiles import BFLOAT16, FLOAT, address
+from paceline.engine.attention.tiles import BFLOAT16, FLOAT, address, aligned
 from paceline.engine.products.kernel import PRODUCT, TASK, take_task, write_out
 
 INNER, OUTER = dots.LINE // 2, dots.OUTPUTS  # sizes of a weight are multiples of these
@@ -25,7 +22,7 @@ _AHEAD = 2 * dots.OUTPUTS  # outputs from those that are computed to those that 
 
 _one, _two, _three = (dots.multiply_blocks(count) for count in (1, 2, 3))
 _HALF = dots.OUTPUTS // 2
-_four = dots.multiply_blocks(4, _HALF)  # as many registers again
+_four = dots.multiply_blocks(dots.BLOCKS + 1, _HALF)  # as many registers again
 
 
 def _multiply_all(place: int) -> int:
@@ -40,13 +37,13 @@ def _multiply_all(place: int) -> int:
     most = max(dots.BLOCKS, _CACHE // (dots.ROWS * size))
     packed = np.empty((blocks * dots.ROWS * size + dots.LINE) // FLOAT, dtype=np.float32)
     sums = np.empty(min(blocks, most) * dots.ROWS * TASK, dtype=np.float32)
-    _pack(product.rows, _aligned(packed), count, size)
+    _pack(product.rows, aligned(packed), count, size)
     done = 0
     while first < outer:
         width = min(TASK, outer - first)
         for block in range(0, blocks, most):
             some = min(most, blocks - block)
-            source = _aligned(packed) + block * dots.ROWS * size  # here, since an array lives until its last use
+            source = aligned(packed) + block * dots.ROWS * size  # here, since an array lives until its last use
             for output in range(first, first + width, dots.OUTPUTS):
                 ahead = _AHEAD * size if block == 0 and output + _AHEAD < outer else 0
                 _multiply(source, product.weight + output * size, size, address(sums) + (output - first) * FLOAT, some, ahead)
@@ -67,12 +64,6 @@ def _multiply_all(place: int) -> int:
 
 
 multiply_dotted = Job(_multiply_all)
-
-
-@inlined
-def _aligned(store: NDArray[np.float32]) -> Any:
-    """Where in it a line of the cache begins: a vector is then read from one line."""
-    return (address(store) + dots.LINE - 1) // dots.LINE * dots.LINE
 
 
 @inlined

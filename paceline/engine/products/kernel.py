@@ -19,11 +19,10 @@ import numpy as np
 from paceline.common import lanes
 from paceline.common.compiled import as_pointer, inlined, record_dtype, take_number
 from paceline.common.crew import Job
-from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, LANES, address, load_lanes, load_row
+from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, LANES, LINE, address, load_lanes, load_row
 
 _OUTPUTS = 4  # at a time: their sums fill one store, and with three rows the registers
 TASK = 64  # outputs that a thread takes at a time
-_LINE = 64  # bytes that memory gives at once
 _CACHE = 30_000  # bytes of the nearest cache that rows and weights may fill
 _LEAST_BLOCK = 6  # rows that share a reading of the weights at least
 _DIRECT = 3  # rows for which half precision is converted as it is used; for more, once for all
@@ -100,7 +99,7 @@ def _multiply_few(
             _multiply_rows(BFLOAT16, rows, place, stride, target, count, inner, ahead)
         else:
             load_row(kind, place, scratch, _OUTPUTS * inner)
-            for line in range(place + ahead, place + 2 * ahead, _LINE):
+            for line in range(place + ahead, place + 2 * ahead, LINE):
                 lanes.prefetch(line)
             _multiply_rows(FLOAT32, rows, scratch, inner * FLOAT, target, count, inner, 0)
 
@@ -152,7 +151,7 @@ def _multiply_rows(kind: int, rows: int, weight: int, stride: int, out: int, cou
 @inlined
 def _fetch(place: int, stride: int, offset: int) -> None:
     """Have the same part of the next four outputs' weights brought near, line by line."""
-    if offset % _LINE == 0:
+    if offset % LINE == 0:
         lanes.prefetch(place)
         lanes.prefetch(place + stride)
         lanes.prefetch(place + 2 * stride)

@@ -8,16 +8,13 @@ how many rows and outputs are computed together is a matter of registers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.common import amx, lanes
 from paceline.common.compiled import as_pointer, inlined
 from paceline.common.crew import Job
-from paceline.engine.attention.tiles import FLOAT, address
+from paceline.engine.attention.tiles import FLOAT, address, aligned
 from paceline.engine.products.kernel import PRODUCT, TASK, take_task
 
 INNER, OUTER = 32, amx.SIDE  # sizes of a weight are multiples of these
@@ -42,11 +39,11 @@ def _multiply_all(place: int) -> int:
         return 0
     blocks = (count + amx.SIDE - 1) // amx.SIDE
     store = np.empty((4 * amx.TILE + amx.ROW) // FLOAT + (blocks + 1) * amx.SIDE * inner // 2, dtype=np.float32)
-    _pack(product.rows, _aligned(store) + 4 * amx.TILE, count, inner, blocks)
+    _pack(product.rows, aligned(store) + 4 * amx.TILE, count, inner, blocks)
     amx.configure(address(_CONFIGURATION))
     done = 0
     while first < outer:
-        sums = _aligned(store)  # here, since an array lives until its last use
+        sums = aligned(store)  # here, since an array lives until its last use
         packed = sums + 4 * amx.TILE
         for output in range(first, min(first + TASK, outer), _BLOCK):
             width = min(_BLOCK, outer - output)
@@ -68,12 +65,6 @@ def _multiply_all(place: int) -> int:
 
 
 multiply_tiled = Job(_multiply_all)
-
-
-@inlined
-def _aligned(store: NDArray[np.float32]) -> Any:
-    """Where in it a line of the cache begins: a row of a tile is then one line."""
-    return (address(store) + amx.ROW - 1) // amx.ROW * amx.ROW
 
 
 @inlined
