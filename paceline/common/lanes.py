@@ -72,12 +72,12 @@ def _splat(builder: Any, number: Any, kind: Any = _VECTOR) -> Any:
     return builder.shuffle_vector(single, ir.Constant(kind, ir.Undefined), _words(0))
 
 
-def _constant(number: float) -> Any:
-    return ir.Constant(_VECTOR, [ir.Constant(_FLOAT, number)] * WIDTH)
+def _constant(number: float, count: int = WIDTH) -> Any:
+    return ir.Constant(ir.VectorType(_FLOAT, count), [ir.Constant(_FLOAT, number)] * count)
 
 
-def _words(number: int) -> Any:
-    return ir.Constant(_WORDS, [number] * WIDTH)
+def _words(number: int, count: int = WIDTH) -> Any:
+    return ir.Constant(ir.VectorType(ir.IntType(32), count), [number] * count)
 
 
 def pick(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
@@ -86,8 +86,8 @@ def pick(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
 
 
 def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32"), (a, b, c))
+    kind = ir.FunctionType(a.type, [a.type] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{a.type.count}f32"), (a, b, c))
 
 
 def _larger(builder: Any, one: Any, other: Any) -> Any:
@@ -130,20 +130,25 @@ _ROUNDER = 12582912.0  # 1.5 * 2**23: added to a number, it leaves the nearest i
 _SMALLEST = -87.0  # exp of anything below is taken for 0
 
 
-def _exp(builder: Any, x: Any) -> Any:
-    """Exponential of numbers <= 0, to 1e-7 of the result."""
-    shifted = _fused(builder, x, _constant(_LOG2_E), _constant(_ROUNDER))
-    whole = builder.fsub(shifted, _constant(_ROUNDER))
-    rest = _fused(builder, whole, _constant(-_LN2_HIGH), x)
-    rest = _fused(builder, whole, _constant(-_LN2_LOW), rest)
-    series = _constant(_POWERS[0])
+def exponential(builder: Any, x: Any) -> Any:
+    """Exponential of any number of lanes, numbers <= 0, to 1e-7 of the result, for what `emit` writes."""
+    count = x.type.count
+
+    def constant(number: float) -> Any:
+        return _constant(number, count)
+
+    shifted = _fused(builder, x, constant(_LOG2_E), constant(_ROUNDER))
+    whole = builder.fsub(shifted, constant(_ROUNDER))
+    rest = _fused(builder, whole, constant(-_LN2_HIGH), x)
+    rest = _fused(builder, whole, constant(-_LN2_LOW), rest)
+    series = constant(_POWERS[0])
     for power in _POWERS[1:]:
-        series = _fused(builder, series, rest, _constant(power))
-    series = _fused(builder, series, builder.fmul(rest, rest), builder.fadd(rest, _constant(1.0)))
-    bits = builder.shl(builder.bitcast(shifted, _WORDS), _words(23))
-    scale = builder.bitcast(builder.add(bits, _words(127 << 23)), _VECTOR)
-    tiny = builder.fcmp_ordered("<", x, _constant(_SMALLEST))  # false for NaN, which stays NaN
-    return builder.select(tiny, _constant(0.0), builder.fmul(series, scale))
+        series = _fused(builder, series, rest, constant(power))
+    series = _fused(builder, series, builder.fmul(rest, rest), builder.fadd(rest, constant(1.0)))
+    bits = builder.shl(builder.bitcast(shifted, ir.VectorType(ir.IntType(32), count)), _words(23, count))
+    scale = builder.bitcast(builder.add(bits, _words(127 << 23, count)), x.type)
+    tiny = builder.fcmp_ordered("<", x, constant(_SMALLEST))  # false for NaN, which stays NaN
+    return builder.select(tiny, constant(0.0), builder.fmul(series, scale))
 
 
 def _load(builder: Any, address: Any) -> Any:
@@ -214,7 +219,7 @@ fused = operation(Lanes, (Lanes, Lanes, Lanes), _fused)
 larger = operation(Lanes, (Lanes, Lanes), _larger)
 marked = operation(Lanes, (Lanes, Lanes), _marked)
 with_sign = operation(Lanes, (Lanes, Lanes), _with_sign)
-exp = operation(Lanes, (Lanes,), _exp)
+exp = operation(Lanes, (Lanes,), exponential)
 total = operation(types.float32, (Lanes,), lambda builder, a: _fold(builder, a, lambda builder, x, y: builder.fadd(x, y)))
 largest = operation(types.float32, (Lanes,), lambda builder, a: _fold(builder, a, _larger))
 store_sums = operation(types.void, (types.int64, Lanes, Lanes, Lanes, Lanes), _store_sums)

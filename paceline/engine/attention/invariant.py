@@ -13,6 +13,7 @@ from paceline.common.lanes import WIDTH
 from paceline.engine.attention.call import CALL
 from paceline.engine.attention.kernel import attend
 from paceline.engine.attention.order import KeyOrder
+from paceline.engine.attention.tiled import attend_tiled, lanes_of, takes
 from paceline.engine.attention.tiles import BFLOAT16, FLOAT16, FLOAT32
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -54,16 +55,20 @@ def attention_by_position(
     query, key, value = _readable(query, dim), _readable(key, dim), _readable(value, value_dim)
     out = torch.empty(batch, columns, heads, value.shape[3], dtype=torch.float32)
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
-    tile = min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), visible.columns * groups)
+    kind, tile = KINDS[query.dtype], min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), visible.columns * groups)
+    tiled = takes(kind, query.shape[3], value.shape[3])
+    if tiled:
+        unit = max(lanes_of(groups), groups)
+        tile = -(-tile // unit) * unit
     place = _arguments.write(
         *_places(query), *_places(key), *_places(value), out.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
         len(order.cached), key_heads, groups, visible.columns, visible.packed, query.shape[3], value.shape[3],
-        KINDS[query.dtype], tile, keys,
+        kind, tile, keys,
         1 / math.sqrt(dim) if scaling is None else scaling, softcap or 0.0,
         *visible.places, *order.places, len(visible.runs), order.tail.shape[1], 0,
     )  # fmt: skip
     others, work = torch.get_num_threads() - 1, batch * heads * columns * keys * dim
-    attend.share(place, min(others, work // _SHARE), work < _SHARE_AWAKE)
+    (attend_tiled if tiled else attend).share(place, min(others, work // _SHARE), work < _SHARE_AWAKE)
     if value_dim % WIDTH:
         out = out[..., :value_dim]
     return out if query.dtype == torch.float32 else out.to(query.dtype)
