@@ -30,7 +30,7 @@ class Call:
     value_row: int
     value_head: int
     value_place: int
-    out: int  # float32 [queries, heads, value dim], contiguous
+    out: int  # [queries, heads, value dim], contiguous; bfloat16 where the others are, else float32
     sinks: int  # float32 [heads], contiguous; 0 without
     rows: int
     key_heads: int

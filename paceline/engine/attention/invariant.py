@@ -53,7 +53,8 @@ def attention_by_position(
     groups, keys = heads // key_heads, order.keys
     visible = order.visible(mask, columns)
     query, key, value = _readable(query, dim), _readable(key, dim), _readable(value, value_dim)
-    out = torch.empty(batch, columns, heads, value.shape[3], dtype=torch.float32)
+    out_dtype = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
+    out = torch.empty(batch, columns, heads, value.shape[3], dtype=out_dtype)
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
     kind, tile = KINDS[query.dtype], min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), visible.columns * groups)
     tiled = takes(kind, query.shape[3], value.shape[3])
@@ -71,7 +72,7 @@ def attention_by_position(
     (attend_tiled if tiled else attend).share(place, min(others, work // _SHARE), work < _SHARE_AWAKE)
     if value_dim % WIDTH:
         out = out[..., :value_dim]
-    return out if query.dtype == torch.float32 else out.to(query.dtype)
+    return out if query.dtype == out_dtype else out.to(query.dtype)
 
 
 def _readable(states: Tensor, dim: int) -> Tensor:

@@ -28,6 +28,7 @@ from paceline.engine.attention.call import BLOCK, CALL, TAKEN, Call, Tile, reach
 from paceline.engine.attention.dotted import QUERIES, is_dotted, lay_queries, score_dotted
 from paceline.engine.attention.order import RUN
 from paceline.engine.attention.tiles import (
+    BFLOAT16,
     FLOAT,
     FLOAT32,
     LANES,
@@ -255,4 +256,7 @@ def _write_out(call: Call, tile: Tile) -> None:
         total = lanes.splat(tile.totals[i])
         for d in range(0, size, LANES):
             quotient = lanes.divide(lanes.load(address(tile.sums) + i * size + d), total)
-            lanes.store(call.out + place * size + d, quotient)
+            if call.kind == BFLOAT16:
+                lanes.store_bfloat16(call.out + (place * size + d) // 2, quotient)
+            else:
+                lanes.store(call.out + place * size + d, quotient)

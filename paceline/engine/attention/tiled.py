@@ -479,4 +479,4 @@ def _write_out(call: Call, part: _Part, room: _Room, block: int, i: int, count: 
             total = np.float32(1.0)
         sums = room.sums + (block * SIDE + lane) * size
         for d in range(0, size, LANES):
-            lanes.store(call.out + place * size + d, lanes.divide(lanes.load(sums + d), lanes.splat(total)))
+            lanes.store_bfloat16(call.out + (place * size + d) // 2, lanes.divide(lanes.load(sums + d), lanes.splat(total)))
