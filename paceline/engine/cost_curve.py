@@ -22,7 +22,7 @@ from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 
 # Products take rows four or sixteen at a time: where a number fills them up, the next one is measured, too.
 ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64, 65, 96, 128)
-_KIND = "cost-v7"  # another number when what is measured or written changes
+_KIND = "cost-v8"  # another number when what is measured or written changes
 _TEXT = 32  # tokens in front
 _ROUNDS = 5
 # No larger number of rows is begun after so many seconds; of a slow model, after so many forwards of one row, up to the second.
