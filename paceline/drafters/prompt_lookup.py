@@ -3,13 +3,16 @@
 Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). Longest n-gram first, most recent match, the
 continuation clipped at the end of the text.
 
-What is different here: each n-gram's latest place is kept in a dictionary, so a step costs `max_ngram` look-ups whatever the
-length of the text.
+What is different here: what followed at earlier places, and behind shorter n-grams, is proposed beside it, as branches of a tree
+(`matches=1` is the paper's chain); and places are kept in a dictionary, so that a step costs a few look-ups whatever the length
+of the text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
+from itertools import islice
 
 from paceline.drafters.shared.file_options import PromptLookupOptions
 from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
@@ -18,8 +21,11 @@ from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
-_FIRST = (0.35, 0.55, 0.65)  # chance of the first token behind a match of one token, two, and more; all in different steps of
-_NEXT = (0.75, 0.85, 0.9)  # `paceline.engine.reliability`; and of the tokens behind it
+# Chance of the first token behind a match of one token, two, and more, in different steps of `paceline.engine.reliability` as far
+# as they differ; of the first token that only the second match proposes, or a later one; and of the tokens behind these.
+_FIRST, _SECOND, _OTHER = (0.35, 0.55, 0.65), (0.08, 0.1, 0.25), (0.05, 0.05, 0.05)
+_NEXT = (0.75, 0.85, 0.9)
+_LOOKS = 4  # places that are looked at for each match: many are followed by the same
 
 
 class PromptLookup(Drafter):
@@ -43,13 +49,14 @@ class PromptLookup(Drafter):
         self._index[seq.id] = NgramIndex(self._options.min_ngram, self._options.max_ngram)
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """Return a chain per sequence, empty where no match is found."""
+        """Return a tree per sequence, empty where no match is found; first in it is what followed the longest, latest match."""
         trees = []
         for seq, limit in zip(seqs, max_nodes, strict=True):
             length = min(self._options.length, limit, seq.remaining - 1)
             index = self._index[seq.id]
             index.update(seq.token_ids)
-            trees.append(_chain(index.continuation(seq.token_ids, length), seq.prompt_length) if length > 0 else EMPTY_TREE)
+            found = islice(index.continuations(seq.token_ids, length), _LOOKS * self._options.matches) if length > 0 else ()
+            trees.append(_tree(found, self._options.matches, limit, seq.prompt_length))
         return trees
 
     def stop(self, seq: Sequence) -> None:
@@ -57,16 +64,34 @@ class PromptLookup(Drafter):
         self._index.pop(seq.id, None)
 
 
-def _chain(found: Continuation, prompt_length: int) -> DraftTree:
-    if not found.tokens:
+def _tree(found: Iterable[Continuation], matches: int, most: int, prompt_length: int) -> DraftTree:
+    """Join continuations, of which so many may differ, into a tree of at most `most` nodes."""
+    nodes: dict[tuple[int, int], int] = {}  # by parent and token
+    confidence: list[float] = []
+    origins: list[Origin] = []
+    branches = 0
+    for tokens, matched, place in found:
+        parent, fresh = -1, 0
+        for offset, token in enumerate(tokens):
+            node = nodes.get((parent, token))
+            if node is None:
+                if len(nodes) == most:
+                    break
+                node = nodes[parent, token] = len(nodes)
+                confidence.append(_confidence(branches, matched, fresh))
+                origins.append(Origin.PROMPT if place + offset < prompt_length else Origin.OUTPUT)
+                fresh += 1
+            parent = node
+        branches += fresh > 0
+        if branches == matches or len(nodes) == most:
+            break
+    if not nodes:
         return EMPTY_TREE
-    count = len(found.tokens)
-    of_prompt = min(count, max(0, prompt_length - found.place))
-    origins = [Origin.PROMPT] * of_prompt + [Origin.OUTPUT] * (count - of_prompt)
-    return DraftTree.chain(found.tokens, confidence=_confidence(found.matched, count), origins=origins)
+    return DraftTree([token for _, token in nodes], [parent for parent, _ in nodes], confidence=confidence, origins=origins)
 
 
-def _confidence(matched: int, count: int) -> list[float]:
-    """Return the chances of `count` tokens behind a match of so many, each given those before it: the budget corrects them."""
-    first = _FIRST[min(matched, len(_FIRST)) - 1]
-    return [first, *_NEXT[: count - 1], *[_NEXT[-1]] * (count - 1 - len(_NEXT))]
+def _confidence(branch: int, matched: int, fresh: int) -> float:
+    """Return the chance of a token, given those before it, that is the `fresh`-th its branch adds: the budget corrects it."""
+    if fresh == 0:
+        return (_FIRST, _SECOND, _OTHER)[min(branch, 2)][min(matched, len(_FIRST)) - 1]
+    return _NEXT[min(fresh, len(_NEXT)) - 1]

@@ -20,18 +20,21 @@ class PromptLookupOptions:
     Attributes:
         max_ngram: tokens of the longest n-gram looked up, which is tried first.
         min_ngram: tokens of the shortest n-gram looked up.
-        length: most tokens proposed.
+        length: most tokens proposed in a row.
+        matches: most different continuations proposed, as branches of a tree; 1 = a chain.
         budget: of these, the engine feeds what pays for its forward.
     """
 
     max_ngram: int = 3
     min_ngram: int = 1
     length: int = 10
+    matches: int = 4
     budget: bool = True
 
     def __post_init__(self) -> None:
         require_range("prompt_lookup", "min_ngram", self.min_ngram, 1)
         require_range("prompt_lookup", "length", self.length, 1)
+        require_range("prompt_lookup", "matches", self.matches, 1)
         if self.max_ngram < self.min_ngram:
             raise ConfigError(
                 f"prompt_lookup: got max_ngram={self.max_ngram} with min_ngram={self.min_ngram}; expected max_ngram not to be"

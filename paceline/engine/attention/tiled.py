@@ -9,14 +9,14 @@ A query's output depends on itself and on the keys it sees, to the last bit, as 
 - output of each dim: 32 ranks after the other, as `amx` multiplies them, the first numbers of a step, then the second ones; then
   the division.
 
-The steps whose 32 keys all queries of a block see at the same ranks, the text before them, are multiplied for all of them at once.
-For each column the others, with the nodes of its own path, are gathered by rank: no query is multiplied by a key that it does not
-see, which may be no number. These tiles have as many rows as a key head has query heads.
+The steps whose 32 keys all queries of a block see at the same ranks, those of the text before them, are multiplied for all at
+once. For each column the others, with the nodes of its own path, are gathered by rank: no query is multiplied by a key that it
+does not see, which may be no number. These tiles have as many rows as a key head has query heads.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -88,7 +88,7 @@ class _Part(NamedTuple):
     """The queries of a row and a key head that a thread takes at a time.
 
     Attributes:
-        first, length: of its queries; query i is of column i // groups, member i % groups. outputs: number of the row's first one.
+        first, length: of its queries; query i is of column i // groups, member i % groups. outputs: number of the row's first.
         query, key, value: where those of the row, and of the key head, begin.
         base: the first key that the first column sees.
     """
