@@ -1,5 +1,5 @@
-"""Run the products by AMX on any processor, its instructions emulated, against the sums in their order. A script of its own,
-since the instructions are put in place before the products are compiled:
+"""Run products and attention by AMX on any processor, its instructions emulated, against sums in their order and plain decoding.
+A script of its own, since the instructions are put in place before what uses them is compiled:
 
     NUMBA_CACHE_DIR=$(mktemp -d) python -m tests.support.emulated_amx
 
@@ -13,18 +13,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.common import amx, lanes
-from paceline.common.compiled import inlined, load_uint16
+from paceline.common import amx, columns, lanes
+from paceline.common.compiled import inlined, load_uint8, load_uint16, store_uint8
 
 _ROOM = np.zeros(8 * amx.TILE // 4 + 16, dtype=np.float32)
 _TILES = (_ROOM.ctypes.data + 63) // 64 * 64
 _WIDENED = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32).copy()  # of every bfloat16 number
 _TABLE = _WIDENED.ctypes.data
+_ROWS = np.full(8, amx.SIDE, dtype=np.uint8)  # of the tiles
+_ROWS_AT = _ROWS.ctypes.data
+_HALF = np.zeros(16, dtype=np.float32)
+_HALVES = _HALF.ctypes.data
 
 
 @inlined
-def _copy(source: int, stride: int, target: int, target_stride: int) -> None:
-    for row in range(amx.SIDE):
+def _configure(place: int) -> None:
+    for tile in range(8):
+        store_uint8(_ROWS_AT + tile, load_uint8(place + 48 + tile))
+
+
+@inlined
+def _copy(source: int, stride: int, target: int, target_stride: int, rows: int) -> None:
+    for row in range(rows):
         for part in range(0, amx.ROW, 32):
             lanes.store(target + row * target_stride + part, lanes.load(source + row * stride + part))
 
@@ -42,7 +52,7 @@ def _number(place: int) -> Any:
 
 @inlined
 def _add_product(out: int, left: int, right: int) -> None:
-    for row in range(amx.SIDE):
+    for row in range(np.int64(load_uint8(_ROWS_AT + out))):
         for column in range(amx.SIDE):
             first, second = np.float32(0.0), np.float32(0.0)
             for pair in range(amx.SIDE):
@@ -74,8 +84,48 @@ def _nothing() -> None:
 
 
 @inlined
-def _ignore(place: int) -> None:
-    pass
+def _scale(rows: int, count: int, factor: Any) -> None:
+    for place in range(rows, rows + count * amx.ROW, 32):
+        lanes.store(place, lanes.multiply(lanes.load(place), lanes.splat(factor)))
+
+
+@inlined
+def _find_largest(rows: int, fours: int, out: int) -> None:
+    for place in range(rows, rows + 4 * fours * amx.ROW, amx.ROW):
+        for part in range(0, amx.ROW, 32):
+            lanes.store(out + part, lanes.larger(lanes.load(out + part), lanes.load(place + part)))
+
+
+@inlined
+def _copy_half(source: int, target: int) -> None:
+    store_uint8(target, load_uint8(source))
+    store_uint8(target + 1, load_uint8(source + 1))
+
+
+@inlined
+def _weigh(rows: int, pairs: int, largest: int, total: int, high: int, low: int) -> None:
+    for row in range(2 * pairs):
+        for part in range(0, amx.ROW, 32):
+            for lane in range(8):
+                if lanes.load_float(largest + part + 4 * lane) == -np.inf:
+                    lanes.store_float(_HALVES + 32 + 4 * lane, np.float32(0.0))
+                else:
+                    lanes.store_float(_HALVES + 32 + 4 * lane, lanes.load_float(largest + part + 4 * lane))
+            most = lanes.load(_HALVES + 32)
+            weight = lanes.exp(lanes.subtract(lanes.load(rows + row * amx.ROW + part), most))
+            lanes.store(total + part, lanes.add(lanes.load(total + part), weight))
+            for place in (high, low):
+                lanes.store_bfloat16(_HALVES, weight)
+                for lane in range(8):
+                    _copy_half(_HALVES + 2 * lane, place + row // 2 * amx.ROW + part + 4 * lane + row % 2 * 2)
+                weight = lanes.subtract(weight, lanes.load_bfloat16(_HALVES))
+
+
+@inlined
+def _pair_up(first: int, second: int, out: int) -> None:
+    for number in range(columns.COLUMNS):
+        _copy_half(first + 2 * number, out + 4 * number)
+        _copy_half(second + 2 * number, out + 4 * number + 2)
 
 
 def _zero(tile: int) -> Any:
@@ -89,7 +139,7 @@ def _zero(tile: int) -> Any:
 def _load(tile: int) -> Any:
     @inlined
     def load(source: int, stride: int) -> None:
-        _copy(source, stride, _TILES + tile * amx.TILE, amx.ROW)
+        _copy(source, stride, _TILES + tile * amx.TILE, amx.ROW, np.int64(load_uint8(_ROWS_AT + tile)))
 
     return load
 
@@ -97,7 +147,7 @@ def _load(tile: int) -> Any:
 def _store(tile: int) -> Any:
     @inlined
     def store(target: int, stride: int) -> None:
-        _copy(_TILES + tile * amx.TILE, amx.ROW, target, stride)
+        _copy(_TILES + tile * amx.TILE, amx.ROW, target, stride, np.int64(load_uint8(_ROWS_AT + tile)))
 
     return store
 
@@ -112,8 +162,9 @@ def _product_of(out: int, left: int, right: int) -> Any:
 
 def main() -> None:
     """Put the emulation in place, then compare."""
-    amx.configure, amx.release, amx.round_row, amx.round_sum = _ignore, _nothing, _round_row, _round_sum
-    amx.zero, amx.load, amx.store, amx.add_product = _zero, _load, _store, _product_of
+    amx.configure, amx.release, amx.round_row, amx.round_sum = _configure, _nothing, _round_row, _round_sum
+    amx.zero, amx.load, amx.store, amx.add_product, amx.available = _zero, _load, _store, _product_of, lambda: True
+    columns.scale, columns.find_largest, columns.weigh, columns.pair_up = _scale, _find_largest, _weigh, _pair_up
 
     from paceline.engine.products import own
     from paceline.engine.products.tiled import multiply_tiled
@@ -123,6 +174,14 @@ def main() -> None:
     own._kernel = lambda *_: multiply_tiled
     for shape in SHAPES[:5]:
         check_bits(tiled_sums, *shape)
+
+    from tests.engine.attention import test_by_position, test_tiled
+
+    for shape in ((9, 3, 64, 64), (4, 2, 32, 48), (20, 1, 64, 64)):
+        test_by_position.test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(shape, torch.bfloat16)
+        test_by_position.test_values_are_those_of_the_reference(shape, torch.bfloat16)
+    test_tiled.test_values_are_added_up_in_the_order_that_is_written_down(33, 80)
+    test_tiled.test_keys_and_values_that_are_not_numbers_are_met_by_those_who_see_them(torch.bfloat16, 5)
 
 
 if __name__ == "__main__":
