@@ -112,6 +112,7 @@ load_uint16 = _loader(types.uint16, 16)
 load_uint32 = _loader(types.uint32, 32)
 load_int32 = _loader(types.int32, 32)
 load_uint64 = _loader(types.uint64, 64)
+load_int64 = _loader(types.int64, 64)
 load_uint8 = _loader(types.uint8, 8)
 
 

@@ -68,6 +68,7 @@ class Tile(NamedTuple):
             sums: [tile, value dim]; totals: [tile].
         cursors: [tile], the run of each query that reaches into the block under way, or a run before it.
         block: room for the keys or values of a block; products: for its scores, as `dotted` makes them.
+        places: [4], where the weights of queries lie whose sums are made together.
     """
 
     row: int
@@ -87,6 +88,7 @@ class Tile(NamedTuple):
     cursors: IntArray
     block: FloatArray
     products: FloatArray
+    places: IntArray
 
 
 @inlined

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.common import dots, lanes
+from paceline.common import dots, weighted
 from paceline.common.compiled import inlined
 from paceline.engine.attention.call import BLOCK, Call, Tile, reaches
-from paceline.engine.attention.tiles import BFLOAT16, FLOAT, LANES, address
+from paceline.engine.attention.tiles import BFLOAT16, FLOAT, address
 
 QUERIES = dots.BLOCKS * dots.ROWS  # that are scored together at most
 _AVAILABLE = dots.available()
@@ -81,9 +81,7 @@ def _stage(call: Call, tile: Tile, source: int, size: int, start: int, stop: int
 
 @inlined
 def _write_scores(call: Call, tile: Tile, first: int, count: int, start: int, stop: int) -> None:
-    scaling = lanes.splat(np.float32(call.scaling))
-    row = tile.scores.shape[1] * FLOAT
+    row, vectors = tile.scores.shape[1] * FLOAT, (stop - start + 15) // 16
     for i in range(count):
         source, target = address(tile.products) + i * dots.STRIDE, address(tile.scores) + (first + i) * row + start * FLOAT
-        for place in range(0, (stop - start) * FLOAT, LANES):
-            lanes.store(target + place, lanes.multiply(lanes.load(source + place), scaling))
+        weighted.scale(source, target, vectors, np.float32(call.scaling))

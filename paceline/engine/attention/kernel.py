@@ -21,7 +21,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from paceline.common import lanes
+from paceline.common import lanes, weighted
 from paceline.common.compiled import as_pointer, inlined, take_number
 from paceline.common.crew import Job
 from paceline.engine.attention.call import BLOCK, CALL, TAKEN, Call, Tile, reaches
@@ -32,8 +32,7 @@ from paceline.engine.attention.tiles import (
     FLOAT,
     FLOAT32,
     LANES,
-    add_four,
-    add_one,
+    add_values,
     address,
     cap,
     load_row,
@@ -58,6 +57,7 @@ def _attend(place: int) -> int:
     cursors = np.empty(call.tile, dtype=np.int64)
     block = np.empty(BLOCK * max(call.dim, call.value_dim), dtype=np.float32)
     products = np.empty((QUERIES, BLOCK), dtype=np.float32)
+    places = np.empty(4, dtype=np.int64)
     done = 0
     while True:
         task = take_number(place + TAKEN)
@@ -70,7 +70,7 @@ def _attend(place: int) -> int:
             continue
         origin = call.query + (starts[row] * call.query_column if call.packed else row * call.query_row)
         seen = begin[starts[row] : starts[row + 1] + 1]
-        scratch = queries, scores, sums, totals, cursors, block, products
+        scratch = queries, scores, sums, totals, cursors, block, products, places
         _attend_tile(call, Tile(row, head, first, length, origin, starts[row], runs, seen, cached[row], tail[row], *scratch))
 
 
@@ -181,45 +181,43 @@ def _softmax(call: Call, tile: Tile, i: int) -> Any:
     last = first + count * FLOAT
     if call.softcap:
         cap(np.float32(call.softcap), first, last)
-    row[start + count : start + count + lanes.WIDTH] = -np.inf
-    most = lanes.splat(np.float32(-np.inf))
-    for place in range(first, last, LANES):
-        most = lanes.larger(most, lanes.load(place))
-    largest = lanes.largest(most)
+    vectors = (count + 2 * lanes.WIDTH - 1) // (2 * lanes.WIDTH)
+    row[start + count : start + vectors * 2 * lanes.WIDTH] = -np.inf
+    largest = weighted.find_largest(first, vectors)
     sink = np.float32(-np.inf)
     if call.sinks:
         sink = lanes.load_float(call.sinks + (tile.head * call.groups + member) * FLOAT)
         largest = max(largest, sink)
-    shift_lanes = lanes.splat(largest)
-    total = lanes.splat(np.float32(0.0))
-    for place in range(first, last, LANES):
-        weight = lanes.exp(lanes.subtract(lanes.load(place), shift_lanes))
-        lanes.store(place, weight)
-        total = lanes.add(total, weight)
-    return lanes.total(total) + lanes.largest(lanes.exp(lanes.splat(sink - largest)))
+    total = weighted.weigh(first, vectors, np.float32(largest))
+    return np.float32(total + lanes.largest(lanes.exp(lanes.splat(np.float32(sink - largest)))))
 
 
 @inlined
 def _weigh(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
     """Add the values of a block of keys, each times its weight, to the sums of the queries that see it."""
-    values, stride = _stage(call, tile, source, call.value_place, call.value_dim, start, stop, False)
+    halves = call.kind == BFLOAT16 and stop <= tile.cached and call.value_dim % 16 == 0
+    if halves:
+        values, stride = source + start * call.value_place, call.value_place
+    else:
+        values, stride = _stage(call, tile, source, call.value_place, call.value_dim, start, stop, False)
     row, size = tile.scores.shape[1] * FLOAT, call.value_dim * FLOAT
     i = 0
     while i < tile.length:
-        weights, target = address(tile.scores) + i * row, address(tile.sums) + i * size
-        if i + 4 <= tile.length and _four_see_all(call, tile, i, start, stop):
-            w0, w1 = _weight_place(call, tile, i, start), row + _weight_place(call, tile, i + 1, start)
-            w2, w3 = 2 * row + _weight_place(call, tile, i + 2, start), 3 * row + _weight_place(call, tile, i + 3, start)
-            add_four(weights + w0, weights + w1, weights + w2, weights + w3, values, stride, stop - start, target, size)
-            i += 4
+        count = _all_see(call, tile, i, min(4, tile.length - i), start, stop)
+        if count:
+            for other in range(count):
+                tile.places[other] = address(tile.scores) + (i + other) * row + _weight_place(call, tile, i + other, start)
+            add_values(address(tile.places), values, stride, stop - start, address(tile.sums) + i * size, size, count, halves)
+            i += count
             continue
         end = tile.begin[(tile.first + i) // call.groups + 1]
         while tile.cursors[i] < end and tile.runs[tile.cursors[i]].start < stop:
             run = tile.runs[tile.cursors[i]]
             low, high = max(start, run.start), min(stop, run.stop)
             if low < high:
-                weight = weights + _weight_place(call, tile, i, low)
-                add_one(weight, values + (low - start) * stride, stride, high - low, target, size)
+                tile.places[0] = address(tile.scores) + i * row + _weight_place(call, tile, i, low)
+                target = address(tile.sums) + i * size
+                add_values(address(tile.places), values + (low - start) * stride, stride, high - low, target, size, 1, halves)
             if run.stop > stop:
                 break
             tile.cursors[i] += 1
@@ -227,16 +225,16 @@ def _weigh(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
 
 
 @inlined
-def _four_see_all(call: Call, tile: Tile, first: int, start: int, stop: int) -> bool:
-    """Whether four queries see all of a block; moves their cursors to the run that reaches into it."""
+def _all_see(call: Call, tile: Tile, first: int, count: int, start: int, stop: int) -> int:
+    """Return `count` if so many queries see all of a block, else 0; moves their cursors to the run that reaches into it."""
     runs, cursors = tile.runs, tile.cursors
     all_see = True
-    for i in range(first, first + 4):
+    for i in range(first, first + count):
         end = tile.begin[(tile.first + i) // call.groups + 1]
         while cursors[i] < end and runs[cursors[i]].stop <= start:
             cursors[i] += 1
         all_see = all_see and cursors[i] < end and runs[cursors[i]].start <= start and runs[cursors[i]].stop >= stop
-    return all_see
+    return count if all_see else 0
 
 
 @inlined

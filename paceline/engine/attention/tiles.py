@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common import lanes
-from paceline.common.compiled import inlined
+from paceline.common import lanes, weighted
+from paceline.common.compiled import inlined, load_int64
 
 FLOAT = 4  # bytes
 LANES = FLOAT * lanes.WIDTH
@@ -21,7 +21,7 @@ FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # how numbers are stored
 
 
 @inlined
-def address(array: NDArray[np.float32]) -> Any:
+def address(array: NDArray[Any]) -> Any:
     """Where an array lies, as a signed number."""
     return np.int64(array.ctypes.data)  # unsigned otherwise, and in a sum with a signed one float64
 
@@ -102,71 +102,62 @@ def cap(softcap: np.float32, first: int, last: int) -> None:
         lanes.store(address, lanes.multiply(cap, lanes.with_sign(tanh, part)))
 
 
-@inlined
-def add_four(w0: int, w1: int, w2: int, w3: int, values: int, stride: int, count: int, target: int, size: int) -> None:
-    """Add `count` values to the sums of four adjacent queries."""
-    whole = size // (2 * LANES) * 2 * LANES
-    for d in range(0, whole, 2 * LANES):
-        at0, at1, at2, at3 = target + d, target + size + d, target + 2 * size + d, target + 3 * size + d
-        a0, a1 = lanes.load(at0), lanes.load(at0 + LANES)
-        b0, b1 = lanes.load(at1), lanes.load(at1 + LANES)
-        c0, c1 = lanes.load(at2), lanes.load(at2 + LANES)
-        d0, d1 = lanes.load(at3), lanes.load(at3 + LANES)
-        value = values + d
-        for j in range(0, count * FLOAT, FLOAT):
-            v0, v1 = lanes.load(value), lanes.load(value + LANES)
-            w = lanes.splat(lanes.load_float(w0 + j))
-            a0, a1 = lanes.fused(w, v0, a0), lanes.fused(w, v1, a1)
-            w = lanes.splat(lanes.load_float(w1 + j))
-            b0, b1 = lanes.fused(w, v0, b0), lanes.fused(w, v1, b1)
-            w = lanes.splat(lanes.load_float(w2 + j))
-            c0, c1 = lanes.fused(w, v0, c0), lanes.fused(w, v1, c1)
-            w = lanes.splat(lanes.load_float(w3 + j))
-            d0, d1 = lanes.fused(w, v0, d0), lanes.fused(w, v1, d1)
-            value += stride
-        lanes.store(at0, a0)
-        lanes.store(at0 + LANES, a1)
-        lanes.store(at1, b0)
-        lanes.store(at1 + LANES, b1)
-        lanes.store(at2, c0)
-        lanes.store(at2 + LANES, c1)
-        lanes.store(at3, d0)
-        lanes.store(at3 + LANES, d1)
-    if whole < size:
-        add_lanes(w0, values + whole, stride, count, target + whole)
-        add_lanes(w1, values + whole, stride, count, target + size + whole)
-        add_lanes(w2, values + whole, stride, count, target + 2 * size + whole)
-        add_lanes(w3, values + whole, stride, count, target + 3 * size + whole)
+_one, _two, _three, _four = (weighted.add_weighted(queries, weighted.VECTORS, False) for queries in range(1, 5))
+_one_half, _two_halves, _three_halves, _four_halves = (
+    weighted.add_weighted(queries, weighted.VECTORS, True) for queries in range(1, 5)
+)
+_vector, _vector_halves = weighted.add_weighted(1, 1, False), weighted.add_weighted(1, 1, True)
+_VECTORS = weighted.VECTORS * weighted.STEP
 
 
 @inlined
-def add_one(weight: int, values: int, stride: int, count: int, target: int, size: int) -> None:
-    """Add `count` values to the sums of one query."""
-    whole = size // (8 * LANES) * 8 * LANES
-    for d in range(0, whole, 8 * LANES):
-        at = target + d
-        a0, a1, a2, a3 = lanes.load(at), lanes.load(at + LANES), lanes.load(at + 2 * LANES), lanes.load(at + 3 * LANES)
-        at += 4 * LANES
-        a4, a5, a6, a7 = lanes.load(at), lanes.load(at + LANES), lanes.load(at + 2 * LANES), lanes.load(at + 3 * LANES)
-        value = values + d
-        for j in range(0, count * FLOAT, FLOAT):
-            w = lanes.splat(lanes.load_float(weight + j))
-            a0, a1 = lanes.fused(w, lanes.load(value), a0), lanes.fused(w, lanes.load(value + LANES), a1)
-            a2, a3 = lanes.fused(w, lanes.load(value + 2 * LANES), a2), lanes.fused(w, lanes.load(value + 3 * LANES), a3)
-            a4, a5 = lanes.fused(w, lanes.load(value + 4 * LANES), a4), lanes.fused(w, lanes.load(value + 5 * LANES), a5)
-            a6, a7 = lanes.fused(w, lanes.load(value + 6 * LANES), a6), lanes.fused(w, lanes.load(value + 7 * LANES), a7)
-            value += stride
-        lanes.store(at, a4)
-        lanes.store(at + LANES, a5)
-        lanes.store(at + 2 * LANES, a6)
-        lanes.store(at + 3 * LANES, a7)
-        at -= 4 * LANES
-        lanes.store(at, a0)
-        lanes.store(at + LANES, a1)
-        lanes.store(at + 2 * LANES, a2)
-        lanes.store(at + 3 * LANES, a3)
-    for d in range(whole, size, LANES):
-        add_lanes(weight, values + d, stride, count, target + d)
+def add_values(weights: int, values: int, stride: int, count: int, sums: int, size: int, queries: int, halves: bool) -> None:
+    """Add `count` values to the sums of up to four queries.
+
+    Args:
+        weights: where the addresses of the queries' weights lie.
+        size: of the sums of a query.
+        halves: values are in bfloat16, and sums a multiple of 16 of them.
+    """
+    whole, vectors = size // _VECTORS * _VECTORS, size // weighted.STEP * weighted.STEP
+    for d in range(0, whole, _VECTORS):
+        if halves:
+            _add_halves(weights, values + d // 2, stride, count, sums + d, size, queries)
+        else:
+            _add_floats(weights, values + d, stride, count, sums + d, size, queries)
+    for query in range(queries):
+        place, target = weights + 8 * query, sums + query * size
+        for d in range(whole, vectors, weighted.STEP):
+            if halves:
+                _vector_halves(place, values + d // 2, stride, count, target + d, size)
+            else:
+                _vector(place, values + d, stride, count, target + d, size)
+        for d in range(vectors, size, LANES):
+            add_lanes(load_int64(place), values + d, stride, count, target + d)
+
+
+@inlined
+def _add_floats(weights: int, values: int, stride: int, count: int, sums: int, size: int, queries: int) -> None:
+    if queries == 4:
+        _four(weights, values, stride, count, sums, size)
+    elif queries == 3:
+        _three(weights, values, stride, count, sums, size)
+    elif queries == 2:
+        _two(weights, values, stride, count, sums, size)
+    else:
+        _one(weights, values, stride, count, sums, size)
+
+
+@inlined
+def _add_halves(weights: int, values: int, stride: int, count: int, sums: int, size: int, queries: int) -> None:
+    if queries == 4:
+        _four_halves(weights, values, stride, count, sums, size)
+    elif queries == 3:
+        _three_halves(weights, values, stride, count, sums, size)
+    elif queries == 2:
+        _two_halves(weights, values, stride, count, sums, size)
+    else:
+        _one_half(weights, values, stride, count, sums, size)
 
 
 @inlined
