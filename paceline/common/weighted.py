@@ -125,7 +125,7 @@ def _scale(builder: Any, source: Any, target: Any, count: Any, factor: Any) -> N
 
 # The largest of some vectors of numbers: address, how many vectors.
 find_largest = operation(types.float32, (types.int64,) * 2, _find_largest)
-# Replace numbers by the exponentials of their difference to the largest, and return their sum: lane l of eight adds up the numbers
+# Replace numbers by the exponentials of their difference to the largest, and return their sum: lane l of eight adds up those at
 # l, l + 8, ...; then lanes l and l + 4 are added, l and l + 2, 0 and 1. Address, how many vectors, the largest.
 weigh = operation(types.float32, (types.int64, types.int64, types.float32), _weigh)
 # Multiply numbers: where they lie, where they go, how many vectors, the factor.

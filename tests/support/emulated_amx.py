@@ -33,7 +33,7 @@ def _configure(place: int) -> None:
 
 
 @inlined
-def _copy(source: int, stride: int, target: int, target_stride: int, rows: int) -> None:
+def _copy(source: int, stride: int, target: int, target_stride: int, rows: Any) -> None:
     for row in range(rows):
         for part in range(0, amx.ROW, 32):
             lanes.store(target + row * target_stride + part, lanes.load(source + row * stride + part))
@@ -163,7 +163,8 @@ def _product_of(out: int, left: int, right: int) -> Any:
 def main() -> None:
     """Put the emulation in place, then compare."""
     amx.configure, amx.release, amx.round_row, amx.round_sum = _configure, _nothing, _round_row, _round_sum
-    amx.zero, amx.load, amx.store, amx.add_product, amx.available = _zero, _load, _store, _product_of, lambda: True
+    amx.zero, amx.load, amx.store, amx.add_product = _zero, _load, _store, _product_of
+    vars(amx)["available"] = lambda: True
     columns.scale, columns.find_largest, columns.weigh, columns.pair_up = _scale, _find_largest, _weigh, _pair_up
 
     from paceline.engine.products import own
@@ -177,9 +178,9 @@ def main() -> None:
 
     from tests.engine.attention import test_by_position, test_tiled
 
-    for shape in ((9, 3, 64, 64), (4, 2, 32, 48), (20, 1, 64, 64)):
-        test_by_position.test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(shape, torch.bfloat16)
-        test_by_position.test_values_are_those_of_the_reference(shape, torch.bfloat16)
+    for heads in ((9, 3, 64, 64), (4, 2, 32, 48), (20, 1, 64, 64)):
+        test_by_position.test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(heads, torch.bfloat16)
+        test_by_position.test_values_are_those_of_the_reference(heads, torch.bfloat16)
     test_tiled.test_values_are_added_up_in_the_order_that_is_written_down(33, 80)
     test_tiled.test_keys_and_values_that_are_not_numbers_are_met_by_those_who_see_them(torch.bfloat16, 5)
 
