@@ -86,16 +86,30 @@ def add_weighted(queries: int, vectors: int, halves: bool) -> Any:
     return operation(types.void, (types.int64,) * 6, emit)
 
 
+def _larger(builder: Any, one: Any, other: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+
+
+def _fold(builder: Any, vector: Any, join: Any) -> Any:
+    """Join the first half of the lanes with the second, until there is one."""
+    half = vector.type.count // 2
+    while half:
+        low, high = (pick(builder, vector, vector, list(range(first, first + half))) for first in (0, half))
+        vector, half = join(builder, low, high), half // 2
+    return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
+
+
+def total_of(builder: Any, vector: Any) -> Any:
+    """Return the sum of all lanes, for what `emit` writes: the first half is added to the second, until there is one."""
+    return _fold(builder, vector, lambda builder, low, high: builder.fadd(low, high))
+
+
 def _find_largest(builder: Any, numbers: Any, count: Any) -> Any:
     largest = cgutils.alloca_once_value(builder, ir.Constant(_NUMBERS, [-np.inf] * _COUNT))
     with cgutils.for_range(builder, count, intp=_INDEX) as loop:
-        one, other = _load(builder, _behind(builder, numbers, loop.index, _constant(STEP))), builder.load(largest)
-        builder.store(builder.select(builder.fcmp_ordered(">", other, one), other, one), largest)
-    vector = builder.load(largest)
-    for half in (8, 4, 2, 1):
-        low, high = (pick(builder, vector, vector, list(range(first, first + half))) for first in (0, half))
-        vector = builder.select(builder.fcmp_ordered(">", low, high), low, high)
-    return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
+        one = _load(builder, _behind(builder, numbers, loop.index, _constant(STEP)))
+        builder.store(_larger(builder, builder.load(largest), one), largest)
+    return _fold(builder, builder.load(largest), _larger)
 
 
 def _weigh(builder: Any, numbers: Any, count: Any, largest: Any) -> Any:
@@ -109,11 +123,7 @@ def _weigh(builder: Any, numbers: Any, count: Any, largest: Any) -> Any:
         for first in (0, WIDTH):
             eight = pick(builder, weights, weights, list(range(first, first + WIDTH)))
             builder.store(builder.fadd(builder.load(total), eight), total)
-    vector = builder.load(total)
-    for half in (4, 2, 1):
-        low, high = (pick(builder, vector, vector, list(range(first, first + half))) for first in (0, half))
-        vector = builder.fadd(low, high)
-    return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
+    return total_of(builder, builder.load(total))
 
 
 def _scale(builder: Any, source: Any, target: Any, count: Any, factor: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.common import amx, columns, lanes
+from paceline.common import amx, halves, lanes
 from paceline.common.compiled import inlined, load_uint8, load_uint16, store_uint8
 
 _ROOM = np.zeros(8 * amx.TILE // 4 + 16, dtype=np.float32)
@@ -22,8 +22,8 @@ _WIDENED = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float3
 _TABLE = _WIDENED.ctypes.data
 _ROWS = np.full(8, amx.SIDE, dtype=np.uint8)  # of the tiles
 _ROWS_AT = _ROWS.ctypes.data
-_HALF = np.zeros(16, dtype=np.float32)
-_HALVES = _HALF.ctypes.data
+_SCRATCH = np.zeros(48, dtype=np.float32)
+_SUMS, _MADE = _SCRATCH.ctypes.data, _SCRATCH.ctypes.data + 64
 
 
 @inlined
@@ -84,46 +84,30 @@ def _nothing() -> None:
 
 
 @inlined
-def _scale(rows: int, count: int, factor: Any) -> None:
-    for place in range(rows, rows + count * amx.ROW, 32):
-        lanes.store(place, lanes.multiply(lanes.load(place), lanes.splat(factor)))
-
-
-@inlined
-def _find_largest(rows: int, fours: int, out: int) -> None:
-    for place in range(rows, rows + 4 * fours * amx.ROW, amx.ROW):
-        for part in range(0, amx.ROW, 32):
-            lanes.store(out + part, lanes.larger(lanes.load(out + part), lanes.load(place + part)))
-
-
-@inlined
 def _copy_half(source: int, target: int) -> None:
     store_uint8(target, load_uint8(source))
     store_uint8(target + 1, load_uint8(source + 1))
 
 
 @inlined
-def _weigh(rows: int, pairs: int, largest: int, total: int, high: int, low: int) -> None:
-    for row in range(2 * pairs):
-        for part in range(0, amx.ROW, 32):
-            for lane in range(8):
-                if lanes.load_float(largest + part + 4 * lane) == -np.inf:
-                    lanes.store_float(_HALVES + 32 + 4 * lane, np.float32(0.0))
-                else:
-                    lanes.store_float(_HALVES + 32 + 4 * lane, lanes.load_float(largest + part + 4 * lane))
-            most = lanes.load(_HALVES + 32)
-            weight = lanes.exp(lanes.subtract(lanes.load(rows + row * amx.ROW + part), most))
-            lanes.store(total + part, lanes.add(lanes.load(total + part), weight))
-            for place in (high, low):
-                lanes.store_bfloat16(_HALVES, weight)
-                for lane in range(8):
-                    _copy_half(_HALVES + 2 * lane, place + row // 2 * amx.ROW + part + 4 * lane + row % 2 * 2)
-                weight = lanes.subtract(weight, lanes.load_bfloat16(_HALVES))
+def _weigh(numbers: int, steps: int, largest: Any) -> Any:
+    for part in range(0, 64, 32):
+        lanes.store(_SUMS + part, lanes.splat(np.float32(0.0)))
+    for place in range(numbers, numbers + 128 * steps, 128):
+        for part in range(0, 128, 32):  # a half of the weights takes the place of what was read
+            weight = lanes.exp(lanes.subtract(lanes.load(place + part), lanes.splat(largest)))
+            total = _SUMS + part % 64
+            lanes.store(total, lanes.add(lanes.load(total), weight))
+            lanes.store_bfloat16(_MADE + part // 2, weight)
+            lanes.store_bfloat16(_MADE + 64 + part // 2, lanes.subtract(weight, lanes.load_bfloat16(_MADE + part // 2)))
+        for part in range(0, 128, 32):
+            lanes.store(place + part, lanes.load(_MADE + part))
+    return lanes.total(lanes.add(lanes.load(_SUMS), lanes.load(_SUMS + 32)))
 
 
 @inlined
 def _pair_up(first: int, second: int, out: int) -> None:
-    for number in range(columns.COLUMNS):
+    for number in range(halves.COLUMNS):
         _copy_half(first + 2 * number, out + 4 * number)
         _copy_half(second + 2 * number, out + 4 * number + 2)
 
@@ -165,7 +149,7 @@ def main() -> None:
     amx.configure, amx.release, amx.round_row, amx.round_sum = _configure, _nothing, _round_row, _round_sum
     amx.zero, amx.load, amx.store, amx.add_product = _zero, _load, _store, _product_of
     vars(amx)["available"] = lambda: True
-    columns.scale, columns.find_largest, columns.weigh, columns.pair_up = _scale, _find_largest, _weigh, _pair_up
+    halves.weigh, halves.pair_up = _weigh, _pair_up
 
     from paceline.engine.products import own
     from paceline.engine.products.tiled import multiply_tiled

@@ -4,7 +4,8 @@ A query's output depends on itself and on the keys it sees, to the last bit, as 
 
 - score of a query and a key: as `paceline.common.amx` multiplies them, 32 dims after the other; then the scaling;
 - the largest score of all keys the query sees, and every score's exponential of its difference to that;
-- their sum: an attention sink's first, then by rank (0 is the first key the query sees, by position), one after the other;
+- their sum: lane l of sixteen sums those of the keys of rank l, l + 16, ... (rank 0 is the query's first key, by position);
+  lanes l and l + 8 are added, l and l + 4, l and l + 2, 0 and 1; an attention sink's exponential comes last;
 - every exponential as the sum of two numbers in bfloat16, which is as exact as 16 bits are;
 - output of each dim: 32 ranks after the other, as `amx` multiplies them, the first numbers of a step, then the second ones; then
   the division.
@@ -16,12 +17,12 @@ does not see, which may be no number. These tiles have as many rows as a key hea
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
-from paceline.common import amx, columns, lanes
+from paceline.common import amx, halves, lanes, weighted
 from paceline.common.compiled import Records, as_pointer, inlined, store_uint8, take_number
 from paceline.common.crew import Job
 from paceline.engine.attention.call import CALL, TAKEN, Call
@@ -32,7 +33,7 @@ from paceline.engine.tree import IntArray
 INNER, SIDE = 32, amx.SIDE  # dims of a query, and of a value, are multiples of these
 _STEP = 2 * SIDE  # keys of a product
 _SECTION = 8  # steps whose values are laid out together, which the nearest cache holds
-_WEIGHTS = 2 * amx.TILE  # bytes of the weights of a step: [queries, keys], the first numbers, then the second
+_BYTES = halves.STEP  # of a step in a row of scores; of its weights, the first numbers in bfloat16, then the second
 _HALF = FLOAT // 2
 _CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)  # 64 bytes
 _ROWS_AT = 48 + 6  # where it says how many rows the tiles have that one column's products are made in
@@ -57,21 +58,19 @@ def lanes_of(groups: int) -> int:
 
 
 class _Room(NamedTuple):
-    """Addresses of a thread's room, and how much of it a block has.
+    """Addresses of a thread's room, and how much of it a row of scores has.
 
     Attributes:
-        scores: of each block [room, 16 queries], float32; in the place of each step its weights later.
-        sums: of each block [16 queries, value dims], float32. largest, totals: of each block [16].
+        scores: of each block [16 queries, keys], float32; in the place of each step its weights later.
+        sums: of each block [16 queries, value dims], float32. totals: of each block [16].
         queries: of a block, transposed: [dims / 2, 16], words of two numbers; copied: as they lie, [16, dims].
-        keys: [32, dims], where they do not lie side by side. zeros: a row of values.
+        keys: [32, dims], where they do not lie side by side. zeros: a row of values. made: scores of a step, [32 keys, 16].
         values: of a section, words of two keys: [16 * steps, value dims]; gathered: of a step.
-        high, low: weights of a step, words of two keys: [16, 16 queries].
-        room: keys.
+        width: bytes of a row of scores.
     """
 
     scores: int
     sums: int
-    largest: int
     totals: int
     queries: int
     copied: int
@@ -79,9 +78,8 @@ class _Room(NamedTuple):
     zeros: int
     values: int
     gathered: int
-    high: int
-    low: int
-    room: int
+    made: int
+    width: int
 
 
 class _Part(NamedTuple):
@@ -117,7 +115,7 @@ def _attend(place: int) -> int:
     tail = numba.carray(as_pointer(call.tail), (call.rows, call.tail_places), np.int64)
     tiles = (call.columns * call.groups + call.tile - 1) // call.tile
     blocks = call.tile // lanes_of(call.groups) if call.groups <= SIDE else call.tile // call.groups * _cuts(call.groups)
-    steps = np.empty((blocks, 2), dtype=np.int64)  # of each block: that are multiplied at once, and all
+    steps = np.empty(blocks, dtype=np.int64)  # of each block, that are multiplied for all its queries at once
     store = np.empty(_sizes(call, blocks), dtype=np.float32)
     configuration = np.empty(16, dtype=np.float32)
     configuration[:] = _CONFIGURATION
@@ -165,34 +163,33 @@ def _cuts(groups: int) -> int:
 
 
 @inlined
-def _room(call: Call) -> int:
-    return (call.keys + _STEP - 1) // _STEP * _STEP
+def _width(call: Call) -> int:
+    """Bytes of a row of scores: whole steps, and a line: rows that lie a power of two apart would share a place in the cache."""
+    return (call.keys + _STEP - 1) // _STEP * _BYTES + amx.ROW
 
 
 @inlined
 def _sizes(call: Call, blocks: int) -> int:
     """Numbers of float32 that `_lay` gives away, and a line more."""
-    each = _room(call) * SIDE + SIDE * call.value_dim + 2 * SIDE
-    rows = SIDE * call.dim // 2 * 2 + _STEP * call.dim // 2 + call.value_dim
-    return int(blocks * each + rows + (_SECTION + 1) * SIDE * call.value_dim + 3 * amx.TILE // FLOAT)
+    each = SIDE * (_width(call) // FLOAT + call.value_dim + 1)
+    rows = SIDE * call.dim + _STEP * call.dim // 2 + call.value_dim
+    return int(blocks * each + rows + (_SECTION + 1) * SIDE * call.value_dim + (2 * amx.TILE + amx.ROW) // FLOAT)
 
 
 @inlined
 def _lay(call: Call, blocks: int, place: int) -> _Room:
-    room = _room(call)
+    width = _width(call)
     scores = place
-    sums = scores + blocks * room * amx.ROW
-    largest = sums + blocks * SIDE * call.value_dim * FLOAT
-    totals = largest + blocks * amx.ROW
+    sums = scores + blocks * SIDE * width
+    totals = sums + blocks * SIDE * call.value_dim * FLOAT
     queries = totals + blocks * amx.ROW
     copied = queries + SIDE * call.dim * _HALF
     keys = copied + SIDE * call.dim * _HALF
     values = keys + _STEP * call.dim * _HALF
     gathered = values + _SECTION * SIDE * call.value_dim * FLOAT
-    high = gathered + SIDE * call.value_dim * FLOAT
-    low = high + amx.TILE
-    zeros = low + amx.TILE
-    return _Room(scores, sums, largest, totals, queries, copied, keys, zeros, values, gathered, high, low, room)
+    made = gathered + SIDE * call.value_dim * FLOAT
+    zeros = made + 2 * amx.TILE
+    return _Room(scores, sums, totals, queries, copied, keys, zeros, values, gathered, made, width)
 
 
 @inlined
@@ -214,8 +211,8 @@ def _attend_part(call: Call, part: _Part, room: _Room, steps: IntArray) -> None:
     most, block, i = 0, 0, 0
     while i < part.length:
         count = _count(call, part, i)
-        steps[block, 0], steps[block, 1] = _score_block(call, part, room, block, i, count)
-        most = max(most, steps[block, 0])
+        steps[block] = _weigh_block(call, part, room, block, i, count)
+        most = max(most, steps[block])
         i += count
         block += 1
     for first in range(0, most, _SECTION):
@@ -225,11 +222,11 @@ def _attend_part(call: Call, part: _Part, room: _Room, steps: IntArray) -> None:
             sources = _value(call, part, key), _value(call, part, key + 1)
             _pair_up(call, sources, room.values + (pair - first * SIDE) * call.value_dim * FLOAT)
         for other in range(block):
-            _add_steps(call, room, other, first, min(last, steps[other, 0]))
+            _add_steps(call, room, other, first, min(last, steps[other]))
     block, i = 0, 0
     while i < part.length:
         count = _count(call, part, i)
-        _add_own_steps(call, part, room, block, i, count, steps[block, 0])
+        _add_own_steps(call, part, room, block, i, count, steps[block])
         _write_out(call, part, room, block, i, count)
         i += count
         block += 1
@@ -257,31 +254,49 @@ def _value(call: Call, part: _Part, ordinal: int) -> int:
 @inlined
 def _pair_up(call: Call, sources: tuple[int, int], target: int) -> None:
     for d in range(0, call.value_dim * _HALF, SIDE * _HALF):
-        columns.pair_up(sources[0] + d, sources[1] + d, target + 2 * d)
+        halves.pair_up(sources[0] + d, sources[1] + d, target + 2 * d)
 
 
 @inlined
-def _score_block(call: Call, part: _Part, room: _Room, block: int, i: int, count: int) -> tuple[int, int]:
-    """Scores and then weights of a block; returns its steps that are multiplied at once, and all of them."""
-    low, high = call.keys, 0
-    for column in range((part.first + i) // call.groups, (part.first + i + count - 1) // call.groups + 1):
-        begin, end = part.begin[column], part.begin[column + 1]
-        if begin < end:
-            low, high = min(low, part.runs[begin].start), max(high, part.runs[end - 1].stop)
-    _clear(room.sums + block * SIDE * call.value_dim * FLOAT, SIDE * call.value_dim * FLOAT)
+def _weigh_block(call: Call, part: _Part, room: _Room, block: int, i: int, count: int) -> int:
+    """Scores and then weights of a block; returns its steps that are multiplied for all its queries at once."""
+    size, totals = SIDE * call.value_dim * FLOAT, room.totals + block * amx.ROW
+    _clear(room.sums + block * size, size)
+    for lane in range(count):
+        lanes.store_float(totals + lane * FLOAT, np.float32(1.0))  # of a query that sees nothing
+    low, high, shared = _seen(call, part, i, count)
     if low >= high:
-        return 0, 0
-    scores = room.scores + block * room.room * amx.ROW
+        return 0
+    scores = room.scores + block * SIDE * room.width
     _lay_queries(call, part, room, i, count)
     for start in range(low, high, _STEP):
-        _score(call, part, room, scores + (start - low) * amx.ROW, start, min(start + _STEP, high))
-    columns.scale(scores, high - low, np.float32(call.scaling))
-    if call.softcap:
-        cap(np.float32(call.softcap), scores, scores + (high - low) * amx.ROW)
-    shared, rows = _arrange(call, part, scores, i, count, low)
-    rows = (rows + _STEP - 1) // _STEP * _STEP
-    _weigh(call, part, room, block, i, count, rows)
-    return shared // _STEP, rows // _STEP
+        _score(call, part, room, scores + (start - low) * FLOAT, start, min(start + _STEP, high))
+    for lane in range(count):
+        row = scores + lane * room.width
+        weighted.scale(row, row, (high - low + SIDE - 1) // SIDE, np.float32(call.scaling))
+        if call.softcap:
+            cap(np.float32(call.softcap), row, row + (high - low + lanes.WIDTH - 1) // lanes.WIDTH * LANES)
+        column, member = divmod(part.first + i + lane, call.groups)
+        steps = _arrange(part, row, column, low, shared)
+        if steps:
+            lanes.store_float(totals + lane * FLOAT, _weigh(call, row, steps, part.head * call.groups + member))
+    return shared // _STEP
+
+
+@inlined
+def _seen(call: Call, part: _Part, i: int, count: int) -> tuple[int, int, int]:
+    """Return the first key that any query of a block sees, the one behind the last, and how many first keys all of them see: 0
+    where these are not the part's first ones."""
+    low, high, shared = call.keys, 0, call.keys
+    for column in range((part.first + i) // call.groups, (part.first + i + count - 1) // call.groups + 1):
+        begin, end = part.begin[column], part.begin[column + 1]
+        if begin == end:
+            shared = 0
+            continue
+        first = part.runs[begin]
+        low, high = min(low, first.start), max(high, part.runs[end - 1].stop)
+        shared = min(shared, first.stop - first.start) if first.start == part.base else 0
+    return low, high, shared
 
 
 @inlined
@@ -299,7 +314,7 @@ def _lay_queries(call: Call, part: _Part, room: _Room, i: int, count: int) -> No
 
 @inlined
 def _score(call: Call, part: _Part, room: _Room, scores: int, start: int, stop: int) -> None:
-    """Products of up to 32 keys and all queries: [32, 16], of which those of no key are zeros."""
+    """Products of all queries and up to 32 keys, zeros in the place of more."""
     size, source, stride = call.dim * _HALF, part.key + start * call.key_place, call.key_place
     if stop > part.cached or stop - start < _STEP:
         source, stride = room.keys, size
@@ -313,89 +328,63 @@ def _score(call: Call, part: _Part, room: _Room, scores: int, start: int, stop: 
         _score0()
         _load3(source + SIDE * stride + d, stride)
         _score1()
-    _store0(scores, amx.ROW)
-    _store1(scores + amx.TILE, amx.ROW)
+    _store0(room.made, amx.ROW)
+    _store1(room.made + amx.TILE, amx.ROW)
+    amx.transpose(room.made, amx.ROW, scores, room.width)
+    amx.transpose(room.made + amx.TILE, amx.ROW, scores + amx.ROW, room.width)
 
 
 @inlined
-def _arrange(call: Call, part: _Part, scores: int, i: int, count: int, low: int) -> tuple[int, int]:
-    """Let the scores of each query lie by rank, and minus infinity behind them, up to a whole step.
-
-    Returns:
-        How many first keys all queries see, if these are the part's first ones; and the most keys that one sees.
-    """
-    shared, rows = call.keys, 0
-    for column in range((part.first + i) // call.groups, (part.first + i + count - 1) // call.groups + 1):
-        begin, end = part.begin[column], part.begin[column + 1]
-        if begin == end or part.runs[begin].start != part.base:
-            shared = 0
-        if begin < end:
-            shared = min(shared, part.runs[begin].stop - part.runs[begin].start)
-            rows = max(rows, part.runs[end - 1].rank + part.runs[end - 1].stop - part.runs[end - 1].start)
-    nothing = np.float32(-np.inf)
-    for lane in range(count):
-        column = (part.first + i + lane) // call.groups
-        at, rank = scores + lane * FLOAT, 0
-        for number in range(part.begin[column], part.begin[column + 1]):
-            run = part.runs[number]
-            rank = run.rank + run.stop - run.start
-            for ordinal in range(run.start + max(0, shared - run.rank), run.stop):
-                target = at + (run.rank + ordinal - run.start) * amx.ROW
-                lanes.store_float(target, lanes.load_float(at + (ordinal - low) * amx.ROW))
-        for missing in range(rank, rows):
-            lanes.store_float(at + missing * amx.ROW, nothing)
-    for row in range(rows, (rows + _STEP - 1) // _STEP * _STEP):
-        lanes.store(scores + row * amx.ROW, lanes.splat(nothing))
-        lanes.store(scores + row * amx.ROW + LANES, lanes.splat(nothing))
-    return shared, rows
+def _arrange(part: _Part, row: int, column: int, low: int, shared: int) -> int:
+    """Let the scores of a query lie by rank, and minus infinity behind them to the end of a step; returns its steps."""
+    rank = 0
+    for number in range(part.begin[column], part.begin[column + 1]):
+        run = part.runs[number]
+        rank = run.rank + run.stop - run.start
+        for ordinal in range(run.start + max(0, shared - run.rank), run.stop):
+            score = lanes.load_float(row + (ordinal - low) * FLOAT)
+            lanes.store_float(row + (run.rank + ordinal - run.start) * FLOAT, score)
+    steps = (rank + _STEP - 1) // _STEP
+    for missing in range(rank, steps * _STEP):
+        lanes.store_float(row + missing * FLOAT, np.float32(-np.inf))
+    return steps
 
 
 @inlined
-def _weigh(call: Call, part: _Part, room: _Room, block: int, i: int, count: int, rows: int) -> None:
-    """Turn the scores of a block into weights, step by step in their place, and their totals."""
-    scores = room.scores + block * room.room * amx.ROW
-    largest, totals, sinks = room.largest + block * amx.ROW, room.totals + block * amx.ROW, room.high
-    for lane in range(SIDE):
-        sink = np.float32(-np.inf)
-        if call.sinks and lane < count:
-            sink = lanes.load_float(call.sinks + (part.head * call.groups + (part.first + i + lane) % call.groups) * FLOAT)
-        lanes.store_float(sinks + lane * FLOAT, sink)
-    _copy(sinks, largest, amx.ROW)
-    columns.find_largest(scores, rows // 4, largest)
-    _clear(totals, amx.ROW)
+def _weigh(call: Call, row: int, steps: int, head: int) -> Any:
+    """Turn the scores of a query into weights in their place; returns their total, float32."""
+    largest = weighted.find_largest(row, 2 * steps)
+    sink = np.float32(-np.inf)
     if call.sinks:
-        for at in range(0, amx.ROW, LANES):
-            lanes.store(totals + at, lanes.exp(lanes.subtract(lanes.load(sinks + at), lanes.load(largest + at))))
-    for step in range(rows // _STEP):
-        place = scores + step * _WEIGHTS
-        columns.weigh(place, SIDE, largest, totals, room.high, room.low)
-        amx.transpose(room.high, amx.ROW, place, amx.ROW)
-        amx.transpose(room.low, amx.ROW, place + amx.TILE, amx.ROW)
+        sink = lanes.load_float(call.sinks + head * FLOAT)
+        largest = max(largest, sink)
+    total = halves.weigh(row, steps, np.float32(largest))
+    return np.float32(total + lanes.largest(lanes.exp(lanes.splat(np.float32(sink - largest)))))
 
 
 @inlined
 def _add_steps(call: Call, room: _Room, block: int, first: int, last: int) -> None:
     """Add the values of some steps of the section that is laid out to the sums of a block; `first` is the section's first."""
-    weights = room.scores + block * room.room * amx.ROW + first * _WEIGHTS
+    weights = room.scores + block * SIDE * room.width + first * _BYTES
     sums, size = room.sums + block * SIDE * call.value_dim * FLOAT, call.value_dim * FLOAT
     whole = size // (4 * amx.ROW) * 4 * amx.ROW
     for d in range(0, whole, 4 * amx.ROW):
-        _add_four(weights, room.values + d, size, sums + d, last - first)
+        _add_four(weights, room.width, room.values + d, size, sums + d, last - first)
     for d in range(whole, size, amx.ROW):
-        _add_one(weights, room.values + d, size, sums + d, last - first)
+        _add_one(weights, room.width, room.values + d, size, sums + d, last - first)
 
 
 @inlined
-def _add_four(weights: int, values: int, size: int, sums: int, count: int) -> None:
+def _add_four(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
     """Add the products of `count` steps to 64 dims of the sums of all queries."""
     _load0(sums, size)
     _load1(sums + amx.ROW, size)
     _load2(sums + 2 * amx.ROW, size)
     _load3(sums + 3 * amx.ROW, size)
     for step in range(count):
-        for part in range(0, _WEIGHTS, amx.TILE):
+        for part in range(0, _BYTES, amx.ROW):
             source = values + step * SIDE * size
-            _load4(weights + step * _WEIGHTS + part, amx.ROW)
+            _load4(weights + step * _BYTES + part, width)
             _load5(source, size)
             _add0()
             _load5(source + amx.ROW, size)
@@ -411,13 +400,13 @@ def _add_four(weights: int, values: int, size: int, sums: int, count: int) -> No
 
 
 @inlined
-def _add_one(weights: int, values: int, size: int, sums: int, count: int) -> None:
+def _add_one(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
     """The same for 16 dims."""
     _load0(sums, size)
     for step in range(count):
         _load5(values + step * SIDE * size, size)
-        for part in range(0, _WEIGHTS, amx.TILE):
-            _load4(weights + step * _WEIGHTS + part, amx.ROW)
+        for part in range(0, _BYTES, amx.ROW):
+            _load4(weights + step * _BYTES + part, width)
             _add0()
     _store0(sums, size)
 
@@ -431,15 +420,15 @@ def _add_own_steps(call: Call, part: _Part, room: _Room, block: int, i: int, cou
         column = (part.first + i + lane) // call.groups
         begin, end = part.begin[column], part.begin[column + 1]
         keys = part.runs[end - 1].rank + part.runs[end - 1].stop - part.runs[end - 1].start if begin < end else 0
-        weights = room.scores + block * room.room * amx.ROW + lane * amx.ROW
+        weights = room.scores + (block * SIDE + lane) * room.width
         sums = room.sums + (block * SIDE + lane) * size
         for step in range(first, (keys + _STEP - 1) // _STEP):
             begin = _gather(call, part, room, begin, step * _STEP, min((step + 1) * _STEP, keys))
             for d in range(0, size, amx.ROW):
                 _load6(sums + d, size)
                 _load5(room.gathered + d, size)
-                for half in range(0, _WEIGHTS, amx.TILE):
-                    _load7(weights + step * _WEIGHTS + half, amx.ROW)
+                for half in range(0, _BYTES, amx.ROW):
+                    _load7(weights + step * _BYTES + half, room.width)
                     _add_own()
                 _store6(sums + d, size)
         lane += min(call.groups, SIDE)
@@ -475,8 +464,6 @@ def _write_out(call: Call, part: _Part, room: _Room, block: int, i: int, count: 
         column, member = divmod(part.first + i + lane, call.groups)
         place = (part.outputs + column) * call.key_heads * call.groups + part.head * call.groups + member
         total = lanes.load_float(room.totals + block * amx.ROW + lane * FLOAT)
-        if part.begin[column] == part.begin[column + 1]:
-            total = np.float32(1.0)
         sums = room.sums + (block * SIDE + lane) * size
         for d in range(0, size, LANES):
             lanes.store_bfloat16(call.out + (place * size + d) // 2, lanes.divide(lanes.load(sums + d), lanes.splat(total)))
