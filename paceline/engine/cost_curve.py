@@ -1,7 +1,8 @@
-"""What a forward of a model costs on this machine, by the rows it is fed: measured once, kept in the cache.
+"""What a forward of a model costs on this machine, by the rows it is fed and the text before them: measured once, then kept.
 
 Each number of rows is one token behind a short text and a chain of draft nodes; the least of a few rounds counts, since another
 program can only make a forward slower. Between the measured numbers the cost is a line, and beyond them the last line goes on.
+A few numbers of rows are measured behind a longer text as well: with every token of it each row has more to attend to.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 
 # Products take rows four or sixteen at a time: where a number fills them up, the next one is measured, too.
 ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64, 65, 96, 128)
-_KIND = "cost-v8"  # another number when what is measured or written changes
-_TEXT = 32  # tokens in front
+_KIND = "cost-v9"  # another number when what is measured or written changes
+_TEXT, _LONG_TEXT = 32, 512  # tokens in front
+_ROWS_BEHIND = (1, 8, 16, 32, 64, 128)  # numbers of rows that are measured behind the long text as well
 _ROUNDS = 5
 # No larger number of rows is begun after so many seconds; of a slow model, after so many forwards of one row, up to the second.
 _ENOUGH_SECONDS, _MOST_SECONDS, _ENOUGH_FORWARDS = 10.0, 18.0, 40
@@ -33,16 +35,24 @@ _ENOUGH_SECONDS, _MOST_SECONDS, _ENOUGH_FORWARDS = 10.0, 18.0, 40
 class CostCurve:
     """Attributes:
     rows: numbers of rows, ascending, the first 1. seconds: of a forward of so many, never falling.
+    further: seconds that every token of the text before them adds beyond the measured ones, likewise; empty: none.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
+    further: tuple[float, ...] = ()
 
-    def of(self, rows: IntArray) -> NDArray[np.float64]:
-        """Return the seconds of forwards of `rows` rows each."""
-        found = np.interp(rows, self.rows, self.seconds)
+    def of(self, rows: IntArray, context: float = 0.0) -> NDArray[np.float64]:
+        """Return the seconds of forwards of `rows` rows each behind `context` tokens."""
+        found = self._line(rows, self.seconds)
+        if self.further:
+            found += max(0.0, context - _TEXT) * self._line(rows, self.further)
+        return found
+
+    def _line(self, rows: IntArray, measured: tuple[float, ...]) -> NDArray[np.float64]:
+        found = np.interp(rows, self.rows, measured)
         if len(self.rows) > 1:
-            slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+            slope = (measured[-1] - measured[-2]) / (self.rows[-1] - self.rows[-2])
             found += np.maximum(rows - self.rows[-1], 0) * slope
         return found
 
@@ -67,10 +77,7 @@ def cost_curve(model: CachedLM, most_rows: int | None = None) -> CostCurve:
 def measure(model: CachedLM, most: int = ROWS[-1]) -> CostCurve:
     """Measure the curve up to `most` rows, in a cache of its own."""
     apart = model.apart()
-    seq = Sequence(_tokens(model, _TEXT), SamplingParams())
-    apart.open(seq)
-    apart.feed([seq])
-    seq.token_ids += _tokens(model, 1)
+    seq = _opened(apart, _TEXT)
     best: dict[int, float] = {}
     begin = time.perf_counter()
     for turn in range(_ROUNDS):
@@ -78,11 +85,40 @@ def measure(model: CachedLM, most: int = ROWS[-1]) -> CostCurve:
             slow = len(best) > 1 and time.perf_counter() - begin > _enough(best[1]) / _ROUNDS
             if turn == 0 and (slow or rows > most):
                 break
-            tree = DraftTree.chain(_tokens(model, rows - 1)) if rows > 1 else EMPTY_TREE
-            best[rows] = min(best.get(rows, np.inf), timed_forward(apart, seq, tree))
+            best[rows] = min(best.get(rows, np.inf), _timed(apart, seq, rows))
+    some = [rows for rows in _ROWS_BEHIND if rows in best]
+    soon = 2 * _ROUNDS * sum(best[rows] for rows in some) < _MOST_SECONDS - _ENOUGH_SECONDS
+    added = _added(apart, seq, some) if soon and model.context_length > _LONG_TEXT + ROWS[-1] else []
     apart.close(seq)
     seconds = np.maximum.accumulate([best[rows] for rows in best])
-    return CostCurve(tuple(best), tuple(float(one) for one in seconds))
+    further = np.interp([*best], some, added) if added else np.empty(0)
+    return CostCurve(tuple(best), tuple(float(one) for one in seconds), tuple(float(one) for one in further))
+
+
+def _added(apart: CachedLM, short: Sequence, some: list[int]) -> list[float]:
+    """Return the seconds that a token of text adds to forwards of some numbers of rows, never falling."""
+    long = _opened(apart, _LONG_TEXT)
+    best = {rows: [np.inf, np.inf] for rows in some}
+    for _ in range(_ROUNDS):
+        for rows, kept in best.items():
+            for place, seq in enumerate((short, long)):  # by turns: both in any weather
+                kept[place] = min(kept[place], _timed(apart, seq, rows))
+    apart.close(long)
+    added = [max(0.0, behind - before) / (_LONG_TEXT - _TEXT) for before, behind in best.values()]
+    return [float(one) for one in np.maximum.accumulate(added)]
+
+
+def _opened(apart: CachedLM, text: int) -> Sequence:
+    seq = Sequence(_tokens(apart, text), SamplingParams())
+    apart.open(seq)
+    while seq.pending:
+        apart.feed([seq])
+    seq.token_ids += _tokens(apart, 1)
+    return seq
+
+
+def _timed(apart: CachedLM, seq: Sequence, rows: int) -> float:
+    return timed_forward(apart, seq, DraftTree.chain(_tokens(apart, rows - 1)) if rows > 1 else EMPTY_TREE)
 
 
 def _enough(forward: float) -> float:
@@ -90,7 +126,7 @@ def _enough(forward: float) -> float:
 
 
 def _read(kept: dict[str, Any]) -> CostCurve:
-    return CostCurve(tuple(kept["rows"]), tuple(kept["seconds"]))
+    return CostCurve(tuple(kept["rows"]), tuple(kept["seconds"]), tuple(kept["further"]))
 
 
 def _tokens(model: CachedLM, count: int) -> list[int]:

@@ -4,7 +4,7 @@ A step of a batch costs t(rows) seconds and yields Y tokens: for each sequence 1
 come with the likeliest path first, so their first nodes are the best ones of that number, and closed under parents. Where a
 forward packs sequences, nodes are taken in falling chance over the whole batch, whatever their drafters, as many as have the most
 tokens per second. Where rows are padded to the widest tree, there is one width for the whole batch, chosen likewise. 0 is plain
-decoding. The curve was measured with one short text; what steps with and without drafts really take corrects it, per number of
+decoding. The curve was measured behind two texts; what steps with and without drafts really take corrects it, per number of
 sequences.
 
 Trees without confidence are fed whole or not at all: their drafter is left out while it yields less than plain decoding would in
@@ -29,6 +29,8 @@ from paceline.engine.offers import Offers, Packed, Padded
 _RATE = 0.1  # of the newest step in what steps were found to take; of the first ones all count alike
 _MARGIN = 1.03  # of the seconds of steps with drafts: a gain that is smaller is no gain for sure
 _FORGETTING = 0.005  # of that, with every step that tells nothing about it: what was too dear is tried again
+_CONTEXTS = 64  # tokens by which texts before a step are told apart
+_KEPT = 1000  # curves of steps
 _MOST_OFF = 3.0  # a curve is believed to be off by no more
 
 
@@ -75,7 +77,8 @@ class Spending:
     def __init__(self, curve: Callable[[], CostCurve]) -> None:
         self._make_curve = curve
         self._curve: CostCurve | None = None
-        self._costs: dict[tuple[int, int], NDArray[np.float64]] = {}
+        self._costs: dict[tuple[int, int, int], NDArray[np.float64]] = {}
+        self._context = 0  # tokens before the newest of a sequence, about, in the newest step
         self._paces: dict[int, _Pace] = {}  # by the number of sequences
         self._pace: _Pace | None = None  # the newest
         self._step: tuple[bool, float] | None = None  # whether there are drafts, and seconds by the curve
@@ -90,7 +93,7 @@ class Spending:
         """What a step of one sequence takes without drafts: by the curve, corrected by such steps; None before it was needed."""
         if self._curve is None:
             return None
-        return self._curve.seconds[0] * (self._paces[1].plain if 1 in self._paces else 1.0)
+        return float(self._seconds(1, 1, 0)[0]) * (self._paces[1].plain if 1 in self._paces else 1.0)
 
     def cut(self, parts: ListLike[Part], sequences: int, rows: int, packed: bool = False) -> None:
         """Leave the trees of a step as many nodes as pay; those without confidence, and drawn ones, stay as they are.
@@ -103,6 +106,8 @@ class Spending:
             if part.drafting.worth is not None:
                 part.flatten()
         offers = (Packed if packed else Padded)(parts, sequences)
+        before = sum(seq.cached for part in parts for seq in part.seqs)
+        self._context = round(before / sequences / _CONTEXTS) * _CONTEXTS
         by_curve = self._seconds(rows, offers.unit, offers.most)
         if sequences not in self._paces:
             self._paces[sequences] = _Pace(self._pace)
@@ -134,10 +139,12 @@ class Spending:
 
     def _seconds(self, rows: int, unit: int, most: int) -> NDArray[np.float64]:
         """Return the seconds of steps of rows, rows + unit, ... rows + most * unit, as the curve has them."""
-        key = rows, unit
+        key = rows, unit, self._context
         if len(self._costs.get(key, ())) <= most:
             self._curve = self._curve or self._make_curve()
-            self._costs[key] = self._curve.of(rows + unit * np.arange(most + 1))
+            if len(self._costs) == _KEPT:
+                self._costs.clear()
+            self._costs[key] = self._curve.of(rows + unit * np.arange(most + 1), self._context)
         return self._costs[key][: most + 1]
 
 

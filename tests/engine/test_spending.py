@@ -40,8 +40,10 @@ class Alone:
         assert self._drafting.worth is not None
         return self._drafting.worth.reliability
 
-    def cut(self, trees: list[DraftTree], sequences: int, pending: int) -> list[DraftTree]:
-        self._part = Part(self._drafting, [], [], trees=trees)
+    def cut(self, trees: list[DraftTree], sequences: int, pending: int, cached: int = 0) -> list[DraftTree]:
+        seq = Sequence([1] * (cached + 1), SamplingParams())
+        seq.cached = cached
+        self._part = Part(self._drafting, [seq], [], trees=trees)
         self._spending.cut([self._part], sequences, sequences * pending, self._packed)
         return self._part.trees
 
@@ -316,6 +318,23 @@ def test_costs_are_measured_once_and_never_fall(pair: Pair, tmp_path: Path, monk
     beyond = curve.of(np.array([1, 128, 256, 384]))
     assert beyond[0] == curve.seconds[0]
     assert beyond[3] - beyond[2] == pytest.approx(beyond[2] - beyond[1])
+
+
+def test_rows_are_dearer_behind_a_long_text() -> None:
+    curve = CostCurve((1, 65), (1.0, 1.0), (0.0, 0.064))
+    assert curve.of(np.array([1, 65]), 32).tolist() == [1.0, 1.0]
+    assert curve.of(np.array([1, 65, 129]), 1032).tolist() == pytest.approx([1.0, 65.0, 129.0])
+    tree = DraftTree([1, 2, 3], [-1, 0, 1], None, [0.9, 0.9, 0.9])
+    fed = [len(Alone(curve, packed=True).cut([tree], 1, 1, cached)[0]) for cached in (0, 200, 4000)]
+    assert fed == [3, 3, 0]
+    assert Alone(curve).cut([tree], 1, 1, 4000) == Alone(curve, packed=True).cut([tree], 1, 1, 4000)
+
+
+def test_what_a_long_text_adds_is_measured(pair: Pair) -> None:
+    curve = measure(LLM(pair.target, "none").model)
+    assert (len(curve.further) == len(curve.rows)) == (LLM(pair.target, "none").model.context_length > 640)
+    assert list(curve.further) == sorted(curve.further)
+    assert min(curve.further, default=0.0) >= 0.0
 
 
 def test_a_slow_machine_is_asked_for_fewer_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
