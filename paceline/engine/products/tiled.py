@@ -15,10 +15,11 @@ from paceline.common import amx, lanes
 from paceline.common.compiled import as_pointer, inlined
 from paceline.common.crew import Job
 from paceline.engine.attention.tiles import FLOAT, address, aligned
-from paceline.engine.products.kernel import PRODUCT, TASK, take_task
+from paceline.engine.products.kernel import PRODUCT, TASK, Product, take_task
 
 INNER, OUTER = 32, amx.SIDE  # sizes of a weight are multiples of these
 _BLOCK = 2 * OUTER  # of them, and rows, computed at once
+_AHEAD = 2  # times 16 outputs from those that are computed to those that are fetched
 _STREAMS = 4  # places of memory that are read from at a time: more than one, as a processor fetches ahead in each by itself
 _STEP = INNER * FLOAT // 2  # bytes of a row or weight in one tile
 _CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)  # 64 bytes
@@ -28,6 +29,8 @@ _store0, _store1, _store2, _store3 = (amx.store(tile) for tile in range(4))
 _load_weight0, _load_weight1, _load_rows0, _load_rows1 = (amx.load(tile) for tile in range(4, 8))
 _multiply00, _multiply10 = amx.add_product(0, 4, 6), amx.add_product(1, 5, 6)
 _multiply01, _multiply11 = amx.add_product(2, 4, 7), amx.add_product(3, 5, 7)
+# Of one weight with the second, third and fourth rows.
+_multiply01_alone, _multiply02, _multiply03 = amx.add_product(1, 4, 7), amx.add_product(2, 4, 6), amx.add_product(3, 4, 7)
 
 
 def _multiply_all(place: int) -> int:
@@ -45,7 +48,12 @@ def _multiply_all(place: int) -> int:
     while first < outer:
         sums = aligned(store)  # here, since an array lives until its last use
         packed = sums + 4 * amx.TILE
-        for output in range(first, min(first + TASK, outer), _BLOCK):
+        last = min(first + TASK, outer)
+        if blocks in (3, 4):
+            for output in range(first, last, OUTER):
+                _multiply_tall(product, packed, sums, blocks, output)
+            last = first
+        for output in range(first, last, _BLOCK):
             width = min(_BLOCK, outer - output)
             for block in range(0, blocks, 2):
                 source = packed + block * amx.SIDE * inner * FLOAT // 2
@@ -55,9 +63,7 @@ def _multiply_all(place: int) -> int:
                     _multiply_four(source, origin, sums, inner, width, ahead)
                 else:
                     _multiply_two(source, origin, sums, inner, width, ahead)
-                _write_out(
-                    sums, product.bias, product.out, min(count - block * amx.SIDE, _BLOCK), block * amx.SIDE, output, width, outer
-                )
+                _write_out(sums, product, block * amx.SIDE, output, width, 4 if block + 1 < blocks else 2)
         done += 1
         first = take_task(place)
     amx.release()
@@ -83,6 +89,39 @@ def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
             source = spare
         for step in range(inner // INNER):
             amx.transpose(source + step * _STEP, size, target + step * amx.TILE, amx.ROW)
+
+
+@inlined
+def _multiply_tall(product: Product, rows: int, sums: int, blocks: int, output: int) -> None:
+    """16 outputs of up to 64 rows, as four tiles: the weight is read once, and what lies ahead is fetched all the time.
+
+    Rows that are not there are multiplied with it as well; their numbers go nowhere.
+    """
+    stride = product.inner * FLOAT // 2
+    weight, size = product.weight + output * stride, OUTER * stride
+    ahead = weight + _AHEAD * size if output + (_AHEAD + 1) * OUTER <= product.outer else 0
+    second, third, fourth = rows + size, rows + 2 * size, rows + (blocks - 1) * size
+    _clear0(), _clear1(), _clear2(), _clear3()
+    for step in range(product.inner // INNER):
+        if ahead:
+            _fetch(ahead, size, step, amx.TILE)
+        place = step * amx.TILE
+        _load_weight0(weight + step * _STEP, stride)
+        _load_rows0(rows + place, amx.ROW)
+        _multiply00()
+        _load_rows1(second + place, amx.ROW)
+        _multiply01_alone()
+        _load_rows0(third + place, amx.ROW)
+        _multiply02()
+        if blocks == 4:
+            _load_rows1(fourth + place, amx.ROW)
+            _multiply03()
+    _store0(sums, amx.ROW)
+    _store1(sums + amx.TILE, amx.ROW)
+    _store2(sums + 2 * amx.TILE, amx.ROW)
+    _store3(sums + 3 * amx.TILE, amx.ROW)
+    for block in range(blocks):
+        _write_tile(sums + block * amx.TILE, product, block * amx.SIDE, output)
 
 
 @inlined
@@ -117,7 +156,8 @@ def _multiply_two(rows: int, weight: int, sums: int, inner: int, width: int, ahe
 @inlined
 def _multiply_step(rows: int, weight: int, other: int, stride: int, ahead: int, step: int) -> None:
     """Add the products of the next 32 numbers of 32 outputs and 16 rows; the outputs' stay in their tiles."""
-    _fetch(weight, ahead, step)
+    if ahead:
+        _fetch(weight + ahead, ahead, step, 2 * amx.TILE)
     _load_weight0(weight + step * _STEP, stride)
     _load_weight1(other + step * _STEP, stride)
     _load_rows0(rows + step * amx.TILE, amx.ROW)
@@ -126,27 +166,29 @@ def _multiply_step(rows: int, weight: int, other: int, stride: int, ahead: int, 
 
 
 @inlined
-def _fetch(weight: int, ahead: int, step: int) -> None:
-    """Have a part of the next 32 outputs' weights, which lie `ahead`, brought nearer; all of them with the steps of a product."""
-    if ahead:
-        for stream in range(_STREAMS):
-            part = weight + ahead + stream * ahead // _STREAMS + step * (2 * amx.TILE // _STREAMS)
-            for line in range(0, 2 * amx.TILE // _STREAMS, amx.ROW):
-                lanes.prefetch_second(part + line)
+def _fetch(place: int, size: int, step: int, each: int) -> None:
+    """Have a part of the weights that lie at a place, `size` bytes, brought nearer: `each` bytes of them with a step."""
+    for stream in range(_STREAMS):
+        part = place + stream * size // _STREAMS + step * (each // _STREAMS)
+        for line in range(0, each // _STREAMS, amx.ROW):
+            lanes.prefetch_second(part + line)
 
 
 @inlined
-def _write_out(sums: int, bias: int, out: int, count: int, row: int, output: int, width: int, outer: int) -> None:
-    """Write up to four tiles, [16 outputs, 16 rows] each, to their places, with the bias."""
-    for tile in range(2 if count <= amx.SIDE else 4):
-        above, beside = tile // 2 * amx.SIDE, tile % 2 * amx.SIDE
-        if beside >= width:
-            continue
-        source = sums + tile * amx.TILE
-        amx.transpose(source, amx.ROW, source, amx.ROW)
-        for number in range(min(count - above, amx.SIDE)):
-            place = out + ((row + above + number) * outer + output + beside) * FLOAT // 2
-            if bias:
-                amx.round_sum(source + number * amx.ROW, place, bias + (output + beside) * FLOAT)
-            else:
-                amx.round_row(source + number * amx.ROW, place)
+def _write_out(sums: int, product: Product, row: int, output: int, width: int, tiles: int) -> None:
+    """Write up to four tiles to their places, two of them side by side."""
+    for tile in range(tiles):
+        if tile % 2 * amx.SIDE < width:
+            _write_tile(sums + tile * amx.TILE, product, row + tile // 2 * amx.SIDE, output + tile % 2 * amx.SIDE)
+
+
+@inlined
+def _write_tile(source: int, product: Product, row: int, output: int) -> None:
+    """Write a tile, [16 outputs, 16 rows], from that row and output on, with the bias."""
+    amx.transpose(source, amx.ROW, source, amx.ROW)
+    for number in range(min(product.count - row, amx.SIDE)):
+        place = product.out + ((row + number) * product.outer + output) * FLOAT // 2
+        if product.bias:
+            amx.round_sum(source + number * amx.ROW, place, product.bias + output * FLOAT)
+        else:
+            amx.round_row(source + number * amx.ROW, place)
