@@ -19,6 +19,7 @@ from paceline.engine.products.kernel import PRODUCT, TASK, Product, take_task
 
 INNER, OUTER = 32, amx.SIDE  # sizes of a weight are multiples of these
 _BLOCK = 2 * OUTER  # of them, and rows, computed at once
+_TALL = 8  # blocks of rows with which 16 outputs at a time are made, where there are more than two
 _AHEAD = 2  # times 16 outputs from those that are computed to those that are fetched
 _STREAMS = 4  # places of memory that are read from at a time: more than one, as a processor fetches ahead in each by itself
 _STEP = INNER * FLOAT // 2  # bytes of a row or weight in one tile
@@ -49,7 +50,7 @@ def _multiply_all(place: int) -> int:
         sums = aligned(store)  # here, since an array lives until its last use
         packed = sums + 4 * amx.TILE
         last = min(first + TASK, outer)
-        if blocks in (3, 4):
+        if 2 < blocks <= _TALL:
             for output in range(first, last, OUTER):
                 _multiply_tall(product, packed, sums, blocks, output)
             last = first
@@ -93,18 +94,35 @@ def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
 
 @inlined
 def _multiply_tall(product: Product, rows: int, sums: int, blocks: int, output: int) -> None:
-    """16 outputs of up to 64 rows, as four tiles: the weight is read once, and what lies ahead is fetched all the time.
+    """16 outputs of all rows, up to 64 at a time, in groups as equal as can be, each of which fetches its part of what lies ahead.
 
-    Rows that are not there are multiplied with it as well; their numbers go nowhere.
+    Memory is read all the time, and not by the first group alone, while the others wait or find it idle.
     """
+    size = OUTER * product.inner * FLOAT // 2
+    ahead = output + (_AHEAD + 1) * OUTER <= product.outer
+    groups, done, fetched = (blocks + 3) // 4, 0, 0 if ahead else _STREAMS
+    for group in range(groups):
+        left = groups - group
+        some, last = (blocks - done + left - 1) // left, fetched + (_STREAMS - fetched + left - 1) // left
+        _multiply_column(product, rows + done * size, sums, some, output, fetched, last)
+        for block in range(some):
+            _write_tile(sums + block * amx.TILE, product, (done + block) * amx.SIDE, output)
+        done, fetched = done + some, last
+
+
+@inlined
+def _multiply_column(product: Product, rows: int, sums: int, blocks: int, output: int, fetched: int, last: int) -> None:
+    """16 outputs of up to 64 rows, as four tiles."""
     stride = product.inner * FLOAT // 2
     weight, size = product.weight + output * stride, OUTER * stride
-    ahead = weight + _AHEAD * size if output + (_AHEAD + 1) * OUTER <= product.outer else 0
-    second, third, fourth = rows + size, rows + 2 * size, rows + (blocks - 1) * size
+    second, third, fourth = (
+        rows + (size if blocks > 1 else 0),
+        rows + (size << 1 if blocks > 2 else 0),
+        rows + (blocks - 1) * size,
+    )
     _clear0(), _clear1(), _clear2(), _clear3()
     for step in range(product.inner // INNER):
-        if ahead:
-            _fetch(ahead, size, step, amx.TILE)
+        _fetch(weight + _AHEAD * size, size, step, amx.TILE, fetched, last)
         place = step * amx.TILE
         _load_weight0(weight + step * _STEP, stride)
         _load_rows0(rows + place, amx.ROW)
@@ -120,8 +138,6 @@ def _multiply_tall(product: Product, rows: int, sums: int, blocks: int, output: 
     _store1(sums + amx.TILE, amx.ROW)
     _store2(sums + 2 * amx.TILE, amx.ROW)
     _store3(sums + 3 * amx.TILE, amx.ROW)
-    for block in range(blocks):
-        _write_tile(sums + block * amx.TILE, product, block * amx.SIDE, output)
 
 
 @inlined
@@ -157,7 +173,7 @@ def _multiply_two(rows: int, weight: int, sums: int, inner: int, width: int, ahe
 def _multiply_step(rows: int, weight: int, other: int, stride: int, ahead: int, step: int) -> None:
     """Add the products of the next 32 numbers of 32 outputs and 16 rows; the outputs' stay in their tiles."""
     if ahead:
-        _fetch(weight + ahead, ahead, step, 2 * amx.TILE)
+        _fetch(weight + ahead, ahead, step, 2 * amx.TILE, 0, _STREAMS)
     _load_weight0(weight + step * _STEP, stride)
     _load_weight1(other + step * _STEP, stride)
     _load_rows0(rows + step * amx.TILE, amx.ROW)
@@ -166,9 +182,10 @@ def _multiply_step(rows: int, weight: int, other: int, stride: int, ahead: int, 
 
 
 @inlined
-def _fetch(place: int, size: int, step: int, each: int) -> None:
-    """Have a part of the weights that lie at a place, `size` bytes, brought nearer: `each` bytes of them with a step."""
-    for stream in range(_STREAMS):
+def _fetch(place: int, size: int, step: int, each: int, first: int, last: int) -> None:
+    """Have a part of the weights that lie at a place, `size` bytes, brought nearer: of some streams what belongs to a step, `each`
+    bytes being that of all of them."""
+    for stream in range(first, last):
         part = place + stream * size // _STREAMS + step * (each // _STREAMS)
         for line in range(0, each // _STREAMS, amx.ROW):
             lanes.prefetch_second(part + line)
