@@ -94,7 +94,7 @@ def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
 
 @inlined
 def _multiply_tall(product: Product, rows: int, sums: int, blocks: int, output: int) -> None:
-    """16 outputs of all rows, up to 64 at a time, in groups as equal as can be, each of which fetches its part of what lies ahead.
+    """16 outputs of all rows, up to 64 at a time: groups as equal as can be, each of which fetches its part of what lies ahead.
 
     Memory is read all the time, and not by the first group alone, while the others wait or find it idle.
     """
@@ -112,14 +112,10 @@ def _multiply_tall(product: Product, rows: int, sums: int, blocks: int, output: 
 
 @inlined
 def _multiply_column(product: Product, rows: int, sums: int, blocks: int, output: int, fetched: int, last: int) -> None:
-    """16 outputs of up to 64 rows, as four tiles."""
+    """16 outputs of 32, 48 or 64 rows, as four tiles."""
     stride = product.inner * FLOAT // 2
     weight, size = product.weight + output * stride, OUTER * stride
-    second, third, fourth = (
-        rows + (size if blocks > 1 else 0),
-        rows + (size << 1 if blocks > 2 else 0),
-        rows + (blocks - 1) * size,
-    )
+    third = rows + (2 * size if blocks > 2 else 0)  # where there are no more rows come others, whose numbers go nowhere
     _clear0(), _clear1(), _clear2(), _clear3()
     for step in range(product.inner // INNER):
         _fetch(weight + _AHEAD * size, size, step, amx.TILE, fetched, last)
@@ -127,12 +123,12 @@ def _multiply_column(product: Product, rows: int, sums: int, blocks: int, output
         _load_weight0(weight + step * _STEP, stride)
         _load_rows0(rows + place, amx.ROW)
         _multiply00()
-        _load_rows1(second + place, amx.ROW)
+        _load_rows1(rows + size + place, amx.ROW)
         _multiply01_alone()
         _load_rows0(third + place, amx.ROW)
         _multiply02()
         if blocks == 4:
-            _load_rows1(fourth + place, amx.ROW)
+            _load_rows1(rows + 3 * size + place, amx.ROW)
             _multiply03()
     _store0(sums, amx.ROW)
     _store1(sums + amx.TILE, amx.ROW)
@@ -183,8 +179,8 @@ def _multiply_step(rows: int, weight: int, other: int, stride: int, ahead: int, 
 
 @inlined
 def _fetch(place: int, size: int, step: int, each: int, first: int, last: int) -> None:
-    """Have a part of the weights that lie at a place, `size` bytes, brought nearer: of some streams what belongs to a step, `each`
-    bytes being that of all of them."""
+    """Have a part of the weights that lie at a place, `size` bytes, brought nearer: what belongs to a step, `each` bytes, but of
+    some streams only."""
     for stream in range(first, last):
         part = place + stream * size // _STREAMS + step * (each // _STREAMS)
         for line in range(0, each // _STREAMS, amx.ROW):
