@@ -112,9 +112,11 @@ class Spending:
         if sequences not in self._paces:
             self._paces[sequences] = _Pace(self._pace)
         self._pace = self._paces[sequences]
-        # A prompt is fed anyway: its drafts are to be worth what they add, beside a step of plain decoding.
-        seconds = self._seconds(sequences, 1, 0)[0] + by_curve - by_curve[0]
-        seconds[1:] *= _MARGIN * self._pace.factor
+        # A prompt is fed anyway: its drafts are to be worth what they add, beside a step of plain decoding. Where such steps take
+        # longer than the curve says, since each sequence has a text of its own to read, drafts add less to them, but something.
+        factor = self._pace.factor
+        seconds = self._seconds(sequences, 1, 0)[0] + min(1.0, factor) * (by_curve - by_curve[0])
+        seconds[1:] *= _MARGIN * max(1.0, factor)
         fed = offers.cut(seconds)
         offers.charge(seconds)
         # Prompts say nothing about decoding.

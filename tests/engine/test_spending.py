@@ -184,6 +184,18 @@ def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
     assert 0 < sum(later) < 200
 
 
+def test_drafts_add_something_where_steps_without_them_take_longer_than_the_curve_says() -> None:
+    """Of many sequences: a few nodes that are hardly ever right are not free, though steps with many took what the curve says."""
+    spending, seq = Alone(CostCurve((1, 101), (1.0, 11.0)), packed=True), Sequence([1], SamplingParams())
+    many = DraftTree.chain([5] * 10, confidence=[0.99] * 10)
+    for turn in range(20):
+        cut = spending.cut([many if turn % 2 else EMPTY_TREE] * 8, 8, 1)
+        emitted = [5] * 11 if turn % 2 else [5]
+        spending.observe([Outcome(seq, one, [], emitted, emitted) for one in cut], 10.0 if turn % 2 else 3.0)
+    assert not any(map(len, spending.cut([DraftTree([6], [-1], None, [0.03])] * 8, 8, 1)))
+    assert all(map(len, spending.cut([many] * 8, 8, 1)))
+
+
 def test_a_prompt_does_not_make_its_drafts_cheap() -> None:
     """A row costs what a step does, whether it stands beside one row or beside 500."""
     for pending in (1, 500):
