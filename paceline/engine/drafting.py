@@ -100,7 +100,18 @@ class Part:
             worth.gate.note_cut(self.width)
         elif self.cost:
             without = all_tokens - self.new_tokens + len(self.outcomes)  # tokens of a step without these drafts
-            worth.gate.note(all_tokens / without, self.cost, sum(map(bool, map(len, self.trees))))
+            worth.gate.note(1 + self._gained() / without, self.cost, sum(map(bool, map(len, self.trees))))
+
+    def _gained(self) -> float:
+        """Return the tokens that drafts brought, as if each sequence that had some had got as many: their harmonic mean.
+
+        A step takes little less where some of its sequences have ended: drafts that bring one far and the others not end it early
+        and save little.
+        """
+        drafted = [outcome for outcome in self.outcomes if len(outcome.tree)]
+        if not drafted:
+            return 0.0
+        return len(drafted) * (len(drafted) / sum(1 / len(outcome.new_token_ids) for outcome in drafted) - 1)
 
 
 def _flatten(trees: ListLike[DraftTree]) -> FlatTrees:

@@ -292,6 +292,18 @@ def test_a_drafter_whose_trees_are_cut_to_nothing_rests_and_is_back_at_once() ->
         gate.note_cut(0)
 
 
+def test_drafts_that_bring_few_sequences_far_are_judged_by_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch goes on as long as the slowest of them."""
+    noted: list[float] = []
+    monkeypatch.setattr(Gate, "note", lambda self, tokens, cost, sequences: noted.append(tokens))
+    seq, chain = Sequence([1], SamplingParams()), DraftTree.chain([5] * 8)
+    for lengths in ([9] + [1] * 7, [3] * 8):
+        part = Part(Drafting(Drafter(), Worth()), [seq] * 8, [8] * 8, trees=[chain] * 8, cost=2.0)
+        part.outcomes = [Outcome(seq, chain, [], [5] * length, [5] * length) for length in lengths]
+        part.learn(sum(lengths))
+    assert noted == [pytest.approx(8 / (7 + 1 / 9)), pytest.approx(3.0)]
+
+
 def test_what_steps_take_is_believed_of_other_numbers_of_sequences_until_they_are_known() -> None:
     spending, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
     seq = Sequence([1], SamplingParams())
