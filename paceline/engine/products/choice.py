@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.common import cache
+from paceline.common.crew import awake
 from paceline.engine.circumstances import circumstances
 from paceline.engine.products.own import ANY, Products, product, replaceable
 
 COUNTS = (1, 4, 16, 64, 256)  # of rows that are tried; the last stands for any more
-_KIND = "products-v6"  # another number when what is tried or written changes
+_KIND = "products-v7"  # another number when what is tried or written changes
 _WORTH = 1 << 25  # weights: a smaller model stays in the processor's caches, and torch's kernels do as well there
 _BEYOND = 1 << 27  # weights of a shape that are tried one after the other: fewer would stay in a cache
 _NARROW, _MANY = 1 << 24, 64  # weights of a module that is not tried with so many rows: heads of a vocabulary get few
@@ -90,6 +91,7 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
         shapes.setdefault((one.in_features, one.out_features), []).append(one)
     times: list[list[float]] = [[], []]
     for count in COUNTS:
+        tried = tuple(zip(_PRODUCTS, (Products(modules).helpers(count), 0), strict=True))
         totals = [0.0, 0.0]
         for (inner, outer), alike in shapes.items():
             if count >= _MANY and inner * outer >= _NARROW:
@@ -97,7 +99,8 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
             rows = torch.ones(count, inner, dtype=alike[0].weight.dtype)
             some = alike[: -(-_BEYOND // (inner * outer)) if count < _MANY else 1]
             rounds = range(_ROUNDS if count < _MANY else _MANY_ROUNDS)
-            taken = [[_seconds(multiply, rows, some) for multiply in _PRODUCTS] for _ in rounds]  # by turns: both in any weather
+            # By turns: both in any weather.
+            taken = [[_seconds(multiply, rows, some, awake_with) for multiply, awake_with in tried] for _ in rounds]
             for who, seconds in enumerate(zip(*taken, strict=True)):
                 totals[who] += min(seconds) * len(alike) / len(some)
         for who in range(2):
@@ -105,8 +108,9 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
     return Trial(tuple(times[0]), tuple(times[1]))
 
 
-def _seconds(multiply: Callable[..., Any], rows: Tensor, modules: list[nn.Linear]) -> float:
-    start = time.perf_counter()
-    for one in modules:
-        multiply(rows, one.weight, one.bias)
-    return time.perf_counter() - start
+def _seconds(multiply: Callable[..., Any], rows: Tensor, modules: list[nn.Linear], helpers: int) -> float:
+    with awake(helpers):  # as in a forward
+        start = time.perf_counter()
+        for one in modules:
+            multiply(rows, one.weight, one.bias)
+        return time.perf_counter() - start
