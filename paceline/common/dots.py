@@ -15,7 +15,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from paceline.common.lanes import fetch, operation, pick, pointer
+from paceline.common.lanes import Emit, fetch, operation, pick, pointer
 from paceline.common.machine import instruction_flags, on_x86
 
 PIECE = 16  # bytes of a row in one instruction
@@ -47,6 +47,18 @@ def available() -> bool:
     return on_x86() and set(instruction_flags()) >= _NEEDED
 
 
+def where_available(emit: Emit, otherwise: Any = None) -> Emit:
+    """Return `emit`, or on other processors what ends the process: it is compiled there, too, by code that asks before."""
+
+    def guarded(builder: Any, *values: Any) -> Any:
+        if available():
+            return emit(builder, *values)
+        builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.trap"), [])
+        return otherwise
+
+    return guarded
+
+
 def multiply_blocks(count: int, outputs: int = OUTPUTS) -> Any:
     """Return a function of compiled code: the sums of products of `count` blocks of rows with some outputs of a weight.
 
@@ -60,9 +72,6 @@ def multiply_blocks(count: int, outputs: int = OUTPUTS) -> Any:
     """
 
     def emit(builder: Any, blocks: Any, weight: Any, size: Any, out: Any, ahead: Any, parts: Any) -> None:
-        if not available():  # compiled all the same, with code that asks before it calls this
-            builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.trap"), [])
-            return
         sums = [[cgutils.alloca_once(builder, _SUMS) for _ in range(outputs)] for _ in range(count)]
         for place in (one for block in sums for one in block):
             builder.store(ir.Constant(_SUMS, [0.0] * 16), place)
@@ -88,7 +97,7 @@ def multiply_blocks(count: int, outputs: int = OUTPUTS) -> Any:
                 target = _behind(builder, out, number * ROWS * STRIDE + first * 4)
                 _store_totals(builder, target, [builder.load(place) for place in block[first : first + 4]])
 
-    return operation(types.void, (types.int64,) * 6, emit)
+    return operation(types.void, (types.int64,) * 6, where_available(emit))
 
 
 def _behind(builder: Any, address: Any, distance: int) -> Any:

@@ -4,36 +4,21 @@ AVX512_BF16 (`paceline.common.dots.available`); addresses are in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from paceline.common import dots
-from paceline.common.dots import BFloat16
-from paceline.common.lanes import exponential, operation, pick, pointer
-from paceline.common.weighted import total_of
+from paceline.common.dots import BFloat16, where_available
+from paceline.common.lanes import exponential, operation, pick, pointer, spread, total_of, widen
 
 COLUMNS = 16
 STEP = 128  # bytes of 32 numbers in float32
 _INDEX = ir.IntType(64)
-_NUMBERS, _WORDS = ir.VectorType(ir.FloatType(), COLUMNS), ir.VectorType(ir.IntType(32), COLUMNS)
+_NUMBERS = ir.VectorType(ir.FloatType(), COLUMNS)
 _HALVES, _PAIRS = ir.VectorType(ir.IntType(16), COLUMNS), ir.VectorType(BFloat16(), 2 * COLUMNS)
 _ALL_HALVES = ir.VectorType(ir.IntType(16), 2 * COLUMNS)
 _INTERLEAVED = [place // 2 + place % 2 * COLUMNS for place in range(2 * COLUMNS)]
-
-
-def _where_available(emit: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:
-    """Return `emit`, or on other processors what ends the process: it is compiled there, too, by code that asks before."""
-
-    def guarded(builder: Any, *values: Any) -> Any:
-        if dots.available():
-            return emit(builder, *values)
-        builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.trap"), [])
-        return otherwise
-
-    return guarded
 
 
 def _load(builder: Any, address: Any, kind: Any) -> Any:
@@ -49,8 +34,7 @@ def _behind(builder: Any, address: Any, distance: int) -> Any:
 
 
 def _weigh(builder: Any, numbers: Any, steps: Any, largest: Any) -> Any:
-    single = builder.insert_element(ir.Constant(_NUMBERS, ir.Undefined), largest, ir.Constant(ir.IntType(32), 0))
-    most = pick(builder, single, single, [0] * COLUMNS)
+    most = spread(builder, largest, COLUMNS)
     total = cgutils.alloca_once_value(builder, ir.Constant(_NUMBERS, [0.0] * COLUMNS))
     with cgutils.for_range(builder, steps, intp=_INDEX) as loop:
         first = builder.add(numbers, builder.mul(loop.index, ir.Constant(_INDEX, STEP)))
@@ -74,8 +58,7 @@ def _round(builder: Any, first: Any, second: Any) -> Any:
 
 def _widen(builder: Any, halves: Any, half: int) -> Any:
     """Return the first or the second sixteen of 32 numbers in bfloat16 as float32."""
-    some = pick(builder, halves, halves, list(range(half * COLUMNS, (half + 1) * COLUMNS)))
-    return builder.bitcast(builder.shl(builder.zext(some, _WORDS), ir.Constant(_WORDS, [16] * COLUMNS)), _NUMBERS)
+    return widen(builder, pick(builder, halves, halves, list(range(half * COLUMNS, (half + 1) * COLUMNS))))
 
 
 def _pair_up(builder: Any, first: Any, second: Any, out: Any) -> None:
@@ -88,7 +71,7 @@ def _pair_up(builder: Any, first: Any, second: Any, out: Any) -> None:
 weigh = operation(
     types.float32,
     (types.int64, types.int64, types.float32),
-    _where_available(_weigh, ir.Constant(ir.FloatType(), 0.0)),
+    where_available(_weigh, ir.Constant(ir.FloatType(), 0.0)),
 )
 # Words of two from two times sixteen numbers of 16 bits: first, second, target.
-pair_up = operation(types.void, (types.int64,) * 3, _where_available(_pair_up))
+pair_up = operation(types.void, (types.int64,) * 3, where_available(_pair_up))

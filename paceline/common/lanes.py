@@ -67,9 +67,11 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def _splat(builder: Any, number: Any, kind: Any = _VECTOR) -> Any:
-    single = builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(single, ir.Constant(kind, ir.Undefined), _words(0))
+def spread(builder: Any, number: Any, count: int = WIDTH) -> Any:
+    """Return a number in each of `count` lanes, for what `emit` writes."""
+    nothing = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
+    single = builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(single, nothing, _words(0, count))
 
 
 def _constant(number: float, count: int = WIDTH) -> Any:
@@ -85,12 +87,14 @@ def pick(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
     return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places))
 
 
-def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return a * b + c, rounded once, of any number of lanes, for what `emit` writes."""
     kind = ir.FunctionType(a.type, [a.type] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{a.type.count}f32"), (a, b, c))
 
 
-def _larger(builder: Any, one: Any, other: Any) -> Any:
+def larger_of(builder: Any, one: Any, other: Any) -> Any:
+    """Return the larger one in each lane, of any number of them, for what `emit` writes."""
     return builder.select(builder.fcmp_ordered(">", one, other), one, other)
 
 
@@ -104,16 +108,25 @@ def _with_sign(builder: Any, size: Any, signed: Any) -> Any:
     return builder.bitcast(builder.or_(builder.and_(builder.bitcast(size, _WORDS), _words(0x7FFFFFFF)), sign), _VECTOR)
 
 
-def _fold(builder: Any, vector: Any, join: Emit) -> Any:
-    """Join lanes l and l + 4, then l and l + 2, then 0 and 1; the first lane of what is left."""
-    for half in (4, 2, 1):
+def fold(builder: Any, vector: Any, join: Emit) -> Any:
+    """Join the first half of the lanes with the second, until there is one, for what `emit` writes.
+
+    Of eight these are lanes l and l + 4, then l and l + 2, then 0 and 1.
+    """
+    half = vector.type.count // 2
+    while half:
         low, high = (pick(builder, vector, vector, list(range(first, first + half))) for first in (0, half))
-        vector = join(builder, low, high)
+        vector, half = join(builder, low, high), half // 2
     return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
 
 
+def total_of(builder: Any, vector: Any) -> Any:
+    """Return the sum of all lanes, folded, for what `emit` writes."""
+    return fold(builder, vector, lambda builder, low, high: builder.fadd(low, high))
+
+
 def _store_sums(builder: Any, address: Any, *vectors: Any) -> None:
-    """Write the sums of the lanes of four vectors: l and l + 4, then l and l + 2, then 0 and 1, as `_fold` does."""
+    """Write the sums of the lanes of four vectors: l and l + 4, then l and l + 2, then 0 and 1, as `fold` does."""
     halves = [builder.fadd(pick(builder, one, one, [0, 1, 2, 3]), pick(builder, one, one, [4, 5, 6, 7])) for one in vectors]
     pairs = [
         builder.fadd(pick(builder, one, other, [0, 1, 4, 5]), pick(builder, one, other, [2, 3, 6, 7]))
@@ -137,14 +150,14 @@ def exponential(builder: Any, x: Any) -> Any:
     def constant(number: float) -> Any:
         return _constant(number, count)
 
-    shifted = _fused(builder, x, constant(_LOG2_E), constant(_ROUNDER))
+    shifted = multiply_add(builder, x, constant(_LOG2_E), constant(_ROUNDER))
     whole = builder.fsub(shifted, constant(_ROUNDER))
-    rest = _fused(builder, whole, constant(-_LN2_HIGH), x)
-    rest = _fused(builder, whole, constant(-_LN2_LOW), rest)
+    rest = multiply_add(builder, whole, constant(-_LN2_HIGH), x)
+    rest = multiply_add(builder, whole, constant(-_LN2_LOW), rest)
     series = constant(_POWERS[0])
     for power in _POWERS[1:]:
-        series = _fused(builder, series, rest, constant(power))
-    series = _fused(builder, series, builder.fmul(rest, rest), builder.fadd(rest, constant(1.0)))
+        series = multiply_add(builder, series, rest, constant(power))
+    series = multiply_add(builder, series, builder.fmul(rest, rest), builder.fadd(rest, constant(1.0)))
     bits = builder.shl(builder.bitcast(shifted, ir.VectorType(ir.IntType(32), count)), _words(23, count))
     scale = builder.bitcast(builder.add(bits, _words(127 << 23, count)), x.type)
     tiny = builder.fcmp_ordered("<", x, constant(_SMALLEST))  # false for NaN, which stays NaN
@@ -159,9 +172,15 @@ def _store(builder: Any, address: Any, lanes: Any) -> None:
     builder.store(lanes, pointer(builder, address, _VECTOR), align=4)
 
 
+def widen(builder: Any, halves: Any) -> Any:
+    """Return the bits of bfloat16 numbers, of any number of lanes, as float32, for what `emit` writes."""
+    count = halves.type.count
+    words = builder.zext(halves, ir.VectorType(ir.IntType(32), count))
+    return builder.bitcast(builder.shl(words, _words(16, count)), ir.VectorType(_FLOAT, count))
+
+
 def _load_bfloat16(builder: Any, address: Any) -> Any:
-    words = builder.zext(builder.load(pointer(builder, address, _HALVES), align=2), _WORDS)
-    return builder.bitcast(builder.shl(words, _words(16)), _VECTOR)
+    return widen(builder, builder.load(pointer(builder, address, _HALVES), align=2))
 
 
 def _load_float16(builder: Any, address: Any) -> Any:
@@ -210,16 +229,16 @@ prefetch = operation(types.void, (types.int64,), fetch)  # into the nearest cach
 prefetch_second = operation(types.void, (types.int64,), lambda builder, a: fetch(builder, a, 2))  # into the one behind it
 load_float = operation(types.float32, (types.int64,), _load_float)
 store_float = operation(types.void, (types.int64, types.float32), _store_float)
-splat = operation(Lanes, (types.float32,), _splat)
+splat = operation(Lanes, (types.float32,), spread)
 add = operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fadd(a, b))
 subtract = operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fsub(a, b))
 multiply = operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fmul(a, b))
 divide = operation(Lanes, (Lanes, Lanes), lambda builder, a, b: builder.fdiv(a, b))
-fused = operation(Lanes, (Lanes, Lanes, Lanes), _fused)
-larger = operation(Lanes, (Lanes, Lanes), _larger)
+fused = operation(Lanes, (Lanes, Lanes, Lanes), multiply_add)
+larger = operation(Lanes, (Lanes, Lanes), larger_of)
 marked = operation(Lanes, (Lanes, Lanes), _marked)
 with_sign = operation(Lanes, (Lanes, Lanes), _with_sign)
 exp = operation(Lanes, (Lanes,), exponential)
-total = operation(types.float32, (Lanes,), lambda builder, a: _fold(builder, a, lambda builder, x, y: builder.fadd(x, y)))
-largest = operation(types.float32, (Lanes,), lambda builder, a: _fold(builder, a, _larger))
+total = operation(types.float32, (Lanes,), total_of)
+largest = operation(types.float32, (Lanes,), lambda builder, a: fold(builder, a, larger_of))
 store_sums = operation(types.void, (types.int64, Lanes, Lanes, Lanes, Lanes), _store_sums)

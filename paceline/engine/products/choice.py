@@ -90,8 +90,9 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
     for one in modules:
         shapes.setdefault((one.in_features, one.out_features), []).append(one)
     times: list[list[float]] = [[], []]
+    products = Products(modules)
     for count in COUNTS:
-        tried = tuple(zip(_PRODUCTS, (Products(modules).helpers(count), 0), strict=True))
+        tried = tuple(zip(_PRODUCTS, (products.helpers(count), 0), strict=True))
         totals = [0.0, 0.0]
         for (inner, outer), alike in shapes.items():
             if count >= _MANY and inner * outer >= _NARROW:
