@@ -58,6 +58,8 @@ def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
         lambda context, a, b, c, d: typed(a, b, c, d),
         lambda context, a, b, c, d, e: typed(a, b, c, d, e),
         lambda context, a, b, c, d, e, f: typed(a, b, c, d, e, f),
+        lambda context, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
+        lambda context, a, b, c, d, e, f, g, h: typed(a, b, c, d, e, f, g, h),
     ]
     return numba.extending.intrinsic(definitions[len(arguments)])
 

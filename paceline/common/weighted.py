@@ -32,6 +32,7 @@ _COUNT = STEP // 4
 _INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
 _NUMBERS, _EIGHT = ir.VectorType(_FLOAT, _COUNT), ir.VectorType(_FLOAT, WIDTH)
 _HALVES = ir.VectorType(ir.IntType(16), _COUNT)
+QUERIES = 4  # whose sums are made together at most
 # Vectors of a row whose sums are in registers, of four rows of weights: there are 32 registers of this size, or 16 of half of it.
 VECTORS = 4 if on_x86() and "avx512f" in instruction_flags() else 1
 
@@ -57,37 +58,46 @@ def _load_halves(builder: Any, address: Any) -> Any:
     return widen(builder, _load(builder, address, _HALVES))
 
 
-def add_weighted(queries: int, vectors: int, halves: bool) -> Any:
-    """Return a function of compiled code: adds rows, each times its weight, to the sums of some queries.
+def add_weighted(vectors: int) -> Any:
+    """Return a function of compiled code: adds rows, each times its weight, to the sums of up to `QUERIES` queries.
 
-    Its arguments: where the addresses of the weights of each query lie; the address of the rows, and bytes from one to the next;
-    how many; the address of the sums, and bytes from those of one query to those of the next.
+    Its arguments: how many queries; 1 if rows are in bfloat16, else 0; where the addresses of the weights of each query lie; the
+    address of the rows, and bytes from one to the next; how many; that of the sums, and bytes from a query's to the next's.
 
     Args:
         vectors: sixteen numbers of a row each.
-        halves: the rows are in bfloat16.
     """
 
-    def emit(builder: Any, weights: Any, rows: Any, stride: Any, count: Any, sums: Any, size: Any) -> None:
-        places = [_load(builder, builder.add(weights, _constant(8 * query)), _INDEX) for query in range(queries)]
-        targets = [
-            [builder.add(_behind(builder, sums, _constant(query), size), _constant(STEP * part)) for part in range(vectors)]
-            for query in range(queries)
-        ]
-        kept = [[cgutils.alloca_once_value(builder, _load(builder, at)) for at in parts] for parts in targets]
-        with cgutils.for_range(builder, count, intp=_INDEX) as loop:
-            row = _behind(builder, rows, loop.index, stride)
-            read, width = (_load_halves, STEP // 2) if halves else (_load, STEP)
-            values = [read(builder, builder.add(row, _constant(width * part))) for part in range(vectors)]
-            for place, parts in zip(places, kept, strict=True):
-                weight = spread(builder, _load(builder, _behind(builder, place, loop.index, _constant(4)), _FLOAT), _COUNT)
-                for value, total in zip(values, parts, strict=True):
-                    builder.store(multiply_add(builder, weight, value, builder.load(total)), total)
-        for parts, totals in zip(targets, kept, strict=True):
-            for at, total in zip(parts, totals, strict=True):
-                _store(builder, at, builder.load(total))
+    def emit(builder: Any, queries: Any, halves: Any, *given: Any) -> None:
+        for number in range(1, QUERIES + 1):
+            for kind in (0, 1):
+                asked = [builder.icmp_signed("==", one, _constant(other)) for one, other in ((queries, number), (halves, kind))]
+                with builder.if_then(builder.and_(*asked)):
+                    _add_rows(builder, number, vectors, bool(kind), *given)
 
-    return operation(types.void, (types.int64,) * 6, emit)
+    return operation(types.void, (types.int64,) * 8, emit)
+
+
+def _add_rows(
+    builder: Any, queries: int, vectors: int, halves: bool, weights: Any, rows: Any, stride: Any, count: Any, sums: Any, size: Any
+) -> None:
+    places = [_load(builder, builder.add(weights, _constant(8 * query)), _INDEX) for query in range(queries)]
+    targets = [
+        [builder.add(_behind(builder, sums, _constant(query), size), _constant(STEP * part)) for part in range(vectors)]
+        for query in range(queries)
+    ]
+    kept = [[cgutils.alloca_once_value(builder, _load(builder, at)) for at in parts] for parts in targets]
+    with cgutils.for_range(builder, count, intp=_INDEX) as loop:
+        row = _behind(builder, rows, loop.index, stride)
+        read, width = (_load_halves, STEP // 2) if halves else (_load, STEP)
+        values = [read(builder, builder.add(row, _constant(width * part))) for part in range(vectors)]
+        for place, parts in zip(places, kept, strict=True):
+            weight = spread(builder, _load(builder, _behind(builder, place, loop.index, _constant(4)), _FLOAT), _COUNT)
+            for value, total in zip(values, parts, strict=True):
+                builder.store(multiply_add(builder, weight, value, builder.load(total)), total)
+    for parts, totals in zip(targets, kept, strict=True):
+        for at, total in zip(parts, totals, strict=True):
+            _store(builder, at, builder.load(total))
 
 
 def _find_largest(builder: Any, numbers: Any, count: Any) -> Any:

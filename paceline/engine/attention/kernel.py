@@ -57,7 +57,7 @@ def _attend(place: int) -> int:
     cursors = np.empty(call.tile, dtype=np.int64)
     block = np.empty(BLOCK * max(call.dim, call.value_dim), dtype=np.float32)
     products = np.empty((QUERIES, BLOCK), dtype=np.float32)
-    places = np.empty(4, dtype=np.int64)
+    places = np.empty(weighted.QUERIES, dtype=np.int64)
     done = 0
     while True:
         task = take_number(place + TAKEN)
@@ -203,7 +203,7 @@ def _weigh(call: Call, tile: Tile, source: int, start: int, stop: int) -> None:
     row, size = tile.scores.shape[1] * FLOAT, call.value_dim * FLOAT
     i = 0
     while i < tile.length:
-        count = _all_see(call, tile, i, min(4, tile.length - i), start, stop)
+        count = _all_see(call, tile, i, min(weighted.QUERIES, tile.length - i), start, stop)
         if count:
             for other in range(count):
                 tile.places[other] = address(tile.scores) + (i + other) * row + _weight_place(call, tile, i + other, start)

@@ -102,11 +102,7 @@ def cap(softcap: np.float32, first: int, last: int) -> None:
         lanes.store(address, lanes.multiply(cap, lanes.with_sign(tanh, part)))
 
 
-_one, _two, _three, _four = (weighted.add_weighted(queries, weighted.VECTORS, False) for queries in range(1, 5))
-_one_half, _two_halves, _three_halves, _four_halves = (
-    weighted.add_weighted(queries, weighted.VECTORS, True) for queries in range(1, 5)
-)
-_vector, _vector_halves = weighted.add_weighted(1, 1, False), weighted.add_weighted(1, 1, True)
+_add, _add_vector = weighted.add_weighted(weighted.VECTORS), weighted.add_weighted(1)
 _VECTORS = weighted.VECTORS * weighted.STEP
 
 
@@ -119,45 +115,14 @@ def add_values(weights: int, values: int, stride: int, count: int, sums: int, si
         size: of the sums of a query.
         halves: values are in bfloat16, and sums a multiple of 16 of them.
     """
-    whole, vectors = size // _VECTORS * _VECTORS, size // weighted.STEP * weighted.STEP
+    whole, vectors, shift = size // _VECTORS * _VECTORS, size // weighted.STEP * weighted.STEP, 1 if halves else 0
     for d in range(0, whole, _VECTORS):
-        if halves:
-            _add_halves(weights, values + d // 2, stride, count, sums + d, size, queries)
-        else:
-            _add_floats(weights, values + d, stride, count, sums + d, size, queries)
+        _add(queries, shift, weights, values + (d >> shift), stride, count, sums + d, size)
+    for d in range(whole, vectors, weighted.STEP):
+        _add_vector(queries, shift, weights, values + (d >> shift), stride, count, sums + d, size)
     for query in range(queries):
-        place, target = weights + 8 * query, sums + query * size
-        for d in range(whole, vectors, weighted.STEP):
-            if halves:
-                _vector_halves(place, values + d // 2, stride, count, target + d, size)
-            else:
-                _vector(place, values + d, stride, count, target + d, size)
         for d in range(vectors, size, LANES):
-            add_lanes(load_int64(place), values + d, stride, count, target + d)
-
-
-@inlined
-def _add_floats(weights: int, values: int, stride: int, count: int, sums: int, size: int, queries: int) -> None:
-    if queries == 4:
-        _four(weights, values, stride, count, sums, size)
-    elif queries == 3:
-        _three(weights, values, stride, count, sums, size)
-    elif queries == 2:
-        _two(weights, values, stride, count, sums, size)
-    else:
-        _one(weights, values, stride, count, sums, size)
-
-
-@inlined
-def _add_halves(weights: int, values: int, stride: int, count: int, sums: int, size: int, queries: int) -> None:
-    if queries == 4:
-        _four_halves(weights, values, stride, count, sums, size)
-    elif queries == 3:
-        _three_halves(weights, values, stride, count, sums, size)
-    elif queries == 2:
-        _two_halves(weights, values, stride, count, sums, size)
-    else:
-        _one_half(weights, values, stride, count, sums, size)
+            add_lanes(load_int64(weights + 8 * query), values + d, stride, count, sums + query * size + d)
 
 
 @inlined
