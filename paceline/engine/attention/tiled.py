@@ -89,6 +89,7 @@ class _Part(NamedTuple):
         first, length: of its queries; query i is of column i // groups, member i % groups. outputs: number of the row's first.
         query, key, value: where those of the row, and of the key head, begin.
         base: the first key that the first column sees.
+        straight: so many first keys of the row lie where their ordinal says, those of a prompt too; tail: where the others lie.
     """
 
     head: int
@@ -101,7 +102,7 @@ class _Part(NamedTuple):
     base: int
     runs: Records[Run]
     begin: IntArray
-    cached: int
+    straight: int
     tail: IntArray
 
 
@@ -133,7 +134,7 @@ def _attend(place: int) -> int:
         if length <= 0:  # other rows have more columns
             continue
         seen = begin[starts[row] : starts[row + 1] + 1]
-        column = first // call.groups
+        column, straight = first // call.groups, _straight(cached[row], tail[row])
         part = _Part(
             head,
             first,
@@ -145,8 +146,8 @@ def _attend(place: int) -> int:
             runs[seen[column]].start if seen[column] < seen[column + 1] else 0,
             runs,
             seen,
-            cached[row],
-            tail[row],
+            straight,
+            tail[row, straight - cached[row] :],
         )
         _attend_part(call, part, _lay(call, blocks, aligned(store)), steps)
     amx.release()
@@ -154,6 +155,15 @@ def _attend(place: int) -> int:
 
 
 attend_tiled = Job(_attend)
+
+
+@inlined
+def _straight(cached: int, tail: IntArray) -> int:
+    """Return how many first keys of a row lie one behind the other."""
+    more = 0
+    while more < len(tail) and tail[more] == cached + more:
+        more += 1
+    return int(cached + more)
 
 
 @inlined
@@ -243,7 +253,7 @@ def _count(call: Call, part: _Part, i: int) -> int:
 
 @inlined
 def _place(part: _Part, ordinal: int) -> int:
-    return ordinal if ordinal < part.cached else part.tail[ordinal - part.cached]
+    return ordinal if ordinal < part.straight else part.tail[ordinal - part.straight]
 
 
 @inlined
@@ -316,7 +326,7 @@ def _lay_queries(call: Call, part: _Part, room: _Room, i: int, count: int) -> No
 def _score(call: Call, part: _Part, room: _Room, scores: int, start: int, stop: int) -> None:
     """Products of all queries and up to 32 keys, zeros in the place of more."""
     size, source, stride = call.dim * _HALF, part.key + start * call.key_place, call.key_place
-    if stop > part.cached or stop - start < _STEP:
+    if stop > part.straight or stop - start < _STEP:
         source, stride = room.keys, size
         for ordinal in range(start, stop):
             _copy(part.key + _place(part, ordinal) * call.key_place, room.keys + (ordinal - start) * size, size)

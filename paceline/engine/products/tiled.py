@@ -19,7 +19,7 @@ from paceline.engine.products.kernel import PRODUCT, TASK, Product, take_task
 
 INNER, OUTER = 32, amx.SIDE  # sizes of a weight are multiples of these
 _BLOCK = 2 * OUTER  # of them, and rows, computed at once
-_TALL = 8  # blocks of rows with which 16 outputs at a time are made, where there are more than two
+_TALL = 16  # blocks of rows with which 16 outputs at a time are made, where there are more than two
 _AHEAD = 2  # times 16 outputs from those that are computed to those that are fetched
 _STREAMS = 4  # places of memory that are read from at a time: more than one, as a processor fetches ahead in each by itself
 _STEP = INNER * FLOAT // 2  # bytes of a row or weight in one tile
@@ -56,14 +56,17 @@ def _multiply_all(place: int) -> int:
             last = first
         for output in range(first, last, _BLOCK):
             width = min(_BLOCK, outer - output)
+            fetched = 0 if output + 2 * _BLOCK <= outer else _STREAMS
             for block in range(0, blocks, 2):
                 source = packed + block * amx.SIDE * inner * FLOAT // 2
                 origin = product.weight + output * inner * FLOAT // 2
-                ahead = _BLOCK * inner * FLOAT // 2 if block == 0 and output + 2 * _BLOCK <= outer else 0
+                left = (blocks - block + 1) // 2
+                last = fetched + (_STREAMS - fetched + left - 1) // left
                 if block + 1 < blocks:
-                    _multiply_four(source, origin, sums, inner, width, ahead)
+                    _multiply_four(source, origin, sums, inner, width, fetched, last)
                 else:
-                    _multiply_two(source, origin, sums, inner, width, ahead)
+                    _multiply_two(source, origin, sums, inner, width, fetched, last)
+                fetched = last
                 _write_out(sums, product, block * amx.SIDE, output, width, 4 if block + 1 < blocks else 2)
         done += 1
         first = take_task(place)
@@ -137,13 +140,13 @@ def _multiply_column(product: Product, rows: int, sums: int, blocks: int, output
 
 
 @inlined
-def _multiply_four(rows: int, weight: int, sums: int, inner: int, width: int, ahead: int) -> None:
+def _multiply_four(rows: int, weight: int, sums: int, inner: int, width: int, fetched: int, last: int) -> None:
     """32 outputs of 32 rows, as four tiles."""
     stride = inner * FLOAT // 2
     other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
     _clear0(), _clear1(), _clear2(), _clear3()
     for step in range(inner // INNER):
-        _multiply_step(rows, weight, other, stride, ahead, step)
+        _multiply_step(rows, weight, other, stride, step, fetched, last)
         _load_rows1(rows + amx.SIDE * stride + step * amx.TILE, amx.ROW)
         _multiply01()
         _multiply11()
@@ -154,22 +157,21 @@ def _multiply_four(rows: int, weight: int, sums: int, inner: int, width: int, ah
 
 
 @inlined
-def _multiply_two(rows: int, weight: int, sums: int, inner: int, width: int, ahead: int) -> None:
+def _multiply_two(rows: int, weight: int, sums: int, inner: int, width: int, fetched: int, last: int) -> None:
     """32 outputs of 16 rows, as two tiles."""
     stride = inner * FLOAT // 2
     other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
     _clear0(), _clear1()
     for step in range(inner // INNER):
-        _multiply_step(rows, weight, other, stride, ahead, step)
+        _multiply_step(rows, weight, other, stride, step, fetched, last)
     _store0(sums, amx.ROW)
     _store1(sums + amx.TILE, amx.ROW)
 
 
 @inlined
-def _multiply_step(rows: int, weight: int, other: int, stride: int, ahead: int, step: int) -> None:
+def _multiply_step(rows: int, weight: int, other: int, stride: int, step: int, fetched: int, last: int) -> None:
     """Add the products of the next 32 numbers of 32 outputs and 16 rows; the outputs' stay in their tiles."""
-    if ahead:
-        _fetch(weight + ahead, ahead, step, 2 * amx.TILE, 0, _STREAMS)
+    _fetch(weight + _BLOCK * stride, _BLOCK * stride, step, 2 * amx.TILE, fetched, last)
     _load_weight0(weight + step * _STEP, stride)
     _load_weight1(other + step * _STEP, stride)
     _load_rows0(rows + step * amx.TILE, amx.ROW)
