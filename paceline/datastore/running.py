@@ -21,6 +21,11 @@ class RunningOutputs:
         """Whether there is anything to search: one alone knows its own text."""
         return len(self._texts) > 1
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that are to be searched."""
+        return self._tokens if self else 0
+
     def extend(self, output: int, token_ids: NDArray[np.uint32]) -> None:
         """Put tokens behind an output, which may be new; ids of the vocabulary."""
         self._texts.setdefault(output, []).append(token_ids)

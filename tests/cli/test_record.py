@@ -162,8 +162,8 @@ def test_programs_record_without_a_tokenizer(tmp_path: Path, pair: Pair) -> None
 def test_a_replay_counts_what_decoding_counts(tmp_path: Path, pair: Pair, spec: str) -> None:
     questions = [Question(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)]
     params = SamplingParams(40, ignore_eos=True)
+    record_answers(tmp_path / "a.jsonl", pair.engine(), questions, params, batch=1)
     llm = pair.engine(spec, max_nodes=6)
-    record_answers(tmp_path / "a.jsonl", llm, questions, params, batch=1)
     replayed = replay(create(spec), read_traces(tmp_path / "a.jsonl"), 6)
     stats = [answer.stats for prompt in pair.prompts for answer in llm.generate([prompt], params)]
     assert replayed.tokens == sum(one.new_tokens for one in stats)

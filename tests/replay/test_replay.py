@@ -65,7 +65,7 @@ def test_plain_decoding_is_one() -> None:
     assert result.drafted == 0
 
 
-@pytest.mark.parametrize("spec", ["prompt_lookup", "sssd", "sssd:fusion=paper"])
+@pytest.mark.parametrize("spec", ["prompt_lookup", "sssd:remember=0", "sssd:fusion=paper"])
 def test_the_batch_changes_nothing(spec: str) -> None:
     one, many = replay(create(spec), some_traces(), 8), replay(create(spec), some_traces(), 8, batch_size=5)
     assert (one.tokens, one.steps, one.drafted, one.accepted) == (many.tokens, many.steps, many.drafted, many.accepted)

@@ -42,7 +42,9 @@ class Auto(RecyclingDrafter):
         self.budget = options.budget
         self.node_rule = node_rule_of(options.nodes, options.budget)
         self._retrieval = Sssd(
-            SssdOptions(options.datastore, calibration=options.calibration, nodes=_RETRIEVED, live=options.live)
+            SssdOptions(
+                options.datastore, calibration=options.calibration, nodes=_RETRIEVED, remember=options.remember, live=options.live
+            )
         )
         self._recycler = Recycler(options.keys, pool=options.pool)
         self.ids_below = self._retrieval.ids_below

@@ -19,7 +19,7 @@ class AutoOptions:
     nodes: most nodes of a tree. Not given: 48 with the budget; without it 16, and in a larger batch what makes 48 in all.
     budget: of these, the engine feeds what pays for its forward.
     least: chance of a path below which it is not proposed.
-    live: finished answers go into the datastore; while they go on, the other requests find them in memory.
+    remember, live: as those of `sssd`.
     draft: a draft model, where one is given, is a source, too: with the budget while that pays, else at every step.
     foresight: what follows the newest token is guessed from the target's hidden state; or the file of `paceline foresight train`
         to do so with.
@@ -32,6 +32,7 @@ class AutoOptions:
     nodes: int | None = None
     budget: bool = True
     least: float = 0.001
+    remember: int | None = None
     live: bool = False
     draft: bool = True
     foresight: bool | str = True

@@ -8,21 +8,24 @@ Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=pape
     evidence        match pointers of a node, of both sources      network    these inputs -> a confidence
     hints           weaker evidence                                search     the tree, best first; paper: that of fusion=paper
     counting        what the pointers say, token by token          batch      all requests of a step, in one compiled call
+                                                                   memory     what was answered so far
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common.machine import usable_cores
-from paceline.datastore.rows import SHARD
+from paceline.datastore.store import Snapshot
 from paceline.drafters.sssd.batch import JOB, draft_batch
 from paceline.drafters.sssd.calibration import Calibration
+from paceline.drafters.sssd.memory import AnswerMemory
 from paceline.drafters.sssd.options import MOST_NODES, SssdOptions
 from paceline.drafters.sssd.request_index import RequestIndex
 from paceline.drafters.sssd.search import OFFER, Known
@@ -54,6 +57,9 @@ class Sssd(Drafter):
         self._store = None if options.datastore is None else datastore.open(options.datastore)
         if self._store is not None:
             self.ids_below = self._store.vocab_size
+        self._memory = AnswerMemory(options.remembered) if options.remembered else None
+        self._learning = self._store if options.live else self._memory
+        self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
         self._index: dict[int, RequestIndex] = {}
         self._threads: ThreadPoolExecutor | None = None
         self._workers = usable_cores()
@@ -86,8 +92,6 @@ class Sssd(Drafter):
         """
         if not seqs:
             return []
-        if self._options.live and self._store is not None:
-            self._store.follow({seq.id: fresh for seq in seqs if (fresh := self._said_since(seq))})
         return self._drafted(seqs, max_nodes, _NOTHING_KNOWN)
 
     def record(
@@ -107,11 +111,10 @@ class Sssd(Drafter):
         return tree, offers["inputs"][:used], offers["label"][:used]
 
     def stop(self, seq: Sequence) -> None:
-        """Drop the index; with `live`, keep the answer, joined to the end of the prompt."""
-        known = self._index.pop(seq.id, None)
-        if known is not None and self._options.live and self._store is not None and seq.output_ids:
-            self._store.unfollow(seq.id)
-            self._store.append(seq.token_ids[max(0, seq.prompt_length - _JOINT) :])
+        """Drop the index; the answer, joined to the end of the prompt, is remembered."""
+        if self._index.pop(seq.id, None) is not None and self._learning is not None and seq.output_ids:
+            self._learning.unfollow(seq.id)
+            self._learning.append(seq.token_ids[max(0, seq.prompt_length - _JOINT) :])
 
     def _said_since(self, seq: Sequence) -> list[int]:
         """Return what a request has said since it was drafted for; at first, joined to the end of the prompt."""
@@ -121,15 +124,23 @@ class Sssd(Drafter):
         return seq.token_ids[known if known > begins else max(0, begins - _JOINT) :]
 
     def _drafted(self, seqs: ListLike[Sequence], max_nodes: list[int], known: Known) -> list[DraftTree]:
+        if self._learning is not None:
+            self._learning.follow({seq.id: fresh for seq in seqs if (fresh := self._said_since(seq))})
         most = self._options.nodes or MOST_NODES
         batch = _Batch(seqs, [self._index[seq.id] for seq in seqs], [min(limit, most) for limit in max_nodes])
-        snapshot = None if self._store is None else self._store.snapshot
+        snapshot = self._searchable()  # kept alive until its shards have been checked
         fusion = (None, None, True) if self._options.fusion == "paper" else (self._calibration.weights, known, None)
-        results = self._searched(len(seqs), *fusion, *batch.arguments(_NO_TABLE if snapshot is None else snapshot.table))
-        if snapshot is not None:  # it is kept alive until here
-            for result in results:
-                snapshot.check(result)
+        for result in self._searched(len(seqs), *fusion, *batch.arguments(snapshot.table)):
+            snapshot.check(result)
         return batch.trees()
+
+    def _searchable(self) -> Snapshot:
+        """Return the datastore and what is remembered, as they are now."""
+        stored = () if self._store is None else self._store.snapshot.shards
+        shards = stored + (() if self._memory is None else self._memory.shards)
+        if shards != self._snapshot.shards:
+            self._snapshot = Snapshot(self._snapshot.path, shards)
+        return self._snapshot
 
     def _searched(self, count: int, *arguments: Any) -> list[int]:
         """Let as many threads as are worth it search a batch of `count` sequences, this one among them."""
@@ -140,7 +151,6 @@ class Sssd(Drafter):
         return [draft_batch(*arguments), *(other.result() for other in others)]
 
 
-_NO_TABLE: NDArray[np.void] = np.empty(0, dtype=SHARD)
 _NOTHING_KNOWN = Known(np.empty(0, dtype=np.int64), np.empty(0, dtype=OFFER), np.zeros(1, dtype=np.int64))
 
 

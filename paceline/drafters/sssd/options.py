@@ -10,6 +10,7 @@ from paceline.errors import ConfigError
 
 FUSIONS = ("calibrated", "paper")
 MOST_NODES = 512
+REMEMBERED, MOST_REMEMBERED = 262_144, 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,9 @@ class SssdOptions:
     calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
     nodes: most nodes of a tree. Not given: 48 with the budget; without it 7, and in a larger batch what makes 24 in all.
     budget: of these, the engine feeds what pays for its forward.
-    live: finished answers go into the datastore; while they go on, the other requests find them in memory.
+    remember: tokens of answers to other requests, the newest, that are searched as well, in memory alone; those that go on
+        besides. 0 = none. Not given: 262144; none with `fusion=paper`.
+    live: answers are remembered in the datastore, once they have ended, and not in memory alone.
     """
 
     datastore: str | None = None
@@ -28,17 +31,25 @@ class SssdOptions:
     calibration: str | None = None
     nodes: int | None = None
     budget: bool = True
+    remember: int | None = None
     live: bool = False
 
     def __post_init__(self) -> None:
         if self.nodes is not None:
             require_range("sssd", "nodes", self.nodes, 1, MOST_NODES)
+        if self.remember is not None:
+            require_range("sssd", "remember", self.remember, 0, MOST_REMEMBERED)
         if self.fusion not in FUSIONS:
             raise ConfigError(f"sssd: got fusion={self.fusion!r}; expected one of {', '.join(FUSIONS)}.")
         if self.fusion == "paper" and self.calibration is not None:
             raise ConfigError(
                 f"sssd: got calibration={self.calibration} with fusion=paper, whose weights are fixed; expected one of them."
                 " Leave the other out."
+            )
+        if self.live and self.remember is not None:
+            raise ConfigError(
+                f"sssd: got live=true with remember={self.remember}; expected one of them, as a live datastore keeps answers by"
+                " bounds of its own. Leave the other out."
             )
         if self.live and self.datastore is None:
             raise ConfigError("sssd: got live=true without a datastore; expected one to append to. Give datastore=PATH.")
@@ -47,3 +58,10 @@ class SssdOptions:
                 f"sssd: got live=true with datastore={EMBEDDED}, which belongs to the package and is only read; expected a"
                 " store of your own. Build one (paceline datastore build), and name its folder."
             )
+
+    @property
+    def remembered(self) -> int:
+        """Tokens of answers that are kept in memory alone."""
+        if self.remember is not None:
+            return self.remember
+        return 0 if self.live or self.fusion == "paper" else REMEMBERED

@@ -131,7 +131,7 @@ def test_the_best_size_has_the_largest_product() -> None:
     assert top.size == 8
     assert top.product("measured") == pytest.approx(2 / 1.2)
     assert best(found, "CPU time") is None
-    assert [drafter(size, None) for size in TIMED[:2]] == ["sssd:nodes=3", "sssd:nodes=7"]
+    assert [drafter(size, None) for size in TIMED[:2]] == ["sssd:nodes=3,remember=0", "sssd:nodes=7,remember=0"]
 
 
 def run_tiny(pair: Pair, tmp_path: Path, stored: bool = True, **options: Any) -> SssdResult:

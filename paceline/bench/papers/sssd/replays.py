@@ -44,7 +44,7 @@ class Method:
 
 
 REST, PIA = "rest", "pia"
-_WIDE = (("nodes", max(SIZES)),)
+_WIDE = (("nodes", max(SIZES)), ("remember", 0))
 _PAPER = (*_WIDE, ("fusion", "paper"))
 METHODS = (
     Method(BOTH, "sssd", _WIDE, stored=True),

@@ -46,7 +46,7 @@ class Speed:
 def drafter(size: int, store: str | None) -> str:
     """Return the drafter whose trees have `size` nodes, the root included."""
     place = "" if store is None else f"datastore={store},"
-    return f"sssd:{place}nodes={size - 1}"
+    return f"sssd:{place}nodes={size - 1},remember=0"
 
 
 def speeds(result: SssdResult, batch: int) -> list[Speed]:
