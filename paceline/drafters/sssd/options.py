@@ -10,7 +10,7 @@ from paceline.errors import ConfigError
 
 FUSIONS = ("calibrated", "paper")
 MOST_NODES = 512
-REMEMBERED, MOST_REMEMBERED = 262_144, 1 << 24
+REMEMBERED, MOST_REMEMBERED = 1 << 18, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
