@@ -16,7 +16,7 @@ REMEMBERED, MOST_REMEMBERED = 1 << 18, 1 << 20
 @dataclass(frozen=True, slots=True)
 class SssdOptions:
     """Attributes:
-    datastore: folder of a store, or "demo", that of the embedded target; none = the request alone.
+    datastore: folder of a store, or "demo", that of the embedded target; none = without.
     fusion: calibrated | paper.
     calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
     nodes: most nodes of a tree. Not given: 48 with the budget; without it 7, and in a larger batch what makes 24 in all.
