@@ -12,7 +12,9 @@ from paceline.drafters.sssd import memory
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.memory import AnswerMemory
 from paceline.drafters.sssd.options import SssdOptions
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.engine.tree import DraftTree
 from paceline.errors import ConfigError
 from tests.support.stores import looked_up, store
 
@@ -24,13 +26,21 @@ def found(kept: AnswerMemory, query: list[int]) -> bool:
     return len(looked_up(Snapshot(Path(), kept.shards), query, 1)) == len(query)
 
 
-def guesses(drafter: Sssd, text: list[int]) -> list[int]:
-    """What is proposed behind a text, as a new request; only its likeliest path."""
+def proposed(drafter: Sssd, text: list[int]) -> DraftTree:
+    """What is proposed behind a text, as a new request."""
     seq = Sequence(text, SamplingParams(max_new_tokens=9))
     drafter.start(seq)
     (tree,) = drafter.propose([seq], [4])
     drafter.stop(seq)
-    return list(tree.token_ids)
+    return tree
+
+
+def guesses(drafter: Sssd, text: list[int]) -> list[int]:
+    return list(proposed(drafter, text).token_ids)
+
+
+def origins(drafter: Sssd, text: list[int]) -> set[int]:
+    return set(proposed(drafter, text).origins or [])
 
 
 def answered(drafter: Sssd, prompt: list[int], answer: list[int]) -> None:
@@ -50,6 +60,8 @@ def test_an_answer_is_found_by_later_requests(tmp_path: Path, datastore: bool) -
     assert guesses(drafter, [7, *SAID[10:14]]) == SAID[14:18]
     assert guesses(drafter, [2, 3, *SAID[:2]]) == SAID[2:6]  # joined to the end of its prompt
     assert not datastore or guesses(drafter, [8, 5, 6])[:1] == [9]
+    assert origins(drafter, [7, *SAID[10:14]]) == {Origin.POOL}
+    assert not datastore or origins(drafter, [8, 5, 6]) == {Origin.DATASTORE}
     assert (Path(path or tmp_path) / "manifest.json").exists() == datastore
     assert not list(tmp_path.rglob("*live*"))
 

@@ -109,7 +109,8 @@ WORDS = {
     "draft_model": {"model"}, "specdec_pp:threshold=0.3": {"model"}, "ouroboros": {"model", "pool"},
     "lookahead:budget=false": {"window", "pool"}, "jacobi": {"window"}, "pia": {"prompt", "pool"},
     "token_recycling:budget=false": {"recycled"}, "prompt_lookup:budget=false": {"prompt", "output"},
-    "sssd:budget=false": {"prompt", "output"}, "auto:budget=false,nodes=16": {"prompt", "output", "recycled", "foreseen"},
+    "sssd:budget=false": {"prompt", "output", "pool"}, "sssd:budget=false,remember=0": {"prompt", "output"},
+    "auto:budget=false,nodes=16": {"prompt", "output", "pool", "recycled", "foreseen"},
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common.compiled import Records, compiled, kernel, record_dtype
+from paceline.datastore.rows import ShardRow
 from paceline.drafters.sssd.evidence import Pool
 from paceline.drafters.sssd.pointers import REQUEST, SKIPPED
 from paceline.drafters.sssd.request_index import LONGEST
@@ -32,6 +33,7 @@ from paceline.engine.origin import Origin
 SOURCES = ("prompt", "output", "store")
 PROMPT, OUTPUT, STORE = range(3)  # indices of the sources
 ORIGINS = np.array([Origin.PROMPT, Origin.OUTPUT, Origin.DATASTORE], dtype=np.int8)  # by source
+_REMEMBERED = np.int8(Origin.POOL)
 BANDS = 7
 MOST_TOKENS = 192  # different tokens that follow one node
 FAR = 1023  # the most that a place is off the copied text
@@ -50,6 +52,7 @@ class TokenCounts:
     token: int
     by_band: BySourceAndBand  # pointers that match
     longest: BySource  # length of the longest match; 0 = the source does not offer the token
+    remembered: Int32  # length of the longest match in a shard that is in no file, of what was answered before
     pointers: Int32  # of all kinds
     skips: Int32  # pointers that skip the newest token
     votes: Int32  # of places in the same relation
@@ -92,7 +95,9 @@ def new_counts() -> Counts:
 
 
 @kernel
-def count_tokens(pool: Pool, begin: int, end: int, prompt_length: int, copy_place: int, counts: Counts) -> int:
+def count_tokens(
+    table: Records[ShardRow], pool: Pool, begin: int, end: int, prompt_length: int, copy_place: int, counts: Counts
+) -> int:
     """Sort the pointers [begin, end) by the token that follows; return how many different ones there are.
 
     Args:
@@ -127,7 +132,10 @@ def count_tokens(pool: Pool, begin: int, end: int, prompt_length: int, copy_plac
             node.tokens[source] += one.longest[source] == 0
             one.longest[source] = max(one.longest[source], match)
             node.longest[source] = max(node.longest[source], match)
-            if source != STORE:
+            if source == STORE:
+                if table[pointer.shard].pages == 0:
+                    one.remembered = max(one.remembered, match)
+            else:
                 one.nearest = max(one.nearest, pointer.place)
                 one.off = min(one.off, abs(pointer.place - copy_place))
     return different
@@ -145,7 +153,7 @@ def _find(counts: Counts, token: int, different: int) -> tuple[int, int]:
     counts.slots[slot] = different
     one = counts.tokens[different]
     one.token, one.nearest, one.off, one.pointers, one.skips, one.votes = token, -1, FAR, 0, 0, 0
-    one.by_band[:], one.longest[:] = 0, 0
+    one.by_band[:], one.longest[:], one.remembered = 0, 0, 0
     return different, different + 1
 
 
@@ -170,6 +178,8 @@ def origin_of(counts: Counts, which: int) -> Any:
             times = one.by_band[source, _BAND_OF[match]]
             if match > longest or times > most:
                 best, longest, most = source, match, times
+    if best == STORE and one.remembered == longest > 0:
+        return _REMEMBERED
     return ORIGINS[best]
 
 

@@ -118,7 +118,7 @@ def grow(
             used, look_ups = _gather(text, table, workspace.pool, tree, node, context, used, look_ups, request)
             if used < 0:
                 return used
-            waiting = _offer(text, workspace, node, waiting, weights, request, known)
+            waiting = _offer(text, table, workspace, node, waiting, weights, request, known)
         if size == nodes or waiting == 0:
             return size
         size += 1
@@ -190,6 +190,7 @@ def _gather(
 @kernel
 def _offer(
     text: Text,
+    table: Records[ShardRow],
     workspace: Workspace,
     node: int,
     waiting: int,
@@ -201,7 +202,7 @@ def _offer(
     pool, counts, network, frontier = workspace.pool, workspace.counts, workspace.network, workspace.frontier
     this = workspace.tree[node]
     depth = this.depth
-    different = count_tokens(pool, this.begin, this.end, text.prompt_length, request.copy_place + depth, counts)
+    different = count_tokens(table, pool, this.begin, this.end, text.prompt_length, request.copy_place + depth, counts)
     describe_node(network.inputs[0], counts, depth, this.confidence, request)
     begin_node(network, weights)
     best = guess_of_request(counts, different)
