@@ -15,7 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from paceline.datastore.gathering import Document, Gathering, checked
+from paceline.datastore.gathering import Document, checked
 from paceline.datastore.layout import Manifest, place_of, read_manifest, version_of
 from paceline.datastore.lock import LockedError, writing
 from paceline.datastore.running import RunningOutputs
@@ -235,10 +235,7 @@ class Datastore:
         with self._changed:
             documents, writes = [*self._tail, *self._running.documents()], self._writes
             self._unsorted = False
-        gathering = Gathering(self.vocab_size, self._width)
-        for document in documents:
-            gathering.add(document)
-        shard = Shard.in_memory(gathering.text(), gathering.documents, gathering.separator, self.vocab_size)
+        shard = Shard.in_memory(documents, self.vocab_size, self._width)
         with self._changed:
             if writes == self._writes:  # else it went to disk meanwhile, and what came since is sorted next
                 self._tail_shard = (shard,)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.datastore.gathering import Gathering
 from paceline.datastore.hashing import PAGE, find_bad_pages, hash_pages, xxh64
 from paceline.datastore.layout import Layout, ShardInfo, header
 from paceline.datastore.rows import SUFFIXES_PER_PIVOT, ShardRow
@@ -69,11 +70,19 @@ class Shard:
         return cls(info, row, (pages, seen))
 
     @classmethod
-    def in_memory(cls, text: NDArray[np.uint32], documents: int, separator: int, vocab_size: int) -> Shard:
-        """Make a shard that is in no file; text: [n] `documents` documents, a separator after each."""
+    def in_memory(cls, documents: Iterable[NDArray[np.uint32]], vocab_size: int, width: int) -> Shard:
+        """Make a shard that is in no file.
+
+        Args:
+            documents: each [n], of ids below vocab_size. width: bytes of a token in the store it belongs to.
+        """
+        gathering = Gathering(vocab_size, width)
+        for document in documents:
+            gathering.add(document)
+        text, separator = gathering.text(), gathering.separator
         array = suffix_array(text, separator)
         pivots = _pivots(text, array, 4)
-        info = ShardInfo("", text.size - documents, documents, separator, "", live=True)
+        info = ShardInfo("", gathering.tokens, gathering.documents, separator, "", live=True)
         row = ShardRow(
             pages=0, seen=0, checksums=0,
             text=text.ctypes.data, text_size=text.size, token_bytes=4,

@@ -132,12 +132,11 @@ def count_tokens(
             node.tokens[source] += one.longest[source] == 0
             one.longest[source] = max(one.longest[source], match)
             node.longest[source] = max(node.longest[source], match)
-            if source == STORE:
-                if table[pointer.shard].pages == 0:
-                    one.remembered = max(one.remembered, match)
-            else:
+            if source != STORE:
                 one.nearest = max(one.nearest, pointer.place)
                 one.off = min(one.off, abs(pointer.place - copy_place))
+            elif table[pointer.shard].pages == 0:
+                one.remembered = max(one.remembered, match)
     return different
 
 

@@ -2,7 +2,7 @@
 
 Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` has its sources and its hand-set weights;
 `fusion=calibrated` predicts the confidence of each child from the evidence of both sources (`features`, fitted by
-`paceline replay --fit`).
+`paceline replay --fit`), and takes what the engine has answered so far for a part of the datastore.
 
     request_index   where the newest tokens occurred before        features   the 36 inputs of a small network
     evidence        match pointers of a node, of both sources      network    these inputs -> a confidence

@@ -8,13 +8,12 @@ the newest fifth of the smaller shard.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as ListLike
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.datastore.gathering import Gathering
 from paceline.datastore.running import RunningOutputs
 from paceline.datastore.shard import Shard
 
@@ -86,11 +85,6 @@ def _size(texts: Iterable[_Text]) -> int:
     return sum(text.size for text in texts)
 
 
-def _shard(texts: Iterable[_Text]) -> tuple[Shard, ...]:
+def _shard(texts: Collection[_Text]) -> tuple[Shard, ...]:
     """Sort some texts; nothing where there are none."""
-    gathering = Gathering(_ANY_TOKEN, _WIDTH)
-    for text in texts:
-        gathering.add(text)
-    if not gathering.tokens:
-        return ()
-    return (Shard.in_memory(gathering.text(), gathering.documents, gathering.separator, _ANY_TOKEN),)
+    return (Shard.in_memory(texts, _ANY_TOKEN, _WIDTH),) if texts else ()

@@ -61,7 +61,7 @@ def _multiply_all(place: int) -> int:
                 source = packed + block * amx.SIDE * inner * FLOAT // 2
                 origin = product.weight + output * inner * FLOAT // 2
                 left = (blocks - block + 1) // 2
-                last = fetched + (_STREAMS - fetched + left - 1) // left
+                last = fetched + _part(_STREAMS - fetched, left)
                 if block + 1 < blocks:
                     _multiply_four(source, origin, sums, inner, width, fetched, last)
                 else:
@@ -75,6 +75,12 @@ def _multiply_all(place: int) -> int:
 
 
 multiply_tiled = Job(_multiply_all)
+
+
+@inlined
+def _part(rest: int, left: int) -> int:
+    """Return how much of what is left to do the next of `left` equal passes does, in whole numbers."""
+    return (rest + left - 1) // left
 
 
 @inlined
@@ -106,7 +112,7 @@ def _multiply_tall(product: Product, rows: int, sums: int, blocks: int, output: 
     groups, done, fetched = (blocks + 3) // 4, 0, 0 if ahead else _STREAMS
     for group in range(groups):
         left = groups - group
-        some, last = (blocks - done + left - 1) // left, fetched + (_STREAMS - fetched + left - 1) // left
+        some, last = _part(blocks - done, left), fetched + _part(_STREAMS - fetched, left)
         _multiply_column(product, rows + done * size, sums, some, output, fetched, last)
         for block in range(some):
             _write_tile(sums + block * amx.TILE, product, (done + block) * amx.SIDE, output)
