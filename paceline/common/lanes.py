@@ -197,13 +197,20 @@ def _load_float16(builder: Any, address: Any) -> Any:
     return builder.bitcast(builder.or_(bits, sign), _VECTOR)
 
 
-def _store_bfloat16(builder: Any, address: Any, lanes: Any) -> None:
-    """Rounded to the nearest, ties to even; NaN stays one."""
+def _halves_of(builder: Any, lanes: Any) -> Any:
+    """Return the bits in bfloat16, in words: rounded to the nearest, ties to even; NaN stays one."""
     bits = builder.bitcast(lanes, _WORDS)
     odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
     rounded = builder.lshr(builder.add(bits, builder.add(odd, _words(0x7FFF))), _words(16))
-    rounded = builder.select(builder.fcmp_unordered("uno", lanes, lanes), _words(0x7FC0), rounded)
-    builder.store(builder.trunc(rounded, _HALVES), pointer(builder, address, _HALVES), align=2)
+    return builder.select(builder.fcmp_unordered("uno", lanes, lanes), _words(0x7FC0), rounded)
+
+
+def _store_bfloat16(builder: Any, address: Any, lanes: Any) -> None:
+    builder.store(builder.trunc(_halves_of(builder, lanes), _HALVES), pointer(builder, address, _HALVES), align=2)
+
+
+def _to_bfloat16(builder: Any, lanes: Any) -> Any:
+    return builder.bitcast(builder.shl(_halves_of(builder, lanes), _words(16)), _VECTOR)
 
 
 def _load_float(builder: Any, address: Any) -> Any:
@@ -227,6 +234,7 @@ store = operation(types.void, (types.int64, Lanes), _store)
 load_bfloat16 = operation(Lanes, (types.int64,), _load_bfloat16)
 load_float16 = operation(Lanes, (types.int64,), _load_float16)
 store_bfloat16 = operation(types.void, (types.int64, Lanes), _store_bfloat16)
+to_bfloat16 = operation(Lanes, (Lanes,), _to_bfloat16)  # the nearest number that bfloat16 has
 prefetch = operation(types.void, (types.int64,), fetch)  # into the nearest cache
 prefetch_second = operation(types.void, (types.int64,), lambda builder, a: fetch(builder, a, 2))  # into the one behind it
 load_float = operation(types.float32, (types.int64,), _load_float)

@@ -23,7 +23,7 @@ from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 
 # Products take rows four or sixteen at a time: where a number fills them up, the next one is measured, too.
 ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64, 65, 96, 128)
-_KIND = "cost-v9"  # another number when what is measured or written changes
+_KIND = "cost-v10"  # another number when what is measured or written changes
 _TEXT, _LONG_TEXT = 32, 512  # tokens in front
 _ROWS_BEHIND = (1, 8, 16, 32, 64, 128)  # numbers of rows that are measured behind the long text as well
 _ROUNDS = 5

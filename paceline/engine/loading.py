@@ -19,7 +19,7 @@ from paceline.common import amx, dots
 from paceline.engine import gguf
 from paceline.engine.kept_vocabulary import keep_tokens, read_kept
 from paceline.engine.model import CachedLM
-from paceline.engine.products.own import Products, replaceable
+from paceline.engine.products.own import Products
 from paceline.engine.reading import checkpoint
 from paceline.engine.reading.modules import reads_states
 from paceline.errors import ConfigError, did_you_mean
@@ -208,7 +208,7 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     loaded = load_draft(model)
     half = loaded.dtype in (torch.bfloat16, torch.float16)
     if reads_states(loaded) and loaded.dtype == torch.bfloat16 and (amx.available() or dots.available()):
-        return CachedLM(loaded, products=Products(replaceable(loaded)))
+        return CachedLM(loaded, products=Products.ours(loaded))
     if half and loaded.device.type == "cpu" and loaded.num_parameters() <= _SMALL:
         loaded = copy.deepcopy(loaded).float()
     return CachedLM(loaded)

@@ -57,17 +57,17 @@ class Trial:
 def fastest(model: PreTrainedModel) -> Products:
     """Return the products with which forwards of a model take the least time."""
     least, most = trial(model).range if is_large(model) else (0, 0)
-    return Products(replaceable(model), least, most) if most else Products()
+    return Products.ours(model, least, most) if most else Products()
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
     """Return our products for any number of rows; None where some products of a model cannot be ours."""
-    modules = replaceable(model)
-    weights = {id(one.weight) for one in modules}
+    ours = Products.ours(model)
+    weights = {id(one.weight) for one in ours.modules}
     others = [one for one in model.parameters() if one.dim() > 1 and id(one) not in weights]
     embeddings = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
     complete = all(id(one) in embeddings for one in others)
-    return Products(modules) if modules and complete else None
+    return ours if ours.modules and complete else None
 
 
 def trial(model: PreTrainedModel) -> Trial:

@@ -1,4 +1,4 @@
-"""Other products in the place of torch's: ours, or torch's with a fixed number of rows.
+"""Other products in the place of torch's: ours, or torch's with a fixed number of rows. With ours come our norms.
 
 In force in our forwards only, and only in the thread that makes one.
 """
@@ -24,6 +24,7 @@ from paceline.common.lanes import WIDTH
 from paceline.engine.attention.invariant import KINDS
 from paceline.engine.products import dotted, tiled
 from paceline.engine.products.kernel import PRODUCT, TASK, multiply
+from paceline.engine.products.norms import eps_of, norm, own_norms
 
 ANY = 1 << 40  # rows: no bound
 _SHARE = 1 << 21  # multiply-adds that are worth waking a thread for
@@ -88,7 +89,7 @@ def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
 
 def _is_free(module: nn.Module) -> bool:
     """Whether nobody else has given it a `forward` of its own."""
-    return isinstance(vars(module).get("forward"), _StandIn | None)
+    return isinstance(vars(module).get("forward"), _StandIn | _NormStandIn | None)
 
 
 class _StandIn:
@@ -114,6 +115,23 @@ class _StandIn:
         return self._plain(self._module, rows)
 
 
+class _NormStandIn:
+    """Likewise of a norm."""
+
+    __slots__ = ("_eps", "_module", "_parameters", "_plain")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._parameters = module, module._parameters
+        self._plain: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
+        self._eps = eps_of(module) or 0.0
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        weight = self._parameters["weight"]
+        if not _under_way.products.norms or weight is None or rows.dtype != weight.dtype or torch.is_grad_enabled():
+            return self._plain(self._module, rows)
+        return norm(rows, weight, self._eps)
+
+
 @dataclass(frozen=True, slots=True)
 class Products:
     """Which products of a model are not torch's, or not as torch would make them.
@@ -122,16 +140,27 @@ class Products:
         modules: whose; none = all are torch's.
         least, most: with so many rows.
         fixed: they are torch's, always of so many rows: more are cut into pieces, and zeros fill up the last; 0 = they are ours.
+        norms: modules whose norms are ours, with any number of rows.
     """
 
     modules: tuple[nn.Module, ...] = ()
     least: int = 1
     most: int = ANY
     fixed: int = 0
-    _stand_ins: tuple[tuple[dict[str, Any], _StandIn], ...] = field(default=(), init=False, repr=False, compare=False)
+    norms: tuple[nn.Module, ...] = ()
+    _stand_ins: tuple[tuple[dict[str, Any], _StandIn | _NormStandIn], ...] = field(
+        default=(), init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_stand_ins", tuple((vars(one), _StandIn(one)) for one in self.modules))
+        products = ((vars(one), _StandIn(one)) for one in self.modules)
+        object.__setattr__(self, "_stand_ins", (*products, *((vars(one), _NormStandIn(one)) for one in self.norms)))
+
+    @staticmethod
+    def ours(model: PreTrainedModel, least: int = 1, most: int = ANY) -> Products:
+        """Return our products, with so many rows, and our norms."""
+        modules = replaceable(model)
+        return Products(modules, least, most, norms=tuple(filter(_is_free, own_norms(model))) if modules else ())
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows @ weight.T + bias as the modules would make it; `weight` [outer, inner] is a part of one of theirs."""
