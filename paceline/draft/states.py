@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -18,19 +19,34 @@ from paceline.report.progress import progress_bar
 def read_states(model: CachedLM, stretches: ListLike[Stretch], progress: bool = False) -> Iterator[Tensor]:
     """Yield the states of each stretch of text, [tokens, hidden]: what the LM head reads after each token.
 
+    As many texts at once as torch has threads: a second thread hardly helps in the forward of one.
+
     Raises:
         UnsupportedModelError: the model makes its logits without the head it names, so that its states cannot be read.
     """
     _require_states(model)
-    decoder = model.model.get_decoder()
+    threads = torch.get_num_threads() if model.device.type == "cpu" else 1
     with progress_bar(shown=progress) as bar:
         task = bar.add_task("reading", total=sum(map(len, stretches)))
-        for stretch in stretches:
-            with torch.no_grad(), model.products.in_force(0):
-                ids = torch.from_numpy(stretch.token_ids).long()[None].to(model.device)
-                found: Tensor = decoder(input_ids=ids, use_cache=False).last_hidden_state
-            yield found[0].cpu()
-            bar.advance(task, len(stretch))
+        if min(threads, len(stretches)) < 2:
+            for stretch in stretches:
+                yield _states_of(model, stretch)
+                bar.advance(task, len(stretch))
+            return
+        pool = ThreadPoolExecutor(threads, "paceline reading", torch.set_num_threads, (1,))  # a number of each thread
+        try:
+            for stretch, found in zip(stretches, pool.map(lambda one: _states_of(model, one), stretches), strict=True):
+                yield found
+                bar.advance(task, len(stretch))
+        finally:
+            pool.shutdown(cancel_futures=True)  # who is interrupted does not wait for all
+
+
+def _states_of(model: CachedLM, stretch: Stretch) -> Tensor:
+    with torch.no_grad(), model.products.in_force(0):
+        ids = torch.from_numpy(stretch.token_ids).long()[None].to(model.device)
+        found: Tensor = model.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    return found[0].cpu()
 
 
 def _require_states(model: CachedLM) -> None:

@@ -71,6 +71,24 @@ def test_training_lowers_the_loss_and_continues(pair: Pair, answers: list[Stretc
     assert again.done.steps == made.curve[-1].steps
 
 
+def test_several_texts_are_read_at_once(pair: Pair, answers: list[Stretch]) -> None:
+    target = CachedLM(pair.target)
+    alone = list(read_states(target, answers))
+    torch.set_num_threads(2)
+    try:
+        together = read_states(target, answers)
+        found = [next(together)]
+        assert torch.get_num_threads() == 2  # here, whatever the readers have
+        found += together
+        interrupted = read_states(target, answers * 100)
+        next(interrupted)
+        del interrupted
+    finally:
+        torch.set_num_threads(1)
+    assert [len(one) for one in found] == [len(one) for one in answers]
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, alone, strict=True))
+
+
 def test_a_draft_begins_as_another_one(pair: Pair, answers: list[Stretch], folder: Path, tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, hidden=0, coverage=0.9, start=str(folder))
     config = shaped_as_start(config)
