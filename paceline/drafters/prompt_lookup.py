@@ -21,10 +21,10 @@ from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
-# Chance of the first token behind a match of one token, two, and more, in different steps of `paceline.engine.reliability` as far
-# as they differ; of the first token that only the second match proposes, or a later one; and of the tokens behind these.
-_FIRST, _SECOND, _OTHER = (0.35, 0.55, 0.65), (0.08, 0.1, 0.25), (0.05, 0.05, 0.05)
-_NEXT = (0.75, 0.85, 0.9)
+# Chances behind a match of one token, two, three, and more, counted on 120 recorded answers of SmolLM2; the budget corrects them.
+# Of the first token that the first match proposes, of one that the second or a later one does; of the tokens behind these.
+_FIRST = ((0.22, 0.53, 0.62, 0.8), (0.13, 0.19, 0.25, 0.68), (0.06, 0.07, 0.25, 0.7))
+_NEXT = ((0.52, 0.63, 0.74, 0.8), (0.6, 0.74, 0.78, 0.88), (0.64, 0.75, 0.8, 0.88), (0.92, 0.89, 0.88, 0.92))
 _LOOKS = 4  # places that are looked at for each match: many are followed by the same
 
 
@@ -91,7 +91,6 @@ def _tree(found: Iterable[Continuation], matches: int, most: int, prompt_length:
 
 
 def _confidence(branch: int, matched: int, fresh: int) -> float:
-    """Return the chance of a token, given those before it, that is the `fresh`-th its branch adds: the budget corrects it."""
-    if fresh == 0:
-        return (_FIRST, _SECOND, _OTHER)[min(branch, 2)][min(matched, len(_FIRST)) - 1]
-    return _NEXT[min(fresh, len(_NEXT)) - 1]
+    """Return the chance of a token, given those before it, that is the `fresh`-th its branch adds behind a match."""
+    match = min(matched, len(_NEXT)) - 1
+    return _NEXT[match][min(fresh, len(_NEXT[0])) - 1] if fresh else _FIRST[min(branch, len(_FIRST) - 1)][match]

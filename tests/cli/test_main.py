@@ -85,7 +85,7 @@ def test_drafters_lists_the_registry(monkeypatch: pytest.MonkeyPatch, capsys: py
     with pytest.raises(SystemExit):
         main()
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ("none", "prompt_lookup", "max_ngram=3", "draft_model"))
+    assert all(name in printed for name in ("none", "prompt_lookup", "max_ngram=4", "draft_model"))
 
 
 def test_bench_writes_its_files(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ class PromptLookupOptions:
         budget: of these, the engine feeds what pays for its forward.
     """
 
-    max_ngram: int = 3
+    max_ngram: int = 4
     min_ngram: int = 1
-    length: int = 10
-    matches: int = 4
+    length: int = 16
+    matches: int = 8
     budget: bool = True
 
     def __post_init__(self) -> None:
