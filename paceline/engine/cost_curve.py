@@ -21,13 +21,15 @@ from paceline.engine.model import CachedLM
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 
-# Products take rows four or sixteen at a time: where a number fills them up, the next one is measured, too.
-ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64, 65, 96, 128)
-_KIND = "cost-v10"  # another number when what is measured or written changes
+# Products take rows four or sixteen at a time: where a number fills them up, the next one is measured, too. A slow model gets the
+# first of these only, which are far apart: what a wide tree costs is not to be guessed from the few rows that come for nothing.
+_ORDER = (1, 16, 64, 8, 32, 17, 4, 48, 12, 24, 128, 33, 2, 96, 20, 5, 13, 9, 65, 3, 10, 6)
+ROWS = tuple(sorted(_ORDER))
+_KIND = "cost-v11"  # another number when what is measured or written changes
 _TEXT, _LONG_TEXT = 32, 512  # tokens in front
 _ROWS_BEHIND = (1, 8, 16, 32, 64, 128)  # numbers of rows that are measured behind the long text as well
 _ROUNDS = 5
-# No larger number of rows is begun after so many seconds; of a slow model, after so many forwards of one row, up to the second.
+# No further number of rows is begun after so many seconds; of a slow model, after so many forwards of one row, up to the second.
 _ENOUGH_SECONDS, _MOST_SECONDS, _ENOUGH_FORWARDS = 10.0, 18.0, 40
 
 
@@ -81,18 +83,26 @@ def measure(model: CachedLM, most: int = ROWS[-1]) -> CostCurve:
     best: dict[int, float] = {}
     begin = time.perf_counter()
     for turn in range(_ROUNDS):
-        for rows in ROWS if turn == 0 else tuple(best):
+        for rows in [rows for rows in _ORDER if rows <= most] if turn == 0 else tuple(best):
             slow = len(best) > 1 and time.perf_counter() - begin > _enough(best[1]) / _ROUNDS
-            if turn == 0 and (slow or rows > most):
+            if turn == 0 and slow:
                 break
             best[rows] = min(best.get(rows, np.inf), _timed(apart, seq, rows))
-    some = [rows for rows in _ROWS_BEHIND if rows in best]
-    soon = 2 * _ROUNDS * sum(best[rows] for rows in some) < _MOST_SECONDS - _ENOUGH_SECONDS
-    added = _added(apart, seq, some) if soon and model.context_length > _LONG_TEXT + ROWS[-1] else []
+    measured = tuple(sorted(best))
+    some = _soon_measured(best) if model.context_length > _LONG_TEXT + ROWS[-1] else []
+    added = _added(apart, seq, some) if some else []
     apart.close(seq)
-    seconds = np.maximum.accumulate([best[rows] for rows in best])
-    further = np.interp([*best], some, added) if added else np.empty(0)
-    return CostCurve(tuple(best), tuple(float(one) for one in seconds), tuple(float(one) for one in further))
+    seconds = np.maximum.accumulate([best[rows] for rows in measured])
+    further = np.interp(measured, some, added) if added else np.empty(0)
+    return CostCurve(measured, tuple(float(one) for one in seconds), tuple(float(one) for one in further))
+
+
+def _soon_measured(best: dict[int, float]) -> list[int]:
+    """Return the numbers of rows that there is time to measure behind a long text: the least and the most, or none."""
+    some = [rows for rows in _ROWS_BEHIND if rows in best]
+    while len(some) > 1 and 2 * _ROUNDS * sum(best[rows] for rows in some) >= _MOST_SECONDS - _ENOUGH_SECONDS:
+        some = [] if len(some) == 2 else [*some[: len(some) // 2], *some[len(some) // 2 + 1 :]]
+    return some
 
 
 def _added(apart: CachedLM, short: Sequence, some: list[int]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -361,12 +362,29 @@ def test_what_a_long_text_adds_is_measured(pair: Pair) -> None:
     assert min(curve.further, default=0.0) >= 0.0
 
 
-def test_a_slow_machine_is_asked_for_fewer_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "_ENOUGH_SECONDS", 0.0)
-    monkeypatch.setattr(costs, "_ENOUGH_FORWARDS", 0)
+@pytest.mark.parametrize(("forward", "least"), [(0.001, len(costs.ROWS)), (0.17, 8), (0.8, 3), (30.0, 2)])
+def test_a_slow_model_is_asked_for_fewer_numbers_of_rows_which_reach_as_far(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, forward: float, least: int
+) -> None:
+    """Sixteen rows for the price of one, each further one for a hundredth of it: what 48 cost is not to be guessed from these."""
+    clock = [0.0]
+
+    def costly(rows: int) -> float:
+        return forward * (1 + max(0, rows - 16) / 100)
+
+    def timed(apart: Any, seq: Sequence, rows: int) -> float:
+        clock[0] += costly(rows)
+        return costly(rows)
+
+    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(costs, "_timed", timed)
     curve = measure(LLM(pair.target, "none").model)
-    assert curve.rows == costs.ROWS[:2]
-    assert curve.of(np.array([9]))[0] >= curve.seconds[1]
+    assert len(curve.rows) >= least
+    assert clock[0] < 40 or least == 2
+    if least > 2:
+        assert curve.of(np.array([16, 48, 64])) == pytest.approx([costly(rows) for rows in (16, 48, 64)], rel=0.05)
+    if forward < 1 and curve.further:
+        assert len(curve.further) == len(curve.rows)
 
 
 class Foolish(Drafter):
