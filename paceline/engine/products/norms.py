@@ -22,7 +22,8 @@ from paceline.engine.attention.invariant import KINDS
 from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, load_lanes
 
 _EPS = ("variance_epsilon", "eps")  # what modules call it
-_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # of what is computed in another order: twice that of a product
+# Most that numbers of the same formula differ by, of their size: summed in another order, or rounded at another place.
+_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
 
 
 def norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
