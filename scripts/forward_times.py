@@ -8,14 +8,13 @@ Usage:
 from __future__ import annotations
 
 import sys
-import time
 
 import torch
 
 from paceline import LLM
-from paceline.engine.model import CachedLM
+from paceline.engine.forward_cost import timed_forward
 from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.engine.tree import DraftTree
 
 _CONTEXT, _ROUNDS = 300, 10
 _ROWS = (1, 4, 8, 10, 16, 17, 24, 32)
@@ -33,15 +32,9 @@ def main() -> None:
     best = dict.fromkeys(counts, float("inf"))
     for _ in range(_ROUNDS):
         for count in counts:  # by turns: all in the same weather
-            best[count] = min(best[count], _seconds(model, seq, count))
+            tree = DraftTree.chain([place % 7 for place in range(count - 1)])
+            best[count] = min(best[count], timed_forward(model, seq, tree))
     print("  ".join(f"{count}: {best[count] * 1e3:.1f}" for count in counts), "ms by number of rows")
-
-
-def _seconds(model: CachedLM, seq: Sequence, count: int) -> float:
-    tree = DraftTree.chain([place % 7 for place in range(count - 1)]) if count > 1 else EMPTY_TREE
-    start = time.perf_counter()
-    model.forward([seq], [tree])
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

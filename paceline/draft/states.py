@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,17 +27,14 @@ def read_states(model: CachedLM, stretches: ListLike[Stretch], progress: bool = 
     """
     _require_states(model)
     threads = torch.get_num_threads() if model.device.type == "cpu" else 1
+    pool = ThreadPoolExecutor(threads, "paceline reading", torch.set_num_threads, (1,))  # a number of each thread
+    read = partial(_states_of, model)
     with progress_bar(shown=progress) as bar:
         task = bar.add_task("reading", total=sum(map(len, stretches)))
-        if min(threads, len(stretches)) < 2:
-            for stretch in stretches:
-                yield _states_of(model, stretch)
-                bar.advance(task, len(stretch))
-            return
-        pool = ThreadPoolExecutor(threads, "paceline reading", torch.set_num_threads, (1,))  # a number of each thread
         try:
-            for stretch, found in zip(stretches, pool.map(lambda one: _states_of(model, one), stretches), strict=True):
-                yield found
+            found = pool.map(read, stretches) if min(threads, len(stretches)) > 1 else map(read, stretches)
+            for stretch, states in zip(stretches, found, strict=True):
+                yield states
                 bar.advance(task, len(stretch))
         finally:
             pool.shutdown(cancel_futures=True)  # who is interrupted does not wait for all

@@ -82,12 +82,12 @@ def measure(model: CachedLM, most: int = ROWS[-1]) -> CostCurve:
     seq = _opened(apart, _TEXT)
     best: dict[int, float] = {}
     begin = time.perf_counter()
-    for turn in range(_ROUNDS):
-        for rows in [rows for rows in _ORDER if rows <= most] if turn == 0 else tuple(best):
-            slow = len(best) > 1 and time.perf_counter() - begin > _enough(best[1]) / _ROUNDS
-            if turn == 0 and slow:
-                break
-            best[rows] = min(best.get(rows, np.inf), _timed(apart, seq, rows))
+    for rows in (rows for rows in _ORDER if rows <= most):
+        if len(best) > 1 and time.perf_counter() - begin > _enough(best[1]) / _ROUNDS:
+            break
+        best[rows] = _timed(apart, seq, rows)
+    for rows in [*best] * (_ROUNDS - 1):
+        best[rows] = min(best[rows], _timed(apart, seq, rows))
     measured = tuple(sorted(best))
     some = _soon_measured(best) if model.context_length > _LONG_TEXT + ROWS[-1] else []
     added = _added(apart, seq, some) if some else []
