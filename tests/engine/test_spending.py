@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +10,7 @@ import pytest
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams
 from paceline.drafters import create
-from paceline.engine import cost_curve as costs
-from paceline.engine.cost_curve import CostCurve, cost_curve, measure
+from paceline.engine.cost_curve import CostCurve
 from paceline.engine.drafter import Drafter
 from paceline.engine.drafting import Drafting, Part, Worth
 from paceline.engine.gate import Gate
@@ -331,20 +328,6 @@ def test_a_batch_shows_sooner_whether_drafting_pays() -> None:
     assert steps == 2
 
 
-def test_costs_are_measured_once_and_never_fall(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    model = LLM(pair.target, "none").model
-    curve = cost_curve(model)
-    assert curve.rows == costs.ROWS
-    assert list(curve.seconds) == sorted(curve.seconds)
-    assert model.open_sequences == 0
-    monkeypatch.setattr(costs, "measure", None)
-    assert cost_curve(model) == curve
-    beyond = curve.of(np.array([1, 128, 256, 384]))
-    assert beyond[0] == curve.seconds[0]
-    assert beyond[3] - beyond[2] == pytest.approx(beyond[2] - beyond[1])
-
-
 def test_rows_are_dearer_behind_a_long_text() -> None:
     curve = CostCurve((1, 65), (1.0, 1.0), (0.0, 0.064))
     assert curve.of(np.array([1, 65]), 32).tolist() == [1.0, 1.0]
@@ -353,41 +336,6 @@ def test_rows_are_dearer_behind_a_long_text() -> None:
     fed = [len(Alone(curve, packed=True).cut([tree], 1, 1, cached)[0]) for cached in (0, 200, 4000)]
     assert fed == [3, 3, 0]
     assert Alone(curve).cut([tree], 1, 1, 4000) == Alone(curve, packed=True).cut([tree], 1, 1, 4000)
-
-
-def test_what_a_long_text_adds_is_measured(pair: Pair) -> None:
-    curve = measure(LLM(pair.target, "none").model)
-    assert (len(curve.further) == len(curve.rows)) == (LLM(pair.target, "none").model.context_length > 640)
-    assert list(curve.further) == sorted(curve.further)
-    assert min(curve.further, default=0.0) >= 0.0
-
-
-@pytest.mark.parametrize(("forward", "least"), [(0.001, len(costs.ROWS)), (0.17, 8), (0.8, 3), (30.0, 2)])
-def test_a_slow_model_is_asked_for_fewer_numbers_of_rows_which_reach_as_far(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, forward: float, least: int
-) -> None:
-    """Sixteen rows for the price of one, each further one for a hundredth of it: what 48 cost is not to be guessed from these."""
-    clock = [0.0]
-
-    def costly(rows: int) -> float:
-        return forward * (1 + max(0, rows - 16) / 100)
-
-    def timed(apart: Any, seq: Sequence, rows: int) -> float:
-        clock[0] += costly(rows)
-        return costly(rows)
-
-    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(costs, "_timed", timed)
-    curve = measure(LLM(pair.target, "none").model)
-    assert len(curve.rows) >= least
-    assert clock[0] < 40 or least == 2
-    if least == 2:  # as few as can be
-        assert curve.rows == (1, 16)
-        assert curve.of(np.array([24]))[0] >= curve.seconds[1]
-    else:
-        assert curve.of(np.array([16, 48, 64])) == pytest.approx([costly(rows) for rows in (16, 48, 64)], rel=0.05)
-    if forward < 1 and curve.further:
-        assert len(curve.further) == len(curve.rows)
 
 
 class Foolish(Drafter):
