@@ -3,9 +3,9 @@
 Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). Longest n-gram first, most recent match, the
 continuation clipped at the end of the text.
 
-What is different here: what followed at earlier places, and behind shorter n-grams, is proposed beside it, as branches of a tree
-(`matches=1` is the paper's chain); and places are kept in a dictionary, so that a step costs a few look-ups whatever the length
-of the text.
+What is different here: what followed at earlier places, and behind shorter n-grams, is proposed beside it, as branches of a tree,
+down to the empty n-gram, which every token of the text has followed: the most frequent ones are proposed (`matches=1,frequent=0`
+is the paper's chain); and places are kept in a dictionary, so that a step costs a few look-ups whatever the length of the text.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from itertools import islice
+from typing import NamedTuple
 
 from paceline.drafters.shared.file_options import PromptLookupOptions
+from paceline.drafters.shared.frequencies import Frequencies
 from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
 from paceline.engine.drafter import Drafter
 from paceline.engine.origin import Origin
@@ -25,6 +27,9 @@ from paceline.engine.tree import EMPTY_TREE, DraftTree
 # Of the first token that the first match proposes, of one that the second or a later one does; of the tokens behind these.
 _FIRST = ((0.22, 0.53, 0.62, 0.8), (0.13, 0.19, 0.25, 0.68), (0.06, 0.07, 0.25, 0.7))
 _NEXT = ((0.52, 0.63, 0.74, 0.8), (0.6, 0.74, 0.78, 0.88), (0.64, 0.75, 0.8, 0.88), (0.92, 0.89, 0.88, 0.92))
+# Of the most frequent token, where so many branches, or more, are there; that of others is divided by 1 + _FALLING * their rank.
+_FREQUENT, _FALLING = (0.04, 0.018, 0.022), 0.1
+_FREQUENT_WITH_BUDGET = 16
 _LOOKS = 4  # places that are looked at for each match: many are followed by the same
 
 
@@ -37,7 +42,8 @@ class PromptLookup(Drafter):
     def __init__(self, options: PromptLookupOptions) -> None:
         self._options = options
         self.budget = options.budget
-        self._index: dict[int, NgramIndex] = {}
+        self._frequent = (_FREQUENT_WITH_BUDGET if options.budget else 0) if options.frequent is None else options.frequent
+        self._texts: dict[int, _Text] = {}
 
     @classmethod
     def build(cls, options: PromptLookupOptions) -> PromptLookup:
@@ -45,49 +51,81 @@ class PromptLookup(Drafter):
         return cls(options)
 
     def start(self, seq: Sequence) -> None:
-        """Open an empty index; the prompt is indexed with the first proposal."""
-        self._index[seq.id] = NgramIndex(self._options.min_ngram, self._options.max_ngram)
+        """Begin with nothing; the prompt is taken in with the first proposal."""
+        self._texts[seq.id] = _Text(NgramIndex(self._options.min_ngram, self._options.max_ngram), Frequencies())
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        """Return a tree per sequence, empty where no match is found; first in it is what followed the longest, latest match."""
-        trees = []
-        for seq, limit in zip(seqs, max_nodes, strict=True):
-            length = min(self._options.length, limit, seq.remaining - 1)
-            index = self._index[seq.id]
-            index.update(seq.token_ids)
-            found = islice(index.continuations(seq.token_ids, length), _LOOKS * self._options.matches) if length > 0 else ()
-            trees.append(_tree(found, self._options.matches, limit, seq.prompt_length))
-        return trees
+        """Return a tree per sequence; first in it is what followed the longest, latest match."""
+        return [self._propose(seq, self._texts[seq.id], limit) for seq, limit in zip(seqs, max_nodes, strict=True)]
+
+    def _propose(self, seq: Sequence, text: _Text, limit: int) -> DraftTree:
+        length = min(self._options.length, limit, seq.remaining - 1)
+        text.ngrams.update(seq.token_ids)
+        if self._frequent:
+            text.frequencies.update(seq.token_ids)
+        if length <= 0:
+            return EMPTY_TREE
+        growing = _Growing(limit, seq.prompt_length)
+        found = text.ngrams.continuations(seq.token_ids, length)
+        growing.join(islice(found, _LOOKS * self._options.matches), self._options.matches)
+        growing.add_frequent(text.frequencies.most_frequent(self._frequent))
+        return growing.tree()
 
     def stop(self, seq: Sequence) -> None:
-        """Drop the index."""
-        self._index.pop(seq.id, None)
+        """Drop what is known of its text."""
+        self._texts.pop(seq.id, None)
 
 
-def _tree(found: Iterable[Continuation], matches: int, most: int, prompt_length: int) -> DraftTree:
-    """Join continuations, of which so many may differ, into a tree of at most `most` nodes."""
-    nodes: dict[tuple[int, int], int] = {}  # by parent and token
-    confidence: list[float] = []
-    origins: list[Origin] = []
-    branches = 0
-    for tokens, matched, place in found:
-        parent, fresh = -1, 0
-        for offset, token in enumerate(tokens):
-            node = nodes.get((parent, token))
-            if node is None:
-                if len(nodes) == most:
-                    break
-                node = nodes[parent, token] = len(nodes)
-                confidence.append(_confidence(branches, matched, fresh))
-                origins.append(Origin.PROMPT if place + offset < prompt_length else Origin.OUTPUT)
-                fresh += 1
-            parent = node
-        branches += fresh > 0
-        if branches == matches or len(nodes) == most:
-            break
-    if not nodes:
-        return EMPTY_TREE
-    return DraftTree([token for _, token in nodes], [parent for parent, _ in nodes], confidence=confidence, origins=origins)
+class _Text(NamedTuple):
+    ngrams: NgramIndex
+    frequencies: Frequencies
+
+
+class _Growing:
+    """A tree under way, of at most so many nodes."""
+
+    def __init__(self, most: int, prompt_length: int) -> None:
+        self._most, self._prompt_length = most, prompt_length
+        self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        self._confidence: list[float] = []
+        self._origins: list[Origin] = []
+        self._branches = 0
+
+    def join(self, found: Iterable[Continuation], matches: int) -> None:
+        """Take in continuations, of which so many may differ."""
+        for tokens, matched, place in found:
+            parent, fresh = -1, 0
+            for offset, token in enumerate(tokens):
+                node = self._nodes.get((parent, token))
+                if node is None:
+                    if len(self._nodes) == self._most:
+                        break
+                    node = self._add(parent, token, place + offset, _confidence(self._branches, matched, fresh))
+                    fresh += 1
+                parent = node
+            self._branches += fresh > 0
+            if self._branches == matches or len(self._nodes) == self._most:
+                break
+
+    def add_frequent(self, tokens: list[tuple[int, int]]) -> None:
+        """Take in the most frequent tokens of the text that are not there yet, each with a place of it."""
+        chance = _FREQUENT[min(sum(parent < 0 for parent, _ in self._nodes), len(_FREQUENT) - 1)]
+        fresh = [one for one in tokens if (-1, one[0]) not in self._nodes]
+        for rank, (token, place) in enumerate(fresh[: self._most - len(self._nodes)]):
+            self._add(-1, token, place, chance / (1 + _FALLING * rank))
+
+    def _add(self, parent: int, token: int, place: int, confidence: float) -> int:
+        node = self._nodes[parent, token] = len(self._nodes)
+        self._confidence.append(confidence)
+        self._origins.append(Origin.PROMPT if place < self._prompt_length else Origin.OUTPUT)
+        return node
+
+    def tree(self) -> DraftTree:
+        """Return it."""
+        if not self._nodes:
+            return EMPTY_TREE
+        parents, token_ids = zip(*self._nodes, strict=True)
+        return DraftTree([*token_ids], [*parents], confidence=self._confidence, origins=self._origins)
 
 
 def _confidence(branch: int, matched: int, fresh: int) -> float:

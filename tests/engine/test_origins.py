@@ -66,7 +66,7 @@ def test_bad_origins_are_refused(origins: Any) -> None:
     check_trees(drafter, [seq], [4], [DraftTree([5, 6], [-1, 0], origins=[Q, int(M)])], 10)
 
 
-@pytest.mark.parametrize("spec", ["prompt_lookup:length=4", "sssd:nodes=4", "sssd:nodes=4,fusion=paper"])
+@pytest.mark.parametrize("spec", ["prompt_lookup:length=4,frequent=0", "sssd:nodes=4", "sssd:nodes=4,fusion=paper"])
 def test_prompt_and_own_output_are_told_apart(spec: str) -> None:
     rest = list(range(100, 130))
     (in_prompt,) = {*(proposed(spec, [1, 2, 3, 4, 5, 6, *rest], [1, 2, 3]).origins or [])}
@@ -76,7 +76,7 @@ def test_prompt_and_own_output_are_told_apart(spec: str) -> None:
 
 
 def test_prompt_lookup_across_the_border() -> None:
-    tree = proposed("prompt_lookup:length=4", [1, 2, 3, 4], [5, 6, 1, 2])
+    tree = proposed("prompt_lookup:length=4,frequent=0", [1, 2, 3, 4], [5, 6, 1, 2])
     assert (tree.token_ids, tree.origins) == ([3, 4, 5, 6], [P, P, A, A])
 
 

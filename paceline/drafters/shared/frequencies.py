@@ -1,0 +1,49 @@
+"""The tokens of a growing text by how often they are in it, the most frequent first: a few look-ups for every token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Known:
+    """Attributes: times: a token is there. rank: its place in the order. first: its first place in the text."""
+
+    times: int
+    rank: int
+    first: int
+
+
+class Frequencies:
+    """Counts the tokens of one text; of equally frequent ones that comes first which was so often first."""
+
+    def __init__(self) -> None:
+        self._order: list[int] = []
+        self._known: dict[int, _Known] = {}
+        self._begin: dict[int, int] = {}  # by times: where in the order the tokens begin that are there so often
+        self._counted = 0  # tokens of the text
+
+    def update(self, tokens: list[int]) -> None:
+        """Take in what was appended to the text since the last call."""
+        for place in range(self._counted, len(tokens)):
+            self._count(tokens[place], place)
+        self._counted = len(tokens)
+
+    def most_frequent(self, count: int) -> list[tuple[int, int]]:
+        """Return up to `count` tokens, each with its first place in the text."""
+        return [(token, self._known[token].first) for token in self._order[:count]]
+
+    def _count(self, token: int, place: int) -> None:
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = _Known(0, len(self._order), place)
+            self._order.append(token)
+            self._begin[0] = known.rank
+        # It goes before all that are there as often; the one that was first of them takes its place.
+        rank = self._begin[known.times]
+        other = self._order[rank]
+        self._order[known.rank], self._known[other].rank = other, known.rank
+        self._order[rank], known.rank = token, rank
+        self._begin[known.times] = rank + 1
+        known.times += 1
+        self._begin.setdefault(known.times, rank)
