@@ -20,7 +20,8 @@ class Frequencies:
     def __init__(self) -> None:
         self._order: list[int] = []
         self._known: dict[int, _Known] = {}
-        self._begin: dict[int, int] = {}  # by times: where in the order the tokens begin that are there so often
+        # By times: where in the order the tokens begin that are there so often, or would; where there are none, the next ones begin.
+        self._begin: dict[int, int] = {}
         self._counted = 0  # tokens of the text
 
     def update(self, tokens: list[int]) -> None:

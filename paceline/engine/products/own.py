@@ -89,17 +89,24 @@ def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
 
 def _is_free(module: nn.Module) -> bool:
     """Whether nobody else has given it a `forward` of its own."""
-    return isinstance(vars(module).get("forward"), _StandIn | _NormStandIn | None)
+    return isinstance(vars(module).get("forward"), _StandIn | None)
 
 
 class _StandIn:
-    """What is called in the place of a module's `forward` while its products may be other ones."""
+    """What is called in the place of a module's `forward` while its numbers may be made by ours."""
 
-    __slots__ = ("_inner", "_module", "_parameters", "_plain")
+    __slots__ = ("_module", "_parameters", "_plain")
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._parameters = module, module._parameters  # an attribute of a module takes longer to find
         self._plain: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
+
+
+class _ProductStandIn(_StandIn):
+    __slots__ = ("_inner",)
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
         self._inner = module.in_features if isinstance(module, nn.Linear) else 0
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -115,14 +122,11 @@ class _StandIn:
         return self._plain(self._module, rows)
 
 
-class _NormStandIn:
-    """Likewise of a norm."""
-
-    __slots__ = ("_eps", "_module", "_parameters", "_plain")
+class _NormStandIn(_StandIn):
+    __slots__ = ("_eps",)
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._parameters = module, module._parameters
-        self._plain: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
+        super().__init__(module)
         self._eps = eps_of(module) or 0.0
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -148,12 +152,10 @@ class Products:
     most: int = ANY
     fixed: int = 0
     norms: tuple[nn.Module, ...] = ()
-    _stand_ins: tuple[tuple[dict[str, Any], _StandIn | _NormStandIn], ...] = field(
-        default=(), init=False, repr=False, compare=False
-    )
+    _stand_ins: tuple[tuple[dict[str, Any], _StandIn], ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        products = ((vars(one), _StandIn(one)) for one in self.modules)
+        products = ((vars(one), _ProductStandIn(one)) for one in self.modules)
         object.__setattr__(self, "_stand_ins", (*products, *((vars(one), _NormStandIn(one)) for one in self.norms)))
 
     @staticmethod
