@@ -20,7 +20,7 @@ class Frequencies:
     def __init__(self) -> None:
         self._order: list[int] = []
         self._known: dict[int, _Known] = {}
-        # By times: where in the order the tokens begin that are there so often, or would; where there are none, the next ones begin.
+        # By times: where in the order the tokens begin that are there so often; where the next ones do, if there are none.
         self._begin: dict[int, int] = {}
         self._counted = 0  # tokens of the text
 
