@@ -158,7 +158,7 @@ def test_programs_record_without_a_tokenizer(tmp_path: Path, pair: Pair) -> None
     assert not (tmp_path / "b.jsonl").exists()
 
 
-@pytest.mark.parametrize("spec", ["prompt_lookup", "sssd"])
+@pytest.mark.parametrize("spec", ["prompt_lookup:budget=false,frequent=16", "sssd"])  # a replay feeds what is proposed
 def test_a_replay_counts_what_decoding_counts(tmp_path: Path, pair: Pair, spec: str) -> None:
     questions = [Question(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)]
     params = SamplingParams(40, ignore_eos=True)
