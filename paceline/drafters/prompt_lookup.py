@@ -29,7 +29,6 @@ _FIRST = ((0.22, 0.53, 0.62, 0.8), (0.13, 0.19, 0.25, 0.68), (0.06, 0.07, 0.25, 
 _NEXT = ((0.52, 0.63, 0.74, 0.8), (0.6, 0.74, 0.78, 0.88), (0.64, 0.75, 0.8, 0.88), (0.92, 0.89, 0.88, 0.92))
 # Of the most frequent token, where so many branches, or more, are there; that of others is divided by 1 + _FALLING * their rank.
 _FREQUENT, _FALLING = (0.04, 0.018, 0.022), 0.1
-_FREQUENT_WITH_BUDGET = 16
 _LOOKS = 4  # places that are looked at for each match: many are followed by the same
 
 
@@ -42,7 +41,6 @@ class PromptLookup(Drafter):
     def __init__(self, options: PromptLookupOptions) -> None:
         self._options = options
         self.budget = options.budget
-        self._frequent = (_FREQUENT_WITH_BUDGET if options.budget else 0) if options.frequent is None else options.frequent
         self._texts: dict[int, _Text] = {}
 
     @classmethod
@@ -61,14 +59,14 @@ class PromptLookup(Drafter):
     def _propose(self, seq: Sequence, text: _Text, limit: int) -> DraftTree:
         length = min(self._options.length, limit, seq.remaining - 1)
         text.ngrams.update(seq.token_ids)
-        if self._frequent:
+        if self._options.most_frequent:
             text.frequencies.update(seq.token_ids)
         if length <= 0:
             return EMPTY_TREE
         growing = _Growing(limit, seq.prompt_length)
         found = text.ngrams.continuations(seq.token_ids, length)
         growing.join(islice(found, _LOOKS * self._options.matches), self._options.matches)
-        growing.add_frequent(text.frequencies.most_frequent(self._frequent))
+        growing.add_frequent(text.frequencies.most_frequent(self._options.most_frequent))
         return growing.tree()
 
     def stop(self, seq: Sequence) -> None:
@@ -89,10 +87,10 @@ class _Growing:
         self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
         self._confidence: list[float] = []
         self._origins: list[Origin] = []
-        self._branches = 0
 
     def join(self, found: Iterable[Continuation], matches: int) -> None:
         """Take in continuations, of which so many may differ."""
+        branches = 0
         for tokens, matched, place in found:
             parent, fresh = -1, 0
             for offset, token in enumerate(tokens):
@@ -100,11 +98,11 @@ class _Growing:
                 if node is None:
                     if len(self._nodes) == self._most:
                         break
-                    node = self._add(parent, token, place + offset, _confidence(self._branches, matched, fresh))
+                    node = self._add(parent, token, place + offset, _confidence(branches, matched, fresh))
                     fresh += 1
                 parent = node
-            self._branches += fresh > 0
-            if self._branches == matches or len(self._nodes) == self._most:
+            branches += fresh > 0
+            if branches == matches or len(self._nodes) == self._most:
                 break
 
     def add_frequent(self, tokens: list[tuple[int, int]]) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from paceline.common.config import require_range
 from paceline.errors import ConfigError
 
+_FREQUENT = 16  # tokens: about as many rows as cost little more than one
+
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
@@ -45,6 +47,13 @@ class PromptLookupOptions:
                 f"prompt_lookup: got max_ngram={self.max_ngram} with min_ngram={self.min_ngram}; expected max_ngram not to be"
                 " smaller. Raise it."
             )
+
+    @property
+    def most_frequent(self) -> int:
+        """Most of the text's most frequent tokens that are proposed."""
+        if self.frequent is not None:
+            return self.frequent
+        return _FREQUENT if self.budget else 0
 
 
 @dataclass(frozen=True, slots=True)
