@@ -102,7 +102,7 @@ def guesses_agree(model: PreTrainedModel, stretch: Stretch, length: int) -> np.n
     ids = torch.from_numpy(stretch.token_ids).long()
     rows = Rows.judged(len(ids), length, stretch.first)
     head: Any = model.get_output_embeddings()
-    made = head.out(hidden_of_rows(model, ids[None], shifted(states[None]), rows)[0])
+    made = head.out(hidden_of_rows(model.get_decoder(), ids[None], shifted(states[None]), rows)[0])
     asked = (rows.places >= stretch.first - 1) & (rows.places < len(ids) - 1)
     following = rows.places[asked] + 1
     right = head.guess(made[asked]) == ids[following]

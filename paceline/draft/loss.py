@@ -55,7 +55,7 @@ class _StatesLoss(torch.autograd.Function):
     """As `_Loss`; the head is the target's own, and is not learnt."""
 
     @staticmethod
-    def forward(ctx: Any, made: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, shares: Tensor) -> Tensor:
+    def forward(ctx: Any, made: Tensor, states: Tensor, weight: Tensor, bias: Tensor, shares: Tensor) -> Tensor:
         """Return the loss."""
         gradient, total = torch.empty_like(made, dtype=torch.float32), made.new_zeros((), dtype=torch.float32)
         for mine, theirs, share, out in zip(*(torch.split(one, _ROWS) for one in (made, states, shares, gradient)), strict=True):
@@ -74,7 +74,7 @@ class _StatesLoss(torch.autograd.Function):
         return gradients[0] * ctx.saved_tensors[0], None, None, None, None
 
 
-def states_loss(made: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, shares: Tensor) -> Tensor:
+def states_loss(made: Tensor, states: Tensor, weight: Tensor, bias: Tensor, shares: Tensor) -> Tensor:
     """Return the weighted cross-entropy, in nats, of what a head says of states with what it says of the target's.
 
     Args:

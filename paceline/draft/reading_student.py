@@ -7,13 +7,15 @@ layer's input begins as the linear guess, by least squares, of the state to come
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import LlamaConfig, PreTrainedModel
 
 from paceline.draft.chains import Chains, expected_chains
@@ -21,13 +23,15 @@ from paceline.draft.evaluate import guesses_agree
 from paceline.draft.loss import states_loss
 from paceline.draft.optimiser import learns_in
 from paceline.draft.rows import Rows, hidden_of_rows, shifted
+from paceline.draft.sampled_head import SampledHead
 from paceline.draft.settings import HEAD_SIZE, DraftTraining
-from paceline.draft.stretches import Stretch
+from paceline.draft.stretches import Stretch, token_counts
 from paceline.engine.identity import model_identity
 from paceline.engine.reading.checkpoint import build
 from paceline.engine.reading.modules import READS, attach, target_ends
 
 _SHARES = (1.0, 0.6, 0.5, 0.4)  # of places in the loss, by how many guesses they are behind; the last counts for more
+_IN_PROMPTS = 0.3  # so much of it has a place of a prompt, which no draft will be asked about
 _UNREAD = 0.1  # share of the batches that read no state of some first tokens, as of a prefix that was in the cache
 _PAIRS, _RIDGE = 60_000, 100.0  # that least squares takes; of them, how many would have no state to come
 _LAYERS = 2
@@ -53,22 +57,29 @@ class ReadingStudent:
         self._dtype = learns_in(self.model.device)
         head: Any = self.model.get_output_embeddings()
         self._out: Any = head.out
-        self._weight = head.kept.to(self._dtype)
-        self._bias = None if head.added is None else head.added.to(self._dtype)
+        self._head = SampledHead(head, token_counts(learnt, head.vocab_size), self._dtype)
 
     def loss(self, stretches: ListLike[Stretch], number: int) -> Tensor:
         """Return the weighted mean cross-entropy with what the target says."""
         random = np.random.default_rng((self._config.seed, number))
         chain, width = self._config.length, max(map(len, stretches))
-        rows = Rows.learnt(width, chain, int(random.integers(chain)))
+        rows = Rows.learnt(width, chain, int(random.integers(chain)), min(one.first for one in stretches))
         unread = int(random.integers(width)) if random.random() < _UNREAD else 0
         token_ids, states = _padded(stretches, width)
-        with torch.autocast("cpu", self._dtype, enabled=self._dtype != torch.float32):
-            made = self._out(hidden_of_rows(self.model, token_ids, shifted(states), rows, unread))
-        there = torch.tensor([len(one) for one in stretches])[:, None] > rows.places
-        shares = torch.tensor(_SHARES)[rows.guessed.clamp(max=len(_SHARES) - 1)].expand(len(stretches), -1)[there]
+        hidden = hidden_of_rows(self._in_dtype(self.model.get_decoder()), token_ids, shifted(states), rows, unread)
+        made = self._in_dtype(self._out)(hidden)
+        lengths, firsts = torch.tensor([(len(one), one.first) for one in stretches]).T[:, :, None]
+        there = rows.places < lengths
+        of_rows = torch.tensor(_SHARES)[rows.guessed.clamp(max=len(_SHARES) - 1)]
+        shares = torch.where(rows.places + 1 < firsts, _IN_PROMPTS * of_rows, of_rows)[there]
         theirs = states[:, rows.places][there]
-        return states_loss(made[there], theirs, self._weight, self._bias, shares / shares.sum())
+        weight, bias = self._head.drawn(token_ids, random)
+        return states_loss(made[there], theirs, weight, bias, shares / shares.sum())
+
+    def _in_dtype(self, module: nn.Module) -> Callable[..., Any]:
+        """Return what the module does with its weights in the dtype of products; they themselves learn in float32."""
+        weights = {name: weight.to(self._dtype) for name, weight in module.state_dict(keep_vars=True).items()}
+        return lambda *args, **named: functional_call(module, weights, args, named)
 
     def judge(self, held_out: ListLike[Stretch], length: int) -> Chains:
         """Return what its chains are worth."""
@@ -124,10 +135,10 @@ def _first_model(target: PreTrainedModel, name: str, config: DraftTraining, kept
 
 
 def _padded(stretches: ListLike[Stretch], width: int) -> tuple[Tensor, Tensor]:
-    """Return token ids [b, width] and states [b, width, hidden], float32."""
+    """Return token ids [b, width] and states [b, width, hidden], of the dtype they were read in."""
     assert stretches[0].states is not None, "read before"
     ids = torch.zeros(len(stretches), width, dtype=torch.long)
-    states = torch.zeros(len(stretches), width, stretches[0].states.shape[1])
+    states = stretches[0].states.new_zeros(len(stretches), width, stretches[0].states.shape[1])
     for row, one in enumerate(stretches):
         assert one.states is not None, "read before"
         ids[row, : len(one)] = torch.from_numpy(one.token_ids)

@@ -6,11 +6,11 @@ and the row reads the state of its token; else it sees what a draft sees: the ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from paceline.engine.reading.modules import Reading, reading
 
@@ -36,11 +36,15 @@ class Rows(NamedTuple):
         return Rows(places, guessed, said | own)
 
     @staticmethod
-    def learnt(length: int, chain: int, offset: int) -> Rows:
-        """Every place as it is after the target, and all but each `chain`-th, from `offset` on, as a guess behind that one."""
+    def learnt(length: int, chain: int, offset: int, first: int = 1) -> Rows:
+        """Every place as it is after the target, and all but each `chain`-th, from `offset` on, as a guess behind that one.
+
+        Args:
+            first: the first token that is guessed, at the earliest.
+        """
         places = torch.arange(length)
         guessed = (places - offset) % chain
-        behind = (guessed > 0) & (guessed <= places)
+        behind = (guessed > 0) & (guessed <= places - (first - 1))
         return Rows.of(torch.cat((places, places[behind])), torch.cat((torch.zeros_like(places), guessed[behind])))
 
     @staticmethod
@@ -62,11 +66,12 @@ class Rows(NamedTuple):
 
 
 def hidden_of_rows(
-    model: PreTrainedModel, token_ids: Tensor, chosen_by: Tensor, rows: Rows, unread: int = 0, drafted: Tensor | None = None
+    decoder: Callable[..., Any], token_ids: Tensor, chosen_by: Tensor, rows: Rows, unread: int = 0, drafted: Tensor | None = None
 ) -> Tensor:
     """Return what the draft's LM head reads behind each row, [b, rows, hidden].
 
     Args:
+        decoder: the draft's, or what does as it does.
         token_ids: [b, t]. chosen_by: [b, t, states], the target's state that each token was chosen by.
         unread: of so many first tokens no state is read.
         drafted: [b, n], tokens of the last n rows in place of the text's.
@@ -82,7 +87,7 @@ def hidden_of_rows(
         "attention_mask": rows.mask[None, None].expand(texts, -1, -1, -1), "use_cache": False,
     }  # fmt: skip
     with reading(Reading(at, chosen_by[:, rows.places[where]].flatten(0, 1))):
-        hidden: Tensor = model.get_decoder()(**inputs).last_hidden_state
+        hidden: Tensor = decoder(**inputs).last_hidden_state
     return hidden
 
 

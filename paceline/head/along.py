@@ -44,7 +44,7 @@ def draft_along(
     ids = torch.from_numpy(stretch.token_ids).long()[None].to(draft.device)
     chosen_by = shifted(states[None].to(draft.device, draft.dtype))
     text = Rows.judged(len(stretch), places + 1, stretch.first)
-    hidden = hidden_of_rows(draft, ids, chosen_by, text)[0]
+    hidden = hidden_of_rows(draft.get_decoder(), ids, chosen_by, text)[0]
     # A token is drafted by the row before it, which has one guess fewer behind it.
     pairs = list(zip(text.places.tolist(), text.guessed.tolist(), strict=True))
     at = {pair: row for row, pair in enumerate(pairs)}
@@ -58,5 +58,5 @@ def draft_along(
         head = target.model.get_output_embeddings()
         said = target_scores(head(states[following - 1].to(head.weight.dtype))[None], seqs, [EMPTY_TREE])[0]
     drawn, *values = labelled(own, said)
-    behind = hidden_of_rows(draft, ids, chosen_by, text.with_drafts(), drafted=drawn[None])[0, len(pairs) :]
+    behind = hidden_of_rows(draft.get_decoder(), ids, chosen_by, text.with_drafts(), drafted=drawn[None])[0, len(pairs) :]
     return [behind, drawn, *values]

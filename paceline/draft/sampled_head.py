@@ -1,0 +1,51 @@
+"""The target's LM head as a draft learns through it: over part of the kept tokens, drawn anew in each step.
+
+Logits of all of them are half of a step's work, and nearly all of the probability is with few. So a step takes the tokens that
+are often said, those of its own texts, and a share of the others, each of which stands for so many of its like: the logarithm of
+that number is added to its logits, the draft's and the target's (sampled softmax: Bengio and Senecal 2008; Jean et al. 2015).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_OFTEN = 0.9  # of what is said, made up by the tokens that every step takes
+_STANDS_FOR = 8  # so many, each of the others that is taken
+
+
+class SampledHead:
+    """Draws what a step takes.
+
+    Args:
+        head: `ReadingHead`, attached. counts: [vocab], how often each token is to be predicted. dtype: of the products.
+    """
+
+    def __init__(self, head: Any, counts: NDArray[np.int64], dtype: torch.dtype) -> None:
+        self._weight: Tensor = head.kept.to(dtype)
+        self._bias = torch.zeros(len(head.kept)) if head.added is None else head.added.float()
+        kept = head.token_ids.numpy()
+        self._places = np.full(len(counts), len(kept))  # the last: not kept
+        self._places[kept] = np.arange(len(kept))
+        order = np.argsort(-counts[kept], kind="stable")
+        reached = np.cumsum(counts[kept][order])
+        self._often = np.zeros(len(kept) + 1, dtype=bool)
+        self._often[order[: int(np.searchsorted(reached, _OFTEN * reached[-1])) + 1]] = True
+
+    def drawn(self, said: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Return weight [n, states] and bias [n] of the tokens of one step.
+
+        Args:
+            said: token ids of its texts.
+        """
+        surely = self._often.copy()
+        surely[self._places[said.numpy()]] = True
+        surely = surely[:-1]
+        drawn = torch.from_numpy(np.flatnonzero(surely | (random.random(len(surely)) < 1 / _STANDS_FOR)))
+        more = torch.where(torch.from_numpy(surely)[drawn], 0.0, math.log(_STANDS_FOR))
+        return self._weight[drawn], (self._bias[drawn] + more).to(self._weight.dtype)
