@@ -36,7 +36,7 @@ class Rows(NamedTuple):
         return Rows(places, guessed, said | own)
 
     @staticmethod
-    def learnt(length: int, chain: int, offset: int, first: int = 1) -> Rows:
+    def learnt(length: int, chain: int, offset: int, first: int) -> Rows:
         """Every place as it is after the target, and all but each `chain`-th, from `offset` on, as a guess behind that one.
 
         Args:

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.draft.stretches import fewest
+
 _OFTEN = 0.9  # of what is said, made up by the tokens that every step takes
 _STANDS_FOR = 8  # so many, each of the others that is taken
 
@@ -32,10 +34,8 @@ class SampledHead:
         kept = head.token_ids.numpy()
         self._places = np.full(len(counts), len(kept))  # the last: not kept
         self._places[kept] = np.arange(len(kept))
-        order = np.argsort(-counts[kept], kind="stable")
-        reached = np.cumsum(counts[kept][order])
         self._often = np.zeros(len(kept) + 1, dtype=bool)
-        self._often[order[: int(np.searchsorted(reached, _OFTEN * reached[-1])) + 1]] = True
+        self._often[fewest(counts[kept], _OFTEN)] = True
 
     def drawn(self, said: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Return weight [n, states] and bias [n] of the tokens of one step.

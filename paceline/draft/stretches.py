@@ -98,6 +98,14 @@ def token_counts(stretches: Iterable[Stretch], vocab_size: int) -> NDArray[np.in
     return counts
 
 
+def fewest(counts: NDArray[Any], share: float, multiple: int = 1) -> NDArray[np.int64]:
+    """Return the fewest places, most frequent first, that make up a share of all counts, rounded up to a multiple."""
+    order = np.argsort(-counts, kind="stable")
+    reached = np.cumsum(counts[order]) / counts.sum()
+    count = int(np.searchsorted(reached, share)) + 1
+    return order[: -(-count // multiple) * multiple]
+
+
 def shortened(stretch: Stretch, context: int) -> Stretch:
     """Return a stretch of at most `context` tokens: what is too long loses the beginning of its prompt, then its end."""
     cut = min(max(0, len(stretch) - context), stretch.first - 1)

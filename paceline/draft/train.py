@@ -24,7 +24,7 @@ from paceline.draft.reading_student import ReadingStudent
 from paceline.draft.settings import DraftTraining
 from paceline.draft.start import begin_as
 from paceline.draft.states import read_states
-from paceline.draft.stretches import Batches, Stretch, shortened, token_counts
+from paceline.draft.stretches import Batches, Stretch, fewest, shortened, token_counts
 from paceline.draft.student import OwnStudent, Student
 from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError
@@ -93,12 +93,7 @@ def kept_tokens(material: Material, vocab_size: int, coverage: float) -> NDArray
     for kind, weight in ((ANSWERS, _ANSWERS_WEIGHT), (TEXTS, 1 - _ANSWERS_WEIGHT)):
         counts = token_counts(material.learnt[kind], vocab_size)
         shares += weight * counts / max(1, counts.sum())
-    order = np.argsort(-shares, kind="stable")
-    if coverage >= 1:
-        return np.arange(vocab_size)
-    reached = np.cumsum(shares[order]) / shares.sum()
-    count = int(np.searchsorted(reached, coverage)) + 1
-    return np.sort(order[: -(-count // WIDTH) * WIDTH])
+    return np.arange(vocab_size) if coverage >= 1 else np.sort(fewest(shares, coverage, WIDTH))
 
 
 class Trainer:
