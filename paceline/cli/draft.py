@@ -56,7 +56,7 @@ def train(
         print_note(f"{out} is finished: {folder.record().best.per_chain:.3f} of {config.length} accepted a chain")
         return
     if config.reads_states:
-        material = material.read(CachedLM(loaded), progress=True)
+        material = material.read(CachedLM(loaded), config.reads_at, progress=True)
     trainer = Trainer(loaded, material, config, folder)
     del loaded
     try:

@@ -21,7 +21,7 @@ from paceline.draft.rows import Rows, hidden_of_rows, shifted
 from paceline.draft.states import read_states
 from paceline.draft.stretches import Stretch
 from paceline.engine.model import CachedLM
-from paceline.engine.reading.modules import attach, states_size
+from paceline.engine.reading.modules import attach, layers_read, states_shape
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.states import StateLog
 from paceline.engine.tree import DraftTree
@@ -126,7 +126,7 @@ def evaluate(draft: CachedLM, target: CachedLM, answers: ListLike[Stretch], leng
         raise ConfigError("draft evaluate: got no answer; expected some. Record some with `paceline record`.")
     if draft.reads_states:
         attach(draft.model, target.model)
-        read = read_states(target, answers, progress=True)
+        read = read_states(target, answers, layers_read(draft.model), progress=True)
         agreed = [
             guesses_agree(draft.model, replace(one, states=states), max(*LENGTHS, length))
             for one, states in zip(answers, read, strict=True)
@@ -156,8 +156,8 @@ def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
     ids = (token_ids * (1 + _CONTEXT // len(token_ids)))[:_CONTEXT]
     seq = Sequence(ids, SamplingParams(max_new_tokens=_FORWARDS))
     if model.reads_states:
-        seq.states = StateLog()
-        seq.states.write(0, torch.zeros(len(ids) - 1, states_size(model.model), device=model.device))
+        seq.states = StateLog(layers_read(model.model))
+        seq.states.write(0, torch.zeros(len(ids) - 1, *states_shape(model.model), device=model.device))
     model.open(seq)
     seconds = []
     try:

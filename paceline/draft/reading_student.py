@@ -72,7 +72,7 @@ class ReadingStudent:
         there = rows.places < lengths
         of_rows = torch.tensor(_SHARES)[rows.guessed.clamp(max=len(_SHARES) - 1)]
         shares = torch.where(rows.places + 1 < firsts, _IN_PROMPTS * of_rows, of_rows)[there]
-        theirs = states[:, rows.places][there]
+        theirs = states[:, rows.places, 0][there]
         weight, bias = self._head.drawn(token_ids, random)
         return states_loss(made[there], theirs, weight, bias, shares / shares.sum())
 
@@ -91,13 +91,14 @@ class ReadingStudent:
         norm: Any = self.model.get_decoder().norm
         tokens, states, following = _pairs(learnt)
         table = target_ends(target)[0].weight.detach()
-        size = states.square().mean(0).sqrt().clamp(min=1e-6)
-        embedding.state_scale.copy_(1 / size)
+        sizes = states.square().mean(0).sqrt().clamp(min=1e-6)
+        size = sizes[: following.shape[1]]
+        embedding.state_scale.copy_(1 / sizes)
         embedding.token_scale.fill_(1 / float(table.float().square().mean().sqrt()))
         if norm.weight.shape != size.shape:
             return
         norm.weight.copy_(size)
-        inputs = torch.cat((table[tokens].float() * embedding.token_scale, states / size), dim=1)
+        inputs = torch.cat((table[tokens].float() * embedding.token_scale, states / sizes), dim=1)
         width = table.shape[1]
         embedding.read.weight.copy_(_least_squares(inputs, following / size))
         embedding.unread.weight.copy_(_least_squares(inputs[:, :width], following / size))
@@ -120,7 +121,8 @@ def _first_model(target: PreTrainedModel, name: str, config: DraftTraining, kept
         initializer_range=_DEVIATION,
     )  # fmt: skip
     told = {"target": name, "fingerprint": model_identity(target)[0], "embedding": embedding.embedding_dim,
-            "states": head.in_features}  # fmt: skip
+            "states": head.in_features, "layers": middle_layers(target, config.reads_at),
+            "depth": theirs.num_hidden_layers}  # fmt: skip
     setattr(shape, READS, told)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -134,11 +136,17 @@ def _first_model(target: PreTrainedModel, name: str, config: DraftTraining, kept
     return made
 
 
+def middle_layers(target: PreTrainedModel, reads_at: float) -> tuple[int, ...]:
+    """Return the layers whose states a draft reads behind the last ones, `reads_at` as in `DraftTraining`."""
+    depth = target.config.get_text_config(decoder=True).num_hidden_layers
+    return (min(depth - 1, round(reads_at * depth)),) if reads_at else ()
+
+
 def _padded(stretches: ListLike[Stretch], width: int) -> tuple[Tensor, Tensor]:
-    """Return token ids [b, width] and states [b, width, hidden], of the dtype they were read in."""
+    """Return token ids [b, width] and states [b, width, 1 + layers, hidden], of the dtype they were read in."""
     assert stretches[0].states is not None, "read before"
     ids = torch.zeros(len(stretches), width, dtype=torch.long)
-    states = stretches[0].states.new_zeros(len(stretches), width, stretches[0].states.shape[1])
+    states = stretches[0].states.new_zeros(len(stretches), width, *stretches[0].states.shape[1:])
     for row, one in enumerate(stretches):
         assert one.states is not None, "read before"
         ids[row, : len(one)] = torch.from_numpy(one.token_ids)
@@ -147,14 +155,14 @@ def _padded(stretches: ListLike[Stretch], width: int) -> tuple[Tensor, Tensor]:
 
 
 def _pairs(learnt: ListLike[Stretch]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, the states they were chosen by, and the states after them."""
+    """Return tokens, the states they were chosen by, one layer's behind the other's, and the last ones after them."""
     tokens, before, after = [], [], []
     count = 0
     for one in learnt:
         assert one.states is not None, "read before"
         tokens.append(torch.from_numpy(one.token_ids[1:]).long())
-        before.append(one.states[:-1].float())
-        after.append(one.states[1:].float())
+        before.append(one.states[:-1].flatten(1).float())
+        after.append(one.states[1:, 0].float())
         count += len(tokens[-1])
         if count >= _PAIRS:
             break

@@ -72,7 +72,7 @@ def hidden_of_rows(
 
     Args:
         decoder: the draft's, or what does as it does.
-        token_ids: [b, t]. chosen_by: [b, t, states], the target's state that each token was chosen by.
+        token_ids: [b, t]. chosen_by: [b, t, 1 + layers, states], the target's states that each token was chosen by.
         unread: of so many first tokens no state is read.
         drafted: [b, n], tokens of the last n rows in place of the text's.
     """
@@ -92,5 +92,5 @@ def hidden_of_rows(
 
 
 def shifted(states: Tensor) -> Tensor:
-    """Return the state that each token was chosen by, of [b, t, states] after each token; zeros for the first."""
+    """Return the states that each token was chosen by, of [b, t, ...] after each token; zeros for the first."""
     return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)

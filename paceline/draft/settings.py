@@ -18,6 +18,7 @@ class DraftTraining:
     Attributes:
         reads_states: it reads the target's hidden states, and begins and ends with the target's own embedding and LM head: by far
             the better draft, for this target in this library alone. Else a plain checkpoint, with an embedding of its own.
+        reads_at: the states of one more layer that it reads, at this share of the target's depth; 0 = the last ones alone.
         hidden: its hidden size, a multiple of 32; 0 = the target's, or 96.
         layers: its decoder layers; 0 = 2, or 3.
         neurons: of each feed-forward part; 0 = a third more than `hidden`, or four times.
@@ -38,6 +39,7 @@ class DraftTraining:
     """
 
     reads_states: bool = True
+    reads_at: float = 0.75
     hidden: int = 0
     layers: int = 0
     neurons: int = 0
@@ -60,6 +62,7 @@ class DraftTraining:
         for name, low in (("length", 1), ("batch", 1), ("context", 8), ("held_out", 2), ("validations", 1)):
             require_range("draft train", name, getattr(self, name), low)
         require_range("draft train", "answers", self.answers, 0, 1)
+        require_range("draft train", "reads_at", self.reads_at, 0, 1)
         if self.hidden % HEAD_SIZE:
             raise ConfigError(f"draft train: hidden: got {self.hidden}; expected a multiple of {HEAD_SIZE}.")
         for name in ("minutes", "coverage", "lr"):

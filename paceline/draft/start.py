@@ -8,12 +8,12 @@ from transformers import PreTrainedModel
 
 from paceline.draft.settings import DraftTraining
 from paceline.engine.loading import load_draft
-from paceline.engine.reading.modules import reads_states
+from paceline.engine.reading.modules import READS, reads_states
 from paceline.errors import ConfigError
 
 
 def shaped_as_start(config: DraftTraining) -> DraftTraining:
-    """Return the configuration with the shape of the draft that `start` names, if it names one.
+    """Return the configuration with the shape of the draft that `start` names, if it names one, and with the states it reads.
 
     Raises:
         ConfigError: it cannot be loaded, is of the other kind, or of another shape than was asked for.
@@ -34,6 +34,9 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
             raise ConfigError(
                 f"draft train: {name}: got {getattr(config, name)}; expected {value}, as {config.start!r} has. Leave it out."
             )
+    if config.reads_states:
+        told = getattr(there, READS)
+        return dataclasses.replace(config, **shape, reads_at=sum(told.get("layers", ())) / told.get("depth", 1))
     return dataclasses.replace(config, **shape)
 
 

@@ -12,23 +12,28 @@ from torch import Tensor
 
 from paceline.draft.stretches import Stretch
 from paceline.engine.model import CachedLM
+from paceline.engine.reading.layers import decoder_of, layer_inputs
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE
 from paceline.report.progress import progress_bar
 
 
-def read_states(model: CachedLM, stretches: ListLike[Stretch], progress: bool = False) -> Iterator[Tensor]:
-    """Yield the states of each stretch of text, [tokens, hidden]: what the LM head reads after each token.
+def read_states(
+    model: CachedLM, stretches: ListLike[Stretch], layers: tuple[int, ...] = (), progress: bool = False
+) -> Iterator[Tensor]:
+    """Yield the states of each stretch of text, [tokens, 1 + layers, hidden]: after each token what the LM head reads, then what
+    goes into the layers named.
 
     As many texts at once as torch has threads: a second thread hardly helps in the forward of one.
 
     Raises:
-        UnsupportedModelError: the model makes its logits without the head it names, so that its states cannot be read.
+        UnsupportedModelError: the model makes its logits without the head it names, so that its states cannot be read, or
+            hides its layers.
     """
     _require_states(model)
     threads = torch.get_num_threads() if model.device.type == "cpu" else 1
     pool = ThreadPoolExecutor(threads, "paceline reading", torch.set_num_threads, (1,))  # a number of each thread
-    read = partial(_states_of, model)
+    read = partial(_states_of, model, layers)
     with progress_bar(shown=progress) as bar:
         task = bar.add_task("reading", total=sum(map(len, stretches)))
         try:
@@ -40,11 +45,11 @@ def read_states(model: CachedLM, stretches: ListLike[Stretch], progress: bool = 
             pool.shutdown(cancel_futures=True)  # who is interrupted does not wait for all
 
 
-def _states_of(model: CachedLM, stretch: Stretch) -> Tensor:
-    with torch.no_grad(), model.products.in_force(0):
+def _states_of(model: CachedLM, layers: tuple[int, ...], stretch: Stretch) -> Tensor:
+    with torch.no_grad(), model.products.in_force(0), layer_inputs(model.model, layers) as below:
         ids = torch.from_numpy(stretch.token_ids).long()[None].to(model.device)
-        found: Tensor = model.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-    return found[0].cpu()
+        last: Tensor = decoder_of(model.model)(input_ids=ids, use_cache=False).last_hidden_state
+    return torch.stack([last[0], *(one[0] for (one,) in below)], dim=1).cpu()
 
 
 def _require_states(model: CachedLM) -> None:

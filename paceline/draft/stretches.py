@@ -30,7 +30,8 @@ class Stretch:
         first: the first place to be predicted, at least 1.
         top: the target's distribution at each of the places first, first + 1, ... n - 1; None = the tokens themselves.
         category: of the prompt.
-        states: [n, hidden], what the target's LM head reads after each token, for a draft that reads it; else None.
+        states: [n, 1 + layers, hidden], what the target's LM head reads after each token, and some of its layers, for a draft
+            that reads it; else None.
     """
 
     token_ids: NDArray[np.int32]

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from paceline.common.lanes import WIDTH
 from paceline.draft.folder import CurvePoint, DraftFolder, Progress
 from paceline.draft.optimiser import Optimisers
-from paceline.draft.reading_student import ReadingStudent
+from paceline.draft.reading_student import ReadingStudent, middle_layers
 from paceline.draft.settings import DraftTraining
 from paceline.draft.start import begin_as
 from paceline.draft.states import read_states
@@ -52,15 +52,18 @@ class Material:
     learnt: dict[str, list[Stretch]]
     held_out: list[Stretch]
 
-    def read(self, target: CachedLM, progress: bool = False) -> Material:
+    def read(self, target: CachedLM, reads_at: float, progress: bool = False) -> Material:
         """Return the same with the target's states at every token, where the target is read once.
 
+        Args:
+            reads_at: as in `DraftTraining`.
         Raises:
             UnsupportedModelError: its states cannot be read.
         """
         kinds = [*self.learnt, _HELD_OUT]
         stretches = [*self.learnt.values(), self.held_out]
-        states = read_states(target, [one for group in stretches for one in group], progress)
+        layers = middle_layers(target.model, reads_at)
+        states = read_states(target, [one for group in stretches for one in group], layers, progress)
         read = {kind: [replace(one, states=next(states)) for one in group] for kind, group in zip(kinds, stretches, strict=True)}
         return Material(read, read.pop(_HELD_OUT))
 

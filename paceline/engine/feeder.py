@@ -30,13 +30,15 @@ class Feeder:
         seconds: wall-clock spent in the model so far (the device is not synchronised for it).
         picks: of each call since the list was emptied, how the rows that were asked for are found in what the LM head made, or
             was fed: [rows, columns, n] to [asked, n].
-        pending: of the same calls, for each sequence the row and the first and last column of its pending tokens.
+        asked: of the same calls, how they are found in what is of all rows.
+        pending: likewise, for each sequence the row and the first and last column of its pending tokens.
     """
 
     def __init__(self, model: PreTrainedModel, architecture: Architecture, cache: SlotCache, products: Products) -> None:
         self.view = ModelView(model)
         self.seconds = 0.0
         self.picks: list[Callable[[Tensor], Tensor]] = []
+        self.asked: list[Callable[[Tensor], Tensor]] = []
         self.pending: list[list[tuple[int, int, int]]] = []
         self._architecture, self._cache, self._products = architecture, cache, products
         self._device: torch.device = model.device
@@ -44,6 +46,7 @@ class Feeder:
     def begin(self) -> None:
         """Forget what is known of the last forward."""
         self.picks.clear()
+        self.asked.clear()
         self.pending.clear()
 
     def padded(self, layout: Layout) -> Tensor:
@@ -53,6 +56,7 @@ class Feeder:
         self._cache.begin(layout.first_slot, len(rows), layout.first_slot + rows, layout.places, layout.in_order)
         mask = self._architecture.attention_mask(layout, self._cache.window.visible, self._device)
         self.picks.append(lambda states: states[:, -keep:].flatten(0, 1))
+        self.asked.append(self.picks[-1])
         self.pending.append([(row, columns - keep + 1 - fed, columns - keep) for row, fed in enumerate(layout.pending.tolist())])
         with self._attention(layout, mask is not None):
             return self._call(layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns))
@@ -63,7 +67,8 @@ class Feeder:
         sequences, asked = len(packing.cached), torch.from_numpy(packing.asked).to(self._device, non_blocking=True)
         self._cache.begin(int(packing.slots[0]), sequences, packing.slots[None], packing.places[None], sequences == 1)
         masks, marks = self._architecture.marks(packing, self._cache.window.visible, self._device)
-        self.picks.append(lambda states: states[0] if all_asked else states[0, asked])
+        self.asked.append(lambda states: states[0, asked])
+        self.picks.append((lambda states: states[0]) if all_asked else self.asked[-1])
         starts, fed = packing.starts.tolist(), packing.pending.tolist()
         self.pending.append([(0, start, start + count - 1) for start, count in zip(starts, fed, strict=False)])
         with tree_attention(self.view.config, order=packing.order(marks)):

@@ -28,6 +28,7 @@ from paceline.engine.packing import Packing, pack
 from paceline.engine.products.choice import fastest
 from paceline.engine.products.own import Products
 from paceline.engine.reading.gather import states_to_read
+from paceline.engine.reading.layers import decoder_of, layer_inputs
 from paceline.engine.reading.modules import reading, reads_states
 from paceline.engine.sequence import Sequence
 from paceline.engine.slots import Slots
@@ -221,15 +222,17 @@ class CachedLM:
         """
         logits = self.forward_with_states(seqs, trees)
         assert logits.states is not None, "asked for"
-        return logits.padded(), replace(logits, flat=logits.states).padded()
+        return logits.padded(), replace(logits, flat=logits.states[:, 0]).padded()
 
-    def forward_with_states(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], pending: bool = False) -> NodeLogits:
+    def forward_with_states(
+        self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], layers: tuple[int, ...] = (), pending: bool = False
+    ) -> NodeLogits:
         """Run `forward_nodes`, and keep what the LM head was fed (after the final norm).
 
         Args:
-            pending: the same is wanted of all pending tokens.
+            layers: of the decoder, whose inputs are wanted as well. pending: the same is wanted of all pending tokens.
         Raises:
-            UnsupportedModelError: the model has no module that makes logits of hidden states.
+            UnsupportedModelError: the model has no module that makes logits of hidden states, or hides its layers.
         """
         fed: list[Tensor] = []
         head = self._model.get_output_embeddings() or torch.nn.Identity()
@@ -238,9 +241,10 @@ class CachedLM:
         hooks = [head.register_forward_pre_hook(lambda _, inputs: fed.append(inputs[0]) if get_ident() == thread else None)]
         whole: list[Tensor] = []
         if pending:
-            hooks.append(self._model.get_decoder().register_forward_hook(partial(_keep_states, whole, thread)))
+            hooks.append(decoder_of(self._model).register_forward_hook(partial(_keep_states, whole, thread)))
         try:
-            logits = self.forward_nodes(seqs, trees)
+            with layer_inputs(self._model, layers) as below:
+                logits = self.forward_nodes(seqs, trees)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -249,13 +253,16 @@ class CachedLM:
                 f"{self.architecture.name} makes its logits without an LM head of its own, so that its hidden states cannot be"
                 " read; choose a drafter without an acceptance head."
             )
-        states = torch.cat([pick(one) for pick, one in zip(self._feeder.picks, fed, strict=True)])
+        feeder = self._feeder
+        rows = [torch.cat([pick(one) for pick, one in zip(feeder.picks, fed, strict=True)])]
+        rows += [torch.cat([pick(one) for pick, one in zip(feeder.asked, kept, strict=True)]) for kept in below]
+        states = torch.stack([one[: len(logits.flat)] for one in rows], dim=1)
         before = [
-            one[row, first:last]
-            for one, spans in zip(whole, self._feeder.pending, strict=bool(whole))
+            torch.stack([one[row, first:last] for one in ones], dim=1)
+            for spans, *ones in zip(feeder.pending, whole, *below, strict=bool(whole))
             for row, first, last in spans
         ]
-        return replace(logits, states=states[: len(logits.flat)], pending=before if pending else None)
+        return replace(logits, states=states, pending=before if pending else None)
 
     def _reading(self, laid_out: Layout | Packing) -> AbstractContextManager[None]:
         return reading(states_to_read(self._seqs, laid_out)) if self.reads_states else nullcontext()

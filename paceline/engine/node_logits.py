@@ -19,8 +19,9 @@ class NodeLogits:
 
     Attributes:
         flat: [rows, vocab]. starts, counts: of each sequence, its first row, that after the newest token, and how many it has.
-        states: what each row was made of, [rows, hidden]; None where nobody asked.
-        pending: of each sequence, the same after all pending tokens but the newest, [n, hidden]; None likewise.
+        states: what each row was made of, [rows, 1 + layers, hidden]: what the LM head was fed, then what went into the layers
+            asked for; None where nobody asked.
+        pending: of each sequence, the same after all pending tokens but the newest, [n, 1 + layers, hidden]; None likewise.
         top: the likeliest tokens of each row; None likewise.
     """
 

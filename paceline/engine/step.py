@@ -72,7 +72,8 @@ def joint_step(
 
     foreseeing = any(part.foresight is not None for part in parts)
     kept = not model.reads_states and any(seq.states is not None for seq in seqs)  # a draft that steps reads its target's
-    fed = model.forward_with_states(seqs, trees, pending=kept) if foreseeing or kept else model.forward_nodes(seqs, trees)
+    layers = _layers(seqs) if kept else ()
+    fed = model.forward_with_states(seqs, trees, layers, kept) if foreseeing or kept else model.forward_nodes(seqs, trees)
     logits = fed.those(ready) if len(ready) < len(seqs) else fed
     top_k = max(part.drafting.drafter.top_k for part in parts)
     if top_k and ready:
@@ -83,7 +84,7 @@ def joint_step(
     for row, outcome in zip(ready, outcomes, strict=True):
         accepted[row] = outcome.accepted
     if kept:
-        _keep_states(seqs, fed, accepted)
+        _keep_states(seqs, fed, layers, accepted)
     model.commit(accepted)
     for outcome in outcomes:
         outcome.seq.append(outcome.new_token_ids, outcome.logprobs or ())
@@ -95,13 +96,27 @@ def joint_step(
         spending.observe(parts, time.perf_counter() - start)
 
 
-def _keep_states(seqs: ListLike[Sequence], logits: NodeLogits, accepted: ListLike[ListLike[int]]) -> None:
-    """Keep the states of what stays in the cache, where a drafter has asked for them; before that is committed."""
+def _layers(seqs: ListLike[Sequence]) -> tuple[int, ...]:
+    """Return the layers whose states are to be kept for any of the sequences."""
+    return tuple(sorted({layer for seq in seqs if seq.states is not None for layer in seq.states.layers}))
+
+
+def _keep_states(
+    seqs: ListLike[Sequence], logits: NodeLogits, layers: tuple[int, ...], accepted: ListLike[ListLike[int]]
+) -> None:
+    """Keep the states of what stays in the cache, where a drafter has asked for them; before that is committed.
+
+    Args:
+        layers: those that `logits` has states of.
+    """
     assert logits.states is not None, "asked for"
     assert logits.pending is not None, "asked for"
     for seq, start, pending, path in zip(seqs, logits.starts, logits.pending, accepted, strict=True):
         if seq.states is not None:
-            seq.states.write(seq.cached, torch.cat((pending, logits.states[[start, *(start + 1 + node for node in path)]])))
+            states = torch.cat((pending, logits.states[[start, *(start + 1 + node for node in path)]]))
+            if seq.states.layers != layers:
+                states = states[:, [0, *(1 + layers.index(layer) for layer in seq.states.layers)]]
+            seq.states.write(seq.cached, states)
 
 
 def _propose(model: CachedLM, part: Part) -> None:

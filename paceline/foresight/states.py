@@ -39,8 +39,8 @@ def states_of(model: CachedLM, stretches: ListLike[Stretch], progress: bool = Fa
     """
     states, token_ids, places, answers = [], [], [], []
     start = 0
-    for stretch, found in zip(stretches, read_states(model, stretches, progress), strict=True):
-        states.append(found)
+    for stretch, found in zip(stretches, read_states(model, stretches, progress=progress), strict=True):
+        states.append(found[:, 0])
         token_ids.append(torch.from_numpy(stretch.token_ids).long())
         places.append(torch.arange(start, start + max(0, len(stretch) - AHEAD)))
         answers.append(places[-1][stretch.first - 1 :])

@@ -18,6 +18,7 @@ from paceline.draft.rows import Rows, hidden_of_rows, shifted
 from paceline.draft.states import read_states
 from paceline.draft.stretches import Stretch
 from paceline.engine.model import CachedLM
+from paceline.engine.reading.modules import layers_read
 from paceline.engine.sampling import target_scores
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE
@@ -40,7 +41,7 @@ def draft_along(
         the draft's states [n, hidden], then what `labelled` returns.
     """
     stretch = Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt))
-    (states,) = read_states(target, [stretch])
+    (states,) = read_states(target, [stretch], layers_read(draft))
     ids = torch.from_numpy(stretch.token_ids).long()[None].to(draft.device)
     chosen_by = shifted(states[None].to(draft.device, draft.dtype))
     text = Rows.judged(len(stretch), places + 1, stretch.first)
@@ -56,7 +57,7 @@ def draft_along(
         said = ids[0, following]
     else:
         head = target.model.get_output_embeddings()
-        said = target_scores(head(states[following - 1].to(head.weight.dtype))[None], seqs, [EMPTY_TREE])[0]
+        said = target_scores(head(states[following - 1, 0].to(head.weight.dtype))[None], seqs, [EMPTY_TREE])[0]
     drawn, *values = labelled(own, said)
     behind = hidden_of_rows(draft.get_decoder(), ids, chosen_by, text.with_drafts(), drafted=drawn[None])[0, len(pairs) :]
     return [behind, drawn, *values]

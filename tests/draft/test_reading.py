@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from paceline.draft.stretches import Stretch
 from paceline.draft.train import Material, Trainer
 from paceline.engine.loading import load_draft
 from paceline.engine.model import CachedLM
-from paceline.engine.reading.modules import Reading, attach, reading, reads_states
+from paceline.engine.reading.modules import READS, Reading, attach, layers_read, reading, reads_states, states_shape
 from paceline.engine.sequence import SamplingParams as Params
 from paceline.engine.sequence import Sequence
 from paceline.engine.states import StateLog
@@ -45,11 +46,11 @@ def answers(pair: Pair) -> list[Stretch]:
     return [Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both]
 
 
-def trained(pair: Pair, answers: list[Stretch], out: Path) -> Trainer:
+def trained(pair: Pair, answers: list[Stretch], out: Path, config: DraftTraining = CONFIG) -> Trainer:
     folder = DraftFolder(out, {"seed": 0}, {"target": "the pair's"})
     ticks = itertools.count(0.0, 0.25)  # seconds: every step takes as long, whatever else the machine does
-    material = Material.of(answers, [], CONFIG).read(CachedLM(pair.target))
-    trainer = Trainer(pair.target, material, CONFIG, folder, lambda: next(ticks))
+    material = Material.of(answers, [], config).read(CachedLM(pair.target), config.reads_at)
+    trainer = Trainer(pair.target, material, config, folder, lambda: next(ticks))
     trainer.run(lambda text: None)
     return trainer
 
@@ -66,7 +67,7 @@ def test_training_lowers_the_loss_and_continues(pair: Pair, answers: list[Stretc
     made = DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}).record()
     assert made.curve[-1].losses["answers"] < made.curve[0].losses["answers"]
     assert (folder / STATE).exists()
-    material = Material.of(answers * 2, [], CONFIG).read(CachedLM(pair.target))
+    material = Material.of(answers * 2, [], CONFIG).read(CachedLM(pair.target), CONFIG.reads_at)
     again = Trainer(pair.target, material, CONFIG, DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}))
     assert again.done.steps == made.curve[-1].steps
 
@@ -93,10 +94,43 @@ def test_a_draft_begins_as_another_one(pair: Pair, answers: list[Stretch], folde
     config = dataclasses.replace(CONFIG, hidden=0, coverage=0.9, start=str(folder))
     config = shaped_as_start(config)
     assert (config.hidden, config.layers) == (CONFIG.hidden, CONFIG.layers)
-    material = Material.of(answers, [], config).read(CachedLM(pair.target))
+    material = Material.of(answers, [], config).read(CachedLM(pair.target), config.reads_at)
     trainer = Trainer(pair.target, material, config, DraftFolder(tmp_path, {}, {"target": "the pair's"}))
     begun = dict(load_draft(folder, "float32").named_parameters())
     assert all(torch.equal(weight, begun[name]) for name, weight in trainer.model.named_parameters())
+
+
+def test_a_draft_that_reads_no_layer_in_the_middle(pair: Pair, answers: list[Stretch], folder: Path, tmp_path: Path) -> None:
+    """As those before there was such a choice: their configuration names none."""
+    path = tmp_path / "draft"
+    trained(pair, answers, path, dataclasses.replace(CONFIG, reads_at=0))
+    told = json.loads((path / "config.json").read_text())
+    assert told[READS].pop("layers") == []
+    del told[READS]["depth"]
+    (path / "config.json").write_text(json.dumps(told))
+    draft = load_draft(path, "float32")
+    assert layers_read(draft) == ()
+    assert shaped_as_start(dataclasses.replace(CONFIG, start=str(path))).reads_at == 0
+    assert shaped_as_start(dataclasses.replace(CONFIG, start=str(folder))).reads_at == 0.5  # the second of two layers
+    llm = LLM(pair.target, "draft_model:length=4", draft)
+    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    assert [out.token_ids for out in outs] == pair.answers
+    assert sum(out.stats.accepted_tokens for out in outs) > 0
+
+
+def test_sequences_that_keep_states_of_different_layers_share_a_step(pair: Pair, answers: list[Stretch]) -> None:
+    target = CachedLM(pair.target)
+    llm = LLM(pair.target)
+    layers = [(0,), (), (1, 0)]
+    seqs = [Sequence(prompt, Params(max_new_tokens=COUNT)) for prompt in pair.prompts[:3]]
+    for seq, one in zip(seqs, layers, strict=True):
+        seq.states = StateLog(one)
+    llm._engine.finish(llm._engine.submit(seqs))
+    for seq, one, stretch in zip(seqs, layers, answers, strict=False):
+        assert seq.states is not None
+        first, known = seq.states.known(0, len(seq))
+        expected = next(read_states(target, [stretch], one))
+        torch.testing.assert_close(known, expected[first - 1 : first - 1 + len(known)], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +181,14 @@ def test_what_is_judged_is_what_the_drafter_gets(pair: Pair, answers: list[Stret
     outs = LLM(pair.target, "draft_model:length=4", draft).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     found = evaluate(CachedLM(draft), CachedLM(pair.target), answers, 4).chains["all"]
     assert found.per_chain > 0.2
-    assert sum(found.accepted) == pytest.approx(sum(out.stats.accepted_tokens for out in outs), rel=0.02)
+    fewer = sum(found.accepted) - sum(out.stats.accepted_tokens for out in outs)
+    assert 0 <= fewer <= len(outs)  # an answer's last token may be accepted in a judged chain, and is never drafted in decoding
 
 
 def test_a_place_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) -> None:
     draft = load_draft(folder, "float32")
     attach(draft, pair.target)
-    tokens, states = torch.arange(9), torch.randn(9, pair.target.config.hidden_size)
+    tokens, states = torch.arange(9), torch.randn(9, *states_shape(draft))
     rows = Rows.judged(9, 3, 2)
     whole = hidden_of_rows(draft.get_decoder(), tokens[None], states[None], rows)[0]
     for row, (place, guessed) in enumerate(zip(rows.places.tolist(), rows.guessed.tolist(), strict=True)):
@@ -179,11 +214,11 @@ def test_without_its_states_a_draft_says_something_else(pair: Pair, folder: Path
     draft = CachedLM(load_draft(folder, "float32"))
     attach(draft.model, pair.target)
     said = []
-    for log in (None, StateLog()):
+    for log in (None, StateLog(layers_read(draft.model))):
         seq = Sequence(list(range(5, 12)), Params())
         seq.states = log
         if log is not None:
-            log.write(0, torch.randn(6, pair.target.config.hidden_size, generator=torch.Generator().manual_seed(0)))
+            log.write(0, torch.randn(6, *states_shape(draft.model), generator=torch.Generator().manual_seed(0)))
         draft.open(seq)
         said.append(draft.forward([seq], [DraftTree.chain([3, 4])]))
         draft.close(seq)
@@ -253,14 +288,14 @@ def test_a_head_learns_what_a_chain_does(pair: Pair, answers: list[Stretch], fol
     draft, target = load_draft(folder, "float32"), CachedLM(pair.target)
     prompt, answer = pair.prompts[0], pair.answers[0]
     columns = chains_along(pair.target, draft, [prompt], [answer], SamplingParams(), 3, torch.Generator())
-    states = next(read_states(target, answers[:1]))
+    states = next(read_states(target, answers[:1], layers_read(draft)))
     model = CachedLM(draft)
     row = 0
     for guessed in range(1, 4):
         for place in range(len(prompt) + guessed, len(prompt) + len(answer)):
             root = place - guessed
             seq = Sequence([*prompt, *answer][: root + 1], Params())
-            seq.states = StateLog()
+            seq.states = StateLog(layers_read(draft))
             seq.states.write(0, states[:root])
             model.open(seq)
             chain = [*prompt, *answer][root + 1 : place]
@@ -293,5 +328,5 @@ def test_a_draft_that_steps_itself_leaves_its_targets_states_alone(pair: Pair, a
     llm._engine.finish([ticket])
     assert seq.states is not None
     first, known = seq.states.known(0, len(seq))
-    expected = next(read_states(CachedLM(pair.target), answers[:1]))
+    expected = next(read_states(CachedLM(pair.target), answers[:1], seq.states.layers))
     torch.testing.assert_close(known, expected[first - 1 : first - 1 + len(known)], rtol=1e-3, atol=1e-3)

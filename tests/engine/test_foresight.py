@@ -46,9 +46,9 @@ def test_states_are_those_the_logits_are_made_of(pair: Pair) -> None:
     found = model.forward_with_states(seqs, trees)
     assert found.states is not None
     head = pair.target.get_output_embeddings()
-    assert torch.allclose(head(found.states), found.flat, atol=1e-3)
+    assert torch.allclose(head(found.states[:, 0]), found.flat, atol=1e-3)
     expected = states_of(model, [*pair.prompts[0], 5, 7])
-    first = found.states[found.starts[0] : found.starts[0] + 4]
+    first = found.states[found.starts[0] : found.starts[0] + 4, 0]
     assert torch.allclose(first[[0, 1, 3]], expected[-3:], atol=1e-3)
     second = found.those([1]).states
     assert second is not None

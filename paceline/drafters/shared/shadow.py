@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.engine.model import CachedLM
+from paceline.engine.reading.modules import layers_read
 from paceline.engine.sequence import Sequence
 from paceline.engine.states import StateLog
 
@@ -26,7 +27,7 @@ class Shadow:
         """Open `copy` in the draft's cache, and have the target's states kept for it where the draft reads them."""
         draft.open(copy)
         if draft.reads_states:
-            seq.states = copy.states = seq.states or StateLog()
+            seq.states = copy.states = seq.states or StateLog(layers_read(draft.model))
 
     def catch_up(self, draft: CachedLM, text: list[int]) -> None:
         """Take over the target's `text`, rewinding the draft to the common prefix; the newest token stays to be fed.

@@ -130,7 +130,7 @@ def _advance(model: CachedLM, texts: list[Sequence], random: torch.Generator) ->
     token_ids = torch.searchsorted(sums, draws).clamp(max=sums.shape[-1] - 1).flatten()
     for text, token in zip(texts, token_ids.tolist(), strict=True):
         text.append([token])
-    return logits.states.float(), token_ids
+    return logits.states[:, 0].float(), token_ids
 
 
 def _first_token(model: CachedLM) -> int:

@@ -99,7 +99,7 @@ class Foresight:
             start + (1 + outcome.accepted[-1] if outcome.accepted else 0)
             for start, outcome in zip(logits.starts, outcomes, strict=True)
         ]
-        trees = self.foresee(logits.states[places], [outcome.new_token_ids[-1] for outcome in outcomes], levels)
+        trees = self.foresee(logits.states[places, 0], [outcome.new_token_ids[-1] for outcome in outcomes], levels)
         return [replace(outcome, foreseen=tree) for outcome, tree in zip(outcomes, trees, strict=True)]
 
     def _after(self, states: Tensor, token_ids: Tensor, count: int) -> _Level:

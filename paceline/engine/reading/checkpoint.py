@@ -33,7 +33,8 @@ def build(config: LlamaConfig, token_ids: list[int]) -> PreTrainedModel:
     model: Any = LlamaForCausalLM(config)
     for part in (model, model.model):
         part.vocab_size = part.config.vocab_size = vocab_size
-    model.set_input_embeddings(ReadingEmbedding(told["embedding"], told["states"], config.hidden_size))
+    layers = tuple(told.get("layers", ()))
+    model.set_input_embeddings(ReadingEmbedding(told["embedding"], told["states"], config.hidden_size, layers))
     model.set_output_embeddings(ReadingHead(config.hidden_size, told["states"], vocab_size, torch.tensor(token_ids)))
     made: PreTrainedModel = model.eval()
     return made

@@ -1,6 +1,7 @@
 """The ends of a draft that reads the target's hidden states: what goes in and what comes out of its layers.
 
-A token that the target has said goes in with the state it was chosen by, so that the draft begins where the target has come to;
+A token that the target has said goes in with the states it was chosen by, what the LM head read and what went into some layers
+in the middle (EAGLE-3, Li et al. 2025, section 3.1), so that the draft begins where the target has come to;
 one that is only drafted goes in alone (EAGLE gives it the draft's own state instead, which has to be made first: here any tree of
 guesses, looked-up phrases too, is one forward). Tokens are the target's own embeddings and come out through its own LM head, of
 which the draft has a reduced vocabulary (`kept_vocabulary`); both stay where they are, in the target.
@@ -23,7 +24,7 @@ from paceline.engine.kept_vocabulary import spread
 from paceline.engine.products.own import linear
 from paceline.errors import ConfigError, UnsupportedModelError
 
-READS = "reads_states_of"  # in the configuration of such a draft: fingerprint and sizes of its target
+READS = "reads_states_of"  # in the configuration of such a draft: fingerprint and sizes of its target, layers that it reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Reading:
     """What the target's states say about the tokens of one forward.
 
     Attributes:
-        at: int64 [2, n], rows and columns of the tokens whose state is known. states: [n, hidden of the target].
+        at: int64 [2, n], rows and columns of the tokens whose state is known. states: [n, 1 + layers, hidden of the target].
     """
 
     at: Tensor
@@ -56,16 +57,20 @@ class ReadingEmbedding(nn.Module):
 
     Args:
         embedding, states: sizes of the target's embeddings and states. hidden: of the draft.
+        layers: of the target, whose states are read behind the last ones.
     Attributes:
-        token_scale, state_scale: [1], [states]: bring the target's numbers to a size of about 1.
+        layers: as above, as the target that it is attached to counts them.
+        token_scale, state_scale: [1], [states of all layers]: bring the target's numbers to a size of about 1.
         table: [vocab, embedding], the target's embedding; None until it is attached.
     """
 
     token_scale: Tensor
     state_scale: Tensor
 
-    def __init__(self, embedding: int, states: int, hidden: int) -> None:
+    def __init__(self, embedding: int, states: int, hidden: int, layers: tuple[int, ...] = ()) -> None:
         super().__init__()
+        self.layers, self._states = layers, states
+        states *= 1 + len(layers)
         self.read = nn.Linear(embedding + states, hidden, bias=False)
         self.unread = nn.Linear(embedding, hidden)
         self.register_buffer("token_scale", torch.ones(1))
@@ -82,7 +87,7 @@ class ReadingEmbedding(nn.Module):
         if what is None or not what.at.shape[1]:
             return made
         rows, columns = what.at
-        states = what.states[:, : len(self.state_scale)]  # those of an enlarged target have zeros behind
+        states = what.states[..., : self._states].flatten(1)  # those of an enlarged target have zeros behind
         known = torch.cat((tokens[rows, columns], states.to(dtype) * self.state_scale), dim=-1)
         return made.index_put((rows, columns), self.read(known))
 
@@ -125,10 +130,16 @@ def reads_states(model: PreTrainedModel) -> bool:
     return isinstance(model.get_input_embeddings(), ReadingEmbedding)
 
 
-def states_size(draft: PreTrainedModel) -> int:
-    """Return the size of the states that a draft reads."""
-    told: dict[str, int] = getattr(draft.config, READS)
-    return told["states"]
+def layers_read(draft: PreTrainedModel) -> tuple[int, ...]:
+    """Return the layers whose states a draft reads behind the last ones, as the target that it is attached to counts them."""
+    embedding: Any = draft.get_input_embeddings()
+    layers: tuple[int, ...] = embedding.layers
+    return layers
+
+
+def states_shape(draft: PreTrainedModel) -> tuple[int, int]:
+    """Return the shape of the states that a draft reads at a place: how many, and their size."""
+    return 1 + len(layers_read(draft)), getattr(draft.config, READS)["states"]
 
 
 def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
@@ -151,7 +162,9 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
         )
     theirs, out = target_ends(target)
     where = embedding.read.weight
-    # A target that was enlarged (`paceline.bench.cost_scale`) has zeros behind.
+    # A target that was enlarged (`paceline.bench.cost_scale`) has zeros behind, and layers between that do nothing.
+    depth = target.config.get_text_config(decoder=True).num_hidden_layers
+    embedding.layers = tuple(layer * depth // told["depth"] for layer in told.get("layers", ()))
     embedding.table = theirs.weight.detach()[:, : told["embedding"]].to(where.device)
     rows = head.token_ids.to(out.weight.device)
     head.kept = out.weight.detach()[rows][:, : told["states"]].to(where.device, where.dtype).contiguous()
