@@ -90,8 +90,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._owner.window.visible, 0
 
     def get_seq_length(self) -> int:
-        """Tokens in the longest row before this forward."""
-        return self._owner.window.visible - int(self._owner.window.places.shape[-1])
+        """Tokens in the longest row before this forward; none, where more are packed behind one another than any row has."""
+        return max(0, self._owner.window.visible - int(self._owner.window.places.shape[-1]))
 
     def get_max_length(self) -> int:
         """Positions a row can hold."""
