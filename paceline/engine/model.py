@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence as ListLike
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
-from threading import get_ident
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +24,8 @@ from paceline.engine.node_logits import NodeLogits
 from paceline.engine.packing import Packing, pack
 from paceline.engine.products.choice import fastest
 from paceline.engine.products.own import Products
+from paceline.engine.reading.fed import fed_states
 from paceline.engine.reading.gather import states_to_read
-from paceline.engine.reading.layers import decoder_of, layer_inputs
 from paceline.engine.reading.modules import reading, reads_states
 from paceline.engine.sequence import Sequence
 from paceline.engine.slots import Slots
@@ -234,35 +231,15 @@ class CachedLM:
         Raises:
             UnsupportedModelError: the model has no module that makes logits of hidden states, or hides its layers.
         """
-        fed: list[Tensor] = []
-        head = self._model.get_output_embeddings() or torch.nn.Identity()
-        thread = get_ident()
-        # Held for this forward only, and for this thread: others may share the model.
-        hooks = [head.register_forward_pre_hook(lambda _, inputs: fed.append(inputs[0]) if get_ident() == thread else None)]
-        whole: list[Tensor] = []
-        if pending:
-            hooks.append(decoder_of(self._model).register_forward_hook(partial(_keep_states, whole, thread)))
-        try:
-            with layer_inputs(self._model, layers) as below:
-                logits = self.forward_nodes(seqs, trees)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if not fed:
+        with fed_states(self._model, layers, pending) as fed:
+            logits = self.forward_nodes(seqs, trees)
+        if not fed.head:
             raise UnsupportedModelError(
                 f"{self.architecture.name} makes its logits without an LM head of its own, so that its hidden states cannot be"
                 " read; choose a drafter without an acceptance head."
             )
         feeder = self._feeder
-        rows = [torch.cat([pick(one) for pick, one in zip(feeder.picks, fed, strict=True)])]
-        rows += [torch.cat([pick(one) for pick, one in zip(feeder.asked, kept, strict=True)]) for kept in below]
-        states = torch.stack([one[: len(logits.flat)] for one in rows], dim=1)
-        before = [
-            torch.stack([one[row, first:last] for one in ones], dim=1)
-            for spans, *ones in zip(feeder.pending, whole, *below, strict=bool(whole))
-            for row, first, last in spans
-        ]
-        return replace(logits, states=states, pending=before if pending else None)
+        return fed.beside(logits, feeder.picks, feeder.asked, feeder.pending)
 
     def _reading(self, laid_out: Layout | Packing) -> AbstractContextManager[None]:
         return reading(states_to_read(self._seqs, laid_out)) if self.reads_states else nullcontext()
@@ -325,9 +302,3 @@ class CachedLM:
         tokens = torch.tensor([token_ids], device=self.device)
         logits: Tensor = self._feeder.view.module(input_ids=tokens, use_cache=False).logits
         return logits[0, -1]
-
-
-def _keep_states(whole: list[Tensor], thread: int, _: Any, inputs: Any, output: Any) -> None:
-    """Keep what a decoder returns, as a hook of it."""
-    if get_ident() == thread:
-        whole.append(output.last_hidden_state)

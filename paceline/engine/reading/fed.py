@@ -1,0 +1,74 @@
+"""What the LM head and layers of a model are fed in a forward, found by hooks that are held for it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as ListLike
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.engine.node_logits import NodeLogits
+from paceline.engine.reading.layers import decoder_of, layer_inputs
+
+_Pick = Callable[[Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class FedStates:
+    """What was fed, call by call.
+
+    Attributes:
+        head: what the LM head got, [rows, columns, hidden], of some of the columns. below: of each layer asked for, what it got.
+        last: what the decoder made, as `below` of all columns; empty where nobody asked.
+    """
+
+    head: list[Tensor] = field(default_factory=list)
+    below: list[list[Tensor]] = field(default_factory=list)
+    last: list[Tensor] = field(default_factory=list)
+
+    def beside(
+        self, logits: NodeLogits, picks: ListLike[_Pick], asked: ListLike[_Pick], pending: ListLike[list[tuple[int, int, int]]]
+    ) -> NodeLogits:
+        """Return logits with the states they were made of; the others are as in `Feeder`."""
+        rows = [torch.cat([pick(one) for pick, one in zip(picks, self.head, strict=True)])]
+        rows += [torch.cat([pick(one) for pick, one in zip(asked, kept, strict=True)]) for kept in self.below]
+        states = torch.stack([one[: len(logits.flat)] for one in rows], dim=1)
+        before = [
+            torch.stack([one[row, first:last] for one in ones], dim=1)
+            for spans, *ones in zip(pending, self.last, *self.below, strict=bool(self.last))
+            for row, first, last in spans
+        ]
+        return replace(logits, states=states, pending=before if self.last else None)
+
+
+@contextmanager
+def fed_states(model: PreTrainedModel, layers: tuple[int, ...], last: bool) -> Iterator[FedStates]:
+    """Collect what the LM head and some layers are fed in the forward inside, of this thread alone: others may share the model.
+
+    Args:
+        layers: of the decoder. last: what the decoder makes is wanted as well.
+    """
+    found, thread = FedStates(), get_ident()
+    head = model.get_output_embeddings() or torch.nn.Identity()
+    hooks = [head.register_forward_pre_hook(lambda _, inputs: found.head.append(inputs[0]) if get_ident() == thread else None)]
+    if last:
+        hooks.append(decoder_of(model).register_forward_hook(partial(_keep_last, found, thread)))
+    try:
+        with layer_inputs(model, layers) as found.below:
+            yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _keep_last(found: FedStates, thread: int, _: Any, inputs: Any, output: Any) -> None:
+    """Keep what a decoder returns, as a hook of it."""
+    if get_ident() == thread:
+        found.last.append(output.last_hidden_state)
