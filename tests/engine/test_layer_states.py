@@ -59,8 +59,8 @@ def test_many_short_prompts_beside_one_another_have_logits() -> None:
     assert target.forward_nodes(seqs, [EMPTY_TREE] * len(seqs)).flat.isfinite().all()
 
 
-def test_a_decoder_that_hides_its_layers_is_refused() -> None:
+def test_a_decoder_that_hides_its_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.make("llama")
-    model.config.num_hidden_layers += 1
+    monkeypatch.setattr(model.config, "num_hidden_layers", model.config.num_hidden_layers + 1)
     with pytest.raises(UnsupportedModelError, match=r"without a list of its .* layers.*reads_at = 0"):
         decoder_layers(model)
