@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from paceline.draft.settings import DraftTraining
 from paceline.engine.loading import load_draft
-from paceline.engine.reading.modules import READS, reads_states
+from paceline.engine.reading.modules import READS, layers_read, reads_states
 from paceline.errors import ConfigError
 
 
@@ -34,10 +34,11 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
             raise ConfigError(
                 f"draft train: {name}: got {getattr(config, name)}; expected {value}, as {config.start!r} has. Leave it out."
             )
-    if config.reads_states:
-        told = getattr(there, READS)
-        return dataclasses.replace(config, **shape, reads_at=sum(told.get("layers", ())) / told.get("depth", 1))
-    return dataclasses.replace(config, **shape)
+    config = dataclasses.replace(config, **shape)
+    if not config.reads_states:
+        return config
+    layers = layers_read(theirs)
+    return dataclasses.replace(config, reads_at=layers[0] / getattr(there, READS)["depth"] if layers else 0.0)
 
 
 def begin_as(model: PreTrainedModel, start: str) -> None:

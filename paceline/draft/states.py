@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.draft.stretches import Stretch
 from paceline.engine.model import CachedLM
-from paceline.engine.reading.layers import decoder_of, layer_inputs
+from paceline.engine.reading.layers import decoder_layers, decoder_of, inputs_of
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE
 from paceline.report.progress import progress_bar
@@ -46,7 +46,7 @@ def read_states(
 
 
 def _states_of(model: CachedLM, layers: tuple[int, ...], stretch: Stretch) -> Tensor:
-    with torch.no_grad(), model.products.in_force(0), layer_inputs(model.model, layers) as below:
+    with torch.no_grad(), model.products.in_force(0), inputs_of(decoder_layers(model.model, layers)) as below:
         ids = torch.from_numpy(stretch.token_ids).long()[None].to(model.device)
         last: Tensor = decoder_of(model.model)(input_ids=ids, use_cache=False).last_hidden_state
     return torch.stack([last[0], *(one[0] for (one,) in below)], dim=1).cpu()

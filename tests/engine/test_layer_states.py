@@ -63,4 +63,4 @@ def test_a_decoder_that_hides_its_layers_is_refused(monkeypatch: pytest.MonkeyPa
     model = models.make("llama")
     monkeypatch.setattr(model.config, "num_hidden_layers", model.config.num_hidden_layers + 1)
     with pytest.raises(UnsupportedModelError, match=r"without a list of its .* layers.*reads_at = 0"):
-        decoder_layers(model)
+        decoder_layers(model, LAYERS)

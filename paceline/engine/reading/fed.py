@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.engine.node_logits import NodeLogits
-from paceline.engine.reading.layers import decoder_of, layer_inputs
+from paceline.engine.reading.layers import decoder_layers, decoder_of, inputs_of
 
 _Pick = Callable[[Tensor], Tensor]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FedStates:
     """What was fed, call by call.
 
@@ -29,9 +29,9 @@ class FedStates:
         last: what the decoder made, as `below` of all columns; empty where nobody asked.
     """
 
-    head: list[Tensor] = field(default_factory=list)
-    below: list[list[Tensor]] = field(default_factory=list)
-    last: list[Tensor] = field(default_factory=list)
+    head: list[Tensor]
+    below: list[list[Tensor]]
+    last: list[Tensor]
 
     def beside(
         self, logits: NodeLogits, picks: ListLike[_Pick], asked: ListLike[_Pick], pending: ListLike[list[tuple[int, int, int]]]
@@ -55,20 +55,19 @@ def fed_states(model: PreTrainedModel, layers: tuple[int, ...], last: bool) -> I
     Args:
         layers: of the decoder. last: what the decoder makes is wanted as well.
     """
-    found, thread = FedStates(), get_ident()
+    made: list[Tensor] = []
     head = model.get_output_embeddings() or torch.nn.Identity()
-    hooks = [head.register_forward_pre_hook(lambda _, inputs: found.head.append(inputs[0]) if get_ident() == thread else None)]
-    if last:
-        hooks.append(decoder_of(model).register_forward_hook(partial(_keep_last, found, thread)))
+    modules = [head, *decoder_layers(model, layers)]
+    hook = decoder_of(model).register_forward_hook(partial(_keep_last, get_ident(), made)) if last else None
     try:
-        with layer_inputs(model, layers) as found.below:
-            yield found
+        with inputs_of(modules) as (fed, *below):
+            yield FedStates(fed, below, made)
     finally:
-        for hook in hooks:
+        if hook is not None:
             hook.remove()
 
 
-def _keep_last(found: FedStates, thread: int, _: Any, inputs: Any, output: Any) -> None:
+def _keep_last(thread: int, made: list[Tensor], _: Any, inputs: Any, output: Any) -> None:
     """Keep what a decoder returns, as a hook of it."""
     if get_ident() == thread:
-        found.last.append(output.last_hidden_state)
+        made.append(output.last_hidden_state)

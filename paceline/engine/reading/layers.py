@@ -1,4 +1,4 @@
-"""What goes into layers in the middle of a decoder, while it runs."""
+"""Layers in the middle of a decoder, and what goes into modules while they run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,17 @@ from paceline.errors import UnsupportedModelError
 
 
 @contextmanager
-def layer_inputs(model: PreTrainedModel, layers: ListLike[int]) -> Iterator[list[list[Tensor]]]:
-    """Collect what goes into layers in the forwards inside, of this thread alone: others may share the model.
+def inputs_of(modules: ListLike[nn.Module]) -> Iterator[list[list[Tensor]]]:
+    """Collect what goes into modules in the forwards inside, of this thread alone: others may share the model.
 
-    Args:
-        layers: their numbers, from 0 on.
     Yields:
-        of each of them the inputs of every call, [rows, columns, hidden].
-    Raises:
-        UnsupportedModelError: a model whose layers are not found.
+        of each of them the hidden states of every call, [rows, columns, hidden].
     """
-    found: list[list[Tensor]] = [[] for _ in layers]
-    modules = decoder_layers(model) if layers else []
+    found: list[list[Tensor]] = [[] for _ in modules]
+    thread = get_ident()
     hooks = [
-        modules[layer].register_forward_pre_hook(partial(_keep, get_ident(), kept), with_kwargs=True)
-        for layer, kept in zip(layers, found, strict=True)
+        module.register_forward_pre_hook(partial(_keep, thread, kept), with_kwargs=True)
+        for module, kept in zip(modules, found, strict=True)
     ]
     try:
         yield found
@@ -46,16 +42,20 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     return inner
 
 
-def decoder_layers(model: PreTrainedModel) -> ListLike[nn.Module]:
-    """Return the layers of a decoder, in their order.
+def decoder_layers(model: PreTrainedModel, numbers: ListLike[int]) -> list[nn.Module]:
+    """Return some layers of a decoder.
 
+    Args:
+        numbers: of the layers, from 0 on.
     Raises:
         UnsupportedModelError: it has no list of as many as its configuration says.
     """
+    if not numbers:
+        return []
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     for part in decoder_of(model).modules():
         if isinstance(part, nn.ModuleList) and len(part) == count:
-            return list(part)
+            return [part[number] for number in numbers]
     raise UnsupportedModelError(
         f"{type(model).__name__}: got a decoder without a list of its {count} layers; expected one, for a draft that reads states"
         " in the middle. Train one with reads_at = 0."
