@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline import LLM, SamplingParams, drafters
 from paceline.common import cache
+from paceline.drafters.auto.asking import Asking
 from paceline.drafters.auto.drafter import Auto
 from paceline.drafters.auto.options import AutoOptions
 from paceline.engine.drafter import Outcome, TopTokens
@@ -233,3 +234,20 @@ def test_auto_does_not_ask_while_nothing_is_fed() -> None:
         drafter.observe([Outcome(seq, EMPTY_TREE, [], [7], [7], tops) for seq in seqs])
     assert asked[0]
     assert sum(asked) == 3
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_auto_has_less_foreseen_beside_a_draft_model(asks: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token where it was asked, of wide trees two; all where it was not."""
+    monkeypatch.setattr(Asking, "asks", lambda *_: asks)
+    drafter = Auto(AutoOptions(), CachedLM(pair.draft))
+    seq = Sequence(pair.prompts[0], Params())
+    drafter.start(seq)
+    levels = [drafter.foresees()]
+    for nodes in (8, 16):
+        drafter.propose([seq], [nodes])
+        seq.token_ids.append(7)
+        tops = TopTokens(torch.full((1 + nodes, 8), 7).numpy(), torch.full((1 + nodes, 8), 0.1).numpy())
+        drafter.observe([Outcome(seq, DraftTree.chain([9] * nodes), [], [7], [7] * (1 + nodes), tops)])
+        levels.append(drafter.foresees())
+    assert levels == ([16, 1, 2] if asks else [16, 16, 16])

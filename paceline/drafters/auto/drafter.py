@@ -26,6 +26,7 @@ from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _RETRIEVED = 48  # nodes that retrieval may propose
 _FAR = 16  # tokens that are foreseen at most
+_BESIDE, _MANY = 1, 12  # beside what a draft model says; drafts that are fed for each sequence, from which on it is one more
 _DEEP, _WORTH_IT = 3.0, 0.5  # drafts that are fed for each sequence, from which on all of these are worth their time, or one is
 _AGAIN = 16  # steps until it is tried again
 
@@ -49,7 +50,7 @@ class Auto(RecyclingDrafter):
         self._recycler = Recycler(options.keys, pool=options.pool)
         self.ids_below = self._retrieval.ids_below
         self._model = None if draft is None or not options.draft else ModelSource(draft, brief=self.budget)
-        self._askings = Askings()
+        self._askings, self._asked = Askings(), False  # whether the newest step has asked
         self._foreseen: dict[int, DraftTree] = {}  # by sequence
         if isinstance(options.foresight, str):
             self.foresight = options.foresight
@@ -82,12 +83,14 @@ class Auto(RecyclingDrafter):
             self._model.attach(target)
 
     def foresees(self) -> int:
-        """Ask for what follows; with the budget only as far ahead as drafts are fed, and now and then."""
+        """Ask for what follows; with the budget only as far as drafts are fed, less far beside a draft model, and now and then."""
         if self._options.foresight is False:
             return 0
-        if not self.budget or self._fed >= _DEEP:
+        if not self.budget:
             return _FAR
-        return 1 if self._fed >= _WORTH_IT or self._steps % _AGAIN == 0 else 0
+        if self._fed < _DEEP:
+            return 1 if self._fed >= _WORTH_IT or self._steps % _AGAIN == 0 else 0
+        return _BESIDE + (self._fed >= _MANY) if self._asked else _FAR
 
     def start(self, seq: Sequence) -> None:
         """Pass on to the sources."""
@@ -105,7 +108,8 @@ class Auto(RecyclingDrafter):
         if self.budget:
             by_seq = {seq.id: tree for seq, tree in zip(seqs, others, strict=True)}
             # What prompts take says nothing about decoding.
-            if not self._askings.begin(by_seq, all(seq.output_ids for seq in seqs)):
+            self._asked = self._askings.begin(by_seq, all(seq.output_ids for seq in seqs))
+            if not self._asked:
                 self._model.propose(seqs, [0] * len(seqs))
                 return others
         self._model.suppose(seqs, others)
