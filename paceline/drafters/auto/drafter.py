@@ -83,7 +83,7 @@ class Auto(RecyclingDrafter):
             self._model.attach(target)
 
     def foresees(self) -> int:
-        """Ask for what follows; with the budget only as far as drafts are fed, less far beside a draft model, and now and then."""
+        """Ask for what follows; with the budget only as far as drafts are fed, less beside a draft model, and now and then."""
         if self._options.foresight is False:
             return 0
         if not self.budget:
