@@ -42,6 +42,7 @@ class AnswerMemory:
         self._old_shard: tuple[Shard, ...] = ()
         self._sorted = 0  # tokens in the other shard
         self.shards: tuple[Shard, ...] = ()
+        _shard([np.zeros(2, dtype=np.uint32)])  # what sorts is compiled now: no request waits for that
 
     def follow(self, outputs: Mapping[int, ListLike[int]]) -> None:
         """Let answers that go on be searched as well, and sort what came since if that is due.
