@@ -131,6 +131,11 @@ class Askings:
         self._open: dict[int, list[_Open]] = {}  # likewise
         self._begun = self._seconds = 0.0
 
+    @property
+    def has_asked(self) -> bool:
+        """Whether the newest step has asked."""
+        return self._seconds > 0
+
     def begin(self, others: dict[int, DraftTree], telling: bool) -> bool:
         """Begin a step, and return whether it asks.
 
@@ -152,12 +157,12 @@ class Askings:
         if self._running is None:
             return
         self._running.note(sum(len(one.new_token_ids) for one in outcomes), perf_counter() - self._begun)
-        if self._seconds:
+        if self.has_asked:
             self._running.note_price(self._seconds)
         for one in outcomes:
             seq = one.seq
             waiting = self._open.pop(seq.id, [])
-            if self._seconds:
+            if self.has_asked:
                 tree, end = self._others[seq.id], len(seq.token_ids)
                 edges = tree.edges(min(len(one.tree), len(tree)))
                 waiting.append(_Open(self._running, edges, end, end - len(one.new_token_ids)))

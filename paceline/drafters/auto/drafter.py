@@ -50,7 +50,7 @@ class Auto(RecyclingDrafter):
         self._recycler = Recycler(options.keys, pool=options.pool)
         self.ids_below = self._retrieval.ids_below
         self._model = None if draft is None or not options.draft else ModelSource(draft, brief=self.budget)
-        self._askings, self._asked = Askings(), False  # whether the newest step has asked
+        self._askings = Askings()
         self._foreseen: dict[int, DraftTree] = {}  # by sequence
         if isinstance(options.foresight, str):
             self.foresight = options.foresight
@@ -90,7 +90,7 @@ class Auto(RecyclingDrafter):
             return _FAR
         if self._fed < _DEEP:
             return 1 if self._fed >= _WORTH_IT or self._steps % _AGAIN == 0 else 0
-        return _BESIDE + (self._fed >= _MANY) if self._asked else _FAR
+        return _BESIDE + (self._fed >= _MANY) if self._askings.has_asked else _FAR
 
     def start(self, seq: Sequence) -> None:
         """Pass on to the sources."""
@@ -108,8 +108,7 @@ class Auto(RecyclingDrafter):
         if self.budget:
             by_seq = {seq.id: tree for seq, tree in zip(seqs, others, strict=True)}
             # What prompts take says nothing about decoding.
-            self._asked = self._askings.begin(by_seq, all(seq.output_ids for seq in seqs))
-            if not self._asked:
+            if not self._askings.begin(by_seq, all(seq.output_ids for seq in seqs)):
                 self._model.propose(seqs, [0] * len(seqs))
                 return others
         self._model.suppose(seqs, others)
