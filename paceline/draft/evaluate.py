@@ -111,6 +111,12 @@ def guesses_agree(model: PreTrainedModel, stretch: Stretch, length: int) -> np.n
     return found
 
 
+def _agree_in_use(draft: CachedLM, stretch: Stretch, length: int) -> np.ndarray[Any, Any]:
+    """Return what `guesses_agree` does, with the products that the draft is used with."""
+    with draft.products.in_force():
+        return guesses_agree(draft.model, stretch, length)
+
+
 def judge(model: PreTrainedModel, stretches: ListLike[Stretch], length: int, kept: Tensor | None = None) -> Chains:
     """Return what the draft's chains of `length` are worth on answers; `kept` as in `agreements`."""
     return expected_chains(agreements(model, stretches, kept), length)
@@ -128,7 +134,7 @@ def evaluate(draft: CachedLM, target: CachedLM, answers: ListLike[Stretch], leng
         attach(draft.model, target.model)
         read = read_states(target, answers, layers_read(draft.model), progress=True)
         agreed = [
-            guesses_agree(draft.model, replace(one, states=states), max(*LENGTHS, length))
+            _agree_in_use(draft, replace(one, states=states), max(*LENGTHS, length))
             for one, states in zip(answers, read, strict=True)
         ]
     else:

@@ -202,7 +202,7 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     before it begins, and attention of a single query several times its float32 time (measured with torch 2.13: 1.7 against 1.3
     ms per forward of 0.9 M parameters, 3.5 against 2.0 for a batch of 8). The target's answers do not depend on it. A draft that
     reads states has the target's LM head besides, and is left in half precision where the processor has our products for it, with
-    our attention, which takes less time for a handful of queries.
+    our attention, which takes less time for a handful of queries, and with weights of integers where it multiplies these.
     """
     if isinstance(model, CachedLM):
         return model
@@ -210,7 +210,7 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     if loaded.device.type != "cpu":
         return CachedLM(loaded)
     if reads_states(loaded) and loaded.dtype == torch.bfloat16 and (amx.available() or dots.available()):
-        return CachedLM(loaded, batch_invariant=True, products=Products.ours(loaded))
+        return CachedLM(loaded, batch_invariant=True, products=Products.for_guesses(loaded))
     if loaded.dtype in (torch.bfloat16, torch.float16) and loaded.num_parameters() <= _SMALL:
         loaded = copy.deepcopy(loaded).float()
     return CachedLM(loaded)

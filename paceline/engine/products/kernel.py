@@ -15,12 +15,14 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 
 from paceline.common import lanes
 from paceline.common.compiled import as_pointer, inlined, record_dtype, take_number
 from paceline.common.crew import Job
 from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, LANES, LINE, address, load_lanes, load_row
 
+_SHARE = 1 << 21  # multiply-adds that are worth waking a thread for
 _OUTPUTS = 4  # at a time: their sums fill one store, and with three rows the registers
 TASK = 64  # outputs that a thread takes at a time
 _CACHE = 30_000  # bytes of the nearest cache that rows and weights may fill
@@ -45,6 +47,11 @@ class Product:
 
 PRODUCT = record_dtype(Product)
 _TAKEN = PRODUCT.fields["taken"][1]
+
+
+def helpers_for(multiply_adds: int) -> int:
+    """Return how many threads are worth waking for so much work."""
+    return 0 if multiply_adds < _SHARE else min(torch.get_num_threads() - 1, multiply_adds // _SHARE)
 
 
 @inlined

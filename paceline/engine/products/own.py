@@ -1,5 +1,7 @@
 """Other products in the place of torch's: ours, or torch's with a fixed number of rows. With ours come our norms.
 
+What only guesses may be made of can have weights of integers besides (`int8`).
+
 In force in our forwards only, and only in the thread that makes one.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,12 +25,13 @@ from paceline.common.crew import Arguments, Job, awake
 from paceline.common.lanes import WIDTH
 from paceline.engine.attention.invariant import KINDS
 from paceline.engine.products import dotted, tiled
-from paceline.engine.products.kernel import PRODUCT, TASK, multiply
+from paceline.engine.products.int8 import Int8Weight, suits
+from paceline.engine.products.kernel import PRODUCT, TASK, helpers_for, multiply
 from paceline.engine.products.norms import eps_of, norm, own_norms
 
 ANY = 1 << 40  # rows: no bound
-_SHARE = 1 << 21  # multiply-adds that are worth waking a thread for
 _TORCHS_SHARE = 1 << 15  # numbers that torch's own operations share among threads
+_TILE = 16  # rows that matrix instructions take at once: with more, they take less time than anything else
 _CREW = 7  # helpers at most: a handful of cores read memory as fast as all of them
 _HEAD = 16  # times as many outputs as inputs: a vocabulary's head, behind which no operation follows
 
@@ -50,9 +53,7 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     added = None if bias is None else bias.to(torch.float32).contiguous()
     places = rows.data_ptr(), weight.data_ptr(), 0 if added is None else added.data_ptr(), out.data_ptr()
     place = _arguments.write(*places, KINDS[dtype], KINDS[out.dtype], count, inner, outer, 0)
-    others, work = torch.get_num_threads() - 1, count * inner * outer
-    woken = 0 if work < _SHARE else min(others, work // _SHARE)
-    _kernel(dtype, inner, outer).share(place, woken, outer <= TASK)
+    _kernel(dtype, inner, outer).share(place, helpers_for(count * inner * outer), outer <= TASK)
     return out if out.dtype == dtype else out.to(dtype)
 
 
@@ -118,7 +119,7 @@ class _ProductStandIn(_StandIn):
         assert weight is not None, "replaceable() names products"
         ours = products.least * self._inner <= rows.numel() <= products.most * self._inner
         if ours and rows.dtype == weight.dtype and not torch.is_grad_enabled():
-            return product(rows, weight, self._parameters["bias"])
+            return products.product(rows, weight, self._parameters["bias"])
         return self._plain(self._module, rows)
 
 
@@ -145,6 +146,7 @@ class Products:
         least, most: with so many rows.
         fixed: they are torch's, always of so many rows: more are cut into pieces, and zeros fill up the last; 0 = they are ours.
         norms: modules whose norms are ours, with any number of rows.
+        in_int8: with up to so many rows weights are integers, where they can be.
     """
 
     modules: tuple[nn.Module, ...] = ()
@@ -152,6 +154,8 @@ class Products:
     most: int = ANY
     fixed: int = 0
     norms: tuple[nn.Module, ...] = ()
+    in_int8: int = 0
+    _integers: dict[int, tuple[Tensor, Int8Weight | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _stand_ins: tuple[tuple[dict[str, Any], _StandIn], ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -164,12 +168,27 @@ class Products:
         modules = replaceable(model)
         return Products(modules, least, most, norms=tuple(filter(_is_free, own_norms(model))) if modules else ())
 
+    @staticmethod
+    def for_guesses(model: PreTrainedModel) -> Products:
+        """Return ours for a model that only guesses: the fastest, whatever it does to the numbers."""
+        return replace(Products.ours(model), in_int8=_TILE if amx.available() else ANY)
+
+    def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows @ weight.T + bias by our products, with weights of integers where these are asked for."""
+        if rows.numel() <= self.in_int8 * rows.shape[-1]:
+            found = self._integers.get(id(weight))
+            if found is None:  # the weight is kept, so that no other one gets its id
+                found = self._integers[id(weight)] = weight, Int8Weight.of(weight, bias) if suits(weight) else None
+            if found[1] is not None:
+                return found[1].product(rows)
+        return product(rows, weight, bias)
+
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows @ weight.T + bias as the modules would make it; `weight` [outer, inner] is a part of one of theirs."""
         count = rows.numel() // rows.shape[-1]
         ours = self.modules and not self.fixed and self.least <= count <= self.most and weight.shape[0] % WIDTH == 0
         if ours and weight.device.type == "cpu" and rows.dtype == weight.dtype and weight.shape[1] % WIDTH == 0:
-            return product(rows, weight, bias)
+            return self.product(rows, weight, bias)
         return torch.nn.functional.linear(rows, weight, bias)
 
     def helpers(self, rows: int) -> int:

@@ -167,7 +167,9 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     embedding.layers = tuple(layer * depth // told["depth"] for layer in told.get("layers", ()))
     embedding.table = theirs.weight.detach()[:, : told["embedding"]].to(where.device)
     rows = head.token_ids.to(out.weight.device)
-    head.kept = out.weight.detach()[rows][:, : told["states"]].to(where.device, where.dtype).contiguous()
+    kept = out.weight.detach()[rows][:, : told["states"]].to(where.device, where.dtype).contiguous()
+    if head.kept is None or not torch.equal(head.kept, kept):  # what was made of them stays
+        head.kept = kept
     head.added = None if out.bias is None else out.bias.detach()[rows].to(where.device, where.dtype)
 
 
