@@ -80,6 +80,10 @@ class Job:
         """Of the compiled function."""
         return int(self._compiled.address)
 
+    def prepare(self) -> None:
+        """Compile it now, where it has not been: no request waits for it then."""
+        _ = self.address
+
     def share(self, place: int, helpers: int, small: bool = False) -> None:
         """Do all tasks, here and in other threads.
 

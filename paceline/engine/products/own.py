@@ -25,7 +25,7 @@ from paceline.common.crew import Arguments, Job, awake
 from paceline.common.lanes import WIDTH
 from paceline.engine.attention.invariant import KINDS
 from paceline.engine.products import dotted, tiled
-from paceline.engine.products.int8 import Int8Weight, suits
+from paceline.engine.products.int8 import Int8Weight, multiply_int8, suits
 from paceline.engine.products.kernel import PRODUCT, TASK, helpers_for, multiply
 from paceline.engine.products.norms import eps_of, norm, own_norms
 
@@ -171,6 +171,7 @@ class Products:
     @staticmethod
     def for_guesses(model: PreTrainedModel) -> Products:
         """Return ours for a model that only guesses: the fastest, whatever it does to the numbers."""
+        multiply_int8.prepare()
         return replace(Products.ours(model), in_int8=_TILE if amx.available() else ANY)
 
     def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
