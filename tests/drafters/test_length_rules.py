@@ -8,6 +8,7 @@ from collections.abc import Sequence as ListLike
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -235,3 +236,19 @@ def test_rules_keep_the_law(rule: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_undrawing_at_the_stop_breaks_it(rule: str) -> None:
     assert emitted(lambda oracle: chain(oracle, RULES[rule](), undraws=True)) != PLAIN
+
+
+def test_rules_see_the_same_in_a_reduced_vocabulary() -> None:
+    kept = np.array([1, 4, 5, 9, 12])
+    scores = torch.randn(3, len(kept), generator=torch.Generator().manual_seed(3))
+    whole = torch.full((3, 14), torch.finfo(torch.float32).min / 4)
+    whole[:, kept] = scores
+    said = kept[scores.argmax(-1).numpy()].tolist()
+    runs = [said[:2], said[2:]]
+    some, every = NewTokens([], runs, scores.softmax(-1), None, kept), NewTokens([], runs, whole.softmax(-1), None)
+    assert torch.allclose(some.token_probs(), every.token_probs())
+    assert torch.allclose(some.entropies(), every.entropies(), atol=1e-6)
+    (tokens, probs), (all_tokens, all_probs) = some.seconds(), every.seconds()
+    assert tokens == all_tokens
+    assert probs == pytest.approx(all_probs)
+    assert set(tokens) < set(kept.tolist())

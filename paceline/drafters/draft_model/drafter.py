@@ -18,14 +18,14 @@ from torch import Tensor
 from paceline.drafters.draft_model.guess_tree import CHOICES, LOOKED_UP, Answer, GuessTree, Question
 from paceline.drafters.draft_model.hit_rates import HitRates
 from paceline.drafters.draft_model.options import MOST_NODES, DraftModelOptions
-from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
+from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter, says_likeliest
 from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.trees import outcome_of
 from paceline.engine import sampling
 from paceline.engine.best_tokens import likeliest
 from paceline.engine.budget import NodeRule
 from paceline.engine.drafter import Outcome
-from paceline.engine.kept_vocabulary import kept_alone, kept_ids
+from paceline.engine.kept_vocabulary import kept_alone
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -74,7 +74,6 @@ class DraftModel(ChainDrafter):
         if rule is None and options.shares:
             self.node_rule = NodeRule(MOST_NODES, batch=MOST_NODES, least=_FEWEST)
         self._records: dict[int, _Record] = {}
-        self._kept_ids = kept_ids(draft.model)
 
     @classmethod
     def build(cls, options: DraftModelOptions, draft: CachedLM) -> DraftModel:
@@ -145,7 +144,7 @@ class DraftModel(ChainDrafter):
     def _answers(self, copies: list[Sequence], questions: list[Question | None]) -> list[list[Answer]]:
         """Return what the draft model says at the places asked about."""
         fed = [question.tree if question else EMPTY_TREE for question in questions]
-        if not all(seq.params.greedy and not seq.params.adjusts for seq in copies):
+        if not says_likeliest(copies):
             return adjusted_answers(self._draft.forward(copies, fed), copies, fed, questions)
         with kept_alone():
             logits = self._draft.forward(copies, fed)

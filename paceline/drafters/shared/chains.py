@@ -12,6 +12,7 @@ will say, so that one of its forwards adds several tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,11 +24,12 @@ from paceline.drafters.shared.ngram_index import NgramIndex
 from paceline.drafters.shared.shadow import Shadow
 from paceline.engine import sampling
 from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.kept_vocabulary import kept_alone, kept_ids
 from paceline.engine.model import CachedLM
 from paceline.engine.origin import Origin
 from paceline.engine.reading.modules import attach
 from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.engine.verify import follow
 
 LOOKUP_LENGTH = 8  # tokens looked up at once
@@ -77,6 +79,7 @@ class ChainDrafter(Drafter):
         self._rejects = verification == "reject"
         self._looks_up = looks_up
         self._spare = spare
+        self._kept_ids = kept_ids(draft.model)
         self._shadows: dict[int, ChainShadow] = {}
 
     @property
@@ -147,13 +150,17 @@ class ChainDrafter(Drafter):
         chains = [self._new_chain(seq, shadow, limit) for seq, shadow, limit in zip(seqs, shadows, limits, strict=True)]
         copies = [shadow.seq for shadow in shadows]
         stream = sampling.DRAFT if self._rejects else sampling.TARGET
+        kept = self._kept_ids if says_likeliest(copies) else None
         while any(chain.open for chain in chains):
             guesses = [self._look_up(shadow, chain) for shadow, chain in zip(shadows, chains, strict=True)]
-            logits, hidden = self._forward(copies, guesses)
+            with nullcontext() if kept is None else kept_alone():
+                logits, hidden = self._forward(copies, guesses)
             scores = sampling.target_scores(logits, copies, guesses)
             drawn = sampling.draw(scores, copies, guesses, stream)
+            if kept is not None:
+                drawn = [kept[places].tolist() for places in drawn]
             steps = [_follow(*one) for one in zip(guesses, drawn, chains, strict=True)]
-            self._draft.commit(self._extend(chains, steps, scores, hidden))
+            self._draft.commit(self._extend(chains, steps, scores, hidden, kept))
         return [self._as_tree(chain) if chain.tokens else EMPTY_TREE for chain in chains]
 
     def _new_chain(self, seq: Sequence, shadow: ChainShadow, limit: int) -> Chain:
@@ -166,19 +173,22 @@ class ChainDrafter(Drafter):
             return self._draft.forward_with_hidden(copies, guesses)
         return self._draft.forward(copies, guesses), None
 
-    def _extend(self, chains: list[Chain], steps: list[DraftStep], scores: Tensor, hidden: Tensor | None) -> list[list[int]]:
+    def _extend(
+        self, chains: list[Chain], steps: list[DraftStep], scores: Tensor, hidden: Tensor | None, kept: IntArray | None
+    ) -> list[list[int]]:
         """Add to every chain and to its copy what the draft model says, up to where the rule stops.
 
         Args:
-            scores: [batch, 1 + width, vocab], after the root and each looked-up node.
+            scores: [batch, 1 + width, vocab, or kept], after the root and each looked-up node.
             hidden: [batch, 1 + width, hidden].
+            kept: see `NewTokens`.
         Returns:
             the nodes to commit: the newest token of a run stays pending.
         """
         rows = [row for row, chain in enumerate(chains) if chain.open]
         runs = [step.run for step in steps]
         if self._rule.checks_tokens or any(chains[row].draws for row in rows):
-            new = _new_tokens(rows, chains, steps, scores, hidden)
+            new = _new_tokens(rows, chains, steps, scores, hidden, kept)
             first = 0
             for row, stop_after in zip(rows, self._rule.stop_after(new), strict=True):
                 last = first + len(runs[row])
@@ -237,11 +247,18 @@ def _follow(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
     return DraftStep(*follow(guess, lambda node: drawn[node + 1], lambda run: len(run) >= chain.room))
 
 
-def _new_tokens(rows: list[int], chains: list[Chain], steps: list[DraftStep], scores: Tensor, hidden: Tensor | None) -> NewTokens:
+def says_likeliest(seqs: ListLike[Sequence]) -> bool:
+    """Whether what is said in sequences is the likeliest token, by logits as they are."""
+    return all(seq.params.greedy and not seq.params.adjusts for seq in seqs)
+
+
+def _new_tokens(
+    rows: list[int], chains: list[Chain], steps: list[DraftStep], scores: Tensor, hidden: Tensor | None, kept: IntArray | None
+) -> NewTokens:
     """Gather the new tokens of the open chains `rows`, and what they were drawn from.
 
     Args:
-        scores, hidden: of all chains, as `ChainDrafter._extend` has them.
+        scores, hidden, kept: of all chains, as `ChainDrafter._extend` has them.
     """
     runs = [steps[row].run for row in rows]
     where: tuple[Any, Any]
@@ -250,4 +267,5 @@ def _new_tokens(rows: list[int], chains: list[Chain], steps: list[DraftStep], sc
     else:
         columns = [column for row in rows for column in [0, *(node + 1 for node in steps[row].looked_up)][: len(steps[row].run)]]
         where = ([row for row, run in zip(rows, runs, strict=True) for _ in run], columns)
-    return NewTokens([chains[row] for row in rows], runs, scores[where].softmax(-1), None if hidden is None else hidden[where])
+    probs = scores[where].softmax(-1)
+    return NewTokens([chains[row] for row in rows], runs, probs, None if hidden is None else hidden[where], kept)

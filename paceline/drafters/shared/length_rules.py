@@ -12,11 +12,13 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.engine.best_tokens import likeliest
 from paceline.engine.sequence import Sequence
+from paceline.engine.tree import IntArray
 
 MOST_TOKENS = 256  # in one draft, where a rule itself sets no limit
 _ENTROPY_WEIGHT = 0.2  # per nat
@@ -102,35 +104,39 @@ class NewTokens:
     Attributes:
         chains: the open chains, as they are without the new tokens.
         runs: per chain its new tokens, one or more.
-        probs: [n, vocab], the distribution each token was drawn from.
+        probs: [n, vocab, or kept], the distribution each token was drawn from.
         hidden: [n, hidden], the last hidden state of the token before each of them; None unless the rule reads it.
+        kept: ids, ascending, of the tokens that `probs` is about; None = all.
     """
 
     chains: list[Chain]
     runs: list[list[int]]
     probs: Tensor
     hidden: Tensor | None
+    kept: IntArray | None = None
 
     def token_probs(self) -> Tensor:
         """Return the probabilities [n] of the new tokens."""
-        return self._probs_of(self._tokens())
+        return self._probs_at(self._places())
 
     def seconds(self) -> tuple[list[int], list[float]]:
         """Return the likeliest token at each place besides the new one, and its probability."""
         likely = likeliest(self.probs, 2)[0].tolist()
-        tokens = [two[two[0] == token] for two, token in zip(likely, self._tokens(), strict=True)]
-        return tokens, self._probs_of(tokens).tolist()
+        places = [two[two[0] == place] for two, place in zip(likely, self._places(), strict=True)]
+        return places if self.kept is None else self.kept[places].tolist(), self._probs_at(places).tolist()
 
     def entropies(self) -> Tensor:
         """Return the entropies [n] of the distributions, in nats."""
         logs = self.probs.clamp_min(torch.finfo(self.probs.dtype).tiny).log_()  # `special.entr` takes several times as long
         return logs.mul_(self.probs).sum(-1).neg_()
 
-    def _tokens(self) -> list[int]:
-        return [token for run in self.runs for token in run]
+    def _places(self) -> list[int]:
+        """Where the new tokens stand in `probs`."""
+        tokens = [token for run in self.runs for token in run]
+        return tokens if self.kept is None else np.searchsorted(self.kept, tokens).tolist()
 
-    def _probs_of(self, tokens: list[int]) -> Tensor:
-        return self.probs.gather(1, torch.tensor(tokens, device=self.probs.device)[:, None])[:, 0]
+    def _probs_at(self, places: list[int]) -> Tensor:
+        return self.probs.gather(1, torch.tensor(places, device=self.probs.device)[:, None])[:, 0]
 
 
 class LengthRule:

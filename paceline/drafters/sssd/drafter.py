@@ -61,6 +61,7 @@ class Sssd(Drafter):
         self._learning = self._store if options.live else self._memory
         self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
         self._index: dict[int, RequestIndex] = {}
+        RequestIndex().append([])  # what makes room for longer texts is compiled now: no request waits for that
         self._threads: ThreadPoolExecutor | None = None
         self._workers = usable_cores()
 
