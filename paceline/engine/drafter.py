@@ -46,6 +46,10 @@ class TopTokens:
     token_ids: IntArray
     probs: npt.NDArray[np.float32]
 
+    def of(self, rows: ListLike[int]) -> TopTokens:
+        """Those of some rows, in their order."""
+        return TopTokens(self.token_ids[rows], self.probs[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from paceline.engine.architecture import Architecture, Masks
 from paceline.engine.attention import KeyOrder, tree_attention
@@ -19,7 +18,7 @@ from paceline.engine.layout import Layout
 from paceline.engine.packing import Packing
 from paceline.engine.products.own import Products
 from paceline.engine.tree import IntArray
-from paceline.engine.view import ModelView
+from paceline.engine.view import View
 
 
 class Feeder:
@@ -34,14 +33,16 @@ class Feeder:
         pending: likewise, for each sequence the row and the first and last column of its pending tokens.
     """
 
-    def __init__(self, model: PreTrainedModel, architecture: Architecture, cache: SlotCache, products: Products) -> None:
-        self.view = ModelView(model)
+    def __init__(
+        self, view: View, device: torch.device, architecture: Architecture, cache: SlotCache, products: Products
+    ) -> None:
+        self.view = view
         self.seconds = 0.0
         self.picks: list[Callable[[Tensor], Tensor]] = []
         self.asked: list[Callable[[Tensor], Tensor]] = []
         self.pending: list[list[tuple[int, int, int]]] = []
         self._architecture, self._cache, self._products = architecture, cache, products
-        self._device: torch.device = model.device
+        self._device = device
 
     def begin(self) -> None:
         """Forget what is known of the last forward."""

@@ -21,7 +21,9 @@ from paceline.engine.kept_vocabulary import keep_tokens, read_kept
 from paceline.engine.model import CachedLM
 from paceline.engine.products.own import Products
 from paceline.engine.reading import checkpoint
+from paceline.engine.reading.direct import DirectLlama, suits
 from paceline.engine.reading.modules import reads_states
+from paceline.engine.view import ModelView
 from paceline.errors import ConfigError, did_you_mean
 
 _NAMED = 3  # weights that an error names
@@ -202,7 +204,8 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     before it begins, and attention of a single query several times its float32 time (measured with torch 2.13: 1.7 against 1.3
     ms per forward of 0.9 M parameters, 3.5 against 2.0 for a batch of 8). The target's answers do not depend on it. A draft that
     reads states has the target's LM head besides, and is left in half precision where the processor has our products for it, with
-    our attention, which takes less time for a handful of queries, and with weights of integers where it multiplies these.
+    our attention, which takes less time for a handful of queries, with weights of integers where it multiplies these, and without
+    what transformers does around its layers.
     """
     if isinstance(model, CachedLM):
         return model
@@ -210,7 +213,8 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     if loaded.device.type != "cpu":
         return CachedLM(loaded)
     if reads_states(loaded) and loaded.dtype == torch.bfloat16 and (amx.available() or dots.available()):
-        return CachedLM(loaded, batch_invariant=True, products=Products.for_guesses(loaded))
+        view = DirectLlama if suits(loaded) else ModelView
+        return CachedLM(loaded, batch_invariant=True, products=Products.for_guesses(loaded), view=view)
     if loaded.dtype in (torch.bfloat16, torch.float16) and loaded.num_parameters() <= _SMALL:
         loaded = copy.deepcopy(loaded).float()
     return CachedLM(loaded)

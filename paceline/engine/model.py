@@ -7,6 +7,7 @@ pending tokens end at the same column in all rows, so the LM head runs on one sl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -30,7 +31,7 @@ from paceline.engine.reading.modules import reading, reads_states
 from paceline.engine.sequence import Sequence
 from paceline.engine.slots import Slots
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
-from paceline.engine.view import ModelView
+from paceline.engine.view import ModelView, View
 from paceline.errors import CapacityError, UnsupportedModelError
 
 PREFILL_CHUNK = 512  # pending tokens
@@ -45,6 +46,7 @@ class CachedLM:
         batch_invariant: a token's attention depends on its own text alone, to the last bit.
         least_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up for the rest.
         products: which matrix products are ours; None = those that are faster than torch's on this machine.
+        view: makes what is called in the place of the model.
     Attributes:
         prefill_chunk, least_rows, products: as above.
         slots: of the cache, and who has them.
@@ -60,14 +62,15 @@ class CachedLM:
         batch_invariant: bool = False,
         least_rows: int = 1,
         products: Products | None = None,
+        view: Callable[[PreTrainedModel], View] = ModelView,
     ) -> None:
         self.architecture = Architecture.of(model, batch_invariant)
         self.prefill_chunk = prefill_chunk
         self.least_rows = least_rows
         self.products = fastest(model) if products is None else products
-        self._model = model
+        self._model, self._view = model, view
         self._cache = SlotCache(self.architecture.layers)
-        self._feeder = Feeder(model, self.architecture, self._cache, self.products)
+        self._feeder = Feeder(view(model), self.device, self.architecture, self._cache, self.products)
         self.reads_states = reads_states(model)
         self._pending: IntArray | None = None  # tokens of each sequence that the last forward fed
         self._seqs: list[Sequence] = []
@@ -116,7 +119,9 @@ class CachedLM:
 
     def apart(self) -> CachedLM:
         """Return the same model with a cache of its own, for forwards that have nothing to do with anybody's answer."""
-        return CachedLM(self._model, self.prefill_chunk, self.architecture.by_position, self.least_rows, self.products)
+        return CachedLM(
+            self._model, self.prefill_chunk, self.architecture.by_position, self.least_rows, self.products, self._view
+        )
 
     def reserve(self, slots: int, positions: int) -> None:
         """Allocate for that many sequences of that many positions (tokens and tree nodes) beforehand."""
@@ -153,7 +158,7 @@ class CachedLM:
         """
         self.check_length(seq)
         if self.stale:
-            self._feeder.view = ModelView(self._model)
+            self._feeder.view = self._view(self._model)
         if place_of is None:
             self.slots.take(seq)
         else:
@@ -300,5 +305,5 @@ class CachedLM:
     def plain_logits(self, token_ids: list[int]) -> Tensor:
         """Logits [vocab] after `token_ids` by the model's own forward, without cache, mask or positions: the reference."""
         tokens = torch.tensor([token_ids], device=self.device)
-        logits: Tensor = self._feeder.view.module(input_ids=tokens, use_cache=False).logits
+        logits: Tensor = ModelView(self._model).module(input_ids=tokens, use_cache=False).logits
         return logits[0, -1]

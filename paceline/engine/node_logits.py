@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.engine.best_tokens import likeliest
 from paceline.engine.drafter import TopTokens
+from paceline.engine.tree import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,16 @@ class NodeLogits:
         if self.top is None:
             return replace(NodeLogits.side_by_side(flat, counts), states=states)
         own = [place for start, count in zip(starts, counts, strict=True) for place in range(start, start + count)]
-        top = TopTokens(self.top.token_ids[own], self.top.probs[own])
-        return replace(NodeLogits.side_by_side(flat, counts), states=states, top=top)
+        return replace(NodeLogits.side_by_side(flat, counts), states=states, top=self.top.of(own))
 
-    def with_top(self, count: int) -> NodeLogits:
-        """These, with the `count` likeliest tokens of each row."""
-        return replace(self, top=TopTokens(*likeliest(self.flat, count)))
+    def with_top(self, count: int, kept_ids: IntArray | None = None) -> NodeLogits:
+        """These, with the `count` likeliest tokens of each row.
+
+        Args:
+            kept_ids: the tokens that rows are about; None = all.
+        """
+        places, probs = likeliest(self.flat, count)
+        return replace(self, top=TopTokens(places if kept_ids is None else kept_ids[places], probs))
 
     def padded(self) -> Tensor:
         """All of them as [batch, 1 + width, vocab]; what is beyond a sequence's own rows means nothing."""

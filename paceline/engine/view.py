@@ -9,12 +9,28 @@ from __future__ import annotations
 import copy
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 _Children = dict[str, nn.Module | None]
+
+
+class View(Protocol):
+    """What our forwards need to know of a model."""
+
+    @property
+    def module(self) -> Any:
+        """To be called in the place of the model."""
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """Its (text) configuration."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether it does not show the model as it is any more."""
 
 
 class ModelView:

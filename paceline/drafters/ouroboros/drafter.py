@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence as ListLike
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -31,11 +32,13 @@ from paceline.drafters.ouroboros.options import OuroborosOptions
 from paceline.drafters.ouroboros.pool_file import KeptPool
 from paceline.drafters.ouroboros.proposal import Proposal, ProposalBuilder
 from paceline.drafters.ouroboros.rates import Rates
-from paceline.drafters.ouroboros.shadow import PhraseShadow
+from paceline.drafters.ouroboros.shadow import CHOICES, PhraseShadow, probs_of
+from paceline.drafters.shared.chains import says_likeliest
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.drafters.shared.trees import outcome_of
 from paceline.engine.budget import NodeRule, node_limit
 from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.kept_vocabulary import kept_alone, kept_ids
 from paceline.engine.model import CachedLM
 from paceline.engine.node_logits import NodeLogits
 from paceline.engine.reading.modules import attach
@@ -65,7 +68,7 @@ class Ouroboros(Drafter):
         self.node_rule = NodeRule(batch=_BATCH_NODES, least=options.gamma + options.ngram - 1)
         self.budget = options.budget
         self._options = options
-        self._draft = draft
+        self._draft, self._kept_ids = draft, kept_ids(draft.model)
         self._entries = max(options.window, _LEAST_ENTRIES)
         guesses = max(options.window, options.suffixes)
         self._phrases = Lookahead(LookaheadOptions(options.window, options.ngram, guesses, pool=self._entries, prompt_pool=False))
@@ -185,20 +188,29 @@ class Ouroboros(Drafter):
         check = partial(self._verify_draft, {shadow.seq.id: shadow for shadow in shadows})
         least = (self._options.ngram - 1) * (self._options.window + 1) - 1  # the window, and a phrase
         most = node_limit(NodeRule(batch=self._phrases.most_nodes, least=least), len(seqs), self._phrases.most_nodes)
+        kept = self._kept_ids is not None and says_likeliest(seqs)
         while any(shadow.open for shadow in shadows):
             limits = [most if shadow.open else 0 for shadow in shadows]
-            decode_step(self._draft, self._phrases, seqs, limits, check)
+            with kept_alone() if kept else nullcontext():
+                decode_step(self._draft, self._phrases, seqs, limits, check)
 
     def _verify_draft(
         self, shadows: dict[int, PhraseShadow], seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLogits
     ) -> list[Outcome]:
         """Verify phrases with the draft model, in its own `decode_step`; beside it, note what else it might have said."""
+        if says_likeliest(seqs):
+            logits = logits.with_top(CHOICES, self._kept_ids)
         outcomes = verify(seqs, trees, logits)
         if not (self._options.branches or self.budget):
             return outcomes
         for row, outcome in enumerate(outcomes):
             said_at = [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
-            shadows[outcome.seq.id].note_probs(outcome.new_token_ids, logits[row][said_at])
+            if logits.top is None:
+                own, top = probs_of(outcome.new_token_ids, logits[row][said_at])
+            else:
+                top = logits.top.of([logits.starts[row] + place for place in said_at])
+                own = top.probs[:, 0].tolist()
+            shadows[outcome.seq.id].note_probs(outcome.new_token_ids, own, top)
         return outcomes
 
     def _propose_tree(self, seq: Sequence, shadow: PhraseShadow, limit: int) -> Proposal:

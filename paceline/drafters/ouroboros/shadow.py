@@ -10,9 +10,11 @@ from torch import Tensor
 from paceline.drafters.ouroboros.proposal import Alternative, Proposal
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.drafters.shared.shadow import Shadow
+from paceline.engine.best_tokens import likeliest
+from paceline.engine.drafter import TopTokens
 
 _LEAST_REACH = 2  # tokens
-_CHOICES = 3  # of the draft model per token, the drafted one included
+CHOICES = 3  # of the draft model per token, the drafted one included
 _LEAST_PROB = 0.03  # of an alternative and the draft before it, that it is worth a node
 
 
@@ -59,20 +61,28 @@ class PhraseShadow(Shadow):
         """Nothing is drafted."""
         self.prob, self.probs, self.alternatives = 1.0, [], []
 
-    def note_probs(self, run: list[int], logits: Tensor) -> None:
+    def note_probs(self, run: list[int], own: list[float], top: TopTokens) -> None:
         """Keep the probabilities of `run`, which is about to be added to the draft, and the likeliest other tokens in its places.
 
         Args:
-            run: the tokens that the draft model says.
-            logits: [len(run), vocab], from which it chose each of them.
+            run, own: the tokens that the draft model says, and their probabilities. top: the likeliest tokens in their places.
         """
-        probs = logits.float().softmax(-1)
-        top = probs.topk(min(_CHOICES, probs.shape[-1]), dim=-1)
-        own = probs[torch.arange(len(run)), torch.tensor(run, device=probs.device)].tolist()
         first = len(self.seq) - self.agreed
-        for place, (said, tokens, values) in enumerate(zip(run, top.indices.tolist(), top.values.tolist(), strict=True), first):
+        likely = zip(top.token_ids.tolist(), top.probs.tolist(), strict=True)
+        for place, (said, prob, (tokens, values)) in enumerate(zip(run, own, likely, strict=True), first):
             for token, value in zip(tokens, values, strict=True):
                 if token != said and self.prob * value >= _LEAST_PROB:
                     self.alternatives.append(Alternative(self.prob * value, value, place, token))
-            self.prob *= own[place - first]
+            self.prob *= prob
         self.probs += own
+
+
+def probs_of(run: list[int], logits: Tensor) -> tuple[list[float], TopTokens]:
+    """Return the probabilities of tokens, and of the likeliest ones in their places.
+
+    Args:
+        logits: [len(run), vocab], from which each of them was chosen.
+    """
+    probs = logits.float().softmax(-1)
+    own: list[float] = probs[torch.arange(len(run)), torch.tensor(run, device=probs.device)].tolist()
+    return own, TopTokens(*likeliest(logits, CHOICES))

@@ -19,15 +19,19 @@ def states_to_read(seqs: ListLike[Sequence], laid_out: Layout | Packing) -> Read
     else:
         front = laid_out.token_ids.shape[1] - laid_out.width
         places = [(row, front - fed) for row, fed in enumerate(laid_out.pending.tolist())]
-    rows, columns, states = [], [], []
+    rows: list[int] = []
+    columns: list[int] = []
+    states: list[torch.Tensor] = []
     for seq, fed, (row, column) in zip(seqs, laid_out.pending.tolist(), places, strict=False):
         if seq.states is None:
             continue
         first, known = seq.states.known(seq.cached, seq.cached + fed)
-        rows.append(torch.full((len(known),), row))
-        columns.append(torch.arange(len(known)) + (column + first - seq.cached))
-        states.append(known)
-    if not any(map(len, states)):
+        if len(known):
+            start = column + first - seq.cached
+            rows += [row] * len(known)
+            columns += range(start, start + len(known))
+            states.append(known)
+    if not states:
         return None
-    found = torch.cat([one for one in states if len(one)])
-    return Reading(torch.stack((torch.cat(rows), torch.cat(columns))).to(found.device), found)
+    found = states[0] if len(states) == 1 else torch.cat(states)
+    return Reading(torch.tensor([rows, columns]).to(found.device), found)
