@@ -1,4 +1,4 @@
-"""The most likely tokens of rows of logits: compiled, where torch's general routines take longer than all else around a forward.
+"""The most likely tokens of rows of logits, and how sure they are, compiled: torch's own take longer than all else in a step.
 
 Of the likeliest ones the one with the lowest id comes first, as torch's `argmax` has it.
 """
@@ -16,6 +16,7 @@ from paceline.engine.attention.invariant import KINDS
 from paceline.engine.attention.tiles import FLOAT, FLOAT32, address, load_lanes, load_row
 from paceline.engine.tree import IntArray
 
+_LEAST = -100.0  # a logit less the largest: its exponential is 0
 _BLOCK = 64  # numbers whose largest is known by itself
 
 
@@ -45,6 +46,21 @@ def likeliest(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]
     found = _largest_first(logits, count)
     chances = (logits.gather(-1, found).float() - logits.float().logsumexp(-1, keepdim=True)).exp()
     return found.cpu().numpy(), chances.cpu().numpy()
+
+
+def entropies(logits: Tensor) -> Tensor:
+    """Return the entropy of each row's distribution, float32 [...], in nats.
+
+    Args:
+        logits: [..., vocab], none of them NaN.
+    """
+    if not _readable(logits):
+        logs = logits.float().log_softmax(-1).clamp(min=torch.finfo(torch.float32).min)
+        return (logs.exp() * logs).sum(-1).neg()
+    logits = logits.contiguous()
+    found = np.empty(logits.numel() // logits.shape[-1], dtype=np.float32)
+    _measure(logits.data_ptr(), KINDS[logits.dtype], logits.shape[-1], found)
+    return torch.from_numpy(found).reshape(logits.shape[:-1])
 
 
 def _largest_first(logits: Tensor, count: int) -> Tensor:
@@ -143,3 +159,22 @@ def _total(kind: int, row: int, size: int, vocab: int, best: np.float32) -> np.f
         total = lanes.add(total, lanes.exp(lanes.subtract(load_lanes(kind, row + place * size), shift)))
     found: np.float32 = lanes.total(total)
     return found
+
+
+@compiled
+def _measure(logits: int, kind: int, vocab: int, found: NDArray[np.float32]) -> None:
+    """Fill in the entropies: of what is so unlikely that its exponential is 0, nothing is added."""
+    size = FLOAT if kind == FLOAT32 else FLOAT // 2
+    for row in range(len(found)):
+        first = logits + row * vocab * size
+        best = lanes.splat(np.float32(-np.inf))
+        for place in range(0, vocab, lanes.WIDTH):
+            best = lanes.larger(best, load_lanes(kind, first + place * size))
+        shift, least = lanes.splat(lanes.largest(best)), lanes.splat(np.float32(_LEAST))
+        total, weighted = lanes.splat(np.float32(0.0)), lanes.splat(np.float32(0.0))
+        for place in range(0, vocab, lanes.WIDTH):
+            behind = lanes.larger(lanes.subtract(load_lanes(kind, first + place * size), shift), least)
+            some = lanes.exp(behind)
+            total, weighted = lanes.add(total, some), lanes.fused(some, behind, weighted)
+        whole = lanes.total(total)
+        found[row] = np.log(whole) - lanes.total(weighted) / whole

@@ -111,7 +111,7 @@ def test_where_rules_stop(rule: LengthRule, table: list[list[float]], stop: int 
     stops: list[int | None] = []
     for step in [table] if at_once else [[row] for row in table]:
         rows = [*step, *([CERTAIN] * len(step))]
-        found = rule.stop_after(NewTokens(chains, [[0] * len(step)] * 2, torch.tensor(rows), None))
+        found = rule.stop_after(NewTokens(chains, [[0] * len(step)] * 2, torch.tensor(rows).log(), None))
         assert found[1] is None or (isinstance(rule, EntropyRule | ProductRule) and found[1] > 4)
         stops.append(found[0])
         chains[0].tokens += [0] * len(step)
@@ -212,7 +212,7 @@ def chain(oracle: Oracle, rule: ThresholdRule, undraws: bool = False) -> DraftTr
         hidden[0, tree.tokens[node] if node >= 0 else 0] = 1.0
         node = tree.draw(node)
         probs: Any = torch.tensor([[float(chance) for chance in tree.probs[node]]])
-        (stop,) = rule.stop_after(NewTokens([state], [[tree.tokens[node]]], probs, hidden))
+        (stop,) = rule.stop_after(NewTokens([state], [[tree.tokens[node]]], probs.log(), hidden))
         state.tokens.append(tree.tokens[node])
         if stop is not None:
             break
@@ -245,7 +245,7 @@ def test_rules_see_the_same_in_a_reduced_vocabulary() -> None:
     whole[:, kept] = scores
     said = kept[scores.argmax(-1).numpy()].tolist()
     runs = [said[:2], said[2:]]
-    some, every = NewTokens([], runs, scores.softmax(-1), None, kept), NewTokens([], runs, whole.softmax(-1), None)
+    some, every = NewTokens([], runs, scores, None, kept), NewTokens([], runs, whole, None)
     assert torch.allclose(some.token_probs(), every.token_probs())
     assert torch.allclose(some.entropies(), every.entropies(), atol=1e-6)
     (tokens, probs), (all_tokens, all_probs) = some.seconds(), every.seconds()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.engine.best_tokens import likeliest, most_likely
+from paceline.engine.best_tokens import entropies, likeliest, most_likely
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -67,3 +67,15 @@ def test_nothing_is_possible() -> None:
     rows = torch.full((2, 16), -torch.inf)
     assert torch.equal(most_likely(rows), rows.argmax(-1))
     assert np.isnan(likeliest(rows, 2)[1]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 3, 8), (1, 4, 72), (3, 1001), (5, 4096)])
+def test_entropies(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    rows = logits(*shape, dtype=dtype)
+    rows[..., 3] = -torch.inf
+    rows[-1] = -torch.inf
+    rows[-1, ..., 5] = 2.0  # all is sure
+    exact = torch.special.entr(rows.double().softmax(-1)).sum(-1)
+    assert entropies(rows).dtype == torch.float32
+    assert torch.allclose(entropies(rows).double(), exact, rtol=1e-5, atol=1e-6)

@@ -189,10 +189,12 @@ class ChainDrafter(Drafter):
         runs = [step.run for step in steps]
         if self._rule.checks_tokens or any(chains[row].draws for row in rows):
             new = _new_tokens(rows, chains, steps, scores, hidden, kept)
+            stops = self._rule.stop_after(new)
+            probs = new.probs if any(chains[row].draws for row in rows) else None
             first = 0
-            for row, stop_after in zip(rows, self._rule.stop_after(new), strict=True):
+            for row, stop_after in zip(rows, stops, strict=True):
                 last = first + len(runs[row])
-                runs[row] = chains[row].extend(runs[row], stop_after, new.probs[first:last])
+                runs[row] = chains[row].extend(runs[row], stop_after, None if probs is None else probs[first:last])
                 first = last
         else:
             for row in rows:
@@ -267,5 +269,4 @@ def _new_tokens(
     else:
         columns = [column for row in rows for column in [0, *(node + 1 for node in steps[row].looked_up)][: len(steps[row].run)]]
         where = ([row for row, run in zip(rows, runs, strict=True) for _ in run], columns)
-    probs = scores[where].softmax(-1)
-    return NewTokens([chains[row] for row in rows], runs, probs, None if hidden is None else hidden[where], kept)
+    return NewTokens([chains[row] for row in rows], runs, scores[where], None if hidden is None else hidden[where], kept)

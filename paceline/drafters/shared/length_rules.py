@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.engine.best_tokens import likeliest
+from paceline.engine.best_tokens import entropies, likeliest
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import IntArray
 
@@ -97,46 +98,65 @@ class Chain:
         return run[: max(1, kept)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewTokens:
     """The n tokens that one forward of the draft model adds to the open chains, chain after chain.
 
     Attributes:
         chains: the open chains, as they are without the new tokens.
         runs: per chain its new tokens, one or more.
-        probs: [n, vocab, or kept], the distribution each token was drawn from.
+        scores: [n, vocab, or kept], whose softmax is the distribution each token was drawn from.
         hidden: [n, hidden], the last hidden state of the token before each of them; None unless the rule reads it.
-        kept: ids, ascending, of the tokens that `probs` is about; None = all.
+        kept: ids, ascending, of the tokens that `scores` is about; None = all.
     """
 
     chains: list[Chain]
     runs: list[list[int]]
-    probs: Tensor
+    scores: Tensor
     hidden: Tensor | None
     kept: IntArray | None = None
+    _likely: tuple[IntArray, NDArray[np.float32]] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def probs(self) -> Tensor:
+        """The distributions, [n, vocab, or kept]."""
+        return self.scores.softmax(-1)
+
+    def highest(self) -> list[float]:
+        """Return the highest probability of each distribution."""
+        found: list[float] = self._two_likeliest()[1][:, 0].tolist()
+        return found
 
     def token_probs(self) -> Tensor:
         """Return the probabilities [n] of the new tokens."""
-        return self._probs_at(self._places())
+        likely, probs = self._two_likeliest()
+        places = self._places()
+        if likely[:, 0].tolist() == places:
+            return torch.from_numpy(probs[:, 0]).to(self.scores.device)
+        return self.probs.gather(1, torch.tensor(places, device=self.scores.device)[:, None])[:, 0]
 
     def seconds(self) -> tuple[list[int], list[float]]:
         """Return the likeliest token at each place besides the new one, and its probability."""
-        likely = likeliest(self.probs, 2)[0].tolist()
-        places = [two[two[0] == place] for two, place in zip(likely, self._places(), strict=True)]
-        return places if self.kept is None else self.kept[places].tolist(), self._probs_at(places).tolist()
+        likely, probs = self._two_likeliest()
+        rows = np.arange(len(likely))
+        which = (likely[:, 0] == self._places()).astype(np.int64)  # 1 = the second, the first being the new token
+        places = likely[rows, which]
+        return (places if self.kept is None else self.kept[places]).tolist(), probs[rows, which].tolist()
 
     def entropies(self) -> Tensor:
         """Return the entropies [n] of the distributions, in nats."""
-        logs = self.probs.clamp_min(torch.finfo(self.probs.dtype).tiny).log_()  # `special.entr` takes several times as long
-        return logs.mul_(self.probs).sum(-1).neg_()
+        return entropies(self.scores)
+
+    def _two_likeliest(self) -> tuple[IntArray, NDArray[np.float32]]:
+        """The places of the two highest in each row, and their probabilities, [n, 2] each."""
+        if self._likely is None:
+            self._likely = likeliest(self.scores, 2)
+        return self._likely
 
     def _places(self) -> list[int]:
-        """Where the new tokens stand in `probs`."""
+        """Where the new tokens stand in `scores`."""
         tokens = [token for run in self.runs for token in run]
         return tokens if self.kept is None else np.searchsorted(self.kept, tokens).tolist()
-
-    def _probs_at(self, places: list[int]) -> Tensor:
-        return self.probs.gather(1, torch.tensor(places, device=self.probs.device)[:, None])[:, 0]
 
 
 class LengthRule:
@@ -239,8 +259,7 @@ class ProductRule(ThresholdRule):
 
     def confidences(self, new: NewTokens) -> list[float]:
         """Return the highest probability of each distribution."""
-        highest: list[float] = new.probs.amax(-1).tolist()
-        return highest
+        return new.highest()
 
 
 class ConfidenceRule(ThresholdRule):
