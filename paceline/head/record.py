@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from paceline import demo
 from paceline.engine.identity import model_identity
-from paceline.engine.loading import load_draft, load_model
+from paceline.engine.loading import draft_lm, load_draft, load_model
 from paceline.engine.model import CachedLM
 from paceline.engine.reading.modules import attach, reads_states
 from paceline.engine.sampling import target_scores
@@ -135,11 +135,11 @@ def chains_along(
 ) -> dict[str, Tensor]:  # fmt: skip
     """The same for a draft that reads the target's states: each token drafted in each of so many places of a chain."""
     attach(draft, target)
-    model = CachedLM(target)
+    model, drafter = CachedLM(target), draft_lm(draft)
     label = partial(_draft_and_label, greedy=params.greedy, generator=generator)
     columns: dict[str, list[Tensor]] = {name: [] for name in ("hidden", "prompts", *_FIGURES)}
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        hidden, drawn, *values = draft_along(model, draft, prompt, answer, params, places, label)
+        hidden, drawn, *values = draft_along(model, drafter, prompt, answer, params, places, label)
         found = (hidden, torch.full_like(drawn, row, dtype=torch.int32), *values)
         for column, one in zip(columns.values(), found, strict=True):
             column.append(one.cpu())
