@@ -111,12 +111,6 @@ def guesses_agree(model: PreTrainedModel, stretch: Stretch, length: int) -> np.n
     return found
 
 
-def _agree_in_use(draft: CachedLM, stretch: Stretch, length: int) -> np.ndarray[Any, Any]:
-    """Return what `guesses_agree` does, with the products that the draft is used with."""
-    with draft.products.in_force():
-        return guesses_agree(draft.model, stretch, length)
-
-
 def judge(model: PreTrainedModel, stretches: ListLike[Stretch], length: int, kept: Tensor | None = None) -> Chains:
     """Return what the draft's chains of `length` are worth on answers; `kept` as in `agreements`."""
     return expected_chains(agreements(model, stretches, kept), length)
@@ -133,10 +127,11 @@ def evaluate(draft: CachedLM, target: CachedLM, answers: ListLike[Stretch], leng
     if draft.reads_states:
         attach(draft.model, target.model)
         read = read_states(target, answers, layers_read(draft.model), progress=True)
-        agreed = [
-            _agree_in_use(draft, replace(one, states=states), max(*LENGTHS, length))
-            for one, states in zip(answers, read, strict=True)
-        ]
+        with draft.products.in_force():  # it guesses as it is used
+            agreed = [
+                guesses_agree(draft.model, replace(one, states=states), max(*LENGTHS, length))
+                for one, states in zip(answers, read, strict=True)
+            ]
     else:
         agreed = agreements(draft.model, answers)
     by_category = defaultdict(list)

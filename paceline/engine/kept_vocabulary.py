@@ -31,9 +31,9 @@ _alone = ContextVar("kept tokens alone", default=False)
 
 
 @contextmanager
-def kept_alone() -> Iterator[None]:
-    """Within it, heads that keep some tokens return logits of these alone, [..., kept], in the order of `kept_ids`."""
-    token = _alone.set(True)
+def kept_alone(alone: bool = True) -> Iterator[None]:
+    """Within it, heads that keep some tokens return logits of these alone, [..., kept], in the order of `kept_ids`, or of all."""
+    token = _alone.set(alone)
     try:
         yield
     finally:

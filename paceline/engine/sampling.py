@@ -41,6 +41,11 @@ def target_scores(logits: Tensor, seqs: ListLike[Sequence], trees: ListLike[Draf
     return shaped(adjusted(logits.float(), seqs, trees), [seq.params for seq in seqs])
 
 
+def says_likeliest(seqs: ListLike[Sequence]) -> bool:
+    """Whether what is said in sequences is the likeliest token, by logits as they are."""
+    return all(seq.params.greedy and not seq.params.adjusts for seq in seqs)
+
+
 def shaped(scores: Tensor, params: ListLike[SamplingParams]) -> Tensor:
     """Scores [batch, rows, vocab] at the temperature of each sequence, truncated to its top_k, top_p and min_p."""
     if all(p.greedy for p in params):

@@ -116,7 +116,7 @@ def answers(
         scores [batch, 1 + width, vocab] of `target_scores`, or None where the logits themselves say what is most likely;
         twice batch lists of tokens, 1 + nodes of each sequence or more.
     """
-    if all(seq.params.greedy and not seq.params.adjusts for seq in seqs):
+    if sampling.says_likeliest(seqs):
         best = _best(logits)
         return None, best, best
     scores = sampling.target_scores(logits.padded(), seqs, trees)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from paceline.draft.rows import Rows, hidden_of_rows, shifted
 from paceline.draft.states import read_states
@@ -27,41 +28,36 @@ Labelled = Callable[[Tensor, Tensor], list[Tensor]]
 
 @torch.no_grad()
 def draft_along(
-    target: CachedLM, draft: CachedLM, prompt: list[int], answer: list[int], params: SamplingParams, places: int,
+    target: CachedLM, draft: PreTrainedModel, prompt: list[int], answer: list[int], params: SamplingParams, places: int,
     labelled: Labelled,
 ) -> list[Tensor]:  # fmt: skip
     """Draft each token of an answer but the first in each place of a chain.
 
     Args:
-        draft: attached to the target, and with the products it is used with. answer: token ids, the target's own.
-        params: how draft and target choose their tokens. places: of a chain.
+        draft: attached to the target. answer: token ids, the target's own. params: how draft and target choose their tokens.
+        places: of a chain.
         labelled: draws tokens of the draft's scores [n, vocab], and labels them by the target's, or by what it says.
     Returns:
         the draft's states [n, hidden], then what `labelled` returns.
     """
     stretch = Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt))
-    decoder, drafts_head = draft.model.get_decoder(), draft.model.get_output_embeddings()
-    (states,) = read_states(target, [stretch], layers_read(draft.model))
+    (states,) = read_states(target, [stretch], layers_read(draft))
     ids = torch.from_numpy(stretch.token_ids).long()[None].to(draft.device)
-    chosen_by = shifted(states[None].to(draft.device, draft.model.dtype))
+    chosen_by = shifted(states[None].to(draft.device, draft.dtype))
     text = Rows.judged(len(stretch), places + 1, stretch.first)
-    with draft.products.in_force():
-        hidden = hidden_of_rows(decoder, ids, chosen_by, text)[0]
+    hidden = hidden_of_rows(draft.get_decoder(), ids, chosen_by, text)[0]
     # A token is drafted by the row before it, which has one guess fewer behind it.
     pairs = list(zip(text.places.tolist(), text.guessed.tolist(), strict=True))
     at = {pair: row for row, pair in enumerate(pairs)}
     by = torch.tensor([at[place - 1, guessed - 1] for place, guessed in pairs if guessed], dtype=torch.long)
     following = text.places[text.guessed > 0]
     seqs = [Sequence(prompt, params)]
-    with draft.products.in_force():
-        logits = drafts_head(hidden[by])
-    own = target_scores(logits[None], seqs, [EMPTY_TREE])[0]
+    own = target_scores(draft.get_output_embeddings()(hidden[by])[None], seqs, [EMPTY_TREE])[0]
     if params.greedy:
         said = ids[0, following]
     else:
         head = target.model.get_output_embeddings()
         said = target_scores(head(states[following - 1, 0].to(head.weight.dtype))[None], seqs, [EMPTY_TREE])[0]
     drawn, *values = labelled(own, said)
-    with draft.products.in_force():
-        behind = hidden_of_rows(decoder, ids, chosen_by, text.with_drafts(), drafted=drawn[None])[0, len(pairs) :]
+    behind = hidden_of_rows(draft.get_decoder(), ids, chosen_by, text.with_drafts(), drafted=drawn[None])[0, len(pairs) :]
     return [behind, drawn, *values]

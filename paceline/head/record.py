@@ -135,11 +135,12 @@ def chains_along(
 ) -> dict[str, Tensor]:  # fmt: skip
     """The same for a draft that reads the target's states: each token drafted in each of so many places of a chain."""
     attach(draft, target)
-    model, drafter = CachedLM(target), draft_lm(draft)
+    model, in_use = CachedLM(target), draft_lm(draft)
     label = partial(_draft_and_label, greedy=params.greedy, generator=generator)
     columns: dict[str, list[Tensor]] = {name: [] for name in ("hidden", "prompts", *_FIGURES)}
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        hidden, drawn, *values = draft_along(model, drafter, prompt, answer, params, places, label)
+        with in_use.products.in_force():  # it drafts as it is used
+            hidden, drawn, *values = draft_along(model, in_use.model, prompt, answer, params, places, label)
         found = (hidden, torch.full_like(drawn, row, dtype=torch.int32), *values)
         for column, one in zip(columns.values(), found, strict=True):
             column.append(one.cpu())

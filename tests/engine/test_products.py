@@ -220,3 +220,13 @@ def test_products_that_cost_too_much_are_for_want_of_others(monkeypatch: pytest.
     found = settle(pair.target, True)
     assert found.proof is not None
     assert found.proof.own_products == (found.proof.cost > 1.9)
+
+
+def test_one_model_inside_the_forward_of_another() -> None:
+    """As where a draft is judged while its target reads: what was in force before is so again."""
+    outer, inner = (Products.ours(copy.deepcopy(make("llama", "sdpa"))) for _ in range(2))
+    with outer.in_force():
+        with inner.in_force():
+            assert own._under_way.products is inner
+        assert own._under_way.products is outer
+    assert not own._under_way.products.modules

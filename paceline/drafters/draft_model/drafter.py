@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.drafters.draft_model.guess_tree import CHOICES, LOOKED_UP, Answer, GuessTree, Question
 from paceline.drafters.draft_model.hit_rates import HitRates
 from paceline.drafters.draft_model.options import MOST_NODES, DraftModelOptions
-from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter, says_likeliest
+from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
 from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.trees import outcome_of
 from paceline.engine import sampling
@@ -144,7 +144,7 @@ class DraftModel(ChainDrafter):
     def _answers(self, copies: list[Sequence], questions: list[Question | None]) -> list[list[Answer]]:
         """Return what the draft model says at the places asked about."""
         fed = [question.tree if question else EMPTY_TREE for question in questions]
-        if not says_likeliest(copies):
+        if not sampling.says_likeliest(copies):
             return adjusted_answers(self._draft.forward(copies, fed), copies, fed, questions)
         with kept_alone():
             logits = self._draft.forward(copies, fed)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence as ListLike
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -33,7 +32,6 @@ from paceline.drafters.ouroboros.pool_file import KeptPool
 from paceline.drafters.ouroboros.proposal import Proposal, ProposalBuilder
 from paceline.drafters.ouroboros.rates import Rates
 from paceline.drafters.ouroboros.shadow import CHOICES, PhraseShadow, probs_of
-from paceline.drafters.shared.chains import says_likeliest
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.drafters.shared.trees import outcome_of
 from paceline.engine.budget import NodeRule, node_limit
@@ -42,6 +40,7 @@ from paceline.engine.kept_vocabulary import kept_alone, kept_ids
 from paceline.engine.model import CachedLM
 from paceline.engine.node_logits import NodeLogits
 from paceline.engine.reading.modules import attach
+from paceline.engine.sampling import says_likeliest
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import decode_step
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -188,10 +187,10 @@ class Ouroboros(Drafter):
         check = partial(self._verify_draft, {shadow.seq.id: shadow for shadow in shadows})
         least = (self._options.ngram - 1) * (self._options.window + 1) - 1  # the window, and a phrase
         most = node_limit(NodeRule(batch=self._phrases.most_nodes, least=least), len(seqs), self._phrases.most_nodes)
-        kept = self._kept_ids is not None and says_likeliest(seqs)
+        alone = says_likeliest(seqs)
         while any(shadow.open for shadow in shadows):
             limits = [most if shadow.open else 0 for shadow in shadows]
-            with kept_alone() if kept else nullcontext():
+            with kept_alone(alone):
                 decode_step(self._draft, self._phrases, seqs, limits, check)
 
     def _verify_draft(

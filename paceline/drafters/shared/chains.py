@@ -12,7 +12,6 @@ will say, so that one of its forwards adds several tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -150,10 +149,11 @@ class ChainDrafter(Drafter):
         chains = [self._new_chain(seq, shadow, limit) for seq, shadow, limit in zip(seqs, shadows, limits, strict=True)]
         copies = [shadow.seq for shadow in shadows]
         stream = sampling.DRAFT if self._rejects else sampling.TARGET
-        kept = self._kept_ids if says_likeliest(copies) else None
+        alone = sampling.says_likeliest(copies)
+        kept = self._kept_ids if alone else None
         while any(chain.open for chain in chains):
             guesses = [self._look_up(shadow, chain) for shadow, chain in zip(shadows, chains, strict=True)]
-            with nullcontext() if kept is None else kept_alone():
+            with kept_alone(alone):
                 logits, hidden = self._forward(copies, guesses)
             scores = sampling.target_scores(logits, copies, guesses)
             drawn = sampling.draw(scores, copies, guesses, stream)
@@ -247,11 +247,6 @@ def _follow(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
         drawn: the draft model's token after the root and after each node of `guess`.
     """
     return DraftStep(*follow(guess, lambda node: drawn[node + 1], lambda run: len(run) >= chain.room))
-
-
-def says_likeliest(seqs: ListLike[Sequence]) -> bool:
-    """Whether what is said in sequences is the likeliest token, by logits as they are."""
-    return all(seq.params.greedy and not seq.params.adjusts for seq in seqs)
 
 
 def _new_tokens(

@@ -217,12 +217,12 @@ class Products:
             if _held[first] == 1:
                 for own, stand_in in self._stand_ins:
                     own["forward"] = stand_in
-        _under_way.products = self
+        before, _under_way.products = _under_way.products, self
         try:
             with awake(helpers):
                 yield
         finally:
-            _under_way.products = _TORCHS
+            _under_way.products = before
             with _lock:
                 _held[first] -= 1
                 if not _held[first]:
