@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from transformers import StaticCache
 
+from paceline.engine.forward_arguments import cache_argument
+
 SKIPPED_STDLIB = {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "__pycache__"}
 INSTRUCTIONS = [
     "Summarize the text above.",
@@ -107,11 +109,12 @@ def roll_out(
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    held = cache_argument(target)
     cache = StaticCache(config=target.config, max_cache_len=width + new_tokens)
     positions, fed, states = (mask.cumsum(1) - 1).clamp(min=0), ids, []
     for _ in range(new_tokens):
         hidden = target.model(
-            input_ids=fed, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            input_ids=fed, attention_mask=mask, position_ids=positions, use_cache=True, **{held: cache}
         ).last_hidden_state
         states.append(hidden.half())
         logits = target.lm_head(hidden[:, -1])

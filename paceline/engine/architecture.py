@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.engine.attention import BY_POSITION, takes_tree_attention, why_not_by_position
 from paceline.engine.attention.order import Visible, address_of, mark
+from paceline.engine.forward_arguments import forward_parameters
 from paceline.engine.layout import Layout
 from paceline.engine.packing import Packing
 from paceline.engine.quantisation import dynamic_activations
@@ -87,7 +87,7 @@ class Architecture:
         obstacle = why_not_by_position(model) if by_position else None
         if obstacle is not None:
             raise UnsupportedModelError(f"{name} cannot be batch-invariant: {obstacle}. Set batch_invariant to false.")
-        accepted = inspect.signature(model.forward).parameters
+        accepted = forward_parameters(model)
         context = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"))
         return Architecture(
             name=name,

@@ -85,7 +85,7 @@ class Feeder:
         inputs: dict[str, Any] = {
             "input_ids": torch.from_numpy(token_ids).to(device, non_blocking=True),
             "attention_mask": mask,
-            "past_key_values": self._cache,
+            self.view.cache_argument: self._cache,
             "use_cache": True,
         }
         if arch.takes_position_ids:

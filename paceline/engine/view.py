@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from paceline.engine.forward_arguments import cache_argument
+
 _Children = dict[str, nn.Module | None]
 
 
@@ -29,6 +31,10 @@ class View(Protocol):
         """Its (text) configuration."""
 
     @property
+    def cache_argument(self) -> str:
+        """The name under which `module` takes the KV cache."""
+
+    @property
     def stale(self) -> bool:
         """Whether it does not show the model as it is any more."""
 
@@ -42,12 +48,14 @@ class ModelView:
     Attributes:
         module: to be called in the place of the model.
         config: its (text) configuration; changes to it are seen by nobody else.
+        cache_argument: the name under which `module` takes the KV cache.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._watched: list[tuple[_Children, list[nn.Module | None]]] = []
         self.module: PreTrainedModel = self._seen(model, {}, {})
         self.config: PretrainedConfig = self.module.config.get_text_config(decoder=True)
+        self.cache_argument = cache_argument(model)
 
     @property
     def stale(self) -> bool:

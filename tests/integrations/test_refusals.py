@@ -21,6 +21,7 @@ from transformers.generation import (
 )
 
 from paceline import Drafter
+from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
 from paceline.integrations.transformers import Strategy, generate
 from tests.integrations.common import (
@@ -77,13 +78,13 @@ def test_caches_that_are_refused(target: Any, one: Any, monkeypatch: pytest.Monk
     def refused(words: str, cache: Any, **changes: Any) -> None:
         inputs = {"max_new_tokens": 4, **one, **changes}
         with pytest.raises(ConfigError, match=words):
-            target.generate(**inputs, past_key_values=cache, custom_generate=Strategy())
+            target.generate(**inputs, **{GENERATE_CACHE: cache}, custom_generate=Strategy())
 
     refused("got a StaticCache", StaticCache(config=target.config, max_cache_len=64))
     monkeypatch.setattr(QuantizedCache, "__init__", lambda self: Cache.__init__(self, layers=[]))
     refused("got a QuantizedCache", QuantizedCache())
     held = DynamicCache()
-    target.generate(**one, past_key_values=held, max_new_tokens=3)
+    target.generate(**one, **{GENERATE_CACHE: held}, max_new_tokens=3)
     refused("whole text", held, input_ids=one["input_ids"][:, :5], attention_mask=None)
     new = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, held.get_seq_length() + 2, dtype=torch.long)}
     refused("whole text", held, **new)

@@ -10,6 +10,7 @@ from transformers import (
     DynamicCache,
 )
 
+from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.integrations.transformers import Strategy, generate
 from tests.integrations.common import (
     ALL_OUTPUTS,
@@ -36,7 +37,7 @@ def test_scores_logits_and_cache_of_rows_that_end_at_different_steps(
             for ours, theirs in zip(found[name], expected[name], strict=True):
                 torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
         seen = torch.cat([three["attention_mask"], torch.ones_like(found.sequences)], dim=-1)[:, None, :, None]
-        for mine, other in zip(found.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        for mine, other in zip(found[GENERATE_CACHE].layers, expected[GENERATE_CACHE].layers, strict=True):
             mask = seen[:, :, : other.keys.shape[2]]
             assert not mine.keys.is_inference()
             torch.testing.assert_close(mine.keys * mask, other.keys * mask, atol=1e-4, rtol=1e-4)
@@ -49,7 +50,7 @@ def test_only_what_was_asked_for_is_returned(target: Any, strategies: dict[str, 
     )
     assert found.scores is None
     assert found.logits is None
-    assert found.past_key_values.get_seq_length() == found.sequences.shape[1] - 1
+    assert found[GENERATE_CACHE].get_seq_length() == found.sequences.shape[1] - 1
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
@@ -65,7 +66,7 @@ def test_a_cache_is_continued_over_turns(name: str, rows: int) -> None:
         for turn, mine in enumerate(ours):
             expected = model.generate(ids, attention_mask=mask, **options)
             custom = strategy if mine else None
-            found = model.generate(ids, attention_mask=mask, past_key_values=cache, custom_generate=custom, **options)
+            found = model.generate(ids, attention_mask=mask, custom_generate=custom, **{GENERATE_CACHE: cache}, **options)
             assert torch.equal(found, expected)
             assert cache.get_seq_length() == found.shape[1] - 1
             if mine and turn:
@@ -76,8 +77,9 @@ def test_a_cache_is_continued_over_turns(name: str, rows: int) -> None:
 
 def test_an_error_leaves_a_cache_as_it_was(target: Any, one: Any) -> None:
     cache = DynamicCache()
-    first = generate(target, **one, past_key_values=cache, drafter="prompt_lookup", max_new_tokens=6, eos_token_id=None)
+    held_in = {GENERATE_CACHE: cache}
+    first = generate(target, **one, **held_in, drafter="prompt_lookup", max_new_tokens=6, eos_token_id=None)
     held = cache.get_seq_length()
     with pytest.raises(KeyboardInterrupt):
-        generate(target, first, past_key_values=cache, drafter="prompt_lookup", max_new_tokens=6, streamer=Recorder(fail_at=3))
+        generate(target, first, **held_in, drafter="prompt_lookup", max_new_tokens=6, streamer=Recorder(fail_at=3))
     assert held == first.shape[1] - 1 == cache.get_seq_length()

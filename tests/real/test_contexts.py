@@ -11,6 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from paceline import LLM, SamplingParams
+from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.integrations.transformers import Strategy, generate
 from tests.support.real import NAMES, NEEDS_REAL, Real
 
@@ -82,8 +83,8 @@ def long(real: Real) -> Long:
     ids = torch.tensor([inventory(real.tokenizer)])
     cache = DynamicCache(config=real.model.config)
     with torch.inference_mode():
-        real.model(ids[:, :HELD], past_key_values=cache, logits_to_keep=1)
-    out = real.model.generate(ids, past_key_values=copy.deepcopy(cache), max_new_tokens=ANSWER, do_sample=False)
+        real.model(ids[:, :HELD], **{GENERATE_CACHE: cache}, logits_to_keep=1)
+    out = real.model.generate(ids, **{GENERATE_CACHE: copy.deepcopy(cache)}, max_new_tokens=ANSWER, do_sample=False)
     return Long(ids, cache, out[0, LONG:].tolist())
 
 
@@ -111,7 +112,7 @@ def test_behind_thousands_of_tokens(spec: str, held: int, real: Real, long: Long
         cache.crop(held - HELD)
     text = [*long.ids[0, held:].tolist(), *long.answer]
     strategy = Strategy(real.with_store(spec, [text] * 2))
-    out = generate(real.model, long.ids, drafter=strategy, past_key_values=cache, max_new_tokens=ANSWER, do_sample=False)
+    out = generate(real.model, long.ids, drafter=strategy, **{GENERATE_CACHE: cache}, max_new_tokens=ANSWER, do_sample=False)
     assert out[0, LONG:].tolist() == long.answer
     (stats,) = strategy.stats
     assert stats.prefill_forwards == (2 if spec == "none" else 1)

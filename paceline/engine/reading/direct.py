@@ -54,6 +54,7 @@ class DirectLlama:
     """
 
     stale = False  # nobody gives a draft other modules
+    cache_argument = "cache"
 
     def __init__(self, model: PreTrainedModel) -> None:
         decoder: Any = model.get_decoder()
@@ -66,7 +67,7 @@ class DirectLlama:
         self._turns = _turns(decoder.rotary_emb.inv_freq, self.config.max_position_embeddings)
 
     def module(
-        self, input_ids: Tensor, attention_mask: Tensor, past_key_values: SlotCache, position_ids: Tensor, logits_to_keep: Tensor,
+        self, input_ids: Tensor, attention_mask: Tensor, cache: SlotCache, position_ids: Tensor, logits_to_keep: Tensor,
         use_cache: bool,
     ) -> _Logits:  # fmt: skip
         """Return the logits [1, asked, vocab] of sequences that are packed, [1, tokens]; keys and values go into the cache."""
@@ -74,7 +75,7 @@ class DirectLlama:
         positions = position_ids[0].numpy()
         for number, layer in enumerate(self._layers):
             states = norm(hidden, layer.before, self._eps)
-            hidden += self._attention(states, layer, past_key_values.layers[number], attention_mask, positions)
+            hidden += self._attention(states, layer, cache.layers[number], attention_mask, positions)
             gate, up = linear(norm(hidden, layer.between, self._eps), layer.gate_up, None).chunk(2, dim=-1)
             hidden += linear(functional.silu(gate).mul_(up), layer.down, None)
         return _Logits(self._head(norm(hidden[:, logits_to_keep], self._last, self._eps)))

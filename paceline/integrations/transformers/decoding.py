@@ -10,6 +10,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from paceline.engine.drafter import Outcome
 from paceline.engine.engine import Engine
+from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.engine.metrics import Stats
 from paceline.engine.node_logits import NodeLogits
 from paceline.engine.sequence import Sequence
@@ -126,5 +127,5 @@ class Decoding:
             sequences=ids,
             scores=scores if request.keep_scores else None,
             logits=logits if request.keep_logits else None,
-            past_key_values=request.cache,
+            **{GENERATE_CACHE: request.cache},
         )

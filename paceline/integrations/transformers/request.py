@@ -20,9 +20,10 @@ from transformers.generation import (
 )
 from transformers.generation import utils as hf_utils
 
+from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.errors import CapacityError, ConfigError
 
-_USED_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict"}
+_USED_INPUTS = {"attention_mask", "position_ids", GENERATE_CACHE, "use_cache", "logits_to_keep", "return_dict"}
 _REPLACEABLE_LAYERS = (hf_caches.DynamicLayer, hf_caches.DynamicSlidingWindowLayer)
 
 
@@ -93,7 +94,7 @@ class Request:
         _refuse_modes(model, config)
         _refuse_virtual_tokens(model)
         _refuse_inputs(input_ids, inputs)
-        mask, cache = inputs.get("attention_mask"), inputs.get("past_key_values")
+        mask, cache = inputs.get("attention_mask"), inputs.get(GENERATE_CACHE)
         padding = _left_padding(input_ids, mask)
         past = _columns_held(cache, input_ids, mask, config)
         _refuse_positions(input_ids, padding, inputs.get("position_ids"))
@@ -218,7 +219,7 @@ def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
     if mask.dim() != 2 or mask.shape[1] != width:
         raise ConfigError(
             f"attention_mask: got shape {tuple(mask.shape)}; expected {tuple(input_ids.shape)}, that of input_ids. Pass"
-            " the whole text so far as input_ids, also when past_key_values holds part of it."
+            f" the whole text so far as input_ids, also when {GENERATE_CACHE} holds part of it."
         )
     real = mask.bool()
     counts = real.sum(-1)
@@ -264,7 +265,7 @@ def _columns_held(cache: Any, input_ids: Tensor, mask: Tensor | None, config: Ge
         return 0
     kind = type(cache).__name__
     if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
-        raise ConfigError(f"past_key_values: got a {kind}; expected a DynamicCache that is not offloaded. Pass DynamicCache().")
+        raise ConfigError(f"{GENERATE_CACHE}: got a {kind}; expected a DynamicCache that is not offloaded. Pass DynamicCache().")
     past = int(cache.get_seq_length())
     if past == 0:
         return 0
@@ -272,7 +273,7 @@ def _columns_held(cache: Any, input_ids: Tensor, mask: Tensor | None, config: Ge
     known = width if mask is not None else getattr(config, "_mask_length", width)
     if past >= width or known != width:
         raise ConfigError(
-            f"past_key_values: got {past} tokens for input_ids of {width}; expected fewer, as input_ids are the whole text so"
+            f"{GENERATE_CACHE}: got {past} tokens for input_ids of {width}; expected fewer, as input_ids are the whole text so"
             " far. Pass the whole text, at least one token longer than the cache."
         )
     for layer in cache.layers:
@@ -280,10 +281,10 @@ def _columns_held(cache: Any, input_ids: Tensor, mask: Tensor | None, config: Ge
             continue  # a layer that reads the states of another one
         if type(layer) not in _REPLACEABLE_LAYERS:
             raise ConfigError(
-                f"past_key_values: got a {type(layer).__name__}; expected plain dynamic layers. Start with DynamicCache()."
+                f"{GENERATE_CACHE}: got a {type(layer).__name__}; expected plain dynamic layers. Start with DynamicCache()."
             )
         if layer.keys.shape[0] != batch:
             raise ConfigError(
-                f"past_key_values: got {layer.keys.shape[0]} rows; expected {batch}, as in input_ids. Pass their own cache."
+                f"{GENERATE_CACHE}: got {layer.keys.shape[0]} rows; expected {batch}, as in input_ids. Pass their own cache."
             )
     return past

@@ -12,6 +12,7 @@ from transformers import AttentionInterface
 
 from paceline import DraftTree, SamplingParams
 from paceline.engine.attention import why_not_by_position
+from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.engine.model import CachedLM
 from paceline.engine.selfcheck import check_tree_forward
 from paceline.engine.sequence import Sequence
@@ -138,8 +139,8 @@ def test_transformers_itself_gets_the_same_bits_in_any_batch_and_any_chunks(name
             whole = model(text[None]).logits[0]
             cache, parts = None, []
             for begin, end in ((0, 4), (4, 5), (5, 9), *((i, i + 1) for i in range(9, len(text)))):
-                out = model(text[None, begin:end], past_key_values=cache, use_cache=True)
-                cache = out.past_key_values
+                out = model(text[None, begin:end], **{GENERATE_CACHE: cache}, use_cache=True)
+                cache = out[GENERATE_CACHE]
                 parts.append(out.logits[0])
             assert torch.equal(torch.cat(parts), whole)
 
