@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from collections.abc import Sequence as ListLike
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,13 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from paceline.common.config import parse_spec, require_count
+from paceline.common.conversations import chat_ids
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.drafters import Maker, create, entry
 from paceline.engine.answer import Chunk, Completion
 from paceline.engine.cost_curve import CostCurve
-from paceline.engine.drafter import Drafter, Outcome
+from paceline.engine.delivery import Chunks, completions_of
+from paceline.engine.drafter import Drafter
 from paceline.engine.engine import Engine, OnDrafterError
 from paceline.engine.invariance import Invariance
 from paceline.engine.loading import eos_token_ids, load_model, load_tokenizer
@@ -29,9 +30,8 @@ from paceline.engine.parallel.ranks import Ranks, local_device
 from paceline.engine.reliability import Reliability
 from paceline.engine.requests import Intake
 from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.ticket import Progress, Ticket
+from paceline.engine.ticket import Progress
 from paceline.engine.waiters import Waiters
-from paceline.engine.writer import Writer, origins_of
 from paceline.errors import ConfigError
 
 __all__ = ["LLM", "Chunk", "Completion"]
@@ -185,7 +185,7 @@ class LLM:
             self._engine.finish(tickets, lambda ended: None if progress is None else progress(Progress.of(tickets)))
         finally:
             self._engine.withdraw(tickets)
-        return self._completions(groups, tickets)
+        return completions_of(groups, tickets, self.tokenizer)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Chunk, None, None]:
         """Answer one prompt, a chunk per step. Closing the iterator frees everything it holds.
@@ -197,11 +197,11 @@ class LLM:
 
     def _stream(self, seq: Sequence) -> Generator[Chunk, None, None]:
         (ticket,) = self._engine.submit([seq], keep_outcomes=True)
-        writer, done = Writer(self.tokenizer, seq.stop), False
+        chunks, done = Chunks(ticket, self.tokenizer), False
         try:
             while not done:
                 outcomes, done = self._engine.collect(ticket)
-                yield from self._chunks(ticket, writer, outcomes, done)
+                yield from chunks.of(outcomes, done)
         finally:
             self._engine.withdraw([ticket])
 
@@ -216,41 +216,60 @@ class LLM:
         tickets = await self._waiters.submit([seq for group in groups for seq in group])
         async with self._waiters.holding(tickets):
             await self._waiters.finish(tickets)
-        return self._completions(groups, tickets)
+        return completions_of(groups, tickets, self.tokenizer)
 
     async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio; `aclose` frees everything it holds."""
         seq = self._intake.single(prompt, params)
         (ticket,) = await self._waiters.submit([seq], keep_outcomes=True)
-        writer, done = Writer(self.tokenizer, seq.stop), False
+        chunks, done = Chunks(ticket, self.tokenizer), False
         async with self._waiters.holding([ticket]):
             while not done:
                 outcomes, done = await self._waiters.collect(ticket)
-                for chunk in self._chunks(ticket, writer, outcomes, done):
+                for chunk in chunks.of(outcomes, done):
                     yield chunk
 
-    def _chunks(self, ticket: Ticket, writer: Writer, outcomes: list[Outcome], done: bool) -> Iterator[Chunk]:
-        for outcome in outcomes:
-            last = done and outcome is outcomes[-1]
-            written = writer.write(outcome.new_token_ids, origins_of(outcome), last)
-            forwards = ticket.seq.counters.prefill_forwards + writer.step - 1
-            yield Chunk.of(outcome, written, writer.step, forwards, self._completion(ticket) if last else None)
-
-    def chat(self, messages: ListLike[Mapping[str, str]], params: SamplingParams | None = None) -> Completion:
-        """Answer a conversation through the tokenizer's chat template."""
-        return self.generate([self.chat_prompt(messages)], params)[0]
+    def chat(
+        self,
+        messages: ListLike[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+    ) -> Completion:
+        """Answer a conversation; arguments and errors as `chat_prompt` and `generate`."""
+        ids = self.chat_prompt(
+            messages, chat_template_kwargs, add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )  # fmt: skip
+        return self.generate([ids], params)[0]
 
     def chat_prompt(
-        self, messages: ListLike[Mapping[str, str]], chat_template_kwargs: Mapping[str, Any] | None = None
+        self,
+        messages: ListLike[Mapping[str, Any]],
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
     ) -> list[int]:
-        """Token ids of a conversation, ready for the answer; for `generate` and `stream`.
+        """Return the token ids of a conversation, for `generate` and `stream`.
 
         Args:
-            chat_template_kwargs: variables of the chat template, by its author's names, such as {"enable_thinking": False}.
+            messages: each has a role and a content, which is a string or a list of text parts,
+                {"type": "text", "text": ...}. The content of an assistant's message with
+                tool_calls may be None. The chat template gets all other fields as they are.
+            chat_template_kwargs: variables of the chat template, by its author's names, such as
+                {"enable_thinking": False}. The two options below may be among them.
+            add_generation_prompt: the template opens the assistant's answer. Default: True, but
+                False with `continue_final_message`.
+            continue_final_message: the prompt ends with the text of the final message, which is
+                the assistant's, and the answer continues it. Default: False.
         Raises:
-            ConfigError: no conversation, no tokenizer, or one without a chat template or whose template refuses it.
+            ConfigError: messages that cannot be used, no tokenizer, or one without a chat template
+                or whose template refuses the conversation.
         """
-        return self._intake.conversation(messages, chat_template_kwargs)
+        return chat_ids(self.tokenizer, messages, "messages", chat_template_kwargs, add_generation_prompt, continue_final_message)
 
     @property
     def timing(self) -> Timing:
@@ -265,20 +284,6 @@ class LLM:
     @property
     def _intake(self) -> Intake:
         return Intake(self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length)
-
-    def _completions(self, groups: list[list[Sequence]], tickets: list[Ticket]) -> list[Completion]:
-        """The answers to each prompt, given the tickets of all groups in their order."""
-        answers = map(self._completion, tickets)
-        each = [[next(answers) for _ in group] for group in groups]
-        return [replace(first, others=tuple(others)) if others else first for first, *others in each]
-
-    def _completion(self, ticket: Ticket) -> Completion:
-        seq = ticket.seq
-        text = self.tokenizer.decode(seq.output_ids, skip_special_tokens=True) if self.tokenizer is not None else ""
-        if seq.stop is not None:
-            text = seq.stop.cut(text)
-        logprobs = None if seq.params.logprobs is None else seq.logprobs
-        return Completion(text, seq.output_ids, seq.finish_reason or "length", ticket.stats(), logprobs)
 
 
 def _built_with_draft(spec: str, draft_model: object) -> bool:

@@ -87,12 +87,6 @@ def test_engine_options_of_other_types(pair: Pair, options: dict[str, Any], word
         LLM(pair.target, **{"drafter": "none", **options})
 
 
-@pytest.mark.parametrize("messages", ["hi", ["hi"], [{}], [], None, {"role": "user"}, [{"role": 3, "content": "a"}]])
-def test_conversations_that_are_none(pair: Pair, messages: Any) -> None:
-    with pytest.raises(ConfigError, match=r"messages: got .* Write .*role.*user"):
-        LLM(pair.target, "none").chat(messages)
-
-
 def test_templates_that_refuse(pair: Pair, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(pair.target, "none", tokenizer=tokenizer)
     for template in ("{{ raise_exception('roles must alternate') }}", "{% for %}", "{{ messages[7]['content'].strip() }}"):

@@ -14,6 +14,7 @@ from paceline.cli.options import ParallelOptions
 from paceline.cli.parallel import joined_ranks, refuse_standard_input
 from paceline.cli.reading import read_prompt
 from paceline.cli.show import INTERRUPTED, print_stream
+from paceline.common.conversations import checked_messages, text_of
 from paceline.common.files import parse_json, require_writable
 from paceline.common.options import ModelOptions
 from paceline.common.tokens import require_text
@@ -92,19 +93,17 @@ def _record(line: str, where: str) -> Asked:
         record = parse_json(line)
     except ValueError as error:
         raise ConfigError(f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]") from error
-    found = next((record[name] for name in _FIELDS if name in record), None) if isinstance(record, dict) else None
-    if isinstance(found, list) and found and isinstance(found[0], str):
+    field = next((name for name in _FIELDS if name in record), None) if isinstance(record, dict) else None
+    found = None if field is None else record[field]
+    if field != "messages" and isinstance(found, list) and found and isinstance(found[0], str):
         found = found[0]
     name = str(record["id"]) if isinstance(record, dict) and "id" in record else None
     if isinstance(found, str):
         return Asked(require_text(where, found), name, found)
-    if isinstance(found, list) and found and all(map(_is_message, found)):
-        return Asked(require_text(where, found[-1]["content"]), name, found)
+    if field == "messages":
+        messages = checked_messages(found, f"{where}: messages")
+        return Asked(text_of(messages[-1]), name, messages)
     raise ConfigError(f"{where}: got {line[:60]!r}; expected an object with {', '.join(_FIELDS)}. Add one of them.")
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
 
 
 def _prompt(llm: LLM, asked: Asked, chat: bool, system: str | None) -> str | list[int]:

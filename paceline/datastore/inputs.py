@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common.answers import read_answers, read_settings
+from paceline.common.conversations import Message, chat_text, checked_messages, text_of
 from paceline.common.files import parse_json
-from paceline.common.tokens import chat_text, require_text
+from paceline.common.tokens import require_text
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document
 from paceline.errors import ConfigError
@@ -131,28 +132,24 @@ def _parts(where: str, record: Any, tokenizer: Any, answers_only: bool) -> list[
         prompt, output = record.get("prompt", ""), record.get("output")
         if isinstance(text, str):
             return [text]
-        if isinstance(messages, list) and all(_is_message(message) for message in messages):
-            return _conversation(where, messages, tokenizer, answers_only)
+        if messages is not None:
+            return _conversation(where, checked_messages(messages, f"{where}: messages"), tokenizer, answers_only)
         if _is_part(output) and _is_part(prompt):
             return [output] if answers_only else [prompt, output]
     fields = ", ".join(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
     raise ConfigError(f"{where}: got a record of {fields or 'nothing'}; expected {_FIELDS}. Rename its fields, or leave it out.")
 
 
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-
-
 def _is_part(value: Any) -> TypeGuard[str | list[int]]:
     return isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value))
 
 
-def _conversation(where: str, messages: list[Any], tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
+def _conversation(where: str, messages: list[Message], tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
     if answers_only:
-        return ["\n".join(message["content"] for message in messages if message["role"] == "assistant")]
+        return ["\n".join(text_of(message) for message in messages if message["role"] == "assistant")]
     if getattr(tokenizer, "chat_template", None):
         return [chat_text(tokenizer, messages, where)]
-    return ["\n".join(message["content"] for message in messages)]
+    return ["\n".join(map(text_of, messages))]
 
 
 def _records(name: str) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""What callers ask for, checked before any work starts: prompts, parameters and conversations of many kinds, as sequences."""
+"""What callers ask for, checked before any work starts: prompts and parameters of many kinds, as sequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.common.tokens import chat_ids, text_ids, word_ids
+from paceline.common.tokens import text_ids, word_ids
 from paceline.engine.loading import why_no_tokenizer
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.text import StopStrings
@@ -76,24 +76,6 @@ class Intake:
             first.token_ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=first.stop
         )  # fmt: skip
 
-    def conversation(self, messages: Any, chat_template_kwargs: Mapping[str, Any] | None) -> list[int]:
-        """Return the token ids of a conversation, ready for the answer.
-
-        Raises:
-            ConfigError: no conversation, no tokenizer, or one without a chat template or whose template refuses it.
-        """
-        fine = isinstance(messages, ListLike) and not isinstance(messages, str) and len(messages) > 0
-        if not fine or not all(map(_is_message, messages)):
-            raise ConfigError(
-                f"messages: got {str(messages)[:60]!r}; expected a list of messages with role and content. Write"
-                " [{'role': 'user', 'content': '...'}]."
-            )
-        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
-            raise ConfigError(
-                "got a conversation for a tokenizer without chat template; expected one with. Use generate with a plain prompt."
-            )
-        return chat_ids(self.tokenizer, messages, "messages", chat_template_kwargs)
-
     def _params(self, params: SamplingParams) -> SamplingParams:
         """Check token ids among the parameters, and spell words in tokens."""
         words = [one for one in params.bad_words if isinstance(one, str)]
@@ -150,13 +132,6 @@ class Intake:
 def _plain(value: Any) -> Any:
     """Arrays and tensors as lists."""
     return value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
-
-
-def _is_message(value: Any) -> bool:
-    """Whether a template can show it; one that calls a tool may be without content, which may also be a list of parts."""
-    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        return False
-    return isinstance(value.get("content"), str | list) or "tool_calls" in value
 
 
 def _is_id(value: Any) -> bool:

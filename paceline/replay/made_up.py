@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from paceline.common.config import require_range
-from paceline.common.tokens import around_question
+from paceline.common.conversations import around_question
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError
 from paceline.llm import LLM

@@ -9,8 +9,9 @@ from typing import Any
 
 from paceline import demo
 from paceline.common.config import require_range
+from paceline.common.conversations import chat_ids
 from paceline.common.files import parse_json
-from paceline.common.tokens import chat_ids, text_ids
+from paceline.common.tokens import text_ids
 from paceline.errors import ConfigError
 
 _HEAD = 4  # tokens kept from the front of a prompt that is too long: the chat template's opening

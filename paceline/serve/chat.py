@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
 from paceline.serve.answers import Asked
 from paceline.serve.logprobs import Found, of_chat
-from paceline.serve.requests import ChatRequest, Message
+from paceline.serve.requests import ChatRequest
 from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import (
     ChatChoice,
@@ -53,7 +52,10 @@ def prompt_of(serving: Serving, body: ChatRequest) -> list[int]:
     Raises:
         ConfigError: the template refuses it. ApiError: it is too long.
     """
-    ids = serving.llm.chat_prompt([_plain(message) for message in body.messages], body.chat_template_kwargs)
+    ids = serving.llm.chat_prompt(
+        body.messages, body.chat_template_kwargs, add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )  # fmt: skip
     serving.check_prompt(ids)
     return ids
 
@@ -107,10 +109,3 @@ def _top_logprobs(body: ChatRequest, most: int) -> int | None:
     if (body.top_logprobs or 0) > most:
         raise ConfigError(f"top_logprobs: got {body.top_logprobs}; expected at most {most}.")
     return body.top_logprobs or 0 if body.logprobs else None
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    """As chat templates know it: parts joined, no content as an empty text."""
-    content = message.content
-    text = content if isinstance(content, str) else "".join(part.text for part in content or ())
-    return {**(message.model_extra or {}), "role": message.role, "content": text}

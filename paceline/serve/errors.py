@@ -21,7 +21,7 @@ _TYPES = {
     503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 _CLOSED = 499  # nobody reads it; it stands in the log
-_NAMED = re.compile(r"(\w+)(?: \d+)?: ")
+_NAMED = re.compile(r"(\w+)(?: \d+|(?:\.\w+)+)?: ")
 _KINDS = {"str", "int", "float", "bool", "none", "dict", "list", "is-instance"}  # how pydantic names the kinds of a value
 _log = logging.getLogger("paceline.serve")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+
+from paceline.common.conversations import checked_messages
 
 _STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 _INT64 = 2**63
@@ -112,33 +114,47 @@ class CompletionRequest(GenerationRequest):
 
 
 class Part(BaseModel):
-    """A part of a message; only text can be read."""
+    """A part of a message: text."""
 
-    model_config = _STRICT
     type: Literal["text"]
     text: str
 
 
 class Message(BaseModel):
-    """One message of a conversation; what else it has, such as tool_calls, is the chat template's to read."""
+    """One message of a conversation, for the schema; `checked_messages` checks it.
 
-    model_config = ConfigDict(strict=True, extra="allow")
-    role: str
-    content: str | list[Part] | None = None
+    The chat template reads all other fields, such as tool_calls.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    role: str = Field(min_length=1)
+    content: str | Annotated[list[Part], Field(min_length=1)] | None = None
+
+
+def _checked(messages: Any) -> list[dict[str, Any]]:
+    return checked_messages(messages, "messages")
+
+
+_Messages = Annotated[
+    list[dict[str, Any]],
+    PlainValidator(_checked, json_schema_input_type=Annotated[list[Message], Field(min_length=1)]),
+]
 
 
 class ChatRequest(GenerationRequest):
     """Body of /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: _Messages
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
+    # vLLM's
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # what would have to change the answer, and does not here
     tools: Absent = None
     functions: Absent = None
     audio: Absent = None
     documents: Absent = None
     chat_template: Absent = None
-    continue_final_message: Absent = None
-    add_generation_prompt: Always = None

@@ -13,8 +13,9 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.cli.main import main
+from paceline.common.conversations import chat_ids
 from paceline.common.options import ModelOptions
-from paceline.common.tokens import chat_ids, is_text
+from paceline.common.tokens import is_text
 from paceline.datastore import verify
 from paceline.errors import ConfigError, DatastoreError
 from paceline.report.prompts import encode, load_prompts
@@ -55,7 +56,7 @@ def test_templates_that_fail(template: str, llm: LLM, monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match="chat template"):
         llm.chat([{"role": "user", "content": "hi"}])
     with pytest.raises(ConfigError, match="chat template"):
-        chat_ids(llm.tokenizer, [], "conversation")
+        chat_ids(llm.tokenizer, [{"role": "user", "content": "hi"}], "conversation")
 
 
 def test_variables_of_a_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

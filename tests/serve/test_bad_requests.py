@@ -55,7 +55,9 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"), ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"logprobs": 1}, "logprobs"),
-    ({"tools": [{"type": "function"}]}, "tools"), ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"tools": [{"type": "function"}]}, "tools"), ({"add_generation_prompt": 0}, "add_generation_prompt"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
     ({"chat_template": "x"}, "chat_template"), ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
 ]  # fmt: skip

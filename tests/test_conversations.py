@@ -1,0 +1,197 @@
+"""Messages of conversations: what `LLM.chat`, the server and files of prompts take, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import LLM, SamplingParams, demo
+from paceline.cli.generate import read_prompts
+from paceline.common.conversations import checked_messages
+from paceline.datastore.inputs import documents
+from paceline.errors import ConfigError
+from paceline.serve.requests import ChatRequest
+from tests.support.serving import Served, served
+
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}
+GREEDY = SamplingParams(8, speculation="none")
+PARTS = [{"type": "text", "text": "Name a "}, {"type": "text", "text": "colour."}]
+SEVERAL = [
+    {"role": "system", "content": "Be kind.", "name": None},
+    {"role": "user", "content": PARTS, "name": "Ann"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "5", "tool_call_id": "1"},
+]
+USER = {"role": "user", "content": "Name a colour."}
+BEGUN = [USER, {"role": "assistant", "content": "My favourite is"}]
+REFUSED: list[tuple[Any, str]] = [
+    ("hi", "messages"),
+    (b"hi", "messages"),
+    (None, "messages"),
+    ([], "messages"),
+    (USER, "messages"),
+    (["hi"], "messages.0"),
+    ([USER, 5], "messages.1"),
+    ([{}], "messages.0.role"),
+    ([{"content": "a"}], "messages.0.role"),
+    ([{"role": 3, "content": "a"}], "messages.0.role"),
+    ([{"role": None, "content": "a"}], "messages.0.role"),
+    ([USER, {"role": "user"}], "messages.1.content"),
+    ([{"role": "user", "content": None}], "messages.0.content"),
+    ([{"role": "user", "content": None, "tool_calls": [CALL]}], "messages.0.content"),
+    ([{"role": "assistant", "content": None}], "messages.0.content"),
+    ([{"role": "assistant", "content": None, "tool_calls": []}], "messages.0.content"),
+    ([{"role": "user", "content": 5}], "messages.0.content"),
+    ([{"role": "user", "content": True}], "messages.0.content"),
+    ([{"role": "user", "content": {"type": "text", "text": "a"}}], "messages.0.content"),
+    ([{"role": "user", "content": b"a"}], "messages.0.content"),
+    ([{"role": "user", "content": []}], "messages.0.content"),
+    ([{"role": "user", "content": ["a"]}], "messages.0.content.0"),
+    ([{"role": "user", "content": [*PARTS, {"type": "image_url", "image_url": {"url": "x"}}]}], "messages.0.content.2"),
+    ([{"role": "user", "content": [{"text": "a"}]}], "messages.0.content.0"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
+    ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages.0.content.0.text"),
+    ([{"role": "user", "content": "\ud800"}], "messages.0.content"),
+    ([{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}], "messages.0.content.0.text"),
+]
+AS_STRINGS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+AS_PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+AS_BOTH = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(demo.TARGET, "prompt_lookup", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def server(llm: LLM) -> Iterator[Served]:
+    with served(llm, ()) as one:
+        yield one
+
+
+def text(llm: LLM, messages: Any, **options: Any) -> str:
+    return str(llm.tokenizer.decode(llm.chat_prompt(messages, **options)))
+
+
+@pytest.mark.parametrize(("messages", "field"), REFUSED, ids=ascii)
+def test_what_is_no_message_is_refused(llm: LLM, messages: Any, field: str) -> None:
+    """The error names field and index, in the library as in the server."""
+    with pytest.raises(ConfigError) as told:
+        llm.chat(messages, GREEDY)
+    with pytest.raises(ConfigError) as by_server:
+        ChatRequest(messages=messages)
+    assert str(told.value).startswith(f"{field}: got ")
+    assert "\n" not in str(told.value)
+    assert str(by_server.value) == str(told.value)
+
+
+def test_the_server_says_the_same(llm: LLM, server: Served) -> None:
+    messages = [USER, {"role": "user", "content": 5}]
+    found = server.post("/v1/chat/completions", {"messages": messages})
+    with pytest.raises(ConfigError) as told:
+        llm.chat(messages)
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == "messages"
+    assert found.json()["error"]["message"] == str(told.value)
+
+
+@pytest.mark.parametrize("template", [AS_STRINGS, AS_PARTS, AS_BOTH])
+def test_templates_get_texts_as_they_read_them(llm: LLM, monkeypatch: pytest.MonkeyPatch, template: str) -> None:
+    monkeypatch.setattr(llm.tokenizer, "chat_template", template)
+    joined = [{**USER, "content": "Name a colour."}, {"role": "assistant", "content": "Red."}]
+    parts = [{**USER, "content": PARTS}, {"role": "assistant", "content": ({"type": "text", "text": "Red."},)}]
+    mixed = [joined[0], parts[1]]
+    assert {text(llm, one) for one in (joined, parts, mixed)} == {"<user>Name a colour.<assistant>Red."}
+
+
+def test_tool_calls_and_other_fields_reach_the_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are; null ones are left out, and null content is an empty text."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.name if m.name is defined }}|{{ m.content }}|"
+        "{{ m.tool_calls | tojson if m.tool_calls }}{{ m.tool_call_id }}{% endfor %}"
+    )
+    monkeypatch.setattr(llm.tokenizer, "chat_template", template)
+    calls = json.dumps([CALL])
+    assert text(llm, SEVERAL) == f"<system>|Be kind.|<user>Ann|Name a colour.|<assistant>||{calls}<tool>|5|1"
+    before = json.dumps(SEVERAL)
+    checked_messages(SEVERAL, "messages")[1]["content"][0]["text"] = "changed"
+    assert json.dumps(SEVERAL) == before
+
+
+def test_the_server_takes_the_same_messages(llm: LLM, server: Served) -> None:
+    for messages in (SEVERAL, [{**USER, "content": PARTS}], BEGUN):
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0}
+        found = server.post("/v1/chat/completions", body).json()
+        assert found["choices"][0]["message"]["content"] == llm.chat(messages, GREEDY).text
+
+
+def test_the_schema_of_the_server_says_the_same() -> None:
+    schema = ChatRequest.model_json_schema()
+    message, part = schema["$defs"]["Message"], schema["$defs"]["Part"]
+    assert schema["properties"]["messages"]["items"] == {"$ref": "#/$defs/Message"}
+    assert (message["required"], part["required"]) == (["role"], ["type", "text"])
+    assert part["properties"]["type"]["const"] == "text"
+
+
+def test_files_of_prompts_and_records_of_stores(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_text("\n".join(json.dumps({"messages": one}) for one in (SEVERAL, [{**USER, "content": PARTS}])))
+    assert [asked.text for asked in read_prompts(path)] == ["5", "Name a colour."]
+    assert text(llm, read_prompts(path)[1].prompt) == text(llm, [USER])
+    stored = [llm.tokenizer.decode(document) for document in documents([str(path)], llm.tokenizer)]
+    assert "Name a colour." in stored[0]
+    assert "{" not in stored[1]
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}))
+    with pytest.raises(ConfigError, match=r"talks.jsonl, line 1: messages.0.content.0: got 'image_url'; expected a text part"):
+        read_prompts(path)
+
+
+def test_the_final_message_is_continued(llm: LLM, server: Served) -> None:
+    """The prompt ends with its text, without a new header, and the answer is what follows."""
+    ids = llm.chat_prompt(BEGUN, continue_final_message=True)
+    assert ids == llm.chat_prompt(BEGUN, {"continue_final_message": True})
+    assert llm.tokenizer.decode(ids).endswith(BEGUN[1]["content"])
+    assert llm.tokenizer.decode(ids).startswith(text(llm, [USER]))
+    parts = [USER, {"role": "assistant", "content": [{"type": "text", "text": "My favourite is"}]}]
+    assert llm.chat_prompt(parts, continue_final_message=True) == ids
+    (wanted,) = llm.generate([ids], GREEDY)
+    assert llm.chat(BEGUN, GREEDY, continue_final_message=True).token_ids == wanted.token_ids
+    body = {"messages": BEGUN, "max_tokens": 8, "temperature": 0}
+    for more in ({"continue_final_message": True}, {"chat_template_kwargs": {"continue_final_message": True}}):
+        found = server.post("/v1/chat/completions", body | more).json()
+        assert found["choices"][0]["message"]["content"] == wanted.text
+
+
+def test_whether_an_answer_is_opened(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.tokenizer, "chat_template", AS_STRINGS + "{% if add_generation_prompt %}<assistant>{% endif %}")
+    assert text(llm, [USER]) == text(llm, [USER], add_generation_prompt=True) == "<user>Name a colour.<assistant>"
+    assert text(llm, [USER], add_generation_prompt=False) == "<user>Name a colour."
+    assert text(llm, BEGUN, continue_final_message=True) == "<user>Name a colour.<assistant>My favourite is"
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "named"),
+    [
+        (BEGUN, {"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt: got true with"),
+        ([USER], {"continue_final_message": True}, "continue_final_message: got a final message of role 'user'"),
+        (BEGUN, {"continue_final_message": "content"}, "continue_final_message: got 'content'; expected true or false"),
+        (BEGUN, {"add_generation_prompt": 1}, "add_generation_prompt: got 1; expected true or false"),
+        (BEGUN, {"chat_template_kwargs": {"continue_final_message": 1}}, "continue_final_message: got 1"),
+        (BEGUN, {"chat_template_kwargs": [1]}, r"chat_template_kwargs: got \[1\]; expected a mapping"),
+        (BEGUN, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs: got 'tools', transformers' own"),
+    ],
+)
+def test_endings_that_do_not_fit(llm: LLM, messages: Any, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        llm.chat_prompt(messages, **options)
