@@ -20,13 +20,13 @@ from tests.support.serving import Served, served
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}
 GREEDY = SamplingParams(8, speculation="none")
 PARTS = [{"type": "text", "text": "Name a "}, {"type": "text", "text": "colour."}]
-SEVERAL = [
+SEVERAL: list[dict[str, Any]] = [
     {"role": "system", "content": "Be kind.", "name": None},
     {"role": "user", "content": PARTS, "name": "Ann"},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": "5", "tool_call_id": "1"},
 ]
-USER = {"role": "user", "content": "Name a colour."}
+USER: dict[str, Any] = {"role": "user", "content": "Name a colour."}
 BEGUN = [USER, {"role": "assistant", "content": "My favourite is"}]
 REFUSED: list[tuple[Any, str]] = [
     ("hi", "messages"),
@@ -85,25 +85,16 @@ def text(llm: LLM, messages: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize(("messages", "field"), REFUSED, ids=ascii)
-def test_what_is_no_message_is_refused(llm: LLM, messages: Any, field: str) -> None:
+def test_what_is_no_message_is_refused(llm: LLM, server: Served, messages: Any, field: str) -> None:
     """The error names field and index, in the library as in the server."""
     with pytest.raises(ConfigError) as told:
         llm.chat(messages, GREEDY)
-    with pytest.raises(ConfigError) as by_server:
-        ChatRequest(messages=messages)
     assert str(told.value).startswith(f"{field}: got ")
     assert "\n" not in str(told.value)
-    assert str(by_server.value) == str(told.value)
-
-
-def test_the_server_says_the_same(llm: LLM, server: Served) -> None:
-    messages = [USER, {"role": "user", "content": 5}]
-    found = server.post("/v1/chat/completions", {"messages": messages})
-    with pytest.raises(ConfigError) as told:
-        llm.chat(messages)
-    assert found.status_code == 400
-    assert found.json()["error"]["param"] == "messages"
-    assert found.json()["error"]["message"] == str(told.value)
+    if "b'" not in ascii(messages):  # JSON has no bytes
+        found = server.post("/v1/chat/completions", {"messages": messages})
+        error = found.json()["error"]
+        assert (found.status_code, error["param"], error["message"]) == (400, "messages", str(told.value))
 
 
 @pytest.mark.parametrize("template", [AS_STRINGS, AS_PARTS, AS_BOTH])

@@ -6,8 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 
-from paceline.common.conversations import checked_messages
-
 _STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 _INT64 = 2**63
 MOST_ANSWERS = 1024  # n of a request; a server allows fewer (`Settings.max_answers`)
@@ -121,23 +119,17 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation, for the schema; `checked_messages` checks it.
-
-    The chat template reads all other fields, such as tool_calls.
-    """
+    """One message of a conversation; the chat template reads all other fields, such as tool_calls."""
 
     model_config = ConfigDict(extra="allow")
     role: str = Field(min_length=1)
     content: str | Annotated[list[Part], Field(min_length=1)] | None = None
 
 
-def _checked(messages: Any) -> list[dict[str, Any]]:
-    return checked_messages(messages, "messages")
-
-
+# `LLM.chat_prompt` checks the messages, so that the library and the server accept the same ones:
+# the two classes above only describe them in the schema.
 _Messages = Annotated[
-    list[dict[str, Any]],
-    PlainValidator(_checked, json_schema_input_type=Annotated[list[Message], Field(min_length=1)]),
+    Any, PlainValidator(lambda value: value, json_schema_input_type=Annotated[list[Message], Field(min_length=1)])
 ]
 
 
