@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from paceline import LLM, SamplingParams
 from paceline.drafters import create
 from paceline.engine.model import CachedLM
+from paceline.engine.selfcheck import plain_logits
 from paceline.integrations.transformers import Strategy
 from tests.support.models import make
 from tests.support.shared import COUNT, Pair
@@ -187,5 +188,5 @@ def test_a_view_shares_what_it_can_and_records_nothing_twice(pair: Pair) -> None
     assert view.module.config is view.module.model.config is view.module.model.layers[0].self_attn.config is view.config
     assert view.config is not model.config
     assert not view.stale
-    lm.plain_logits(pair.prompts[0])
+    plain_logits(lm, pair.prompts[0])
     assert len(model(torch.tensor([pair.prompts[0]]), output_hidden_states=True).hidden_states) == 3

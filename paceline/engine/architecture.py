@@ -14,6 +14,7 @@ from paceline.engine.forward_arguments import forward_parameters
 from paceline.engine.layout import Layout
 from paceline.engine.packing import Packing
 from paceline.engine.quantisation import dynamic_activations
+from paceline.engine.rotary import restart_length, switch_lengths
 from paceline.errors import ConfigError, UnsupportedModelError
 
 Masks = Tensor | dict[str, Tensor] | None  # as a model takes them
@@ -35,6 +36,8 @@ class Architecture:
         tree_attention: masked forwards may use our attention by SDPA.
         by_position: every forward uses our attention by position.
         position_bytes: about what keys and values of one token take in all layers; 0 = the configuration does not say.
+        switch_lengths: text lengths beyond which the rotary frequencies are others.
+        restart_length: the one beyond which a growing text is fed anew, as `generate` of the model does; None = never.
     """
 
     name: str
@@ -53,6 +56,8 @@ class Architecture:
     by_position: bool
     dtype: torch.dtype
     position_bytes: int
+    switch_lengths: tuple[int, ...]
+    restart_length: int | None
 
     @property
     def takes_trees(self) -> bool:
@@ -106,6 +111,8 @@ class Architecture:
             by_position=by_position,
             dtype=model.dtype,
             position_bytes=_position_bytes(config, model.dtype),
+            switch_lengths=switch_lengths(config),
+            restart_length=restart_length(model, config),
         )
 
     def marks(self, packing: Packing, visible: int, device: torch.device) -> tuple[Masks, dict[int, Visible]]:

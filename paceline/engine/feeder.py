@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +18,7 @@ from paceline.engine.kv_cache import SlotCache
 from paceline.engine.layout import Layout
 from paceline.engine.packing import Packing
 from paceline.engine.products.own import Products
+from paceline.engine.sequence import Sequence
 from paceline.engine.tree import IntArray
 from paceline.engine.view import View
 
@@ -50,8 +52,10 @@ class Feeder:
         self.asked.clear()
         self.pending.clear()
 
-    def padded(self, layout: Layout) -> Tensor:
-        """Return logits [rows * (1 + layout.width), vocab]."""
+    def padded(self, layout: Layout, seqs: ListLike[Sequence]) -> Tensor:
+        """Return logits [rows * (1 + layout.width), vocab] of sequences as they are laid out."""
+        if self.view.text_lengths is not None:
+            self.view.text_lengths.set(seqs, layout.positions)
         columns, keep = layout.token_ids.shape[1], layout.width + 1
         rows = np.arange(len(layout.token_ids))[:, None]
         self._cache.begin(layout.first_slot, len(rows), layout.first_slot + rows, layout.places, layout.in_order)
@@ -62,8 +66,10 @@ class Feeder:
         with self._attention(layout, mask is not None):
             return self._call(layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns))
 
-    def packed(self, packing: Packing) -> Tensor:
-        """Return logits [asked, vocab]."""
+    def packed(self, packing: Packing, seqs: ListLike[Sequence]) -> Tensor:
+        """Return logits [asked, vocab] of sequences as they are packed."""
+        if self.view.text_lengths is not None:
+            self.view.text_lengths.set(seqs, packing.positions[None], np.diff(packing.starts))
         all_asked = self._architecture.takes_logits_to_keep  # the head gets no others
         sequences, asked = len(packing.cached), torch.from_numpy(packing.asked).to(self._device, non_blocking=True)
         self._cache.begin(int(packing.slots[0]), sequences, packing.slots[None], packing.places[None], sequences == 1)

@@ -68,7 +68,7 @@ class Lifecycle:
 
     def deliver(self, ticket: Ticket, outcome: Outcome) -> None:
         """Give a request what a step has brought, which may be its end."""
-        ticket.prefilling = False
+        ticket.prefilling = ticket.seq.cached == 0  # it is fed anew, with other rotary frequencies
         self._load.new_tokens += len(outcome.new_token_ids)
         self._load.drafted_tokens += len(outcome.tree)
         self._load.accepted_tokens += len(outcome.accepted)

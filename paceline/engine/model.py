@@ -152,7 +152,7 @@ class CachedLM:
         """Give `seq` a slot.
 
         Args:
-            place_of: a sequence that loses its own to `seq`, with the first `length` positions that are in it.
+            place_of: a sequence that loses its own to `seq`, with its first `length` positions.
         Raises:
             CapacityError: as `check_length`.
         """
@@ -204,12 +204,12 @@ class CachedLM:
         if self.packs:
             packing = pack(seqs, trees, self.prefill_chunk, self.least_rows)
             with self._reading(packing):
-                flat = self._feeder.packed(packing)
+                flat = self._feeder.packed(packing, self._seqs)
             self._count(packing.pending, packing.nodes)
             return NodeLogits.side_by_side(flat[: sum(counts)], counts)
         layout = lay_out(seqs, trees, self.prefill_chunk, self.least_rows)
         with self._reading(layout):
-            flat = self._feeder.padded(layout)
+            flat = self._feeder.padded(layout, self._seqs)
         self._count(layout.pending, layout.nodes)
         return NodeLogits.of(flat.unflatten(0, (len(counts), -1)), counts)  # type: ignore[no-untyped-call]
 
@@ -252,7 +252,7 @@ class CachedLM:
     def _forward_rows(self, trees: ListLike[DraftTree]) -> NodeLogits:
         # Positions are slots in these models (ALiBi): rows of different length cannot share a forward.
         layouts = [lay_out([seq], [tree], self.prefill_chunk) for seq, tree in zip(self._seqs, trees, strict=True)]
-        rows = [self._feeder.padded(layout) for layout in layouts]
+        rows = [self._feeder.padded(layout, [seq]) for layout, seq in zip(layouts, self._seqs, strict=True)]
         self._count(*(np.concatenate(one) for one in zip(*((one.pending, one.nodes) for one in layouts), strict=True)))
         return NodeLogits.side_by_side(torch.cat(rows), [1 + len(tree) for tree in trees])
 
@@ -286,8 +286,7 @@ class CachedLM:
         """Store states of `seq` that were computed elsewhere; the caller sets `seq.cached` once every layer has its own.
 
         Args:
-            first: their first position.
-            keys, values: [heads, n, dim].
+            first: their first position. keys, values: [heads, n, dim].
         """
         self._cache.write(seq.slot, layer, first, keys, values)
 
@@ -300,10 +299,3 @@ class CachedLM:
         logits = self.forward(seqs, [EMPTY_TREE] * len(seqs))
         self.commit([()] * len(seqs))
         return logits
-
-    @torch.inference_mode()
-    def plain_logits(self, token_ids: list[int]) -> Tensor:
-        """Logits [vocab] after `token_ids` by the model's own forward, without cache, mask or positions: the reference."""
-        tokens = torch.tensor([token_ids], device=self.device)
-        logits: Tensor = ModelView(self._model).module(input_ids=tokens, use_cache=False).logits
-        return logits[0, -1]

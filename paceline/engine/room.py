@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from paceline.common.machine import available_memory
 from paceline.engine.checks import is_number
 from paceline.engine.model import CachedLM
+from paceline.engine.rotary import rotated_alike
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import IntArray
 from paceline.errors import CapacityError, ConfigError
@@ -108,6 +109,7 @@ class Room:
         """Take its slot from `seq`, and keep what is there for later prompts, unless it is not `reusable`."""
         if reusable and self._most_kept and seq.cached >= _LEAST_COMMON:
             held = Sequence(seq.token_ids[: seq.cached], SamplingParams())
+            held.rotary_length = seq.rotary_length
             self._model.slots.inherit(held, seq, seq.cached)
             tokens = np.array(held.token_ids, dtype=np.int64)
             for other in [other for other, known in self._kept.items() if _common(known, tokens) == len(known)]:
@@ -135,7 +137,7 @@ class Room:
         running = ((one, np.array(one.token_ids[: one.cached], dtype=np.int64)) for one in active)
         for source, tokens in (*self._kept.items(), *running):
             length = _common(tokens, wanted)
-            if length > most:
+            if length > most and rotated_alike(source, seq, self._model.architecture.switch_lengths):
                 best, most = source, length
         return best, most
 

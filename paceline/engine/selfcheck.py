@@ -10,6 +10,7 @@ import torch
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.engine.view import ModelView
 from paceline.errors import UnsupportedModelError
 
 # transformers' model_type of the architectures in tests/engine/test_architectures.py.
@@ -82,7 +83,7 @@ def check_tree_forward(model: CachedLM) -> None:
     tree = DraftTree([(11 * node + 5) % vocab for node in range(len(_PARENTS))], _PARENTS)
     try:
         in_tree = _logits(model, prompt, tree)
-        alone = torch.stack([model.plain_logits(prompt + path).float() for path in _paths(tree)])
+        alone = torch.stack([plain_logits(model, prompt + path).float() for path in _paths(tree)])
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UnsupportedModelError(
             f"{model.architecture.name} cannot run a draft tree: {error}. Use model.generate for this model."
@@ -96,6 +97,14 @@ def check_tree_forward(model: CachedLM) -> None:
             f" {scale:.2g}; rounding allows {allowed:g} of it), so verification would not be lossless. Use"
             " model.generate for this model."
         )
+
+
+@torch.inference_mode()
+def plain_logits(model: CachedLM, token_ids: list[int]) -> torch.Tensor:
+    """Return logits [vocab] after `token_ids` by the model's own forward, without cache, mask or positions."""
+    tokens = torch.tensor([token_ids], device=model.device)
+    logits: torch.Tensor = ModelView(model.model).module(input_ids=tokens, use_cache=False).logits
+    return logits[0, -1]
 
 
 @torch.inference_mode()

@@ -156,6 +156,8 @@ class Sequence:
         max_length: the length at which it ends, in tokens.
         eos_token_ids: the tokens that end it, `SamplingParams.stop_token_ids` included.
         cached: how many leading tokens have rows in the model's cache.
+        rotary_length: the text length that the rotary frequencies of its first tokens follow, where they depend on one; those
+            of a token further on follow the length up to that token.
         slot: the cache row this sequence owns; -1 before it is opened.
         finish_reason: "stop" | "length" once it has ended.
         logprobs: per token of the answer, where they are asked for: token id -> log-probability, likeliest first.
@@ -183,6 +185,7 @@ class Sequence:
         self.stop = stop
         self.finish_reason: str | None = None
         self.cached = 0
+        self.rotary_length = self.prompt_length
         self.slot = -1
         self.counters = Counters()
         self.logprobs: list[dict[int, float]] = []

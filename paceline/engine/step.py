@@ -12,6 +12,7 @@ from paceline.engine.drafter import Drafter, Outcome, untouched
 from paceline.engine.drafting import Drafting, Part
 from paceline.engine.model import CachedLM
 from paceline.engine.node_logits import NodeLogits
+from paceline.engine.rotary import start_anew, within
 from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -94,6 +95,9 @@ def joint_step(
         _observe(part)
     if spending is not None and asked:
         spending.observe(parts, time.perf_counter() - start)
+    if (switch := model.architecture.restart_length) is not None:
+        for outcome in outcomes:
+            start_anew(outcome.seq, switch)
 
 
 def _layers(seqs: ListLike[Sequence]) -> tuple[int, ...]:
@@ -132,6 +136,8 @@ def _propose(model: CachedLM, part: Part) -> None:
         with untouched(drafter, part.ready):
             trees = drafter.propose(part.ready, limits)
         check_trees(drafter, part.ready, limits, trees, model.vocab_size)
+        if (switch := model.architecture.restart_length) is not None:
+            trees = [within(tree, seq, switch) for tree, seq in zip(trees, part.ready, strict=True)]
         part.trees = trees if model.takes_trees else [tree.best_chain() for tree in trees]
     except Exception as error:
         part.error = error

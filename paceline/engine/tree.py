@@ -134,6 +134,19 @@ class DraftTree:
             None if self.origins is None else self.origins[:count],
         )
 
+    def above(self, depth: int) -> DraftTree:
+        """The nodes less deep than `depth`."""
+        kept = np.flatnonzero(node_depths(self.parents) < depth).tolist()
+        place = {-1: -1, **{node: new for new, node in enumerate(kept)}}
+        return DraftTree(
+            [self.token_ids[node] for node in kept],
+            [place[self.parents[node]] for node in kept],
+            None if self.probs is None else [self.probs[node] for node in kept],
+            None if self.confidence is None else [self.confidence[node] for node in kept],
+            sum(node >= self.candidates for node in kept),
+            None if self.origins is None else [self.origins[node] for node in kept],
+        )
+
 
 EMPTY_TREE = DraftTree([], [])
 

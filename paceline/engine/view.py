@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.engine.forward_arguments import cache_argument
+from paceline.engine.rotary import TextLengths, is_length_dependent, own_frequencies
 
 _Children = dict[str, nn.Module | None]
 
@@ -38,6 +39,10 @@ class View(Protocol):
     def stale(self) -> bool:
         """Whether it does not show the model as it is any more."""
 
+    @property
+    def text_lengths(self) -> TextLengths | None:
+        """To be set before every forward of a model whose rotary frequencies depend on them; None for all other models."""
+
 
 class ModelView:
     """Modules that hold a configuration, and those around them, once more; all others are the model's own.
@@ -49,10 +54,12 @@ class ModelView:
         module: to be called in the place of the model.
         config: its (text) configuration; changes to it are seen by nobody else.
         cache_argument: the name under which `module` takes the KV cache.
+        text_lengths: see `View`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._watched: list[tuple[_Children, list[nn.Module | None]]] = []
+        self.text_lengths: TextLengths | None = None
         self.module: PreTrainedModel = self._seen(model, {}, {})
         self.config: PretrainedConfig = self.module.config.get_text_config(decoder=True)
         self.cache_argument = cache_argument(model)
@@ -88,6 +95,9 @@ class ModelView:
         for name in ("forward", "_old_forward"):  # accelerate gives modules a forward of their own, and keeps the first
             if name in own:
                 own[name] = _rebound(own[name], module, twin)
+        if is_length_dependent(twin):
+            self.text_lengths = self.text_lengths or TextLengths()
+            own_frequencies(twin, self.text_lengths)
         return twin
 
 

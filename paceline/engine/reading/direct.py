@@ -55,6 +55,7 @@ class DirectLlama:
 
     stale = False  # nobody gives a draft other modules
     cache_argument = "cache"
+    text_lengths = None  # `suits` takes no such rotary embedding
 
     def __init__(self, model: PreTrainedModel) -> None:
         decoder: Any = model.get_decoder()
