@@ -32,7 +32,7 @@ from paceline.errors import ConfigError
 COST_ALLOWED = 1.05  # of a forward, by "auto"
 MOST_ROWS = 1024  # the largest row count that is tried; no forward is larger
 
-_KIND = "rows-v7"  # another number when what is tried or written changes
+_KIND = "rows-v8"  # another number when what is tried or written changes
 _SMALL = tuple(range(1, 17))
 _MEDIUM = (17, 24, 31, 32, 33, 48, 63, 65, 96, 127, 129, 257)
 _WIDE = (*_SMALL, *_MEDIUM, MOST_ROWS)

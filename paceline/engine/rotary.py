@@ -6,7 +6,6 @@ requests and parts of prompts, so each token brings the text length that its own
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from types import MethodType
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
+from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import UnsupportedModelError
@@ -58,7 +58,7 @@ def switch_lengths(config: PretrainedConfig) -> tuple[int, ...]:
 def _parameters(config: PretrainedConfig) -> Iterable[dict[str, Any]]:
     """Return the rotary parameters of a model: one set, or one per kind of layer."""
     known = getattr(config, "rope_parameters", None) or {}
-    return [known] if "rope_type" in known else [one for one in known.values() if isinstance(one, dict)]
+    return [one for one in known.values() if isinstance(one, dict)] or [known]
 
 
 def _switch(parameters: dict[str, Any]) -> int | None:
@@ -69,11 +69,17 @@ def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | No
     """Return the length beyond which `model.generate` feeds a growing text anew, with the other frequencies; None = never.
 
     Raises:
-        UnsupportedModelError: it does so at another length than the one at which the frequencies change.
+        UnsupportedModelError: it does so at another length than the one at which the frequencies change, or it has a rotary
+            embedding that is not transformers' own.
     """
     switches = switch_lengths(config)
     if not switches:
         return None
+    if not any(is_length_dependent(module) for module in model.modules()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has LongRoPE frequencies in a rotary embedding of its own; expected transformers', which"
+            " can be given the length of each text. Use model.generate for this model."
+        )
     other = getattr(config, _SWITCH, None)
     found = [length for length in {*switches, *([other] if other else [])} if _starts_anew(model, int(length))]
     if found and (len(switches) > 1 or found != [*switches]):
@@ -101,13 +107,10 @@ class _Filled(DynamicCache):  # type: ignore[misc]
 
 def _starts_anew(model: PreTrainedModel, length: int) -> bool:
     """Whether `generate` drops a cache of `length` tokens when one more is there."""
-    prepare = model.prepare_inputs_for_generation
-    name = "cache" if "cache" in inspect.signature(prepare).parameters else "past_key_values"
-    cache = _Filled(length)
-    prepared = prepare(
-        torch.zeros(1, length + 1, dtype=torch.int64), next_sequence_length=1, use_cache=True, **{name: cache}
-    )
-    return prepared.get(name) is not cache
+    cache, ids = _Filled(length), torch.zeros(1, length + 1, dtype=torch.int64)
+    options = {"next_sequence_length": 1, "use_cache": True, GENERATE_CACHE: cache}
+    prepared = model.prepare_inputs_for_generation(ids, **options)
+    return prepared.get(GENERATE_CACHE) is not cache
 
 
 def rotated_alike(one: Sequence, other: Sequence, switches: tuple[int, ...]) -> bool:
@@ -124,7 +127,7 @@ def within(tree: DraftTree, seq: Sequence, switch: int) -> DraftTree:
 
 def start_anew(seq: Sequence, switch: int) -> None:
     """Have a sequence that has grown beyond the switch fed again from its first token."""
-    if seq.rotary_length <= switch < len(seq):
+    if seq.finish_reason is None and seq.rotary_length <= switch < len(seq):
         seq.rotary_length, seq.cached = len(seq), 0
 
 

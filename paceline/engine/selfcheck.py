@@ -111,16 +111,30 @@ def plain_logits(model: CachedLM, token_ids: list[int]) -> torch.Tensor:
 def rows_that_differ(alone: CachedLM, beside: CachedLM) -> tuple[int, int]:
     """Compare, bit for bit, the logits of short texts alone with those in a tree, beside another sequence.
 
-    It sees what single modules do not show: attention that is not ours, or sums that run over rows.
+    It sees what single modules do not show: attention that is not ours, or sums that run over rows. Where rotary frequencies
+    depend on the length of the text, each of the two sequences is once a short text next to a long one.
 
     Args:
         alone, beside: the same model; `beside` with a prefill chunk under 20 tokens, so that it feeds the prompt in pieces.
     Returns:
         how many rows of logits differ, of how many.
     """
+    lengths = [(0, 0), *((0, one + 1) for one in alone.architecture.switch_lengths)]
+    found = [_rows_that_differ(alone, beside, *both) for both in {*lengths, *(both[::-1] for both in lengths)}]
+    return sum(differing for differing, _ in found), sum(count for _, count in found)
+
+
+def _rows_that_differ(alone: CachedLM, beside: CachedLM, length: int, other_length: int) -> tuple[int, int]:
+    """Compare one sequence alone with the same next to another one.
+
+    Args:
+        length, other_length: of their texts, as far as rotary frequencies are concerned.
+    """
     tokens = [(11 * place + 3) % alone.vocab_size for place in range(20)]
     tree = DraftTree([(13 * node + 5) % alone.vocab_size for node in range(len(_PARENTS))], _PARENTS)
-    seq, one, other = (Sequence(tokens[:length], SamplingParams()) for length in (20, 20, 11))
+    seq, one, other = (Sequence(tokens[:count], SamplingParams()) for count in (20, 20, 11))
+    seq.rotary_length = one.rotary_length = max(20, length)
+    other.rotary_length = max(11, other_length)
     alone.open(seq)
     expected = []
     for path in _paths(tree):

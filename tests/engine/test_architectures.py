@@ -79,7 +79,7 @@ class Session:
                 self.worst = max(self.worst, float(error) / (TOLERANCE * scale))
 
 
-@pytest.mark.parametrize(("name", "kind"), models.CASES)
+@pytest.mark.parametrize(("name", "kind"), [*models.CASES, *models.ROTARY_CASES])
 def test_trees_of_ragged_rows_equal_full_forwards(name: str, kind: str) -> None:
     """Rows of different length carry different trees; branches that are not the first are kept; a slot changes hands."""
     session = Session(models.make(name, kind))
@@ -153,7 +153,7 @@ def check_greedy(model: Any) -> ScriptedTree:
     return drafter
 
 
-@pytest.mark.parametrize(("name", "kind"), models.CASES)
+@pytest.mark.parametrize(("name", "kind"), [*models.CASES, *models.ROTARY_CASES])
 def test_greedy_answers_equal_generate(name: str, kind: str) -> None:
     drafter = check_greedy(models.make(name, kind))
     assert drafter.side_branches > 0

@@ -120,10 +120,50 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
                                         layer_types=["linear_attention", "full_attention"], **_HEADS)),
 }  # fmt: skip
 
+SWITCH = 64  # tokens: beyond it the models below have other rotary frequencies, or, of dynamic NTK, no more context
+
+
+def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 10_000.0, **parameters}
+
+
+def _long(width: int, **parameters: Any) -> dict[str, Any]:
+    """LongRoPE for heads of 2 * `width` numbers."""
+    factors = {"short_factor": [1.0 + place / width for place in range(width)], "long_factor": [4.0] * width}
+    return _rope("longrope", **factors, factor=8.0, original_max_position_embeddings=SWITCH, **parameters)
+
+
+_PHI = {"sliding_window": None, "original_max_position_embeddings": SWITCH}
+_LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+_BY_LAYER = {"query_pre_attn_scalar": 16, "layer_types": _SLIDING, **_REACH, **_HEADS}
+
+# Every rope_type of transformers, also one per kind of layer.
+ROTARY: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3_longrope": ("phi3", _llama(rope_parameters=_long(8), **_PHI)),
+    "phi3_longrope_sliding": ("phi3", _llama(rope_parameters=_long(8), **{**_PHI, "sliding_window": 8})),
+    "phimoe_longrope": ("phimoe", _llama(rope_parameters=_long(8, short_mscale=1.1, long_mscale=1.3), **_PHI, **_EXPERTS)),
+    "llama_longrope": ("llama", _llama(rope_parameters=_long(8))),
+    "minicpm3_longrope": ("minicpm3", _llama(num_key_value_heads=4, rope_parameters=_long(4), **_LATENT)),
+    "gemma3_longrope": ("gemma3_text", _llama(
+        rope_parameters={"full_attention": _long(8), "sliding_attention": _rope("default")}, **_BY_LAYER)),
+    "llama_dynamic": ("llama", _llama(max_position_embeddings=SWITCH, rope_parameters=_rope("dynamic", factor=2.0))),
+    "gemma3_dynamic": ("gemma3_text", _llama(
+        max_position_embeddings=SWITCH, **_BY_LAYER,
+        rope_parameters={"full_attention": _rope("dynamic", factor=4.0), "sliding_attention": _rope("default")})),
+    "llama_linear": ("llama", _llama(rope_parameters=_rope("linear", factor=4.0))),
+    "llama_yarn": ("llama", _llama(rope_parameters=_rope("yarn", factor=8.0, original_max_position_embeddings=SWITCH))),
+    "llama_llama3": ("llama", _llama(rope_parameters=_rope(
+        "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=SWITCH))),
+    "gemma4_proportional": ("gemma4_text", _llama(
+        vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=16, layer_types=_SLIDING, **_REACH, **_HEADS,
+        global_head_dim=16, tie_word_embeddings=False, num_kv_shared_layers=0)),
+}  # fmt: skip
+
 _TABLE = (
     TREES
     | CHAINS
     | REFUSED
+    | ROTARY
     | {
         "gpt2_short": ("gpt2", _gpt2(vocab_size=256, n_positions=28)),
         "flexible": ("llama", _llama()),  # for a test that changes its attention implementation
@@ -133,6 +173,7 @@ _TABLE = (
 )
 EAGER_ONLY = {"gemma2", "gpt_oss", "gptj", "bloom", "mpt", "roformer"}
 CASES = [(name, kind) for name in TREES for kind in ("eager", "sdpa") if kind == "eager" or name not in EAGER_ONLY]
+ROTARY_CASES = [(name, "sdpa") for name in ROTARY]
 CHAIN_CASES = [(name, kind) for name in CHAINS for kind in ("eager", "sdpa") if kind == "eager" or name not in EAGER_ONLY]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence as ListLike
 from typing import Any, cast
 
 import torch
+from transformers import DynamicCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from paceline.engine.drafter import Outcome
@@ -58,7 +59,7 @@ class Decoding:
         tickets = self._engine.submit(self._rows, keep_slots=True)
         try:
             self._engine.admit()
-            if request.past:
+            if request.past and not self._starts_anew(request.width):
                 load_cache(self._model, self._rows, request.cache, request.past)
             going = list(zip(tickets, self._rows, strict=True))
             while going:
@@ -117,8 +118,11 @@ class Decoding:
         columns = range(request.width, total)
         new = torch.tensor([[self._token(row, column) for column in columns] for row in self._rows])
         ids = torch.cat([request.input_ids, new.to(request.input_ids.device)], dim=-1)
-        if request.cache is not None:
-            fill_cache(self._model, self._rows, request.cache, request.past, total - 1)
+        cache, past = request.cache, request.past
+        if cache is not None:
+            if self._starts_anew(total - 1):
+                cache, past = DynamicCache(config=self._model.model.config), 0
+            fill_cache(self._model, self._rows, cache, past, total - 1)
         if not request.as_dict:
             return ids
         scores, logits = (tuple(torch.cat(rows) for rows in zip(*each, strict=True)) for each in
@@ -127,5 +131,10 @@ class Decoding:
             sequences=ids,
             scores=scores if request.keep_scores else None,
             logits=logits if request.keep_logits else None,
-            **{GENERATE_CACHE: request.cache},
+            **{GENERATE_CACHE: cache},
         )
+
+    def _starts_anew(self, fed: int) -> bool:
+        """Whether the model drops the cache it was given to feed so many columns, with other rotary frequencies."""
+        switch = self._model.architecture.restart_length
+        return switch is not None and self._request.past <= switch < fed

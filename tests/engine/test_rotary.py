@@ -1,0 +1,276 @@
+"""Rotary frequencies that depend on the length of a text: every request has those that its own text alone would have."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, DraftTree, SamplingParams, ScriptedDrafter
+from paceline.engine.drafter import Drafter
+from paceline.engine.engine import Engine
+from paceline.engine.forward_arguments import GENERATE_CACHE
+from paceline.engine.invariance import settle
+from paceline.engine.model import CachedLM
+from paceline.engine.rotary import TextLengths, switch_lengths, within
+from paceline.engine.selfcheck import rows_that_differ
+from paceline.engine.sequence import Sequence
+from paceline.errors import UnsupportedModelError
+from paceline.integrations.transformers import Strategy
+from tests.support import models
+from tests.support.models import ROTARY, SWITCH
+from tests.support.shared import ScriptedTree, reference
+
+COUNT = 20
+PARAMS = SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
+LONG = [name for name in ROTARY if "longrope" in name]
+RESTARTING = [name for name in LONG if name.startswith("phi")]
+BOUNDED = [name for name in ROTARY if "dynamic" in name]
+LENGTHS = (10, SWITCH - 9, SWITCH + 16, SWITCH, SWITCH - 1, SWITCH + 1, 3 * SWITCH)
+
+
+def make(name: str) -> Any:
+    model = models.make(name, "sdpa")
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def prompts(name: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> list[list[int]]:
+    """Prompts of these lengths, or as long as the model's context allows."""
+    rng = random.Random(seed)
+    most = SWITCH - COUNT if name in BOUNDED else max(lengths)
+    return [[rng.randrange(3, models.VOCAB) for _ in range(min(length, most))] for length in lengths]
+
+
+def random_trees() -> Drafter:
+    """Drafts that are nearly always wrong, of any shape."""
+    rng = random.Random(3)
+
+    def tree(limit: int) -> DraftTree:
+        size = min(limit, rng.randrange(8))
+        tokens = rng.sample(range(models.VOCAB), size)
+        return DraftTree(tokens, [rng.randrange(-1, node) if node else -1 for node in range(size)])
+
+    return ScriptedDrafter(lambda seqs, limits: [tree(limit) for limit in limits])
+
+
+def known_answers(model: Any, each: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
+    return {tuple(prompt): reference(model, prompt, COUNT) for prompt in each}
+
+
+@pytest.mark.parametrize("invariant", [False, "auto"])
+@pytest.mark.parametrize("name", ROTARY)
+def test_short_and_long_texts_in_a_batch_answer_as_alone(name: str, invariant: Any) -> None:
+    model = make(name)
+    each = prompts(name)
+    known = known_answers(model, each)
+    for drafter in ("none", ScriptedTree(known, models.VOCAB), random_trees()):
+        llm = LLM(model, drafter, batch_invariant=invariant, max_batch=3)
+        llm.model.prefill_chunk = 24  # long prompts come in parts
+        assert [out.token_ids for out in llm.generate(each, PARAMS)] == [*known.values()]
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_a_drafter_that_knows_the_answer_is_accepted_across_the_switch(name: str) -> None:
+    model = make(name)
+    each = prompts(name, (SWITCH - 9,))
+    known = known_answers(model, each)
+    drafter = ScriptedTree(known, models.VOCAB)
+    (out,) = LLM(model, drafter, max_batch=1).generate(each, PARAMS)
+    assert out.token_ids == known[tuple(each[0])]
+    assert out.stats.target_forwards < COUNT - 5
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_kept_prefixes_are_used_only_with_the_same_frequencies(name: str) -> None:
+    model = make(name)
+    (text,) = prompts(name, (3 * SWITCH,))
+    llm = LLM(model, "prompt_lookup", keep_prefixes=4, max_batch=2)
+    for length in (40, 44, SWITCH + 20, SWITCH + 30, 42, SWITCH - 3, 50):
+        prompt = text[:length]
+        assert llm.generate([prompt], PARAMS)[0].token_ids == reference(model, prompt, COUNT)
+    assert llm.load.prefix_hits > 0
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_nothing_is_taken_over_from_the_other_side_of_the_switch(name: str) -> None:
+    (text,) = prompts(name, (3 * SWITCH,))
+    llm = LLM(make(name), "none", keep_prefixes=4)
+    one = SamplingParams(max_new_tokens=2, ignore_eos=True)
+    llm.generate([text[:40]], one)
+    assert llm.generate([text[: SWITCH + 20]], one)[0].stats.cached_tokens == 0
+    assert llm.generate([text[:41]], one)[0].stats.cached_tokens == 40
+    assert llm.generate([text[: SWITCH + 21]], one)[0].stats.cached_tokens == SWITCH + 20
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_preempted_requests_go_on_with_the_same_text(name: str) -> None:
+    model = make(name)
+    each = prompts(name, (SWITCH - 5, SWITCH + 8, 12))
+    known = known_answers(model, each)
+    for steps in (2, 4, 9):
+        drafter = ScriptedTree(known, models.VOCAB)
+        engine = Engine(model, drafter, max_batch=1)
+        seqs = [
+            Sequence(prompt, SamplingParams(max_new_tokens=COUNT, ignore_eos=True, priority=-place))
+            for place, prompt in enumerate(each)
+        ]
+        tickets = []
+        for seq in seqs:
+            tickets += engine.submit([seq])
+            for _ in range(steps):
+                engine.step()
+        engine.finish(tickets)
+        assert [seq.output_ids for seq in seqs] == [*known.values()]
+        assert engine.load.preemptions > 0 or steps == 9
+
+
+@pytest.mark.parametrize("name", ["phi3_longrope", "llama_longrope", "llama_dynamic"])
+def test_sampled_text_is_the_same_with_drafts(name: str) -> None:
+    model = make(name)
+    each = prompts(name, (SWITCH - 9, SWITCH + 3, 20))
+    params = SamplingParams(max_new_tokens=COUNT, ignore_eos=True, temperature=0.8, seed=3)
+    plain = [LLM(model, "none").generate([prompt], params)[0].token_ids for prompt in each]
+    for drafter in ("prompt_lookup", ScriptedTree({tuple(p): a for p, a in zip(each, plain, strict=True)}, models.VOCAB)):
+        assert [out.token_ids for out in LLM(model, drafter).generate(each, params)] == plain
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_bits_do_not_depend_on_texts_of_other_lengths(name: str) -> None:
+    if name.startswith("phimoe"):
+        pytest.skip("a mixture of experts, which is refused")
+    model = copy.deepcopy(make(name)).to(torch.bfloat16)
+    each = prompts(name)
+    plain = LLM(model, "none", batch_invariant=True)
+    alone = [plain.generate([prompt], PARAMS)[0].token_ids for prompt in each]
+    known = {tuple(prompt): answer for prompt, answer in zip(each, alone, strict=True)}
+    llm = LLM(model, ScriptedTree(known, models.VOCAB), batch_invariant=True, max_batch=3)
+    assert [out.token_ids for out in llm.generate(each, PARAMS)] == alone
+
+
+def test_the_proof_notices_frequencies_of_the_longest_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama_longrope")
+    invariance = settle(model, True)
+    lms = [CachedLM(model, **invariance.of_model(chunk)) for chunk in (512, 8)]
+    assert rows_that_differ(*lms)[0] == 0
+    right = TextLengths.set
+
+    def longest(self: TextLengths, *arguments: Any) -> None:
+        right(self, *arguments)
+        assert self.of_tokens is not None
+        self.of_tokens[:] = self.of_tokens.max()
+
+    monkeypatch.setattr(TextLengths, "set", longest)
+    assert rows_that_differ(*lms)[0] > 0
+
+
+@pytest.mark.parametrize("name", ["phi3_longrope", "llama_longrope", "gemma3_longrope", "llama_dynamic"])
+def test_generate_with_drafts_equals_generate(name: str) -> None:
+    model = make(name)
+    strategy = Strategy("prompt_lookup")
+    for prompt in prompts(name):
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False,
+                             custom_generate=strategy)  # fmt: skip
+        assert out[0, len(prompt) :].tolist() == reference(model, prompt, COUNT)
+
+
+@pytest.mark.parametrize("name", ["phi3_longrope", "llama_longrope"])
+@pytest.mark.parametrize("lengths", [(20, 30), (50, 30), (50, 10), (SWITCH + 5, 10), (40, 40)])
+def test_a_cache_is_continued_over_turns(name: str, lengths: tuple[int, int]) -> None:
+    """The second turn begins below or beyond the switch, or crosses it."""
+    model = make(name)
+    first, more = prompts(name, lengths)
+
+    def talk(**options: Any) -> tuple[list[int], Any]:
+        turn = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True, **options}
+        ids = torch.tensor([first])
+        one = model.generate(ids, attention_mask=torch.ones_like(ids), **turn)
+        ids = torch.cat([one.sequences, torch.tensor([more])], dim=-1)
+        two = model.generate(ids, attention_mask=torch.ones_like(ids), **turn, **{GENERATE_CACHE: one[GENERATE_CACHE]})
+        return two.sequences[0].tolist(), two[GENERATE_CACHE]
+
+    plain, drafted = talk(), talk(custom_generate=Strategy("prompt_lookup"))
+    assert drafted[0] == plain[0]
+    for ours, theirs in zip(drafted[1].layers, plain[1].layers, strict=True):
+        assert ours.keys.shape == theirs.keys.shape
+        assert torch.allclose(ours.keys, theirs.keys, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*LONG, *BOUNDED])
+def test_forwards_here_and_those_of_the_model_leave_each_other_alone(name: str) -> None:
+    model = copy.deepcopy(make(name))
+    each = prompts(name, (10, SWITCH + 16))
+    expected = known_answers(make(name), each)
+    beyond = torch.tensor(prompts("", (SWITCH + 60,)))
+    with torch.no_grad():
+        model(beyond[:, :5], use_cache=False)
+        before = {key: value.clone() for key, value in model.named_buffers()}
+        model(beyond, use_cache=False)  # it has the frequencies of a long text now
+    llm = LLM(model, "prompt_lookup")
+    with torch.no_grad():
+        model(beyond, use_cache=False)
+    assert [out.token_ids for out in llm.generate(each, PARAMS)] == [*expected.values()]
+    with torch.no_grad():
+        model(beyond[:, :5], use_cache=False)
+    assert all(torch.equal(value, before[key]) for key, value in model.named_buffers())
+
+
+@pytest.mark.parametrize("name", [*LONG, *BOUNDED])
+def test_draft_models_with_such_frequencies_change_nothing(name: str) -> None:
+    target = make("llama_linear")
+    each = prompts(name, (SWITCH - 9, 10, SWITCH + 3))
+    llm = LLM(target, "draft_model", draft_model=make(name), max_batch=2)
+    for _ in range(2):
+        assert [out.token_ids for out in llm.generate(each, PARAMS)] == [reference(target, prompt, COUNT) for prompt in each]
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_dynamic_ntk_ends_where_its_frequencies_would_change(name: str) -> None:
+    model = make(name)
+    (prompt,) = prompts(name, (SWITCH - COUNT,))
+    llm = LLM(model, "none")
+    assert llm.model.context_length == SWITCH
+    (out,) = llm.generate([prompt], SamplingParams(max_new_tokens=3 * COUNT, ignore_eos=True))
+    assert out.token_ids == reference(model, prompt, COUNT)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_only_models_whose_generate_starts_again_do(name: str) -> None:
+    architecture = CachedLM(make(name)).architecture
+    assert architecture.switch_lengths == (SWITCH,)
+    assert architecture.restart_length == (SWITCH if name in RESTARTING else None)
+
+
+def test_drafts_end_at_the_switch_where_the_text_is_fed_again() -> None:
+    tree = DraftTree([5, 6, 7, 8, 9], [-1, 0, -1, 1, 2], confidence=[0.5, 0.4, 0.3, 0.2, 0.1], probes=1)
+    seq = Sequence([1] * 8, SamplingParams())
+    assert within(tree, seq, 20) is tree
+    assert within(tree, seq, 10) == DraftTree([5, 6, 7, 9], [-1, 0, -1, 2], confidence=[0.5, 0.4, 0.3, 0.1], probes=1)
+    assert within(tree, seq, 9) == DraftTree([5, 7], [-1, -1], confidence=[0.5, 0.3])
+    assert not len(within(tree, seq, 8))
+    seq.rotary_length = 12
+    assert within(tree, seq, 8) is tree
+
+
+def test_a_model_that_starts_again_elsewhere_is_refused() -> None:
+    model = copy.deepcopy(make("phi3_longrope"))
+    model.config.original_max_position_embeddings = 100
+    with pytest.raises(UnsupportedModelError, match="beyond 64 tokens, and its generate starts again beyond 100"):
+        LLM(model, "none")
+
+
+def test_a_rotary_embedding_of_a_models_own_is_refused() -> None:
+    model = copy.deepcopy(make("llama_longrope"))
+    del model.model.rotary_emb.rope_type
+    with pytest.raises(UnsupportedModelError, match="rotary embedding of its own"):
+        LLM(model, "none")
+
+
+def test_all_other_models_have_no_switch() -> None:
+    for name in ROTARY:
+        assert (switch_lengths(make(name).config) == ()) == (name not in LONG)
+        assert (CachedLM(make(name))._feeder.view.text_lengths is None) == (name not in [*LONG, *BOUNDED])
