@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from typing import Any
 
@@ -32,8 +33,10 @@ BOUNDED = [name for name in ROTARY if "dynamic" in name]
 LENGTHS = (10, SWITCH - 9, SWITCH + 16, SWITCH, SWITCH - 1, SWITCH + 1, 3 * SWITCH)
 
 
+@functools.cache
 def make(name: str) -> Any:
-    model = models.make(name, "sdpa")
+    """A model that generates beyond the tokens that end a text."""
+    model = copy.deepcopy(models.make(name, "sdpa"))
     model.generation_config.eos_token_id = None
     return model
 
