@@ -18,6 +18,7 @@ from paceline.common.options import BATCH_INVARIANT, BatchInvariant
 from paceline.drafters import Maker, create, entry
 from paceline.engine.answer import Chunk, Completion
 from paceline.engine.cost_curve import CostCurve
+from paceline.engine.costs import Costs
 from paceline.engine.delivery import Chunks, completions_of
 from paceline.engine.drafter import Drafter
 from paceline.engine.engine import Engine, OnDrafterError
@@ -66,6 +67,7 @@ class LLM:
         keep_prefixes: ended requests whose keys and values stay in the cache for prompts that begin like them, as the next turn
             of a conversation does. The weights must not change meanwhile.
         on_drafter_error: "raise": an error of a drafter ends the requests that have it; "plain": they go on without drafts.
+        cost_curve: seconds of a forward by its rows; no clock then decides how much of a draft tree is fed. None = as measured.
     Raises:
         ConfigError: an unusable argument.
         UnsupportedModelError: a model that cannot be verified losslessly.
@@ -87,6 +89,7 @@ class LLM:
         cache_gib: float | None = None,
         keep_prefixes: int = 0,
         on_drafter_error: OnDrafterError = "raise",
+        cost_curve: CostCurve | None = None,
     ) -> None:
         require_count("LLM", "max_batch", max_batch, 1)
         require_count("LLM", "max_nodes", max_nodes, 0)
@@ -117,7 +120,7 @@ class LLM:
         self._engine = Engine(
             loaded, drafter, spec=spec, make=make, tokenizer=self.tokenizer, max_batch=max_batch, max_nodes=max_nodes,
             ranks=ranks, batch_invariant=batch_invariant, cache_gib=cache_gib, keep_prefixes=keep_prefixes,
-            on_drafter_error=on_drafter_error,
+            on_drafter_error=on_drafter_error, cost_curve=cost_curve,
         )  # fmt: skip
         self._waiters = Waiters(self._engine)
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
@@ -148,6 +151,11 @@ class LLM:
     def cost_curve(self) -> CostCurve | None:
         """Seconds of a forward by the rows it is fed, as the budget has them; None before it needed them, or without one."""
         return None if self._engine.spending is None else self._engine.spending.curve
+
+    @property
+    def costs(self) -> Costs | None:
+        """The measurement behind the cost curve: its conditions, and a way to repeat it; None without a budget."""
+        return self._engine.costs
 
     @property
     def plain_seconds(self) -> float | None:

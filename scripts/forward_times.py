@@ -14,6 +14,7 @@ import torch
 from paceline import LLM
 from paceline.engine.forward_cost import timed_forward
 from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.engine.stopwatch import Stopwatch
 from paceline.engine.tree import DraftTree
 
 _CONTEXT, _ROUNDS = 300, 10
@@ -29,11 +30,12 @@ def main() -> None:
     model.open(seq)
     model.feed([seq])
     seq.token_ids.append(1)
+    stopwatch = Stopwatch(model.device)
     best = dict.fromkeys(counts, float("inf"))
     for _ in range(_ROUNDS):
         for count in counts:  # by turns: all in the same weather
             tree = DraftTree.chain([place % 7 for place in range(count - 1)])
-            best[count] = min(best[count], timed_forward(model, seq, tree))
+            best[count] = min(best[count], timed_forward(stopwatch, model, seq, tree))
     print("  ".join(f"{count}: {best[count] * 1e3:.1f}" for count in counts), "ms by number of rows")
 
 

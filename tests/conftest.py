@@ -1,4 +1,4 @@
-"""Shared fixtures. Everything runs on the CPU, offline, on one thread."""
+"""Shared fixtures. Everything runs on the CPU, offline, on one thread, with a cache of the suite's own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ import torch
 import transformers
 from hypothesis import settings
 
+from tests.support.hermetic import isolate
 from tests.support.models import piece_tokenizer
 from tests.support.shared import COUNT, Pair, reference
 
 DATA = Path(__file__).parent / "data"
 
+isolate()
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -54,6 +56,14 @@ def pair() -> Pair:
 def tokenizer() -> Any:
     """For models with a vocabulary of 256: whatever they say is readable."""
     return piece_tokenizer()
+
+
+@pytest.fixture
+def measured_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Costs are measured, as for a user, and kept in a new cache; its folder."""
+    monkeypatch.delenv("PACELINE_COST_CURVE")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture

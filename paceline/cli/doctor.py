@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import time
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import TYPE_CHECKING, Annotated
@@ -19,11 +20,14 @@ from paceline.cli.show import out, table_console
 from paceline.common import cache
 from paceline.common.machine import instruction_flags, processor, usable_cores
 from paceline.common.options import ModelOptions
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.engine.proof import Proof
+    from paceline.engine.stopwatch import Conditions
     from paceline.llm import LLM
 
+_COST_CURVE = "PACELINE_COST_CURVE"
 _PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
 _SETTINGS = ("OMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "KMP_", "CUDA_VISIBLE_DEVICES", "NUMBA_")
 
@@ -32,16 +36,22 @@ def doctor(
     *,
     model: str | None = None,
     models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
+    measure: bool = False,
 ) -> None:
     """Say what is installed, what the processor has, and, for a model, what is in use, what is off, and why.
 
     Args:
         model: directory, hub id, GGUF file, "demo" or "smollm2"; default: none is looked at.
+        measure: measure anew what a forward costs, and keep that. Needs a model, and a quiet machine.
     """
+    if measure and model is None:
+        raise ConfigError("doctor: got --measure without a model; expected one, as in `paceline doctor --model demo --measure`.")
     if model is None:
         _print(_installation() | _machine(models.threads))
         return
     llm = build_llm(replace(models, model=model, batch_invariant="auto"), "none")
+    if measure and llm.costs is not None:
+        llm.costs.measure()
     _print(_installation() | _machine(models.threads) | _facts(model, llm))
     if llm.invariance.proof is not None:
         _print_findings(llm.invariance.proof)
@@ -119,6 +129,7 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
         "drafts": drafts,
         "attention": attention,
         "matrix products": _products(llm),
+        "cost of a forward": _costs(llm),
         "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}",
     }
 
@@ -136,7 +147,33 @@ def _products(llm: LLM) -> str:
         return f"{whose}: ours are for plain weights on a CPU"
     each = zip(COUNTS, tried.ours, tried.torchs, strict=True)
     times = ", ".join(f"{mine * 1e3:.3g} and {theirs * 1e3:.3g} with {count}" for count, mine, theirs in each)
-    return f"{whose}; ms of ours and torch's by rows: {times}"
+    conditions = "" if tried.conditions is None else f"; {_conditions(tried.conditions)}"
+    return f"{whose}; ms of ours and torch's by rows: {times}{conditions}"
+
+
+def _costs(llm: LLM) -> str:
+    """The cost curve that is kept, and how far it can be trusted."""
+    assert llm.costs is not None, "no ranks"
+    if llm.costs.given:
+        return f"given by ${_COST_CURVE}"
+    known = llm.costs.recall()
+    if known is None:
+        return "not measured yet; --measure does it now, and the first draft does it otherwise"
+    curve = known.curve
+    shown = sorted({1, curve.rows[-1], *({4, 8, 16, 32, 64} & set(curve.rows))})
+    first, *others = (curve.seconds[curve.rows.index(rows)] for rows in shown)
+    times = ", ".join(f"{rows} {seconds / first:.2f}x" for rows, seconds in zip(shown[1:], others, strict=True))
+    return f"1 row {first * 1e3:.3g} ms, {times}; {_conditions(known.conditions)}"
+
+
+def _conditions(timed: Conditions) -> str:
+    """Age, spread and load of a timing, and what follows."""
+    hours = max(0.0, time.time() - timed.made) / 3600
+    age = f"{hours * 60:.0f} minutes" if hours < 2 else f"{hours:.0f} hours" if hours < 48 else f"{hours / 24:.0f} days"
+    waited = "" if timed.waited is None else f", {timed.waited:.0%} of the time without a processor"
+    load = "" if timed.load is None else f", load {timed.load:.1f}"
+    state = "quiet" if timed.quiet else "disturbed: measured again once the machine is quiet"
+    return f"measured {age} ago, quartiles {timed.spread:.1%} apart{waited}{load}: {state}"
 
 
 def _print(facts: dict[str, str]) -> None:

@@ -107,10 +107,7 @@ def remember(place: Place, find: Callable[[], Found], read: Callable[[dict[str, 
         read: makes it from its attributes again.
     """
 
-    def write(found: Found) -> bytes:
-        return (json.dumps(asdict(found), indent=1) + "\n").encode()
-
-    return remember_bytes(place, find, write, lambda content: read(parse_json(content)))
+    return remember_bytes(place, find, _to_bytes, lambda content: read(parse_json(content)))
 
 
 def remember_bytes(place: Place, find: Callable[[], Kept], write: Callable[[Kept], bytes], read: Callable[[bytes], Kept]) -> Kept:
@@ -120,11 +117,39 @@ def remember_bytes(place: Place, find: Callable[[], Kept], write: Callable[[Kept
         (folder / place.file).write_bytes(write(find()))
         return {}
 
-    folder = root() / place.kind / hashlib.sha256(place.facts.encode()).hexdigest()
+    folder = _folder(place)
     try:
         return read((_obtain(folder, place.name, make, lambda: None) / place.file).read_bytes())
     except (PacelineError, ValueError, LookupError, TypeError):  # a cache that cannot be written or read
         return find()
+
+
+def recall(place: Place, read: Callable[[dict[str, Any]], Found]) -> Found | None:
+    """Return what is kept, as `remember` does; None where there is nothing."""
+    try:
+        return read(parse_json((_folder(place) / place.file).read_bytes()))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def keep(place: Place, found: DataclassInstance) -> None:
+    """Keep a finding in the place of an earlier one; nothing is kept where the cache cannot be written."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        (folder / place.file).write_bytes(_to_bytes(found))
+        return {}
+
+    folder = _folder(place)
+    with suppress(PacelineError), _refused_clearly(), _locked(folder, lambda: None):
+        _fill(folder, place.name, make)
+
+
+def _folder(place: Place) -> Path:
+    return root() / place.kind / hashlib.sha256(place.facts.encode()).hexdigest()
+
+
+def _to_bytes(found: DataclassInstance) -> bytes:
+    return (json.dumps(asdict(found), indent=1) + "\n").encode()
 
 
 def _obtain(folder: Path, source: str, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]) -> Path:

@@ -17,7 +17,8 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from paceline.common.options import BATCH_INVARIANT, BatchInvariant
-from paceline.engine.cost_curve import cost_curve
+from paceline.engine.cost_curve import CostCurve
+from paceline.engine.costs import Costs
 from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
 from paceline.engine.drafting import Part
 from paceline.engine.foresight.find import Foresights
@@ -62,9 +63,11 @@ class Engine:
             outgrow it. None = most of what is available now.
         keep_prefixes: ended requests whose keys and values stay in the cache, for prompts that begin like them.
         on_drafter_error: "raise": an error of a drafter ends the requests that have it; "plain": they go on without drafts.
+        cost_curve: what forwards cost; then no clock decides how many nodes of a tree are fed. None = as measured.
         verify: the rule by which tokens are chosen.
     Attributes:
         invariance: whether they do, and why or why not.
+        costs: what forwards cost; None with ranks.
         spending: cuts draft trees to what pays; None with ranks.
     Raises:
         ConfigError, DatastoreError: a drafter that does not fit, or batch invariance that was asked for and cannot be;
@@ -87,6 +90,7 @@ class Engine:
         cache_gib: float | None = None,
         keep_prefixes: int = 0,
         on_drafter_error: OnDrafterError = "raise",
+        cost_curve: CostCurve | None = None,
         verify: Verifier = verify_batch,
     ) -> None:
         if ranks is not None and batch_invariant == "auto":
@@ -104,7 +108,8 @@ class Engine:
             self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes, **options)
             self._verify = self._parallel.verify
         # The ranks of a parallel run must take the same trees, and each has a clock of its own.
-        self.spending = None if ranks is not None else Spending(lambda: cost_curve(self.model, self._most_rows))
+        self.costs = None if ranks is not None else Costs(self.model, self._most_rows, cost_curve)
+        self.spending = None if self.costs is None else Spending(self.costs.curve, None if self.costs.given else self.costs.renew)
         self._foresights = None if ranks is not None else Foresights(self.model)
         self._roster = Roster(make if ranks is None else refuse_others, self._check, ranks is None)
         self._use(drafter, spec)
@@ -300,6 +305,8 @@ class Engine:
                 self._lifecycle.deliver(holders[id(outcome.seq)], outcome)
             outcomes += part.outcomes
         self._schedule.make_room()
+        if self.spending is not None:
+            self.spending.renew()
         return outcomes
 
     def _add_foresight(self, parts: list[Part]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 
 from transformers import PreTrainedModel
 
 from paceline.engine.model import CachedLM
 from paceline.engine.products.own import Products
 from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.engine.stopwatch import Stopwatch
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 CONTEXT = 512  # tokens of the text, where the model takes so many
@@ -26,21 +26,19 @@ def forward_cost(model: PreTrainedModel, least_rows: int, products: Products, en
     invariant = CachedLM(model, batch_invariant=True, least_rows=least_rows, products=products)
     usual = CachedLM(model)
     context = min(CONTEXT, invariant.context_length - 2)
-    best = [math.inf, math.inf]
+    best, stopwatch = [math.inf, math.inf], Stopwatch(model.device)
     seqs = [_opened(lm, context) for lm in (invariant, usual)]
     for turn in range(_MOST_ROUNDS):
         for place, (lm, seq) in enumerate(zip((invariant, usual), seqs, strict=True)):
-            best[place] = min(best[place], timed_forward(lm, seq, EMPTY_TREE))
+            best[place] = min(best[place], timed_forward(stopwatch, lm, seq, EMPTY_TREE))
         if turn + 1 >= _LEAST_ROUNDS and best[0] <= enough * best[1]:
             break
     return best[0] / best[1]
 
 
-def timed_forward(lm: CachedLM, seq: Sequence, tree: DraftTree) -> float:
+def timed_forward(stopwatch: Stopwatch, lm: CachedLM, seq: Sequence, tree: DraftTree) -> float:
     """Return the seconds of one forward of a sequence and its tree, of which nothing is committed."""
-    start = time.perf_counter()
-    lm.forward([seq], [tree])[0, -1, 0].item()  # waits for an accelerator
-    return time.perf_counter() - start
+    return stopwatch.seconds(lambda: lm.forward([seq], [tree])[0, -1, 0].item())  # waits for an accelerator
 
 
 def _opened(lm: CachedLM, context: int) -> Sequence:

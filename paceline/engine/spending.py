@@ -32,6 +32,7 @@ _FORGETTING = 0.005  # of that, with every step that tells nothing about it: wha
 _CONTEXTS = 64  # tokens by which texts before a step are told apart
 _KEPT = 1000  # curves of steps
 _MOST_OFF = 3.0  # a curve is believed to be off by no more
+_SURE, _JUMP = 4, math.log(1.5)  # steps after which one step counts for no more than so much off what the others took
 
 
 class _Pace:
@@ -61,6 +62,8 @@ class _Pace:
     def note(self, drafted: bool, seconds: float, expected: float) -> None:
         """Take in a step."""
         off = math.log(max(seconds, 1e-9) / expected)
+        if self._steps[drafted] >= _SURE:  # another program may have had the processor meanwhile
+            off = min(self._off[drafted] + _JUMP, max(self._off[drafted] - _JUMP, off))
         self._steps[drafted] += 1
         self._off[drafted] += max(_RATE, 1 / self._steps[drafted]) * (off - self._off[drafted])
         if not drafted:
@@ -71,10 +74,13 @@ class Spending:
     """Decides for one engine.
 
     Args:
-        curve: returns what a forward costs; asked when it is first needed.
+        curve: returns what a forward costs; called when it is first needed.
+        renew: called between steps with the seconds of those since the last call; returns whether `curve` has another one now.
+            None: the curve was given, and no clock corrects it.
     """
 
-    def __init__(self, curve: Callable[[], CostCurve]) -> None:
+    def __init__(self, curve: Callable[[], CostCurve], renew: Callable[[float], bool] | None = lambda seconds: False) -> None:
+        self._renew, self._used = renew, 0.0
         self._make_curve = curve
         self._curve: CostCurve | None = None
         self._costs: dict[tuple[int, int, int], NDArray[np.float64]] = {}
@@ -131,13 +137,22 @@ class Spending:
         Args:
             seconds: of the whole step, drafting included.
         """
-        if self._step is not None and self._pace is not None:
+        self._used += seconds
+        if self._renew is not None and self._step is not None and self._pace is not None:
             drafted, expected = self._step
             self._pace.note(drafted, seconds - sum(part.draft_seconds for part in parts), expected)
             self._step = None
         tokens = sum(part.new_tokens for part in parts)
         for part in parts:
             part.learn(tokens)
+
+    def renew(self) -> None:
+        """Have the curve checked where that is due, between two steps."""
+        if self._renew is not None and self._renew(self._used):
+            self._curve = self._pace = self._step = None
+            self._costs.clear()
+            self._paces.clear()
+        self._used = 0.0
 
     def _seconds(self, rows: int, unit: int, most: int) -> NDArray[np.float64]:
         """Return the seconds of steps of rows, rows + unit, ... rows + most * unit, as the curve has them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.common.machine import processor
-from paceline.engine.cost_curve import cost_curve
+from paceline.engine.costs import Costs
 from paceline.engine.model import CachedLM
 from paceline.plan.acceptance import Acceptance
 from paceline.plan.named import check_sizes
@@ -26,7 +26,7 @@ def plan_measured(model: CachedLM, name: str, acceptance: Acceptance, batch: int
     """
     check_sizes(batch, context)
     most = sizes_within(acceptance, context, model.context_length)
-    curve = cost_curve(model)
+    curve = Costs(model).curve()
 
     def cost(sequences: int, size: int) -> Cost:
         return Cost(float(curve.of(np.array([sequences * size]))[0]))

@@ -47,8 +47,7 @@ class Seen(DelegatingDrafter):
 
 def decoded(pair: Pair, spec: str, curve: str, params: SamplingParams, batch: int) -> tuple[list[list[int]], Seen]:
     drafter = Seen(pair.engine(f"{spec}{',' if ':' in spec else ':'}budget=true").drafter)
-    engine = Engine(pair.target, drafter, max_batch=batch)
-    engine.spending = Spending(lambda: CURVES[curve])
+    engine = Engine(pair.target, drafter, max_batch=batch, cost_curve=CURVES[curve])
     seqs = [Sequence(prompt, params) for prompt in pair.prompts[:6]]
     engine.finish(engine.submit(seqs))
     return [seq.output_ids for seq in seqs], drafter
@@ -101,8 +100,7 @@ def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
             return self.spent
 
     drafter = Slow(pair.engine("draft_model:budget=true").drafter)
-    engine = Engine(pair.target, drafter)
-    engine.spending = Spending(lambda: CURVES["free"])
+    engine = Engine(pair.target, drafter, cost_curve=CURVES["free"])
     seqs = [Sequence(prompt, SamplingParams(COUNT)) for prompt in pair.prompts]
     for seq in seqs:
         engine.finish(engine.submit([seq]))

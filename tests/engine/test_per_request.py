@@ -331,8 +331,10 @@ def test_a_useless_drafter_is_left_out_and_the_others_go_on(pair: Pair) -> None:
         def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
             return [DraftTree.chain([0] * min(40, limit)) for limit in max_nodes]
 
-    engine = Engine(pair.target, create("none"), make=lambda spec: Useless() if spec == "useless" else create(spec))
-    engine.spending = Spending(lambda: CostCurve((1, 1000), (1.0, 1000.0)))
+    def made(spec: str) -> Drafter:
+        return Useless() if spec == "useless" else create(spec)
+
+    engine = Engine(pair.target, create("none"), make=made, cost_curve=CostCurve((1, 1000), (1.0, 1000.0)))
     seqs = [
         Sequence(prompt, SamplingParams(COUNT, speculation="useless" if row % 2 else "lookahead:budget=false"))
         for row, prompt in enumerate(pair.prompts[:8])

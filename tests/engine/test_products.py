@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.engine import invariance
+from paceline.engine import invariance, stopwatch
 from paceline.engine.invariance import COST_ALLOWED, search, settle
 from paceline.engine.model import CachedLM
 from paceline.engine.products import choice, own
 from paceline.engine.products.choice import COUNTS, Trial, everywhere, fastest, trial
 from paceline.engine.products.own import ANY, Products, product, replaceable
 from paceline.engine.selfcheck import rows_that_differ
+from paceline.engine.stopwatch import Conditions
 from tests.support.models import make
 from tests.support.shared import Pair
 
@@ -195,8 +196,27 @@ def test_what_was_tried_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     found = trial(model)
     assert len(found.ours) == len(found.torchs) == len(COUNTS)
     assert min(found.ours + found.torchs) > 0
+    monkeypatch.setattr(Conditions, "calmer_now", False)
     monkeypatch.setattr(choice, "_try", None)
     assert trial(model) == found
+
+
+@pytest.mark.usefixtures("worth")
+def test_a_disturbed_trial_is_repeated_once_the_load_has_fallen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And kept until then."""
+    model, trials = make("llama"), list[Trial]()
+
+    def tried(*modules: Any) -> Trial:
+        waited = 0.0 if len(trials) == 2 else 0.4
+        trials.append(Trial((1.0,) * len(COUNTS), (2.0,) * len(COUNTS), Conditions(0.0, waited, 3.0, 0.0)))
+        return trials[-1]
+
+    monkeypatch.setattr(choice, "_try", tried)
+    for load, count in ((3.0, 1), (2.8, 1), (1.0, 2), (1.0, 3), (1.0, 3)):
+        monkeypatch.setattr(stopwatch, "load_average", lambda load=load: load)
+        assert trial(model) == trials[-1]
+        assert len(trials) == count
+    assert trial(model).conditions == Conditions(0.0, 0.0, 3.0, 0.0)
 
 
 @pytest.mark.usefixtures("worth")

@@ -1,8 +1,10 @@
-"""Whose products are faster, by the number of rows: tried on the model's own weights, once on a machine, and kept."""
+"""Whose products are faster, by the number of rows: tried on the model's own weights, once on a machine, and kept.
+
+A trial that other programs disturbed is used, and repeated at a later load, once the machine has less to do.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +17,10 @@ from paceline.common import cache
 from paceline.common.crew import awake
 from paceline.engine.circumstances import circumstances
 from paceline.engine.products.own import ANY, Products, product, replaceable
+from paceline.engine.stopwatch import Conditions, Stopwatch, spread_of
 
 COUNTS = (1, 4, 16, 64, 256)  # of rows that are tried; the last stands for any more
-_KIND = "products-v7"  # another number when what is tried or written changes
+_KIND = "products-v8"  # another number when what is tried or written changes
 _WORTH = 1 << 25  # weights: a smaller model stays in the processor's caches, and torch's kernels do as well there
 _BEYOND = 1 << 27  # weights of a shape that are tried one after the other: fewer would stay in a cache
 _NARROW, _MANY = 1 << 24, 64  # weights of a module that is not tried with so many rows: heads of a vocabulary get few
@@ -29,10 +32,20 @@ _PRODUCTS: tuple[Callable[..., Any], ...] = (product, torch.nn.functional.linear
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Seconds of all products of a model with each of `COUNTS` rows, ours and torch's; empty where none can be ours."""
+    """Seconds of all products of a model with each of `COUNTS` rows, ours and torch's; empty where none can be ours.
+
+    Attributes:
+        conditions: under which they were timed; None where nothing was.
+    """
 
     ours: tuple[float, ...] = ()
     torchs: tuple[float, ...] = ()
+    conditions: Conditions | None = None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether other programs disturbed it, and fewer would now."""
+        return self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
 
     @property
     def range(self) -> tuple[int, int]:
@@ -76,7 +89,16 @@ def trial(model: PreTrainedModel) -> Trial:
     if not modules:
         return Trial()
     place = cache.Place(_KIND, circumstances(model), f"product times of {model.__class__.__name__}", "trial.json")
-    return cache.remember(place, lambda: _try(modules), lambda kept: Trial(tuple(kept["ours"]), tuple(kept["torchs"])))
+    kept = cache.remember(place, lambda: _try(modules), _read)
+    if not kept.doubtful:
+        return kept
+    again = _try(modules)
+    cache.keep(place, again)
+    return again
+
+
+def _read(kept: dict[str, Any]) -> Trial:
+    return Trial(tuple(kept["ours"]), tuple(kept["torchs"]), Conditions.read(kept["conditions"]))
 
 
 def is_large(model: PreTrainedModel) -> bool:
@@ -90,7 +112,8 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
     for one in modules:
         shapes.setdefault((one.in_features, one.out_features), []).append(one)
     times: list[list[float]] = [[], []]
-    products = Products(modules)
+    spreads: list[float] = []
+    products, stopwatch = Products(modules), Stopwatch(modules[0].weight.device)
     for count in COUNTS:
         tried = tuple(zip(_PRODUCTS, (products.helpers(count), 0), strict=True))
         totals = [0.0, 0.0]
@@ -101,17 +124,19 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
             some = alike[: -(-_BEYOND // (inner * outer)) if count < _MANY else 1]
             rounds = range(_ROUNDS if count < _MANY else _MANY_ROUNDS)
             # By turns: both in any weather.
-            taken = [[_seconds(multiply, rows, some, awake_with) for multiply, awake_with in tried] for _ in rounds]
+            taken = [[_seconds(stopwatch, multiply, rows, some, awake_with) for multiply, awake_with in tried] for _ in rounds]
             for who, seconds in enumerate(zip(*taken, strict=True)):
+                spreads.append(spread_of(seconds[1:]))  # the first warms up
                 totals[who] += min(seconds) * len(alike) / len(some)
         for who in range(2):
             times[who].append(totals[who])
-    return Trial(tuple(times[0]), tuple(times[1]))
+    return Trial(tuple(times[0]), tuple(times[1]), Conditions.of(spreads, stopwatch))
 
 
-def _seconds(multiply: Callable[..., Any], rows: Tensor, modules: list[nn.Linear], helpers: int) -> float:
-    with awake(helpers):  # as in a forward
-        start = time.perf_counter()
+def _seconds(stopwatch: Stopwatch, multiply: Callable[..., Any], rows: Tensor, modules: list[nn.Linear], helpers: int) -> float:
+    def all_products() -> None:
         for one in modules:
             multiply(rows, one.weight, one.bias)
-        return time.perf_counter() - start
+
+    with awake(helpers):  # as in a forward
+        return stopwatch.seconds(all_products)
