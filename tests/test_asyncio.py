@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -70,22 +69,25 @@ def test_answers_and_streams_share_a_batch(pair: Pair, llm: LLM, monkeypatch: py
 
 
 def test_the_event_loop_goes_on(pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = llm.model.forward_nodes
+    """Each forward waits until the loop has had another turn."""
+    forward, ticked, in_time = llm.model.forward_nodes, threading.Event(), list[bool]()
 
     def slow(seqs: Any, trees: Any) -> NodeLogits:
-        time.sleep(0.05)
+        ticked.clear()
+        in_time.append(ticked.wait(60))
         return forward(seqs, trees)
 
     monkeypatch.setattr(llm.model, "forward_nodes", slow)
 
-    async def run() -> int:
-        ticks, task = 0, asyncio.ensure_future(llm.agenerate(pair.prompts[:2], SamplingParams(4)))
+    async def run() -> None:
+        task = asyncio.ensure_future(llm.agenerate(pair.prompts[:2], SamplingParams(4)))
         while not task.done():
             await asyncio.sleep(0.005)
-            ticks += 1
-        return ticks
+            ticked.set()
 
-    assert asyncio.run(run()) > 8
+    asyncio.run(run())
+    assert len(in_time) >= 4
+    assert all(in_time)
 
 
 def test_cancelled_and_closed_calls_leave_nothing(pair: Pair, llm: LLM) -> None:

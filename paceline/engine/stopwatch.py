@@ -88,32 +88,35 @@ class Conditions:
         return cls(**kept)
 
 
-class Stopwatch:
-    """Times calls that work on a model.
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Return the clock by which work on a model is timed, in seconds, here and in the same thread.
 
     One thread on a CPU has a clock of its own, which stands still while another program has the processor: a disturbed call then
     takes hardly longer than others. Elsewhere the wall-clock counts.
+    """
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time if alone and time.get_clock_info("thread_time").resolution < 1e-6 else time.perf_counter
+
+
+class Stopwatch:
+    """Times calls that work on a model.
 
     Args:
         device: of the model.
     """
 
     def __init__(self, device: torch.device) -> None:
-        own = device.type == "cpu" and torch.get_num_threads() == 1
-        self._own = own and time.get_clock_info("thread_time").resolution < 1e-6
+        self._clock = clock_of(device)
         self._counted = self._wall = 0.0
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Return the seconds of one call, which must end only when its result is there."""
-        start = time.perf_counter()
-        if not self._own:
-            call()
-            return time.perf_counter() - start
-        begin = time.thread_time()
+        start, begin = time.perf_counter(), self._clock()
         call()
-        taken = time.thread_time() - begin
-        self._wall += time.perf_counter() - start
-        self._counted += taken
+        taken = self._clock() - begin
+        if self._clock is not time.perf_counter:
+            self._wall += time.perf_counter() - start
+            self._counted += taken
         return taken
 
     @property

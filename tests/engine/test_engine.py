@@ -286,15 +286,15 @@ def test_nobody_asks_nothing_is_computed(pair: Pair) -> None:
 
 def test_sharing_is_faster_than_taking_turns(pair: Pair) -> None:
     """By count, not by the clock: two callers together need fewer forwards than one after the other."""
-    llm = LLM(pair.target, Watched(create("none")), max_batch=8)
-    barrier = threading.Barrier(2)
+    both = threading.Event()
 
-    def ask(prompt: list[int]) -> None:
-        barrier.wait()
-        time.sleep(0.001)
-        llm.generate([prompt], LONG)
+    def wait_for_the_other() -> None:
+        while not both.is_set() and llm.load.waiting + llm.load.running < 2:
+            time.sleep(0.001)
+        both.set()
 
+    llm = LLM(pair.target, Watched(create("none"), wait_for_the_other), max_batch=8)
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(ask, pair.prompts[:2]))
+        list(threads.map(lambda prompt: llm.generate([prompt], LONG), pair.prompts[:2]))
     assert isinstance(llm.drafter, Watched)
     assert len(llm.drafter.sizes) < 2 * COUNT

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch import Tensor
 
@@ -12,6 +10,7 @@ from paceline.engine.foresight.weights import Weights, ends, shape_of
 from paceline.engine.identity import model_identity
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.engine.stopwatch import clock_of
 from paceline.engine.tree import EMPTY_TREE
 from paceline.errors import UnsupportedModelError
 
@@ -101,14 +100,15 @@ def _write(model: CachedLM, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
     length = min(_LENGTH, model.context_length - 1)
     together = max(8, min(_TEXTS, _MOST_BYTES // max(1, model.position_bytes * (length + 1))))
     found: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
-    begin = time.perf_counter()
-    while len(found[0]) * together < pairs and time.perf_counter() - begin <= _MOST_SECONDS:
+    clock = clock_of(model.device)
+    begin = clock()
+    while len(found[0]) * together < pairs and clock() - begin <= _MOST_SECONDS:
         texts = [Sequence([first], SamplingParams(max_new_tokens=length + 1, ignore_eos=True)) for _ in range(together)]
         for text in texts:
             apart.open(text)
         states, token_ids = _advance(apart, texts, random)
         for _ in range(length - 1):
-            if len(found[0]) * together >= pairs or time.perf_counter() - begin > _MOST_SECONDS:
+            if len(found[0]) * together >= pairs or clock() - begin > _MOST_SECONDS:
                 break
             before = states, token_ids
             states, token_ids = _advance(apart, texts, random)

@@ -161,7 +161,7 @@ def test_finished_answers_go_into_a_store_that_is_begun(tmp_path: Path) -> None:
     answer = [rng.randrange(10, 250) for _ in range(60)]
     first = Proposer(config(f"sssd:datastore={path},live=true"))
     Runner(first, rows=1).run([Job([7, 8, 9], [*answer, EOS])])
-    until = time.monotonic() + 10
+    until = time.monotonic() + 90
     steps = len(answer)
     while steps > 20 and time.monotonic() < until:  # it can be searched a moment later
         again = Job([7, 8, 9], [*answer, EOS])
@@ -179,7 +179,7 @@ def test_finished_answers_go_into_a_store_that_is_begun(tmp_path: Path) -> None:
 def test_what_is_asked_for_no_more_is_forgotten() -> None:
     proposer = Proposer(config(idle=0.05))
     Runner(proposer, rows=3).run([Job([5, 6, 7, place], [8, 9, 10]) for place in range(3)])  # they end by their length
-    until = time.monotonic() + 10
+    until = time.monotonic() + 90
     while figure("tracked_requests") and time.monotonic() < until:
         time.sleep(0.02)
     assert figure("tracked_requests") == 0
