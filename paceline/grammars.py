@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from paceline.common.threads import ForkableLock
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class _Compiled:
         return found
 
 
-_lock = threading.Lock()
+_lock = ForkableLock()
 _known: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], _Compiled]] = weakref.WeakKeyDictionary()
 
 

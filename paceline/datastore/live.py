@@ -15,6 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from paceline.common.threads import follow_forks
 from paceline.datastore.gathering import Document, checked
 from paceline.datastore.layout import Manifest, place_of, read_manifest, version_of
 from paceline.datastore.lock import LockedError, writing
@@ -65,7 +66,9 @@ def open_store(path: str | Path, *, tokenizer: Any = None, live: LiveOptions | N
 
 
 class Datastore:
-    """A store that is open. Threads may share it; processes each open their own.
+    """A store that is open. Threads may share it; so may a forked child, for what it appends itself.
+
+    Other processes open their own.
 
     Attributes:
         snapshot: what can be searched now; replaced, never changed. vocab_size, tokenizer (fingerprint or None): the store's.
@@ -88,6 +91,7 @@ class Datastore:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._publish()
+        follow_forks(self)
 
     def __enter__(self) -> Datastore:
         return self
@@ -186,6 +190,13 @@ class Datastore:
             self._thread = None
             atexit.unregister(self._close_at_exit)
         self.flush()
+
+    def become_child(self) -> None:
+        """Leave what waits for the disk to the parent of this forked process, and have a thread and locks of its own."""
+        self._changed, self._disk = threading.Condition(), threading.Lock()
+        self._tail, self._running, self._unsorted = deque(), RunningOutputs(self._options.tail), False
+        self._thread = None
+        atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
         """Close it where nobody can catch what it raises."""

@@ -17,13 +17,14 @@ from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock, RLock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.common.threads import ForkableLock
 from paceline.engine.budget import NodeRule
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
@@ -251,7 +252,7 @@ class DelegatingDrafter(Drafter):
 
 
 _turns: WeakValueDictionary[int, RLock] = WeakValueDictionary()  # by the id of the drafter, as long as an engine holds it
-_guard = Lock()
+_guard = ForkableLock()
 
 
 def turn_of(drafter: Drafter) -> RLock:

@@ -6,7 +6,6 @@ So a program with one thread stays as simple as a loop, and calls from several t
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -39,6 +38,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
 from paceline.engine.step import Verifier, joint_step
 from paceline.engine.ticket import Ticket, raise_errors
+from paceline.engine.turn import Turn
 from paceline.engine.verify import verify as verify_batch
 from paceline.errors import ConfigError
 
@@ -116,7 +116,7 @@ class Engine:
         self._room = Room(self.model, max_batch, keep_prefixes, most_cache_bytes(model, cache_gib))
         self._schedule = Scheduler(self.model, self._room, max_batch, self._most_rows, ranks is None)
         self._lifecycle = Lifecycle(self._schedule, self._room, on_drafter_error == "plain")
-        self._turn = threading.RLock()
+        self._turn = Turn(lambda: [self._drafters_turn, self._schedule.waiting.lock, *self._roster.locks])
         self._stepping = False
         self._leaving: deque[Ticket] = deque()  # withdrawn during a step
         self._steps = 0
@@ -177,10 +177,14 @@ class Engine:
             keep_slots: leave what they have in the cache there when they end, until `withdraw`.
         Raises:
             CapacityError: a request that the cache could not even hold alone; and nothing has been queued then.
-            ConfigError: torch has another number of threads than batch invariance was proven for; or a drafter that a request
-                names cannot be made or used, and nothing has been queued then.
+            ConfigError: torch has another number of threads than batch invariance was proven for; a drafter that a request
+                names cannot be made or used, and nothing has been queued then; or this process was forked while another thread
+                made a step.
         """
+        self._turn.check()
         self.invariance.check_threads()
+        if self._turn.inherited:
+            self._drop_inherited()
         if self._parallel is not None:
             self._parallel.check_requests(seqs, self._max_batch)
         for seq in seqs:
@@ -281,12 +285,20 @@ class Engine:
 
     def withdraw(self, tickets: Iterable[Ticket]) -> None:
         """Drop requests, waiting or active, and free everything they still hold; those that have ended are no matter."""
+        if self._turn.torn:
+            return
         with self._turn, self._drafters_turn:
             if self._stepping:  # a stream that nobody holds any more may be closed in the middle of its own thread's step
                 self._leaving.extend(tickets)
                 return
             for ticket in tickets:
                 self._lifecycle.drop(ticket)
+
+    def _drop_inherited(self) -> None:
+        """End the requests that were open when this process was forked."""
+        with self._turn, self._drafters_turn:
+            self._turn.inherited = False
+            self._lifecycle.disown()
 
     def _decode(self, group: list[Ticket]) -> list[Outcome]:
         parts = parts_of(group, self.model, self._max_nodes, self._most_rows)

@@ -109,6 +109,15 @@ class Lifecycle:
                 with suppress(Exception):  # the first error is the one to tell
                     self._retire(ticket)
 
+    def disown(self) -> None:
+        """End all open requests of a process that was forked: its parent answers them."""
+        for ticket in (*self._schedule.waiting, *self._schedule.active):
+            ticket.error = PacelineError(
+                "this process was forked while the request was open; the parent answers it. Send it again."
+            )
+            with suppress(Exception):
+                self._retire(ticket)
+
     def drop(self, ticket: Ticket) -> None:
         """End a request that nobody waits for any more, if it has not ended, and free everything it holds."""
         if ticket in self._schedule.active or ticket in self._schedule.waiting:

@@ -13,6 +13,7 @@ from paceline.common.config import SpecKey, spec_key
 from paceline.engine.drafter import Drafter
 from paceline.engine.drafting import Drafting, Worth
 from paceline.engine.sequence import Sequence
+from paceline.engine.turn import Lock
 from paceline.errors import BusyError, ConfigError, PacelineError
 
 MOST_DRAFTERS = 16  # besides the engine's own
@@ -45,6 +46,11 @@ class Roster:
         self._own_key: SpecKey | None = None
         self._lock = threading.Lock()  # of what is known
         self._making = threading.Lock()  # held while a drafter is made, which may take seconds; nobody else has to wait for it
+
+    @property
+    def locks(self) -> list[Lock]:
+        """All locks under which it changes."""
+        return [self._lock, self._making]
 
     @property
     def own(self) -> Drafting:

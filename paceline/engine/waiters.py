@@ -7,10 +7,10 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as ListLike
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
+from paceline.common.threads import Threads
 from paceline.engine.drafter import Outcome
 from paceline.engine.engine import Engine
 from paceline.engine.sequence import Sequence
@@ -56,8 +56,8 @@ class Waiters:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         # Threads of their own: however many callers wait for a drafter that takes long to make, the steps of the others go on.
-        self._stepping = ThreadPoolExecutor(1, "paceline-steps")
-        self._making = ThreadPoolExecutor(1, "paceline-drafters")
+        self._stepping = Threads(1, "paceline-steps")
+        self._making = Threads(1, "paceline-drafters")
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = weakref.WeakKeyDictionary()
 
     async def submit(self, seqs: ListLike[Sequence], keep_outcomes: bool = False) -> list[Ticket]:
@@ -65,7 +65,7 @@ class Waiters:
         if self._engine.has_drafters(seqs):
             return self._engine.submit(seqs, keep_outcomes=keep_outcomes)
         loop = asyncio.get_running_loop()
-        made = loop.run_in_executor(self._making, partial(self._engine.submit, seqs, keep_outcomes=keep_outcomes))
+        made = loop.run_in_executor(self._making.executor, partial(self._engine.submit, seqs, keep_outcomes=keep_outcomes))
         try:
             return await asyncio.shield(made)
         except asyncio.CancelledError:
@@ -128,7 +128,7 @@ class Waiters:
         loop = asyncio.get_running_loop()
         try:
             while mine.waiting:
-                await loop.run_in_executor(self._stepping, self._advance, mine)
+                await loop.run_in_executor(self._stepping.executor, self._advance, mine)
                 mine.tell()
         except BaseException as error:
             mine.fail(error)

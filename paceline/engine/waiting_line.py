@@ -10,11 +10,15 @@ from paceline.engine.ticket import Ticket
 
 
 class WaitingLine:
-    """Threads may join it while a step is made."""
+    """Threads may join it while a step is made.
+
+    Attributes:
+        lock: held while it changes.
+    """
 
     def __init__(self) -> None:
         self._tickets: list[Ticket] = []
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -25,7 +29,7 @@ class WaitingLine:
 
     def join(self, tickets: Iterable[Ticket]) -> None:
         """Queue requests, also those that were preempted: they are as old as they are."""
-        with self._lock:
+        with self.lock:
             for ticket in tickets:
                 insort(self._tickets, ticket, key=lambda one: one.rank)
 
@@ -36,7 +40,7 @@ class WaitingLine:
 
     def leave(self, ticket: Ticket) -> bool:
         """Take a request out; returns whether it was there."""
-        with self._lock:
+        with self.lock:
             if ticket not in self._tickets:
                 return False
             self._tickets.remove(ticket)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from paceline.common.threads import Threads
 from paceline.errors import ConfigError, did_you_mean
 from paceline.llm import LLM
 from paceline.serve.drain import Drain
@@ -44,7 +44,7 @@ class Serving:
         self.meter = Meter(llm, self.names[0])
         self.spell = Spelling(llm.tokenizer)
         self.drain = Drain()
-        self._intake = ThreadPoolExecutor(1, "paceline-intake")  # a tokenizer is one thread's at a time
+        self._intake = Threads(1, "paceline-intake")  # a tokenizer is one thread's at a time
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served.
@@ -81,8 +81,8 @@ class Serving:
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Do what takes time with texts, such as making tokens of them, while the event loop goes on."""
-        return await asyncio.get_running_loop().run_in_executor(self._intake, work)
+        return await asyncio.get_running_loop().run_in_executor(self._intake.executor, work)
 
     def close(self) -> None:
         """Let go of the thread."""
-        self._intake.shutdown(wait=False)
+        self._intake.shutdown()

@@ -14,7 +14,6 @@ Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=pape
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.common.machine import usable_cores
+from paceline.common.threads import Threads
 from paceline.datastore.store import Snapshot
 from paceline.drafters.sssd.batch import JOB, draft_batch
 from paceline.drafters.sssd.calibration import Calibration
@@ -62,8 +62,8 @@ class Sssd(Drafter):
         self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
         self._index: dict[int, RequestIndex] = {}
         RequestIndex().append([])  # what makes room for longer texts is compiled now: no request waits for that
-        self._threads: ThreadPoolExecutor | None = None
         self._workers = usable_cores()
+        self._threads = Threads(max(1, self._workers - 1), "paceline sssd")
 
     @classmethod
     def build(cls, options: SssdOptions) -> Sssd:
@@ -146,9 +146,7 @@ class Sssd(Drafter):
     def _searched(self, count: int, *arguments: Any) -> list[int]:
         """Let as many threads as are worth it search a batch of `count` sequences, this one among them."""
         helpers = min(self._workers, count // _SHARE) - 1
-        if helpers > 0 and self._threads is None:
-            self._threads = ThreadPoolExecutor(self._workers - 1, "paceline sssd")
-        others = [self._threads.submit(draft_batch, *arguments) for _ in range(helpers)] if self._threads is not None else []
+        others = [self._threads.submit(draft_batch, *arguments) for _ in range(helpers)]
         return [draft_batch(*arguments), *(other.result() for other in others)]
 
 

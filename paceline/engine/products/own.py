@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from paceline.common import amx, dots
 from paceline.common.crew import Arguments, Job, awake
 from paceline.common.lanes import WIDTH
+from paceline.common.threads import ForkableLock
 from paceline.engine.attention.invariant import KINDS
 from paceline.engine.products import dotted, tiled
 from paceline.engine.products.int8 import Int8Weight, multiply_int8, suits
@@ -37,7 +38,7 @@ _HEAD = 16  # times as many outputs as inputs: a vocabulary's head, behind which
 
 _arguments = Arguments(PRODUCT)
 _held: dict[int, int] = {}  # id of the first module -> forwards under way with our products, in any thread
-_lock = threading.Lock()
+_lock = ForkableLock()
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import threading
 import weakref
 from typing import Any, cast
 
@@ -32,6 +31,7 @@ from paceline.engine.drafter import Drafter, require_drafter
 from paceline.engine.engine import Engine
 from paceline.engine.loading import load_draft
 from paceline.engine.metrics import Stats
+from paceline.engine.turn import Turn
 from paceline.errors import ConfigError
 from paceline.integrations.transformers.decoding import Decoding, verify_rows
 from paceline.integrations.transformers.request import Request, refuse_synced_gpus
@@ -78,7 +78,7 @@ class Strategy:
         self.batch_invariant = batch_invariant
         self.stats: list[Stats] = []
         self._engines: weakref.WeakKeyDictionary[PreTrainedModel, _Held] = weakref.WeakKeyDictionary()
-        self._lock = threading.RLock()
+        self._lock = Turn(list)
         self._busy = False
 
     def __call__(

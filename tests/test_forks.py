@@ -1,0 +1,215 @@
+"""Children that are forked once a model is loaded: they answer as their parent does, or say why they cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams, datastore
+from paceline.common import threads
+from paceline.datastore import build
+from paceline.engine.node_logits import NodeLogits
+from paceline.integrations.transformers import Strategy
+from paceline.serve import create_app
+from tests.support.forking import in_child
+from tests.support.shared import Pair
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+SHORT = SamplingParams(12)
+DRAFTERS = ("none", "auto", "sssd", "draft_model")
+
+
+async def streamed(llm: LLM, prompt: list[int]) -> list[int]:
+    return [token for chunk in [chunk async for chunk in llm.astream(prompt, SHORT)] for token in chunk.token_ids]
+
+
+def all_ways(llm: LLM, prompt: list[int]) -> list[list[int]]:
+    """The answer by every kind of call."""
+
+    async def together() -> list[list[int]]:
+        one, other = await asyncio.gather(llm.agenerate([prompt], SHORT), streamed(llm, prompt))
+        return [one[0].token_ids, other]
+
+    by_thread: list[list[int]] = []
+    thread = threading.Thread(target=lambda: by_thread.append(llm.generate([prompt], SHORT)[0].token_ids))
+    thread.start()
+    thread.join()
+    alone = llm.generate([prompt], SHORT)[0].token_ids
+    chunks = [token for chunk in llm.stream(prompt, SHORT) for token in chunk.token_ids]
+    return [alone, *asyncio.run(together()), *by_thread, chunks]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_child_answers_by_every_call(pair: Pair, drafter: str) -> None:
+    llm, prompt = pair.engine(drafter), pair.prompts[0]
+    want = repr([pair.answers[0][:12]] * 5)
+    assert repr(all_ways(llm, prompt)) == want
+    assert in_child(lambda: repr(all_ways(llm, prompt))) == want
+    assert in_child(lambda: in_child(lambda: repr(all_ways(llm, prompt)))) == want  # of a child
+    assert repr(all_ways(llm, prompt)) == want
+
+
+def test_a_child_makes_drafters_that_requests_name(pair: Pair) -> None:
+    llm, params = pair.engine("none"), SamplingParams(12, speculation="prompt_lookup")
+    asyncio.run(llm.agenerate([pair.prompts[0]], SamplingParams(12, speculation="lookahead")))
+    found = in_child(lambda: repr(asyncio.run(llm.agenerate([pair.prompts[0]], params))[0].token_ids))
+    assert found == repr(pair.answers[0][:12])
+
+
+def test_an_app_that_was_used_before_the_fork(pair: Pair, tokenizer: Any) -> None:
+    app = create_app(LLM(pair.target, "prompt_lookup", tokenizer=tokenizer))
+
+    def ask() -> str:
+        async def post() -> str:
+            async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://model") as client:
+                body = {"prompt": pair.prompts[0], "max_tokens": 8, "temperature": 0}
+                answers = [await client.post("/v1/completions", json=body), await client.post("/v1/completions", json=body)]
+                return repr([(answer.status_code, answer.json()["choices"][0]["text"]) for answer in answers])
+
+        return asyncio.run(post())
+
+    want = ask()
+    assert want.count("200") == 2
+    assert in_child(ask) == want
+
+
+def test_a_strategy_in_a_child(pair: Pair) -> None:
+    strategy, ids = Strategy("prompt_lookup"), torch.tensor([pair.prompts[0]])
+
+    def ask() -> str:
+        out = pair.target.generate(ids, custom_generate=strategy, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        return repr(out[0, ids.shape[1] :].tolist())
+
+    assert ask() == in_child(ask) == repr(pair.answers[0][:12])
+
+
+@contextmanager
+def inside_a_step(llm: LLM, prompt: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another thread is in the middle of a forward."""
+    inside, leave, forward = threading.Event(), threading.Event(), llm.model.forward_nodes
+
+    def held(seqs: Any, trees: Any) -> NodeLogits:
+        inside.set()
+        leave.wait()
+        return forward(seqs, trees)
+
+    monkeypatch.setattr(llm.model, "forward_nodes", held)
+    thread = threading.Thread(target=lambda: llm.generate([prompt], SHORT))
+    thread.start()
+    inside.wait()
+    try:
+        yield
+    finally:
+        leave.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("call", ["generate", "agenerate", "stream", "app"])
+def test_a_fork_in_the_middle_of_a_step_is_refused_in_the_child(
+    pair: Pair, tokenizer: Any, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(pair.target, "none", tokenizer=tokenizer)
+    calls: dict[str, Callable[[], Any]] = {
+        "generate": lambda: llm.generate([pair.prompts[0]], SHORT),
+        "agenerate": lambda: asyncio.run(llm.agenerate([pair.prompts[0]], SHORT)),
+        "stream": lambda: list(llm.stream(pair.prompts[0], SHORT)),
+        "app": lambda: _posted(llm, pair.prompts[0]),
+    }
+    with inside_a_step(llm, pair.prompts[1], monkeypatch):
+        found = in_child(lambda: repr(calls[call]()))
+    assert "forked while another thread used this model" in found
+    assert "load the model in the child" in found
+    assert llm.generate([pair.prompts[0]], SHORT)[0].token_ids == pair.answers[0][:12]
+
+
+def _posted(llm: LLM, prompt: list[int]) -> str:
+    async def post() -> str:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(create_app(llm)), base_url="http://model") as client:
+            return (await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 8})).text
+
+    return asyncio.run(post())
+
+
+def test_requests_that_were_open_at_the_fork_are_the_parents(pair: Pair) -> None:
+    llm = pair.engine("prompt_lookup", max_batch=2)
+    streams = [llm.stream(prompt, SHORT) for prompt in pair.prompts[:3]]
+    begun = [next(stream) for stream in streams[:2]]
+
+    def ask() -> str:
+        answer = llm.generate([pair.prompts[3]], SHORT)[0].token_ids
+        assert llm.load.running == llm.load.waiting == 0
+        try:
+            return repr([*streams[0]])
+        except Exception as error:
+            return f"{answer}: {error}"
+
+    found = in_child(ask)
+    assert found.startswith(repr(pair.answers[3][:12]))
+    assert "the parent answers it" in found
+    for first, stream, answer in zip(begun, streams, pair.answers, strict=False):
+        assert [*first.token_ids, *(token for chunk in stream for token in chunk.token_ids)] == answer[:12]
+
+
+def test_a_live_store_in_a_child_leaves_the_parents_outputs_to_it(tmp_path: Path) -> None:
+    build(tmp_path / "store", [[1, 2, 3, 4]], vocab_size=16)
+    with datastore.open(tmp_path / "store") as store:
+        store.append([5, 6, 7, 8])
+
+        def write() -> str:
+            store.append([9, 10, 11, 12])
+            store.close()
+            return "closed"
+
+        assert in_child(write) == "closed"
+        store.flush()
+        store.refresh()
+        assert sum(shard.info.tokens for shard in store.snapshot.shards) == 12  # those of the child, once
+
+
+def test_pools_and_locks_are_made_anew() -> None:
+    pool, lock = threads.Threads(1, "test"), threads.ForkableLock()
+    assert pool.submit(len, "abc").result() == 3
+    with lock:
+
+        def use() -> str:
+            with lock:
+                return str(pool.submit(len, "abcd").result())
+
+        assert in_child(use) == "4"
+    pool.shutdown()
+
+
+OPENMP = """
+import torch
+from paceline.common import threads
+from tests.support.forking import in_child
+heat = torch.ones(500, 500)
+ask = lambda: str((heat @ heat).exp().shape)
+assert ask() == in_child(ask) == ask()
+"""
+BY_NAME = """
+import asyncio
+from paceline import LLM, SamplingParams
+from tests.support.forking import in_child
+llm, params = LLM("demo"), SamplingParams(8)
+ask = lambda: repr([out.token_ids for out in (*llm.generate("def add", params), *asyncio.run(llm.agenerate("def add", params)))])
+assert ask() == in_child(ask) == ask()
+"""
+
+
+@pytest.mark.parametrize("code", [OPENMP, pytest.param(BY_NAME, marks=pytest.mark.slow)])
+def test_a_child_of_a_process_with_two_threads(code: str) -> None:
+    """OpenMP's threads do not survive a fork either."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1], env=environment, timeout=120)
