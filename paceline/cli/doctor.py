@@ -59,15 +59,22 @@ def doctor(
 
 def _installation() -> dict[str, str]:
     """Versions, optional parts, and what is kept on disk."""
-    kept = cache.entries()
     versions = {name: _version(name) for name in _PACKAGES}
     return {
         "paceline": __version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
         **versions,
         **_extras(),
-        "cache": f"{cache.root()}: {len(kept)} folders, {sum(entry.size for entry in kept) / 1e6:.1f} MB",
+        "cache": _cache(),
     }
+
+
+def _cache() -> str:
+    try:
+        kept = cache.entries()
+    except cache.CacheError as error:
+        return str(error)
+    return f"{cache.root()}: {len(kept)} folders, {sum(entry.size for entry in kept) / 1e6:.1f} MB"
 
 
 def _machine(threads: int | None) -> dict[str, str]:

@@ -64,13 +64,13 @@ def _editor(words: ListLike[str]) -> Callable[[], str]:
 
     from paceline.common import cache
 
-    path = cache.root() / _HISTORY
     history: FileHistory | InMemoryHistory
     try:
+        path = cache.root() / _HISTORY
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
         history = FileHistory(str(path))
-    except OSError:  # a read-only home: nothing is kept
+    except (OSError, cache.CacheError):  # a read-only home, or none: nothing is kept
         history = InMemoryHistory()
     completer = WordCompleter(list(words), sentence=True)
     session: PromptSession[str] = PromptSession(_PROMPT, history=history, completer=completer, complete_while_typing=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,12 +20,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from filelock import FileLock, Timeout
 
 from paceline.common.files import parse_json
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,7 +35,14 @@ Kept = TypeVar("Kept")
 
 VARIABLE = "PACELINE_CACHE"
 CARD = "paceline.json"  # what a folder is: written last, with the size of every file
+_log = logging.getLogger(__name__)
+_unwritten: dict[Place, Any] = {}  # findings that could not be kept on disk
+_noted = False  # that nothing can be written
 _OURS = re.compile(r"[0-9a-f]{64}(\.part)?")
+
+
+class CacheError(ConfigError):
+    """A cache that cannot be written, or that has no folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +59,31 @@ class Entry:
 
 
 def root() -> Path:
-    """Return the folder of the cache; it need not be there."""
+    """Return the folder of the cache; it need not be there.
+
+    Raises:
+        CacheError: nothing says where it is, and the user has no home.
+    """
     if named := os.environ.get(VARIABLE):
         return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "paceline"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "paceline"
+    except RuntimeError as error:
+        raise CacheError(
+            f"cache: got a user without home; expected a folder that can be written. Set {VARIABLE} to one."
+        ) from error
+
+
+def note_unwritable(reason: object) -> None:
+    """Warn, once in a process, that what is made once and kept cannot be written."""
+    global _noted
+    if not _noted:
+        _noted = True
+        _log.warning(
+            "paceline keeps compiled code and measurements in memory only, and every process makes them anew: %s. Set %s to a"
+            " folder that can be written.", str(reason).split("; expected")[0].rstrip("."), VARIABLE,
+        )  # fmt: skip
 
 
 def checksum(path: Path) -> str:
@@ -100,32 +128,42 @@ class Place:
 
 
 def remember(place: Place, find: Callable[[], Found], read: Callable[[dict[str, Any]], Found]) -> Found:
-    """Return what was found out under certain circumstances; find it out where it is not kept yet, or the cache cannot be used.
+    """Return what was found out under certain circumstances; find it out where it is not kept yet.
+
+    Where the cache cannot be written, it is kept as long as the process lives.
 
     Args:
         find: returns a dataclass of values that JSON can hold.
         read: makes it from its attributes again.
     """
-
     return remember_bytes(place, find, _to_bytes, lambda content: read(parse_json(content)))
 
 
 def remember_bytes(place: Place, find: Callable[[], Kept], write: Callable[[Kept], bytes], read: Callable[[bytes], Kept]) -> Kept:
     """As `remember`, in a form of the caller's: `read` raises a ValueError, LookupError or TypeError where a file is damaged."""
+    found: list[Kept] = []
 
     def make(folder: Path) -> dict[str, Any]:
-        (folder / place.file).write_bytes(write(find()))
+        found.append(find())
+        (folder / place.file).write_bytes(write(found[0]))
         return {}
 
-    folder = _folder(place)
+    if place in _unwritten:
+        return cast(Kept, _unwritten[place])
     try:
-        return read((_obtain(folder, place.name, make, lambda: None) / place.file).read_bytes())
-    except (PacelineError, ValueError, LookupError, TypeError):  # a cache that cannot be written or read
-        return find()
+        return read((_obtain(_folder(place), place.name, make, lambda: None) / place.file).read_bytes())
+    except (OSError, CacheError) as error:
+        note_unwritable(error)
+        _unwritten[place] = found[0] if found else find()
+        return cast(Kept, _unwritten[place])
+    except (ValueError, LookupError, TypeError):  # a damaged file
+        return found[0] if found else find()
 
 
 def recall(place: Place, read: Callable[[dict[str, Any]], Found]) -> Found | None:
     """Return what is kept, as `remember` does; None where there is nothing."""
+    if place in _unwritten:
+        return cast(Found, _unwritten[place])
     try:
         return read(parse_json((_folder(place) / place.file).read_bytes()))
     except (OSError, ValueError, LookupError, TypeError):
@@ -133,15 +171,19 @@ def recall(place: Place, read: Callable[[dict[str, Any]], Found]) -> Found | Non
 
 
 def keep(place: Place, found: DataclassInstance) -> None:
-    """Keep a finding in the place of an earlier one; nothing is kept where the cache cannot be written."""
+    """Keep a finding in the place of an earlier one, as `remember` does."""
 
     def make(folder: Path) -> dict[str, Any]:
         (folder / place.file).write_bytes(_to_bytes(found))
         return {}
 
-    folder = _folder(place)
-    with suppress(PacelineError), _refused_clearly(), _locked(folder, lambda: None):
-        _fill(folder, place.name, make)
+    try:
+        folder = _folder(place)
+        with _refused_clearly(), _locked(folder, lambda: None):
+            _fill(folder, place.name, make)
+    except CacheError as error:
+        note_unwritable(error)
+        _unwritten[place] = found
 
 
 def _folder(place: Place) -> Path:
@@ -162,7 +204,11 @@ def _obtain(folder: Path, source: str, make: Callable[[Path], dict[str, Any]], w
 
 
 def entries() -> list[Entry]:
-    """Return what the cache holds, the oldest first."""
+    """Return what the cache holds, the oldest first.
+
+    Raises:
+        CacheError: as `root`.
+    """
     found = [Entry(path.parent, card) for path in root().glob(f"*/*/{CARD}") if (card := _read(path.parent)) is not None]
     return sorted(found, key=lambda entry: str(entry.card["made"]))
 
@@ -253,7 +299,7 @@ def _refused_clearly() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
+        raise CacheError(
             f"cache: got {str(root())!r}, which cannot be used ({error}); expected a folder that can be written and has room."
             f" Set {VARIABLE} to another one."
         ) from error

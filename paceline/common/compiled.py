@@ -1,4 +1,4 @@
-"""How hot loops are compiled (numba, kept on disk, free of the interpreter lock), and how their arrays hold named fields.
+"""How hot loops are compiled (numba, cached on disk, free of the interpreter lock), and how their arrays hold named fields.
 
 An array of records has one class that names its fields, and the dtype that is made of it:
 
@@ -23,8 +23,11 @@ import numba.extending
 import numpy as np
 from llvmlite import ir
 from numba.core import types
+from numba.core.ccallback import CFunc
 from numba.core.registry import CPUDispatcher
 from numba.core.types.misc import unliteral
+
+from paceline.common.code_cache import CodeCache
 
 # Nobody asks for the address of a function that C could call.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
@@ -56,11 +59,11 @@ def record_dtype(fields: type) -> Any:
 
 
 def compiled(function: F) -> F:
-    """Return `function` as machine code: compiled at its first call, cached beside its module, run without the interpreter lock.
+    """Return `function` as machine code: compiled at its first call, cached on disk, run without the interpreter lock.
 
     numba notices a change of the function's own module only: after changing one that others call, touch theirs as well.
     """
-    return cast(F, numba.njit(function, cache=True, **_OPTIONS))
+    return cast(F, _kept(numba.njit(function, **_OPTIONS)))
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
@@ -91,8 +94,20 @@ def inlined(function: F) -> F:
 
 def _without_counting(function: F, **options: Any) -> F:
     dispatcher = _Kernel(function, targetoptions={"nopython": True, "_nrt": False, **_OPTIONS, **options})
-    dispatcher.enable_caching()
-    return cast(F, dispatcher)
+    return cast(F, _kept(dispatcher))
+
+
+def callback(function: Callable[[int], int]) -> CFunc:
+    """Return `function`, of an int64, as compiled code that has an `address`; cached like `compiled`."""
+    made = CFunc(function, ((types.int64,), types.int64), {}, {"error_model": "numpy"})
+    _kept(made).compile()
+    return made
+
+
+def _kept(made: Any) -> Any:
+    """Have numba keep on disk what it compiles."""
+    made._cache = CodeCache(made.__wrapped__)
+    return made
 
 
 def _loader(kind: Any, bits: int) -> Any:

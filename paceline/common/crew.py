@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from paceline.common.compiled import compiled
+from paceline.common.compiled import callback, compiled
 from paceline.common.lanes import operation, pointer
 from paceline.common.machine import on_x86
 from paceline.common.threads import share, submit
@@ -73,7 +72,7 @@ class Job:
 
     @cached_property
     def _compiled(self) -> Any:
-        return numba.cfunc(types.int64(types.int64), cache=True, error_model="numpy")(self._work)
+        return callback(self._work)
 
     @cached_property
     def address(self) -> int:

@@ -1,0 +1,189 @@
+"""Where neither the installation nor the home can be written: everything works, from memory, and one line says so."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numba.core.caching import InTreeCacheLocator
+
+from paceline.common import cache
+from paceline.common.code_cache import CodeCache
+
+FUNCTION = "from paceline.common.compiled import compiled\n\n\n@compiled\ndef twice(number: int) -> int:\n    return 2 * number\n"
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As in a process that has written nothing yet."""
+    monkeypatch.setattr(cache, "_noted", False)
+    monkeypatch.setattr(cache, "_unwritten", {})
+    monkeypatch.setattr(CodeCache, "_writable", True)
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    caplog.set_level(logging.WARNING)
+
+
+@pytest.fixture
+def unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache whose folder cannot be made, by root either: it would be inside a file."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file" / "cache"))
+    return tmp_path / "file" / "cache"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module with a compiled function, whose `__pycache__` is a file."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "doubling.py").write_text(FUNCTION)
+    (folder / "__pycache__").write_text("")
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    sys.modules.pop("doubling", None)
+
+
+def imported() -> Any:
+    sys.modules.pop("doubling", None)
+    return importlib.import_module("doubling")
+
+
+def test_compiled_code_stays_in_memory_and_one_line_says_so(
+    module: Path, unwritable: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        assert imported().twice(4) == 8
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "Set PACELINE_CACHE to a folder" in line
+    assert "\n" not in line
+
+
+def test_compiled_code_is_kept_in_the_cache_where_the_installation_cannot_be_written(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    assert imported().twice(4) == 8
+    assert [*(tmp_path / "cache").rglob("doubling.twice*.nbc")]
+    assert (tmp_path / "cache" / "compiled").stat().st_mode & 0o077 == 0
+    again = imported().twice
+    assert again(4) == 8
+    assert sum(again.stats.cache_hits.values()) == 1
+    assert not caplog.records
+
+
+def test_numbas_own_folder_comes_first(module: Path, unwritable: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """numba reads its variable when it is imported."""
+    environment = {
+        **os.environ,
+        "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
+        "PYTHONPATH": os.pathsep.join([str(module), *sys.path]),
+    }
+    subprocess.run([sys.executable, "-c", "import doubling; assert doubling.twice(4) == 8"], check=True, env=environment)
+    assert [*(tmp_path / "numba").rglob("doubling.twice*.nbc")]
+
+
+def test_what_lies_beside_a_read_only_module_is_used(
+    module: Path, unwritable: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (module / "__pycache__").unlink()
+    assert imported().twice(4) == 8
+
+    def refuse(locator: InTreeCacheLocator) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(InTreeCacheLocator, "ensure_cache_path", refuse)
+    again = imported().twice
+    assert again(4) == 8
+    assert sum(again.stats.cache_hits.values()) == 1
+    assert not caplog.records
+
+
+def test_a_disk_that_is_full_later(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    doubling = imported()
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("")
+    assert doubling.twice(4) == 8
+    assert doubling.twice(1.5) == 3.0
+    assert len(caplog.records) == 1
+
+
+@dataclass
+class Finding:
+    value: int
+
+
+def test_findings_stay_in_memory(unwritable: Path, caplog: pytest.LogCaptureFixture) -> None:
+    measured: list[int] = []
+
+    def measure() -> Finding:
+        measured.append(1)
+        return Finding(len(measured))
+
+    for facts, value in (("a", 1), ("a", 1), ("b", 2), ("a", 1)):
+        place = cache.Place("test-v1", facts, "test", "found.json")
+        assert cache.remember(place, measure, lambda kept: Finding(**kept)) == Finding(value)
+    cache.keep(place, Finding(9))
+    assert cache.recall(place, lambda kept: Finding(**kept)) == Finding(9)
+    assert len(caplog.records) == 1
+    assert "PACELINE_CACHE" in caplog.text
+
+
+def test_a_disk_that_fills_while_a_finding_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    measured: list[int] = []
+
+    def measure() -> int:
+        measured.append(1)
+        return 7
+
+    def write(found: int) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    for _ in range(2):
+        found = cache.remember_bytes(cache.Place("test-v1", "a", "test", "f"), measure, write, int)
+        assert found == 7
+    assert len(measured) == 1
+    assert "No space left" in caplog.text
+
+
+def test_a_user_without_home(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As `docker run --user 12345` makes one."""
+    for name in ("PACELINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(cache.CacheError, match=r"user without home.*Set PACELINE_CACHE"):
+        cache.root()
+    place = cache.Place("test-v1", "a", "test", "found.json")
+    assert cache.remember(place, lambda: Finding(3), lambda kept: Finding(**kept)) == Finding(3)
+    assert "user without home" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becomes nobody")
+@pytest.mark.parametrize("home", ["/nonexistent", None])
+def test_as_nobody(home: str | None) -> None:
+    code = "from paceline import LLM, SamplingParams; print(len(LLM('demo').generate('def add', SamplingParams(4))[0].token_ids))"
+    environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **({"HOME": home} if home else {})}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    nobody = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", sys.executable, "-c", code]
+    done = subprocess.run(nobody, capture_output=True, text=True, env=environment, cwd="/", timeout=600)
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+    assert done.stderr.count("PACELINE_CACHE") == 1
