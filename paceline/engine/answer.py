@@ -20,6 +20,8 @@ class Completion:
         finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
         logprobs: per token, with `SamplingParams.logprobs`: token id -> log-probability by the model's own logits, before any
             option changes them; the likeliest tokens, likeliest first, and the one that came.
+        prompt_logprobs: per token of the prompt, with `SamplingParams.prompt_logprobs`: as `logprobs`;
+            None for the first token, which nothing comes before.
         others: the further answers, with `SamplingParams.n`.
     """
 
@@ -28,6 +30,7 @@ class Completion:
     finish_reason: str
     stats: Stats
     logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     others: tuple[Completion, ...] = ()
 
     @property
@@ -52,6 +55,7 @@ class Chunk:
         marks: per piece the token it belongs to; text that may become a stop string is held back, also beyond its step.
         outcome: of this step: the draft tree that was verified, and what the target said. None outside of an engine.
         step, forwards: steps and target forwards of the answer so far, prefill included; not what a preemption has repeated.
+        prompt_logprobs: as in `Completion`, with the first chunk.
     """
 
     text: str
@@ -65,6 +69,7 @@ class Chunk:
     outcome: Outcome | None = None
     step: int = 0
     forwards: int = 0
+    prompt_logprobs: list[dict[int, float] | None] | None = None
 
     @staticmethod
     def of(
@@ -88,4 +93,5 @@ class Chunk:
             outcome,
             step,
             forwards,
+            outcome.seq.prompt_logprobs if step == 1 else None,
         )

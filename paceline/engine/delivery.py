@@ -49,7 +49,8 @@ def completion_of(ticket: Ticket, tokenizer: Any) -> Completion:
     if seq.stop is not None:
         text = seq.stop.cut(text)
     logprobs = None if seq.params.logprobs is None else seq.logprobs
-    return Completion(text, seq.output_ids, seq.finish_reason or "length", ticket.stats(), logprobs)
+    reason = seq.finish_reason or "length"
+    return Completion(text, seq.output_ids, reason, ticket.stats(), logprobs, seq.prompt_logprobs)
 
 
 def completions_of(groups: ListLike[list[Sequence]], tickets: ListLike[Ticket], tokenizer: Any) -> list[Completion]:

@@ -53,16 +53,16 @@ class Feeder:
         self.pending.clear()
 
     def padded(self, layout: Layout, seqs: ListLike[Sequence]) -> Tensor:
-        """Return logits [rows * (1 + layout.width), vocab] of sequences as they are laid out."""
+        """Return logits [rows * layout.asked, vocab] of sequences as they are laid out."""
         if self.view.text_lengths is not None:
             self.view.text_lengths.set(seqs, layout.positions)
-        columns, keep = layout.token_ids.shape[1], layout.width + 1
+        columns, keep, front = layout.token_ids.shape[1], layout.asked, layout.token_ids.shape[1] - layout.width
         rows = np.arange(len(layout.token_ids))[:, None]
         self._cache.begin(layout.first_slot, len(rows), layout.first_slot + rows, layout.places, layout.in_order)
         mask = self._architecture.attention_mask(layout, self._cache.window.visible, self._device)
         self.picks.append(lambda states: states[:, -keep:].flatten(0, 1))
         self.asked.append(self.picks[-1])
-        self.pending.append([(row, columns - keep + 1 - fed, columns - keep) for row, fed in enumerate(layout.pending.tolist())])
+        self.pending.append([(row, front - fed, front - 1) for row, fed in enumerate(layout.pending.tolist())])
         with self._attention(layout, mask is not None):
             return self._call(layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns))
 

@@ -9,6 +9,8 @@ from paceline.engine.drafting import Drafting, Part
 from paceline.engine.model import CachedLM
 from paceline.engine.ticket import Ticket
 
+_MOST_SCORED = 512  # rows of a forward that have logits: each takes memory for all tokens of the vocabulary
+
 
 def prompts_together(prompts: ListLike[Ticket], chunk: int, most_rows: int | None = None, packed: bool = False) -> list[Ticket]:
     """Return the prompt whose turn it is, and others beside it in the cache that fit one forward with little padding.
@@ -27,6 +29,8 @@ def prompts_together(prompts: ListLike[Ticket], chunk: int, most_rows: int | Non
         (width,) = fed_by([ticket], chunk)
         widest, total = max(widest, width), total + width
         rows = total if packed else widest * (len(group) + 1)
+        if first.seq.scoring or ticket.seq.scoring:
+            most_rows = _MOST_SCORED if most_rows is None else min(most_rows, _MOST_SCORED)
         if rows > 1.25 * total or (most_rows is not None and rows > most_rows):
             break
         group.append(ticket)

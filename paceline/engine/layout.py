@@ -21,6 +21,7 @@ class Layout:
         padding: [rows, columns]: True where a column belongs to no token.
         cached, pending, nodes: [rows]: tokens in the cache before, pending tokens fed, tree nodes fed.
         width: columns behind the pending tokens: nodes of the largest tree, or more where rows are to be padded.
+        asked: last columns whose logits are wanted: 1 + width, or all where a sequence is scored.
         first_slot: the slot of row 0; row i is in slot first_slot + i.
         in_order: columns lie at consecutive places in every row (no padding in front).
     """
@@ -34,8 +35,14 @@ class Layout:
     pending: IntArray
     nodes: IntArray
     width: int
+    asked: int
     first_slot: int
     in_order: bool
+
+    @property
+    def scored(self) -> int:
+        """Columns before the newest tokens whose logits are wanted."""
+        return self.asked - self.width - 1
 
     @property
     def trivial(self) -> bool:
@@ -109,7 +116,8 @@ def lay_out(seqs: ListLike[Sequence], trees: ListLike[DraftTree], chunk: int, le
     positions = np.where(padding, 0, cached[:, None] + depths)
     places = cached[:, None] + offsets % columns
     in_order = bool((pending == front).all())
-    return Layout(token_ids, positions, places, block, padding, cached, pending, nodes, width, seqs[0].slot, in_order)
+    asked = columns if any(seq.scoring for seq in seqs) else width + 1
+    return Layout(token_ids, positions, places, block, padding, cached, pending, nodes, width, asked, seqs[0].slot, in_order)
 
 
 def _single_tokens(seqs: ListLike[Sequence], cached: IntArray, pending: IntArray, nodes: IntArray) -> Layout:
@@ -118,4 +126,4 @@ def _single_tokens(seqs: ListLike[Sequence], cached: IntArray, pending: IntArray
     places = cached[:, None]
     block = np.ones((len(seqs), 1, 1), dtype=np.bool_)
     padding = np.zeros((len(seqs), 1), dtype=np.bool_)
-    return Layout(token_ids, places, places, block, padding, cached, pending, nodes, 0, seqs[0].slot, True)
+    return Layout(token_ids, places, places, block, padding, cached, pending, nodes, 0, 1, seqs[0].slot, True)

@@ -193,7 +193,7 @@ class CachedLM:
             seqs: open sequences with at least one pending token each.
             trees: one per sequence; empty where `reaches_end` is false.
         Returns:
-            the logits after the last fed token of each, and after each node.
+            the logits after the last fed token of each, and after each node; rows of scored tokens come before them.
         """
         self._seqs = list(seqs)
         self._feeder.begin()
@@ -206,12 +206,12 @@ class CachedLM:
             with self._reading(packing):
                 flat = self._feeder.packed(packing, self._seqs)
             self._count(packing.pending, packing.nodes)
-            return NodeLogits.side_by_side(flat[: sum(counts)], counts)
+            return NodeLogits.side_by_side(flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist())
         layout = lay_out(seqs, trees, self.prefill_chunk, self.least_rows)
         with self._reading(layout):
             flat = self._feeder.padded(layout, self._seqs)
         self._count(layout.pending, layout.nodes)
-        return NodeLogits.of(flat.unflatten(0, (len(counts), -1)), counts)  # type: ignore[no-untyped-call]
+        return NodeLogits.of(flat.unflatten(0, (len(counts), -1)), counts, layout.scored)  # type: ignore[no-untyped-call]
 
     def forward_with_hidden(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> tuple[Tensor, Tensor]:
         """Run `forward`, and return what the LM head was fed as well.
@@ -254,7 +254,8 @@ class CachedLM:
         layouts = [lay_out([seq], [tree], self.prefill_chunk) for seq, tree in zip(self._seqs, trees, strict=True)]
         rows = [self._feeder.padded(layout, [seq]) for layout, seq in zip(layouts, self._seqs, strict=True)]
         self._count(*(np.concatenate(one) for one in zip(*((one.pending, one.nodes) for one in layouts), strict=True)))
-        return NodeLogits.side_by_side(torch.cat(rows), [1 + len(tree) for tree in trees])
+        counts, scored = [1 + len(tree) for tree in trees], [layout.scored for layout in layouts]
+        return NodeLogits.side_by_side(torch.cat(rows), counts, scored)
 
     def _count(self, pending: IntArray, nodes: IntArray) -> None:
         self._pending = pending

@@ -34,15 +34,33 @@ class NodeLogits:
     top: TopTokens | None = None
 
     @staticmethod
-    def side_by_side(flat: Tensor, counts: list[int]) -> NodeLogits:
-        """Those of the sequences one behind the other."""
-        return NodeLogits(flat, [0, *accumulate(counts[:-1])] if counts else [], counts)
+    def side_by_side(flat: Tensor, counts: list[int], scored: list[int] | None = None) -> NodeLogits:
+        """Return the logits of sequences whose rows follow one another.
+
+        Args:
+            flat: [rows, vocab].
+            counts: as above.
+            scored: of each sequence, the rows of prompt tokens before its first one; None = none.
+        """
+        before = scored or [0] * len(counts)
+        ends = accumulate(skipped + count for skipped, count in zip(before, counts, strict=True))
+        return NodeLogits(flat, [end - count for end, count in zip(ends, counts, strict=True)], counts)
 
     @staticmethod
-    def of(padded: Tensor, counts: list[int]) -> NodeLogits:
-        """The first `counts` rows of each sequence of [batch, 1 + width, vocab]."""
+    def of(padded: Tensor, counts: list[int], scored: int = 0) -> NodeLogits:
+        """Return the logits of sequences that have equally many rows, padding included.
+
+        Args:
+            padded: [batch, scored + 1 + width, vocab].
+            counts: as above.
+            scored: rows of prompt tokens before the first one of each sequence.
+        """
         width = padded.shape[1]
-        return NodeLogits(padded.flatten(0, 1), [row * width for row in range(len(padded))], counts)
+        return NodeLogits(padded.flatten(0, 1), [row * width + scored for row in range(len(padded))], counts)
+
+    def without_prompts(self) -> NodeLogits:
+        """Return the same without the rows of prompt tokens."""
+        return replace(self._taken(range(len(self))), pending=self.pending)
 
     def __len__(self) -> int:
         """How many sequences there are."""
@@ -54,8 +72,9 @@ class NodeLogits:
 
     def those(self, rows: ListLike[int]) -> NodeLogits:
         """Those of some of the sequences, in their order, and no rows of others."""
-        if list(rows) == list(range(len(self))):
-            return self
+        return self if list(rows) == list(range(len(self))) else self._taken(rows)
+
+    def _taken(self, rows: ListLike[int]) -> NodeLogits:
         counts = [self.counts[row] for row in rows]
         starts = [self.starts[row] for row in rows]
         flat, states = (

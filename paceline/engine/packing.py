@@ -26,7 +26,9 @@ class Packing:
         token_ids, positions, places, slots: [queries]: ids, position in the text, position in the cache and its slot there.
         starts: [rows + 1]: the first query of each sequence; padding counts as the last one's.
         cached, pending, nodes: [rows]: tokens in the cache before, pending tokens fed, tree nodes fed.
-        asked: [n]: queries whose logits are wanted: the newest token and the nodes of every sequence, and padding.
+        scored: [rows]: pending tokens before the newest one whose logits are wanted as well.
+        asked: [n]: queries whose logits are wanted: the `scored` tokens, the newest one and the nodes of every sequence, and
+            padding.
         parents, depths, ranks: of all nodes, see `visible_in_trees`.
         tail: see `KeyOrder`.
     """
@@ -39,6 +41,7 @@ class Packing:
     cached: IntArray
     pending: IntArray
     nodes: IntArray
+    scored: IntArray
     asked: IntArray
     parents: IntArray
     depths: IntArray
@@ -69,7 +72,8 @@ def pack(seqs: ListLike[Sequence], trees: ListLike[DraftTree], chunk: int, least
     cached = np.array([seq.cached for seq in seqs], dtype=np.int64)
     pending = np.array([min(seq.pending, chunk) for seq in seqs], dtype=np.int64)
     nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
-    padding = max(0, least_rows - len(seqs) - int(nodes.sum()))
+    scored = np.array([fed - 1 if seq.scoring else 0 for seq, fed in zip(seqs, pending.tolist(), strict=True)], dtype=np.int64)
+    padding = max(0, least_rows - len(seqs) - int(nodes.sum() + scored.sum()))
     token_ids: list[int] = []
     parents: list[int] = []
     for seq, tree, past, fed in zip(seqs, trees, cached.tolist(), pending.tolist(), strict=True):
@@ -77,15 +81,15 @@ def pack(seqs: ListLike[Sequence], trees: ListLike[DraftTree], chunk: int, least
         token_ids += tree.token_ids
         parents += tree.parents
     above = np.array(parents, dtype=np.int64)
-    positions, places, rows, starts, asked, depths, ranks, tail = _lay_out(cached, pending, nodes, above, padding)
+    positions, places, rows, starts, asked, depths, ranks, tail = _lay_out(cached, pending, nodes, scored, above, padding)
     ids = np.array(token_ids + [0] * padding, dtype=np.int64)
     slots = seqs[0].slot + rows
-    return Packing(ids, positions, places, slots, starts, cached, pending, nodes, asked, above, depths, ranks, tail)
+    return Packing(ids, positions, places, slots, starts, cached, pending, nodes, scored, asked, above, depths, ranks, tail)
 
 
 @compiled
 def _lay_out(
-    cached: IntArray, pending: IntArray, nodes: IntArray, parents: IntArray, padding: int
+    cached: IntArray, pending: IntArray, nodes: IntArray, scored: IntArray, parents: IntArray, padding: int
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
     """Return positions, places, rows, starts, asked, depths, ranks and tail as in `Packing`; rows are counted from 0."""
     count = len(cached)
@@ -95,7 +99,7 @@ def _lay_out(
     starts[count] += padding
     total = starts[count]
     positions, places, rows = np.zeros(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
-    asked = np.empty(count + len(parents) + padding, dtype=np.int64)
+    asked = np.empty(count + scored.sum() + len(parents) + padding, dtype=np.int64)
     depths, ranks = np.empty(len(parents), dtype=np.int64), np.empty(len(parents), dtype=np.int64)
     above = np.empty(len(parents) + 2, dtype=np.int64)
     tail = np.empty((count, fed.max()), dtype=np.int64)
@@ -110,7 +114,7 @@ def _lay_out(
                 positions[query] = cached[row] + place
             elif node < nodes[row]:
                 positions[query] = root + depths[first + node]
-            if node >= -1:
+            if node >= -1 - scored[row]:
                 asked[wanted] = query
                 wanted += 1
         tail[row] = cached[row] + np.arange(tail.shape[1])

@@ -71,7 +71,7 @@ class Intake:
                 for first in self.sequences(prompts, params)]  # fmt: skip
 
     def _other(self, first: Sequence, number: int) -> Sequence:
-        params = replace(first.params, seed=first.params.seed + number)
+        params = replace(first.params, seed=first.params.seed + number, prompt_logprobs=None)
         return Sequence(
             first.token_ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=first.stop
         )  # fmt: skip
@@ -105,7 +105,7 @@ class Intake:
             raise ConfigError(
                 f"prompt {place}: got token ids from {min(ids)} to {max(ids)}; expected 0 to {self.vocab_size - 1}."
             )
-        if len(ids) >= self.max_length:
+        if len(ids) + min(1, params.max_new_tokens) > self.max_length:
             raise CapacityError(
                 f"prompt {place}: got {len(ids)} tokens, which leave no room for an answer; expected less than {self.max_length}."
                 " Shorten it, or raise max_length if the model's context allows."
@@ -113,7 +113,10 @@ class Intake:
         if params.stop and self.tokenizer is None:
             raise ConfigError("stop: got stop strings and no tokenizer; expected both. Pass tokenizer=... to LLM.")
         stop = StopStrings(params.stop, self.tokenizer) if params.stop else None
-        return Sequence(ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop)
+        seq = Sequence(ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop)
+        if params.prompt_logprobs is not None:
+            seq.prompt_logprobs = [None]
+        return seq
 
     def _token_ids(self, place: int, prompt: Any) -> list[int]:
         if isinstance(prompt, str):

@@ -130,7 +130,7 @@ class Room:
 
     def _longest_common(self, seq: Sequence, active: ListLike[Sequence]) -> tuple[Sequence | None, int]:
         """Return the sequence in the cache that has most in common with the beginning of `seq`, and how many tokens."""
-        if not self._most_kept:
+        if not self._most_kept or seq.scoring:  # the cache has no logits
             return None, 0
         wanted = np.array(seq.token_ids[:-1], dtype=np.int64)  # the last one is fed in any case: its answer is asked for
         best, most = None, _LEAST_COMMON - 1

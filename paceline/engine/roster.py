@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from weakref import WeakKeyDictionary
 
 from paceline.common.config import SpecKey, spec_key
-from paceline.engine.drafter import Drafter
+from paceline.engine.drafter import Drafter, Plain
 from paceline.engine.drafting import Drafting, Worth
 from paceline.engine.sequence import Sequence
 from paceline.engine.turn import Lock
@@ -102,9 +102,10 @@ class Roster:
         found = []
         for place, seq in enumerate(seqs):
             try:
-                found.append(self.find(seq.params.speculation, in_use))
+                drafting = self.find(seq.params.speculation, in_use)
             except PacelineError as error:
                 raise type(error)(f"prompt {place}: speculation: {error}") from error
+            found.append(drafting if seq.remaining else Drafting(Plain(), None))  # no tokens, no drafts
         return found
 
     def knows(self, spec: str | None) -> bool:

@@ -25,7 +25,7 @@ class SamplingParams:
     """How the tokens of one request are chosen and when it ends.
 
     Attributes:
-        max_new_tokens: upper bound of the answer's length, at least 1.
+        max_new_tokens: upper bound of the answer's length; 0 feeds the prompt and generates nothing.
         temperature: 0 = greedy (arg-max); else logits are divided by it.
         top_k: keep the k most likely tokens; 0 = all.
         top_p: keep the smallest set of tokens whose probability reaches top_p; 1 = all.
@@ -46,6 +46,9 @@ class SamplingParams:
             copy of every processor, so that it may keep what it learns in its attributes.
         logprobs: report the log-probabilities of so many likeliest tokens in every place, and of the token that came, by the
             model's own logits (`Completion.logprobs`); None = none.
+        prompt_logprobs: report the log-probabilities of this many likeliest tokens at every position of
+            the prompt, and of the prompt's own token (`Completion.prompt_logprobs`); None = none. The
+            model then computes the whole prompt, even if the cache holds its beginning.
         n: answers to give, with seed, seed + 1, ...; more than one needs a temperature (`Completion.outputs`).
         speculation: spec of the drafter of this request, such as "none", "auto" or "sssd:nodes=8"; None = the engine's own. It
             decides how soon the answer is there, not what it says.
@@ -76,6 +79,7 @@ class SamplingParams:
     bad_words: ListLike[str | ListLike[int]] = field(default=(), metadata=PER_REQUEST)
     logits_processors: ListLike[Callable[..., Any]] = field(default=(), hash=False, metadata=PER_REQUEST)
     logprobs: int | None = field(default=None, metadata=PER_REQUEST)
+    prompt_logprobs: int | None = field(default=None, metadata=PER_REQUEST)
     n: int = field(default=1, metadata=PER_REQUEST)
     speculation: str | None = field(default=None, metadata=PER_REQUEST)
     max_nodes: int | None = field(default=None, metadata=PER_REQUEST)
@@ -85,8 +89,8 @@ class SamplingParams:
         object.__setattr__(self, "stop", checks.stop_strings(self.stop))
         for name in ("stop_token_ids", "logit_bias", "bad_words", "logits_processors"):
             object.__setattr__(self, name, getattr(checks, name)(getattr(self, name)))
-        require(is_int(self.max_new_tokens) and self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens,
-                 "an integer of at least 1")  # fmt: skip
+        require(is_int(self.max_new_tokens) and self.max_new_tokens >= 0, "max_new_tokens", self.max_new_tokens,
+                 "an integer of at least 0")  # fmt: skip
         require(is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature,
                  "0 (greedy) or a positive number")  # fmt: skip
         require(is_int(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive integer")
@@ -105,8 +109,9 @@ class SamplingParams:
 
     def _check_request(self) -> None:
         """Check the options of single requests."""
-        require(self.logprobs is None or (is_int(self.logprobs) and self.logprobs >= 0), "logprobs", self.logprobs,
-                "an integer of at least 0, or None")  # fmt: skip
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            require(value is None or (is_int(value) and value >= 0), name, value, "an integer of at least 0, or None")
         require(is_int(self.n) and self.n >= 1, "n", self.n, "an integer of at least 1")
         require(self.n == 1 or not self.greedy, "n", self.n, "1 with temperature 0, where all answers are the same")
         require(self.speculation is None or (isinstance(self.speculation, str) and self.speculation.strip() != ""),
@@ -161,6 +166,8 @@ class Sequence:
         slot: the cache row this sequence owns; -1 before it is opened.
         finish_reason: "stop" | "length" once it has ended.
         logprobs: per token of the answer, where they are asked for: token id -> log-probability, likeliest first.
+        prompt_logprobs: per token of the prompt so far, where they are asked for: None for the first
+            token, then as `logprobs`. None = they are not asked for.
         states: the hidden states its tokens were chosen by, kept where its drafter has asked for them when it started.
         processed: its logits processors, made when they are first asked.
         failure: why its next token cannot be chosen, which ends this request and no other.
@@ -189,6 +196,7 @@ class Sequence:
         self.slot = -1
         self.counters = Counters()
         self.logprobs: list[dict[int, float]] = []
+        self.prompt_logprobs: list[dict[int, float] | None] | None = None
         self.states: StateLog | None = None
         self.processed: Processed | None = None
         self.failure: Exception | None = None
@@ -205,6 +213,11 @@ class Sequence:
     def pending(self) -> int:
         """Tokens not yet in the cache: 1 while decoding, the rest of the prompt before."""
         return len(self.token_ids) - self.cached
+
+    @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still missing."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length
 
     @property
     def remaining(self) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from paceline.engine.drafter import Drafter, Outcome, untouched
 from paceline.engine.drafting import Drafting, Part
+from paceline.engine.logprobs import score_prompts
 from paceline.engine.model import CachedLM
 from paceline.engine.node_logits import NodeLogits
 from paceline.engine.rotary import start_anew, within
@@ -75,6 +76,8 @@ def joint_step(
     kept = not model.reads_states and any(seq.states is not None for seq in seqs)  # a draft that steps reads its target's
     layers = _layers(seqs) if kept else ()
     fed = model.forward_with_states(seqs, trees, layers, kept) if foreseeing or kept else model.forward_nodes(seqs, trees)
+    if any(seq.scoring for seq in seqs):
+        fed = score_prompts(seqs, fed, model.prefill_chunk)
     logits = fed.those(ready) if len(ready) < len(seqs) else fed
     top_k = max(part.drafting.drafter.top_k for part in parts)
     if top_k and ready:
@@ -98,6 +101,14 @@ def joint_step(
     if (switch := model.architecture.restart_length) is not None:
         for outcome in outcomes:
             start_anew(outcome.seq, switch)
+    for part in parts:
+        part.outcomes += [_ended(seq) for seq in part.seqs if not seq.remaining and not seq.pending]
+
+
+def _ended(seq: Sequence) -> Outcome:
+    """End a sequence that generates no tokens, now that its prompt is fed."""
+    seq.finish_reason = "length"
+    return Outcome(seq, EMPTY_TREE, [], [], [], logprobs=None if seq.params.logprobs is None else [])
 
 
 def _layers(seqs: ListLike[Sequence]) -> tuple[int, ...]:
@@ -124,13 +135,14 @@ def _keep_states(
 
 
 def _propose(model: CachedLM, part: Part) -> None:
-    """Ask a part's drafter for the trees of those of its sequences that are ready."""
-    part.ready = [seq for seq in part.seqs if model.reaches_end(seq)]
+    """Ask a part's drafter for the trees of those of its sequences that are ready, and may have tokens."""
+    part.ready = [seq for seq in part.seqs if seq.remaining and model.reaches_end(seq)]
     if not part.ready:
         return
     limits = part.max_nodes
     if len(part.ready) < len(part.seqs):
-        limits = [limit for seq, limit in zip(part.seqs, limits, strict=True) if model.reaches_end(seq)]
+        ready = {seq.id for seq in part.ready}
+        limits = [limit for seq, limit in zip(part.seqs, limits, strict=True) if seq.id in ready]
     drafter, before = part.drafting.drafter, part.drafting.drafter.forward_seconds
     try:
         with untouched(drafter, part.ready):

@@ -19,6 +19,7 @@ from paceline.engine import sampling
 from paceline.engine.adjustments import adjusted, forbidden
 from paceline.engine.best_tokens import most_likely
 from paceline.engine.drafter import Outcome, TopTokens
+from paceline.engine.logprobs import logprobs_of
 from paceline.engine.node_logits import NodeLogits
 from paceline.engine.processors import OwnProcessors, Processed
 from paceline.engine.sequence import Sequence
@@ -163,7 +164,7 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLog
         logprobs = None
         if seq.params.logprobs is not None:
             walked = [0, *(node + 1 for node in accepted)][: len(run)]
-            logprobs = _logprobs(logits[row][walked], run, seq.params.logprobs)
+            logprobs = logprobs_of(logits[row][walked], run, seq.params.logprobs)
         outcomes.append(Outcome(seq, tree, accepted, run, argmax[row][: 1 + len(tree)], logprobs=logprobs))
     return outcomes
 
@@ -252,16 +253,3 @@ def _nothing_left() -> ConfigError:
         "got a request whose bad_words, min_tokens or logits_processors leave no token to go on with; expected one at least."
         " Forbid less."
     )
-
-
-def _logprobs(logits: Tensor, token_ids: list[int], count: int) -> list[dict[int, float]]:
-    """Per token the log-probabilities of the `count` likeliest in its place, then its own, by the model's logits.
-
-    Args:
-        logits: [tokens, vocab].
-    """
-    every = logits.float().log_softmax(-1)
-    best = every.topk(min(count, every.shape[-1]), dim=-1)
-    own = every.gather(-1, torch.tensor(token_ids, device=every.device)[:, None])[:, 0].tolist()
-    rows = zip(best.indices.tolist(), best.values.tolist(), token_ids, own, strict=True)
-    return [{**dict(zip(ids, values, strict=True)), token: value} for ids, values, token, value in rows]

@@ -134,7 +134,7 @@ class ParallelLM(CachedLM):
         Raises:
             ConfigError: they differ, or ask for what takes the logits of a whole tree in one process.
         """
-        for name in ("bad_words", "logits_processors", "logprobs"):
+        for name in ("bad_words", "logits_processors", "logprobs", "prompt_logprobs"):
             if any(getattr(seq.params, name) not in ((), None) for seq in seqs):
                 raise ConfigError(f"{name}: got some in a parallel run; expected none there. Leave it out, or use one process.")
         asked = [(seq.token_ids, seq.params, seq.max_length, sorted(seq.eos_token_ids)) for seq in seqs]

@@ -1,0 +1,56 @@
+"""Log-probabilities by the model's own logits: of an answer's tokens, and of a prompt's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+
+import torch
+from torch import Tensor
+
+from paceline.engine.node_logits import NodeLogits
+from paceline.engine.sequence import Sequence
+
+_ROWS = 64  # logits turned into log-probabilities at once, which takes memory for each token of the vocabulary
+
+
+def logprobs_of(logits: Tensor, token_ids: ListLike[int], count: int) -> list[dict[int, float]]:
+    """Return the log-probabilities of the likeliest tokens, and of one token, at each position.
+
+    Args:
+        logits: [tokens, vocab].
+        token_ids: the token of each position.
+        count: how many of the likeliest tokens.
+    """
+    every = logits.float().log_softmax(-1)
+    best = every.topk(min(count, every.shape[-1]), dim=-1)
+    own = every.gather(-1, torch.tensor(token_ids, device=every.device)[:, None])[:, 0].tolist()
+    rows = zip(best.indices.tolist(), best.values.tolist(), token_ids, own, strict=True)
+    return [{**dict(zip(ids, values, strict=True)), token: value} for ids, values, token, value in rows]
+
+
+def score_prompts(seqs: ListLike[Sequence], logits: NodeLogits, chunk: int) -> NodeLogits:
+    """Add the log-probabilities of fed prompt tokens to the sequences that are scored.
+
+    Args:
+        seqs: as they were fed; what was fed is not yet in the cache.
+        logits: of their forward, with the rows of scored tokens.
+        chunk: most pending tokens that the forward took of a sequence.
+    Returns:
+        the logits without those rows.
+    """
+    for row, seq in enumerate(seqs):
+        if seq.scoring:
+            _score(seq, logits, row, min(seq.pending, chunk))
+    return logits.without_prompts()
+
+
+def _score(seq: Sequence, logits: NodeLogits, row: int, fed: int) -> None:
+    known, count = seq.prompt_logprobs, seq.params.prompt_logprobs
+    assert known is not None, "it is scored"
+    assert count is not None, "it is scored"
+    offset = logits.starts[row] - (fed - 1) - seq.cached - 1  # of the row that a token is scored by
+    # After a preemption the first tokens are fed again: they are scored already.
+    for first in range(len(known), min(seq.cached + fed, seq.prompt_length - 1) + 1, _ROWS):
+        token_ids = seq.token_ids[first : min(first + _ROWS, seq.cached + fed + 1, seq.prompt_length)]
+        rows = logits.flat[offset + first : offset + first + len(token_ids)]
+        known += logprobs_of(rows, token_ids, count)

@@ -1,0 +1,191 @@
+"""Log-probabilities of prompts, which are those of transformers' own forward, and requests for no tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as ListLike
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, Completion, SamplingParams
+from paceline.engine.grouping import prompts_together
+from paceline.errors import CapacityError, ConfigError
+from tests.support.models import make
+from tests.support.shared import MOST_SPECS, Pair
+
+SCORED = SamplingParams(0, prompt_logprobs=3)
+LENGTHS = (1, 2, 33, 70, 140, 64)
+
+
+def prompts(lengths: ListLike[int] = LENGTHS) -> list[list[int]]:
+    """Prompts of these lengths, each the beginning of the longer ones."""
+    return [[(7 * place + place * place) % 60 + 2 for place in range(length)] for length in lengths]
+
+
+def check(model: Any, prompt: list[int], found: Completion, count: int = 3) -> None:
+    """Hold the prompt's log-probabilities against a forward of transformers."""
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([prompt])).logits[0].float()
+    rows = found.prompt_logprobs
+    assert rows is not None
+    assert (len(rows), rows[0]) == (len(prompt), None)
+    for place, row in enumerate(rows[1:], 1):
+        assert row is not None
+        wanted = logits[place - 1].log_softmax(-1)
+        best = wanted.topk(count)
+        assert list(row)[:count] == best.indices.tolist()
+        assert set(row) == {*best.indices.tolist(), prompt[place]}
+        assert row == pytest.approx({token: float(wanted[token]) for token in row}, abs=1e-4)
+
+
+@pytest.mark.parametrize("spec", MOST_SPECS)
+def test_they_are_those_of_transformers_with_any_drafter(pair: Pair, spec: str) -> None:
+    """In batches with requests that ask for none, and with answers that are the same."""
+    llm = pair.engine(spec, max_batch=4)
+    some = pair.prompts[:6]
+    params = [SamplingParams(8, prompt_logprobs=3 if place % 2 else None) for place in range(len(some))]
+    for prompt, one, out in zip(some, params, llm.generate(some, params), strict=True):
+        assert out.token_ids == pair.answers[pair.prompts.index(prompt)][:8]
+        if one.prompt_logprobs is None:
+            assert out.prompt_logprobs is None
+        else:
+            check(pair.target, prompt, out)
+    for prompt, out in zip(some, llm.generate(some, SCORED), strict=True):
+        assert (out.token_ids, out.text, out.finish_reason) == ([], "", "length")
+        assert out.stats.drafted_tokens == out.stats.draft_forwards == 0
+        check(pair.target, prompt, out)
+    assert llm.model.open_sequences == 0
+
+
+@pytest.mark.parametrize("chunk", [16, 512])
+@pytest.mark.parametrize(
+    ("name", "implementation"), [("llama", "sdpa"), ("gemma2", "eager"), ("gpt2", "sdpa"), ("bloom", "eager")]
+)
+def test_in_batches_and_chunks(name: str, implementation: str, chunk: int) -> None:
+    """Packed, padded, and in forwards of their own where positions are slots."""
+    model = make(name, implementation)
+    llm = LLM(model, "prompt_lookup", max_batch=4)
+    llm.model.prefill_chunk = chunk
+    for prompt, out in zip(prompts(), llm.generate(prompts(), SamplingParams(4, prompt_logprobs=3)), strict=True):
+        check(model, prompt, out)
+        assert out.token_ids == LLM(model, "none").generate([prompt], SamplingParams(4))[0].token_ids
+
+
+def test_a_cached_beginning_is_computed_again() -> None:
+    model = make("llama", "sdpa")
+    llm = LLM(model, "none", keep_prefixes=4)
+    long = prompts([140])[0]
+    for _ in range(2):
+        (out,) = llm.generate([long], SCORED)
+        assert out.stats.cached_tokens == 0
+        check(model, long, out)
+    assert llm.generate([long], SamplingParams(2))[0].stats.cached_tokens == 139  # others do reuse it
+
+
+def test_no_tokens_fill_the_cache_for_later_prompts() -> None:
+    llm = LLM(make("llama", "sdpa"), "none", keep_prefixes=1)
+    long = prompts([140])[0]
+    (out,) = llm.generate([long[:100]], SamplingParams(0))
+    assert (out.token_ids, out.finish_reason, out.prompt_logprobs, out.logprobs) == ([], "length", None, None)
+    assert out.stats.new_tokens == 0
+    assert out.stats.tokens_per_forward == 0.0
+    assert llm.generate([long], SamplingParams(2))[0].stats.cached_tokens == 100
+    assert llm.generate([long], SamplingParams(0, logprobs=2))[0].logprobs == []
+
+
+def test_preempted_requests_are_scored_once() -> None:
+    model = make("llama", "sdpa")
+    first = LLM(model, "none")
+    limit = 2 * 184 * first.model.position_bytes / (1 << 30)
+    llm = LLM(model, "none", max_batch=3, cache_gib=limit)
+    each = prompts([20, 24, 28])
+    for prompt, out in zip(each, llm.generate(each, SamplingParams(150, ignore_eos=True, prompt_logprobs=3)), strict=True):
+        check(model, prompt, out)
+    assert llm.load.preemptions > 0
+
+
+def test_a_request_of_greater_priority_interrupts_the_scoring_of_another() -> None:
+    """The first one gives its slot back after some chunks, and is fed again from its beginning."""
+    model = make("llama", "sdpa")
+    llm = LLM(model, "none", max_batch=1)
+    llm.model.prefill_chunk = 16
+    low, high = (SamplingParams(2, prompt_logprobs=3, priority=priority) for priority in (1, 0))
+    engine, prompt = llm._engine, prompts([140])[0]
+    first, second = (llm._intake.sequences([prompt], one)[0] for one in (low, high))
+    tickets = engine.submit([first])
+    for _ in range(3):
+        engine.step()
+    assert first.prompt_logprobs is not None
+    assert 1 < len(first.prompt_logprobs) < 140
+    engine.finish([*tickets, *engine.submit([second])])
+    assert engine.load.preemptions == 1
+    assert first.prompt_logprobs == second.prompt_logprobs
+    check(model, prompt, llm.generate([prompt], low)[0])
+
+
+def test_a_whole_context_can_be_scored() -> None:
+    model = make("llama", "sdpa")
+    llm = LLM(model, "none", max_length=64)
+    (prompt,) = prompts([64])
+    check(model, prompt, llm.generate([prompt], SCORED)[0])
+    with pytest.raises(CapacityError, match="64 tokens, which leave no room for an answer"):
+        llm.generate([prompt], SamplingParams(1, prompt_logprobs=3))
+    with pytest.raises(CapacityError, match="65 tokens"):
+        llm.generate([[*prompt, 3]], SCORED)
+
+
+def test_several_answers_score_the_prompt_once() -> None:
+    model = make("llama", "sdpa")
+    (prompt,) = prompts([33])
+    (out,) = LLM(model, "none").generate([prompt], SamplingParams(4, temperature=1.0, n=3, prompt_logprobs=3))
+    check(model, prompt, out)
+    assert [one.prompt_logprobs for one in out.others] == [None, None]
+
+
+def test_streams_carry_them_in_their_first_chunk(pair: Pair) -> None:
+    llm = pair.engine("prompt_lookup")
+    prompt = pair.prompts[0]
+    for params in (SamplingParams(6, prompt_logprobs=3), SCORED):
+        (whole,) = llm.generate([prompt], params)
+        chunks = list(llm.stream(prompt, params))
+        assert [chunk.prompt_logprobs for chunk in chunks] == [whole.prompt_logprobs, *[None] * (len(chunks) - 1)]
+        assert chunks[-1].completion is not None
+        assert chunks[-1].completion.prompt_logprobs == whole.prompt_logprobs
+        assert "".join(chunk.text for chunk in chunks) == whole.text
+        (other,) = asyncio.run(llm.agenerate([prompt], params))
+        assert other.prompt_logprobs == whole.prompt_logprobs
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_answers_keep_their_bits(pair: Pair, dtype: str) -> None:
+    """Under batch invariance, logits of other rows change none of an answer's."""
+    import copy
+
+    model = copy.deepcopy(pair.target).to(getattr(torch, dtype))
+    llm = LLM(model, "prompt_lookup", batch_invariant=True)
+    some = pair.prompts[:4]
+    plain = llm.generate(some, SamplingParams(12, logprobs=2))
+    scored = llm.generate(some, SamplingParams(12, logprobs=2, prompt_logprobs=2))
+    assert [(out.token_ids, out.logprobs) for out in scored] == [(out.token_ids, out.logprobs) for out in plain]
+    alone = [llm.generate([prompt], SamplingParams(0, prompt_logprobs=2))[0] for prompt in some]
+    assert [out.prompt_logprobs for out in alone] == [out.prompt_logprobs for out in scored]
+
+
+def test_few_prompts_are_scored_together() -> None:
+    """Each row of logits takes memory for the whole vocabulary."""
+    llm = LLM(make("llama", "sdpa"), "none")
+    for params, count in ((SCORED, 3), (SamplingParams(1), 5)):
+        tickets = llm._engine.submit(llm._intake.sequences(prompts([150] * 5), params))
+        llm._engine.admit()
+        assert len(prompts_together(tickets, 512, packed=True)) == count
+        llm._engine.withdraw(tickets)
+
+
+@pytest.mark.parametrize("options", [{"prompt_logprobs": -1}, {"prompt_logprobs": True}, {"prompt_logprobs": 1.5}])
+def test_values_out_of_range(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="prompt_logprobs: got .*; expected an integer of at least 0, or None"):
+        SamplingParams(0, **options)
+    with pytest.raises(ConfigError, match="max_new_tokens: got -1; expected an integer of at least 0"):
+        SamplingParams(-1)
