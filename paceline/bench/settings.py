@@ -96,6 +96,7 @@ class BenchConfig:
             ("lookahead_parallel", 0),
         ):
             require_range("bench", name, getattr(self, name), low)
+        require_range("bench", "max_new_tokens", self.sampling.max_new_tokens, 1)
         refuse_per_request("bench", self.sampling)
         if self.sampling.stop:
             raise ConfigError(f"bench: stop: got {self.sampling.stop!r}; expected no stop strings. Leave them out.")

@@ -105,7 +105,7 @@ class Roster:
                 drafting = self.find(seq.params.speculation, in_use)
             except PacelineError as error:
                 raise type(error)(f"prompt {place}: speculation: {error}") from error
-            found.append(drafting if seq.remaining else Drafting(Plain(), None))  # no tokens, no drafts
+            found.append(Drafting(Plain(), None) if seq.fed_only else drafting)
         return found
 
     def knows(self, spec: str | None) -> bool:

@@ -215,6 +215,11 @@ class Sequence:
         return len(self.token_ids) - self.cached
 
     @property
+    def fed_only(self) -> bool:
+        """Whether the request ends once its prompt is fed: it generates no tokens."""
+        return self.params.max_new_tokens == 0
+
+    @property
     def scoring(self) -> bool:
         """Whether log-probabilities of prompt tokens are still missing."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length

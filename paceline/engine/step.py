@@ -102,7 +102,7 @@ def joint_step(
         for outcome in outcomes:
             start_anew(outcome.seq, switch)
     for part in parts:
-        part.outcomes += [_ended(seq) for seq in part.seqs if not seq.remaining and not seq.pending]
+        part.outcomes += [_ended(seq) for seq in part.seqs if seq.fed_only and not seq.pending]
 
 
 def _ended(seq: Sequence) -> Outcome:
@@ -135,8 +135,8 @@ def _keep_states(
 
 
 def _propose(model: CachedLM, part: Part) -> None:
-    """Ask a part's drafter for the trees of those of its sequences that are ready, and may have tokens."""
-    part.ready = [seq for seq in part.seqs if seq.remaining and model.reaches_end(seq)]
+    """Ask a part's drafter for the trees of those of its sequences that are ready and generate tokens."""
+    part.ready = [seq for seq in part.seqs if not seq.fed_only and model.reaches_end(seq)]
     if not part.ready:
         return
     limits = part.max_nodes

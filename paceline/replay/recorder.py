@@ -135,6 +135,7 @@ def encode_prompts(prompts: ListLike[Prompt], llm: LLM, max_new_tokens: int, con
     """
     if llm.tokenizer is None:
         raise ConfigError("record: got a model without a tokenizer; expected one for prompts of text. Pass tokenizer=... to LLM.")
+    require_range("record", "max_new_tokens", max_new_tokens, 1)
     context = llm.max_length if context is None else context
     room = context - max_new_tokens
     if room < _LEAST_ROOM:

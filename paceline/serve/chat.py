@@ -82,7 +82,7 @@ class ChatForm:
         ]  # fmt: skip
         return ChatResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
-    def opening(self, place: int) -> ChatChunk:
+    def opening(self, place: int, chunk: Chunk) -> ChatChunk:
         """Who speaks."""
         return self._event(ChatChunkChoice(index=place, delta=Delta(role="assistant", content="")))
 

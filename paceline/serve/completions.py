@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
+from typing import NamedTuple
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -21,6 +23,7 @@ from paceline.serve.serving import Serving
 
 _MAX_TOKENS = 16  # OpenAI's and vLLM's default
 Prompt = str | list[int]
+PromptFound = ListLike[Mapping[int, float] | None]
 
 
 def completion_routes(serving: Serving) -> APIRouter:
@@ -34,23 +37,32 @@ def completion_routes(serving: Serving) -> APIRouter:
         _check(body, serving.settings.max_logprobs)
         prompts = _prompts(body.prompt)
         serving.check_answers(len(prompts) * (body.n or 1))
-        params = await serving.aside(lambda: serving.sampler.params(body, body.max_tokens or _MAX_TOKENS, body.logprobs))
-        ids = [await serving.aside(lambda prompt=prompt: _ids(serving, prompt)) for prompt in prompts]  # type: ignore[misc]
+        longest = _MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        scored = body.logprobs if body.echo else None
+        params = await serving.aside(lambda: serving.sampler.params(body, longest, body.logprobs, scored))
+        ids = [await serving.aside(lambda prompt=prompt: _ids(serving, prompt, longest)) for prompt in prompts]  # type: ignore[misc]
         asked = [Asked(one, each) for one in ids for each in params]
-        echoed = [prompt if body.echo else "" for prompt in prompts for _ in params]
+        echoed = [Echo(prompt, one) if body.echo else None for prompt, one in zip(prompts, ids, strict=True) for _ in params]
         return await respond(serving, request, body, ids, asked, CompletionForm(serving, request.state.id, echoed))
 
     return router
+
+
+class Echo(NamedTuple):
+    """A prompt that its answer repeats: as it was sent, and its token ids."""
+
+    prompt: Prompt
+    token_ids: list[int]
 
 
 class CompletionForm:
     """Answers as completions.
 
     Args:
-        echoed: what stands before each answer's text. Token ids are spelled with the answer, when they are known to be some.
+        echoed: of each answer, the prompt before its text; None = no prompt.
     """
 
-    def __init__(self, serving: Serving, id: str, echoed: list[Prompt]) -> None:
+    def __init__(self, serving: Serving, id: str, echoed: list[Echo | None]) -> None:
         self._serving, self._model, self._id = serving, serving.names[0], f"cmpl-{id}"
         self._echoed = echoed
         self._offsets: defaultdict[int, int] = defaultdict(int)  # characters said so far, by place
@@ -60,17 +72,18 @@ class CompletionForm:
         choices = [
             CompletionChoice(
                 index=place, text=self._echo(place) + one.text, finish_reason=one.finish_reason,
-                logprobs=self._logprobs(place, one.token_ids, one.logprobs),
+                logprobs=_joined(self._scores(place, one.prompt_logprobs), self._logprobs(place, one.token_ids, one.logprobs)),
             )
             for place, one in enumerate(completions)
         ]  # fmt: skip
         return CompletionResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
-    def opening(self, place: int) -> CompletionResponse | None:
+    def opening(self, place: int, chunk: Chunk) -> CompletionResponse | None:
         """The prompt, where it is echoed."""
-        if not self._echoed[place]:
+        if self._echoed[place] is None:
             return None
-        return self._event(CompletionChoice(index=place, text=self._echo(place), finish_reason=None))
+        scores = self._scores(place, chunk.prompt_logprobs)
+        return self._event(CompletionChoice(index=place, text=self._echo(place), logprobs=scores, finish_reason=None))
 
     def piece(self, place: int, chunk: Chunk) -> CompletionResponse:
         """What a step has added."""
@@ -92,16 +105,37 @@ class CompletionForm:
         self._offsets[place] += sum(map(len, made.tokens))
         return made
 
+    def _scores(self, place: int, found: PromptFound | None) -> CompletionLogprobs | None:
+        """Return the log-probabilities of an echoed prompt."""
+        echo = self._echoed[place]
+        if echo is None or found is None:
+            return None
+        known = [row for row in found if row is not None]
+        made = self._logprobs(place, echo.token_ids, [{echo.token_ids[0]: 0.0}, *known])  # the first one is replaced
+        assert made is not None, "they were found"
+        made.token_logprobs[0] = made.top_logprobs[0] = None
+        return made
+
     def _echo(self, place: int) -> str:
-        prompt = self._echoed[place]
-        return prompt if isinstance(prompt, str) else str(self._serving.llm.tokenizer.decode(prompt, skip_special_tokens=True))
+        echo = self._echoed[place]
+        if echo is None:
+            return ""
+        if isinstance(echo.prompt, str):
+            return echo.prompt
+        return str(self._serving.llm.tokenizer.decode(echo.prompt, skip_special_tokens=True))
+
+
+def _joined(prompt: CompletionLogprobs | None, answer: CompletionLogprobs | None) -> CompletionLogprobs | None:
+    """Return the log-probabilities of an echoed prompt and its answer in one."""
+    if prompt is None or answer is None:
+        return answer
+    both = {name: values + getattr(answer, name) for name, values in prompt}
+    return CompletionLogprobs(**both)
 
 
 def _check(body: CompletionRequest, most: int) -> None:
     if body.logprobs is not None and body.logprobs > most:
         raise ConfigError(f"logprobs: got {body.logprobs}; expected at most {most}.")
-    if body.echo and body.logprobs is not None:
-        raise ConfigError("logprobs: got them with echo; expected one of both, since prompts have none here. Leave one out.")
     if body.best_of not in (None, body.n or 1):
         raise ConfigError(f"best_of: got {body.best_of}; expected n, {body.n or 1}. Leave it out.")
 
@@ -116,7 +150,7 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prom
     return [ids] if ids else [one for one in prompt if not isinstance(one, int)]
 
 
-def _ids(serving: Serving, prompt: Prompt) -> list[int]:
+def _ids(serving: Serving, prompt: Prompt, max_tokens: int) -> list[int]:
     ids = text_ids(serving.llm.tokenizer, prompt, "prompt") if isinstance(prompt, str) else prompt
-    serving.check_prompt(ids)
+    serving.check_prompt(ids, max_tokens)
     return ids

@@ -102,6 +102,7 @@ class CompletionRequest(GenerationRequest):
     """Body of /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0)
     best_of: int | None = Field(None, ge=1)

@@ -37,8 +37,13 @@ class Form(Protocol):
         """All answers, in order of their places."""
         ...
 
-    def opening(self, place: int) -> BaseModel | None:
-        """The event before the first piece of an answer, if there is one."""
+    def opening(self, place: int, chunk: Chunk) -> BaseModel | None:
+        """The event before the first piece of an answer, if there is one.
+
+        Args:
+            place: of the answer.
+            chunk: its first one.
+        """
         ...
 
     def piece(self, place: int, chunk: Chunk) -> BaseModel:
@@ -119,7 +124,7 @@ async def _events(
     opened: set[int] = set()
     try:
         async for place, chunk in _with(first, said):
-            if place not in opened and (opening := form.opening(place)) is not None:
+            if place not in opened and (opening := form.opening(place, chunk)) is not None:
                 yield _event(opening)
             opened.add(place)
             if body.trace or chunk.text or chunk.logprobs or chunk.completion is not None:

@@ -34,11 +34,14 @@ class Usage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Log-probabilities of a completion, a list for each kind of thing said of a token."""
+    """Log-probabilities of a completion, in lists with an entry for each token.
+
+    The first token of an echoed prompt has none: its entries are null.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

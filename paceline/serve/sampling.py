@@ -31,11 +31,14 @@ class Sampler:
         own = {} if ignore_generation_config else llm.model.model.generation_config.to_diff_dict()
         self.defaults = {"temperature": 1.0} | {name: own[name] for name in _FROM_MODEL if own.get(name) is not None}
 
-    def params(self, asked: GenerationRequest, max_tokens: int, logprobs: int | None) -> list[SamplingParams]:
+    def params(
+        self, asked: GenerationRequest, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None
+    ) -> list[SamplingParams]:
         """Return the parameters of each of the n answers to a prompt. Compiles a grammar, where one is asked for.
 
         Args:
             max_tokens: most tokens of an answer; more than the model's context are cut to it.
+            logprobs, prompt_logprobs: as in `SamplingParams`.
         Raises:
             ConfigError: a value outside its range.
         """
@@ -47,6 +50,7 @@ class Sampler:
             "presence_penalty": asked.presence_penalty, "frequency_penalty": asked.frequency_penalty,
             "min_tokens": asked.min_tokens, "ignore_eos": asked.ignore_eos, "stop_token_ids": asked.stop_token_ids,
             "bad_words": asked.bad_words, "priority": asked.priority, "max_nodes": max_nodes, "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
         }  # fmt: skip
         first = secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed
         values: dict[str, Any] = self.defaults | {name: value for name, value in given.items() if value is not None}

@@ -66,13 +66,16 @@ class Serving:
         if count > most:
             raise ConfigError(f"n: got {count} answers, prompts times n; expected at most {most}. Send several requests.")
 
-    def check_prompt(self, ids: list[int]) -> None:
+    def check_prompt(self, ids: list[int], max_tokens: int = 1) -> None:
         """Refuse a prompt that is too long.
 
+        Args:
+            ids: of the prompt.
+            max_tokens: most tokens of its answer; 0 lets the prompt fill the context.
         Raises:
             ApiError: with status 400 and the code that clients know.
         """
-        most = self.llm.max_length - 1
+        most = self.llm.max_length - min(1, max_tokens)
         most = most if self.settings.max_prompt is None else min(most, self.settings.max_prompt)
         if len(ids) > most:
             raise ApiError(

@@ -102,6 +102,7 @@ def test_a_long_prompt_keeps_its_first_four_and_last_tokens(tmp_path: Path) -> N
         ({"baselines": ("transformers:prompt_lookup=x",)}, "positive integer"), ({"batch": 0}, "batch: got 0"),
         ({"drafters": (), "baselines": ()}, "nothing to run"), ({"drafters": ("none", "none")}, "given twice"),
         ({"temperature": -1.0}, "temperature"), ({"repeats": 0}, "repeats"), ({"threads": 0}, "threads"),
+        ({"max_new_tokens": 0}, "max_new_tokens: got 0; expected at least 1"),
     ],
 )  # fmt: skip
 def test_a_config_that_cannot_run_is_refused(change: dict[str, Any], message: str) -> None:

@@ -177,6 +177,7 @@ def test_a_damaged_recording_names_the_file(tmp_path: Path) -> None:
         ({"temperature": -1.0}, "temperature: got -1.0"),
         ({"skip_every": 1}, "which leaves no prompt"),
         ({"max_new_tokens": 4000}, "leaves -"),
+        ({"max_new_tokens": 0}, "max_new_tokens: got 0; expected at least 1"),
         ({"model": str(demo.TARGET)}, "got no draft model; expected one to record"),
     ],
 )

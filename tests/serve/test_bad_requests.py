@@ -22,7 +22,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": {}}, "prompt"), ({"prompt": ["x", 1]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": [10**9]}, "prompt"),
     ({"prompt": [10**30]}, "prompt"), ({"prompt": [2**62], "echo": True}, "prompt"), ({"prompt": [-5], "echo": True}, "prompt"),
     ({"prompt": [True]}, "prompt"), ({"prompt": "x " * 3000}, "prompt"),
-    ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": "many"}, "max_tokens"), ({"temperature": -1}, "temperature"), ({"temperature": "hot"}, "temperature"),
     ({"top_p": 0}, "top_p"), ({"top_p": 2}, "top_p"), ({"top_k": -2}, "top_k"), ({"min_p": 2}, "min_p"), ({"n": 0}, "n"),
     ({"n": -3}, "n"), ({"n": 10**6}, "n"), ({"n": 129}, "n"), ({"n": 2, "temperature": 0}, "n"), ({"seed": 2**64}, "seed"),
@@ -32,7 +32,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"logit_bias": {"99999999": 1}}, "logit_bias"),
     ({"logit_bias": [1]}, "logit_bias"), ({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
-    ({"logprobs": 1, "echo": True}, "logprobs"), ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"),
+    ({"logprobs": 21, "echo": True}, "logprobs"), ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs"), ({"skip_special_tokens": False}, "skip_special_tokens"),
     ({"stream": "yes"}, "stream"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"), ({"stop_token_ids": [10**7]}, "stop_token_ids"),
@@ -60,6 +60,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
     ({"chat_template": "x"}, "chat_template"), ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from openai import NotFoundError
+from openai import BadRequestError, NotFoundError
 
 from paceline import LLM, SamplingParams
 from tests.support.serving import Served
@@ -125,6 +125,57 @@ def test_logprobs(client: Any, llm: LLM) -> None:
     assert [len(one.top_logprobs) for one in said.content] == [2] * 4
     assert all(one.logprob == one.top_logprobs[0].logprob for one in said.content)  # greedy: the likeliest
     assert "".join(one.token for one in said.content) == chat.choices[0].message.content
+
+
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_prompts_are_scored(client: Any, llm: LLM, max_tokens: int) -> None:
+    """OpenAI's form: the prompt's tokens come before the answer's, and nothing is known of the first one."""
+    ids = llm.tokenizer(PROMPT)["input_ids"]
+    (wanted,) = llm.generate(PROMPT, SamplingParams(max_tokens, logprobs=2, prompt_logprobs=2))
+    assert wanted.prompt_logprobs is not None
+    assert wanted.logprobs is not None
+    values = [row[token] for row, token in zip(wanted.prompt_logprobs[1:], ids[1:], strict=True) if row is not None]
+    values += [row[token] for row, token in zip(wanted.logprobs, wanted.token_ids, strict=True)]
+    asked = {"model": "demo", "max_tokens": max_tokens, "temperature": 0, "logprobs": 2, "echo": True}
+    for prompt in (PROMPT, ids):
+        answer = client.completions.create(prompt=prompt, **asked)
+        choice = answer.choices[0]
+        found = choice.logprobs
+        assert (choice.text, choice.finish_reason) == (PROMPT + wanted.text, "length")
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), max_tokens)
+        assert (found.token_logprobs[0], found.top_logprobs[0]) == (None, None)
+        assert found.token_logprobs[1:] == pytest.approx(values, abs=1e-4)
+        assert all(2 <= len(top) <= 3 for top in found.top_logprobs[1:])
+        assert len(found.tokens) == len(ids) + max_tokens
+        assert "".join(found.tokens) == choice.text
+        assert found.text_offset == [len("".join(found.tokens[:place])) for place in range(len(found.tokens))]
+        pieces = [event.choices[0] for event in client.completions.create(prompt=prompt, stream=True, **asked)]
+        assert "".join(piece.text for piece in pieces) == choice.text
+        assert pieces[-1].finish_reason == "length"
+        for name in ("tokens", "token_logprobs", "text_offset"):
+            streamed = [one for piece in pieces if piece.logprobs for one in getattr(piece.logprobs, name)]
+            assert streamed == getattr(found, name)
+
+
+def test_several_prompts_are_scored_in_one_request(client: Any, llm: LLM) -> None:
+    texts = [PROMPT, "class A:\n    pass", "x"]
+    found = client.completions.create(model="demo", prompt=texts, max_tokens=0, logprobs=0, echo=True)
+    for text, choice, wanted in zip(texts, found.choices, llm.generate(texts, SamplingParams(0, prompt_logprobs=0)), strict=True):
+        assert choice.text == text
+        values = [value for row in wanted.prompt_logprobs or () if row is not None for value in row.values()]
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(values, abs=1e-4)
+
+
+def test_answers_of_no_tokens(client: Any, llm: LLM) -> None:
+    """As OpenAI has it: no text, ended by the length; a prompt may fill the context."""
+    found = client.completions.create(model="demo", prompt=PROMPT, max_tokens=0)
+    assert (found.choices[0].text, found.choices[0].finish_reason, found.usage.completion_tokens) == ("", "length", 0)
+    (event,) = client.completions.create(model="demo", prompt=PROMPT, max_tokens=0, stream=True)
+    assert (event.choices[0].text, event.choices[0].finish_reason) == ("", "length")
+    whole = [5] * llm.max_length
+    assert client.completions.create(model="demo", prompt=whole, max_tokens=0).usage.prompt_tokens == llm.max_length
+    with pytest.raises(BadRequestError, match=f"expected at most {llm.max_length - 1}"):
+        client.completions.create(model="demo", prompt=whole, max_tokens=1)
 
 
 @pytest.mark.parametrize("drafter", [False, "prompt_lookup"])
