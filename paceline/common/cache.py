@@ -36,7 +36,7 @@ Kept = TypeVar("Kept")
 VARIABLE = "PACELINE_CACHE"
 CARD = "paceline.json"  # what a folder is: written last, with the size of every file
 _log = logging.getLogger(__name__)
-_unwritten: dict[Place, Any] = {}  # findings that could not be kept on disk
+_unwritten: dict[tuple[str | None, Place], Any] = {}  # findings that could not be kept on disk, by $PACELINE_CACHE
 _noted = False  # that nothing can be written
 _OURS = re.compile(r"[0-9a-f]{64}(\.part)?")
 
@@ -148,22 +148,24 @@ def remember_bytes(place: Place, find: Callable[[], Kept], write: Callable[[Kept
         (folder / place.file).write_bytes(write(found[0]))
         return {}
 
-    if place in _unwritten:
-        return cast(Kept, _unwritten[place])
+    key = os.environ.get(VARIABLE), place
+    if key in _unwritten:
+        return cast(Kept, _unwritten[key])
     try:
         return read((_obtain(_folder(place), place.name, make, lambda: None) / place.file).read_bytes())
     except (OSError, CacheError) as error:
         note_unwritable(error)
-        _unwritten[place] = found[0] if found else find()
-        return cast(Kept, _unwritten[place])
+        _unwritten[key] = found[0] if found else find()
+        return cast(Kept, _unwritten[key])
     except (ValueError, LookupError, TypeError):  # a damaged file
         return found[0] if found else find()
 
 
 def recall(place: Place, read: Callable[[dict[str, Any]], Found]) -> Found | None:
     """Return what is kept, as `remember` does; None where there is nothing."""
-    if place in _unwritten:
-        return cast(Found, _unwritten[place])
+    key = os.environ.get(VARIABLE), place
+    if key in _unwritten:
+        return cast(Found, _unwritten[key])
     try:
         return read(parse_json((_folder(place) / place.file).read_bytes()))
     except (OSError, ValueError, LookupError, TypeError):
@@ -183,7 +185,7 @@ def keep(place: Place, found: DataclassInstance) -> None:
             _fill(folder, place.name, make)
     except CacheError as error:
         note_unwritable(error)
-        _unwritten[place] = found
+        _unwritten[os.environ.get(VARIABLE), place] = found
 
 
 def _folder(place: Place) -> Path:
