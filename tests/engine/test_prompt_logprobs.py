@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import LLM, Completion, SamplingParams
+from paceline import LLM, Completion, DraftTree, SamplingParams
 from paceline.engine.grouping import prompts_together
+from paceline.engine.logprobs import score_prompts
+from paceline.engine.model import CachedLM
+from paceline.engine.node_logits import NodeLogits
+from paceline.engine.sequence import Sequence
 from paceline.errors import CapacityError, ConfigError
 from tests.support.models import make
 from tests.support.shared import MOST_SPECS, Pair
@@ -189,3 +193,31 @@ def test_values_out_of_range(options: dict[str, Any]) -> None:
         SamplingParams(0, **options)
     with pytest.raises(ConfigError, match="max_new_tokens: got -1; expected an integer of at least 0"):
         SamplingParams(-1)
+
+
+@pytest.mark.parametrize(("name", "implementation"), [("llama", "sdpa"), ("gemma2", "eager")])
+def test_drafts_read_the_same_states(name: str, implementation: str) -> None:
+    """Rows of scored tokens do not shift the hidden states that drafts read."""
+    model = CachedLM(make(name, implementation))
+
+    def states(scored: bool) -> NodeLogits:
+        seqs = [Sequence(prompt, SamplingParams(1, prompt_logprobs=0)) for prompt in prompts([9, 12, 10])]
+        seqs[1].prompt_logprobs = [None] if scored else None
+        for seq in seqs:
+            model.open(seq)
+        trees = [DraftTree([5, 6], [-1, 0]), DraftTree([7], [-1]), DraftTree([], [])]
+        logits = model.forward_with_states(seqs, trees, (1,), pending=True)
+        found = score_prompts(seqs, logits, model.prefill_chunk)
+        assert [len(seq.prompt_logprobs or ()) for seq in seqs] == [0, 12 if scored else 0, 0]
+        for seq in seqs:
+            model.close(seq)
+        return found
+
+    plain, scored = states(False), states(True)
+    assert (scored.starts, scored.counts) == ([0, 3, 5], plain.counts)
+    for found, wanted in ((scored.flat, plain.flat), (scored.states, plain.states)):
+        assert found is not None
+        assert wanted is not None
+        torch.testing.assert_close(found, wanted)
+    for found, wanted in zip(scored.pending or (), plain.pending or (), strict=True):
+        torch.testing.assert_close(found, wanted)
