@@ -120,6 +120,14 @@ def test_tool_calls_and_other_fields_reach_the_template(llm: LLM, monkeypatch: p
     assert json.dumps(SEVERAL) == before
 
 
+@pytest.mark.parametrize("template", ["{% for m in messages %}{{ m.role + m.content }}{% endfor %}", AS_STRINGS, AS_PARTS])
+def test_null_content_is_an_empty_text(llm: LLM, monkeypatch: pytest.MonkeyPatch, template: str) -> None:
+    """To templates that add it to other strings, and to those that print it."""
+    monkeypatch.setattr(llm.tokenizer, "chat_template", template)
+    assert text(llm, [USER, SEVERAL[2]]) == text(llm, [USER, {**SEVERAL[2], "content": ""}])
+    assert "None" not in text(llm, [USER, SEVERAL[2]])
+
+
 def test_the_server_takes_the_same_messages(llm: LLM, server: Served) -> None:
     for messages in (SEVERAL, [{**USER, "content": PARTS}], BEGUN):
         body = {"messages": messages, "max_tokens": 8, "temperature": 0}
@@ -176,6 +184,7 @@ def test_whether_an_answer_is_opened(llm: LLM, monkeypatch: pytest.MonkeyPatch) 
     [
         (BEGUN, {"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt: got true with"),
         ([USER], {"continue_final_message": True}, "continue_final_message: got a final message of role 'user'"),
+        (SEVERAL[:3], {"continue_final_message": True}, "continue_final_message: got a final message without content"),
         (BEGUN, {"continue_final_message": "content"}, "continue_final_message: got 'content'; expected true or false"),
         (BEGUN, {"add_generation_prompt": 1}, "add_generation_prompt: got 1; expected true or false"),
         (BEGUN, {"chat_template_kwargs": {"continue_final_message": 1}}, "continue_final_message: got 1"),

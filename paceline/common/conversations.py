@@ -42,7 +42,7 @@ def checked_messages(messages: Any, where: str) -> list[Message]:
 def text_of(message: Mapping[str, Any]) -> str:
     """Return the text of a checked message: its content, or the texts of its parts, joined."""
     content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
 def chat_ids(
@@ -117,7 +117,7 @@ def _checked(message: Any, where: str) -> Message:
             raise ConfigError(
                 f"{where}.content: got nothing; expected text. Only an assistant's message with tool_calls can do without."
             )
-        return {**fields, "content": ""}
+        return {**fields, "content": None}
     return {**fields, "content": _content(content, f"{where}.content")}
 
 
@@ -172,6 +172,8 @@ def _options(messages: list[Message], given: Mapping[str, Any] | None, endings: 
             f"continue_final_message: got a final message of role {_shown(messages[-1]['role'])}; expected the"
             " assistant's. Add the beginning of its answer, or leave the option out."
         )
+    if messages[-1]["content"] is None:
+        raise ConfigError("continue_final_message: got a final message without content; expected text. Add its beginning.")
     return options
 
 
@@ -195,7 +197,7 @@ def _for_template(tokenizer: Any, messages: list[Message]) -> list[Message]:
     if _reads(tokenizer, _MARK) or not _reads(tokenizer, _parts_of(_MARK)):
         return [{**message, "content": text_of(message)} for message in messages]
     return [
-        {**message, "content": _parts_of(content) if isinstance(content, str) else content}
+        {**message, "content": content if isinstance(content, list) else _parts_of(content or "")}
         for message in messages
         for content in [message["content"]]
     ]
