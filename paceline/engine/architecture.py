@@ -13,12 +13,12 @@ from paceline.engine.attention.order import Visible, address_of, mark
 from paceline.engine.forward_arguments import forward_parameters
 from paceline.engine.layout import Layout
 from paceline.engine.packing import Packing
-from paceline.engine.quantisation import dynamic_activations
+from paceline.engine.per_layer import layer_values, reach
+from paceline.engine.refusals import refuse_unsupported
 from paceline.engine.rotary import restart_length, switch_lengths
 from paceline.errors import ConfigError, UnsupportedModelError
 
 Masks = Tensor | dict[str, Tensor] | None  # as a model takes them
-_MASKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 _UNBOUNDED = 1 << 30
 
 
@@ -65,11 +65,12 @@ class Architecture:
         return self.takes_masks
 
     @staticmethod
-    def of(model: PreTrainedModel, by_position: bool = False) -> Architecture:
+    def of(model: PreTrainedModel, by_position: bool = False, chains: bool = False) -> Architecture:
         """Read the facts off a model.
 
         Args:
             by_position: it is to use our attention by position, as it does anyway when that is its attention implementation.
+            chains: masks do not decide what it sees, whatever its forward takes.
         Raises:
             UnsupportedModelError: encoder-decoder, recurrent or index-sparse models; those that cannot attend by position, if
                 they are to.
@@ -77,14 +78,14 @@ class Architecture:
         """
         config = model.config.get_text_config(decoder=True)
         name = type(model).__name__
-        _refuse_unsupported(model, config, name)
+        refuse_unsupported(model, config, name)
         kinds = getattr(config, "layer_types", None)
-        window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+        window, chunk = (reach(config, key, name) for key in ("sliding_window", "attention_chunk_size"))
+        by_slot = chains or _uses_alibi(config)
         single = "sliding_attention" if window else "chunked_attention" if chunk else "full_attention"
-        alibi = _uses_alibi(config)
         implementation = model.config._attn_implementation or "eager"
         by_position = by_position or implementation == BY_POSITION
-        if implementation not in ("sdpa", "eager", BY_POSITION) and not alibi:
+        if implementation not in ("sdpa", "eager", BY_POSITION) and not by_slot:
             raise ConfigError(
                 f"{name}: got attention implementation {implementation!r}, which takes no tree mask; expected 'sdpa' or 'eager'."
                 " Call model.set_attn_implementation('sdpa') first."
@@ -103,11 +104,11 @@ class Architecture:
             mask_per_kind=kinds is not None,
             window=window,
             chunk=chunk,
-            takes_masks=not alibi and "position_ids" in accepted,
+            takes_masks=not by_slot and "position_ids" in accepted,
             takes_position_ids="position_ids" in accepted,
             takes_logits_to_keep="logits_to_keep" in accepted,
             float_masks=implementation == "eager" and not by_position,
-            tree_attention=takes_tree_attention(model) and not alibi,
+            tree_attention=takes_tree_attention(model) and not by_slot,
             by_position=by_position,
             dtype=model.dtype,
             position_bytes=_position_bytes(config, model.dtype),
@@ -143,46 +144,19 @@ class Architecture:
 
 
 def _position_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    queries = getattr(config, "num_attention_heads", None)
-    heads = getattr(config, "num_key_value_heads", None) or queries
-    hidden, dim = getattr(config, "hidden_size", None), getattr(config, "head_dim", None)
-    if dim is None and isinstance(hidden, int) and isinstance(queries, int):
-        dim = hidden // queries
-    known = isinstance(heads, int) and isinstance(dim, int)
-    return 2 * config.num_hidden_layers * heads * dim * dtype.itemsize if known else 0
+    own = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)  # the last ones share theirs
+    names = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
+    numbers = 0
+    for queries, heads, hidden, dim in list(zip(*(layer_values(config, name) for name in names), strict=True))[:own]:
+        heads = heads or queries
+        if dim is None and isinstance(hidden, int) and isinstance(queries, int):
+            dim = hidden // queries
+        if not isinstance(heads, int) or not isinstance(dim, int):
+            return 0
+        numbers += 2 * heads * dim
+    return numbers * dtype.itemsize
 
 
 def _uses_alibi(config: PretrainedConfig) -> bool:
     attention = getattr(config, "attn_config", None)
     return config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False) or getattr(attention, "alibi", False))
-
-
-def _refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"got {name}, an encoder-decoder; expected a decoder-only language model.")
-    if not model.can_generate():
-        raise UnsupportedModelError(f"{name} has no language-model head; load it with AutoModelForCausalLM.")
-    ranks = getattr(model, "tp_size", None) or 1
-    if ranks > 1:
-        raise UnsupportedModelError(
-            f"{name} is split over {ranks} processes (tensor parallelism): all of them would have to feed the same drafts in"
-            " the same step, and here each goes by its own clock. Load it without tp_plan, or serve it with vLLM."
-        )
-    dynamic = dynamic_activations(model)
-    if dynamic is not None:
-        raise UnsupportedModelError(
-            f"{name} quantises its activations while it runs ({dynamic}): a token's logits can then depend on what else is in the"
-            " forward, and drafts would change answers; expected weights quantised alone, as in GGUF files or with 4 bits of"
-            " bitsandbytes. Load the model without dynamic quantisation."
-        )
-    if getattr(config, "index_topk", None) is not None:
-        raise UnsupportedModelError(
-            f"{name} selects keys with an indexer (index_topk), whose cache cannot be rolled back; use model.generate."
-        )
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if getattr(model, "_is_stateful", False) or kinds - _MASKABLE:
-        what = ", ".join(sorted(kinds - _MASKABLE)) or "recurrent"
-        raise UnsupportedModelError(
-            f"{name} keeps recurrent state ({what} layers) that cannot be rolled back after a rejected guess; expected"
-            " models whose layers are all attention. Use model.generate for this one."
-        )

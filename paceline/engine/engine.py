@@ -26,14 +26,14 @@ from paceline.engine.interrupts import interrupts_held
 from paceline.engine.invariance import settle
 from paceline.engine.lifecycle import Lifecycle
 from paceline.engine.metrics import Load, Timing
-from paceline.engine.model import PREFILL_CHUNK, CachedLM
+from paceline.engine.model import PREFILL_CHUNK
 from paceline.engine.parallel.model import ParallelLM, check_columns, refuse_others
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.reliability import Reliability
 from paceline.engine.room import Room, most_cache_bytes
 from paceline.engine.roster import Maker, Roster, no_maker
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.selfcheck import check_if_unknown
+from paceline.engine.selfcheck import checked_model
 from paceline.engine.sequence import Sequence
 from paceline.engine.spending import Spending
 from paceline.engine.step import Verifier, joint_step
@@ -98,14 +98,13 @@ class Engine:
         self.invariance = settle(model, batch_invariant, max_batch or 1)
         self._most_rows = self.invariance.most_rows
         options = self.invariance.of_model(prefill_chunk)
-        self.model = CachedLM(model, **options)
-        check_if_unknown(self.model, model.config.model_type)
+        self.model = checked_model(model, options)
         self._tokenizer = tokenizer
         self._max_batch, self._max_nodes = max_batch, max_nodes
         self._verify = verify
         self._parallel: ParallelLM | None = None
         if ranks is not None:
-            self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes, **options)
+            self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes, **options, chains=self.model.chains)
             self._verify = self._parallel.verify
         # The ranks of a parallel run must take the same trees, and each has a clock of its own.
         self.costs = None if ranks is not None else Costs(self.model, self._most_rows, cost_curve)

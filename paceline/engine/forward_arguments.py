@@ -23,6 +23,11 @@ def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
     return frozenset(parameters) | frozenset(inspect.signature(model.get_decoder().forward).parameters)
 
 
+def takes_cache(model: PreTrainedModel) -> bool:
+    """Whether a model's forward accepts a KV cache."""
+    return not forward_parameters(model).isdisjoint(_CACHE_NAMES)
+
+
 def cache_argument(model: PreTrainedModel) -> str:
     """Return the name under which a model's forward takes the KV cache; default that of the installed transformers."""
     names = forward_parameters(model)

@@ -8,6 +8,8 @@ import json
 import torch
 from transformers import PreTrainedModel
 
+from paceline.engine.per_layer import value_of
+
 _SAMPLE = 64  # weights of each tensor that go into a fingerprint
 _SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
@@ -22,7 +24,7 @@ def model_identity(model: PreTrainedModel) -> tuple[str, int]:
     origin = getattr(config, "enlarged_from", None)
     if origin is not None:
         return str(origin["fingerprint"]), int(origin["hidden_size"])
-    digest = hashlib.sha256(json.dumps([getattr(config, name, None) for name in _SIZES]).encode())
+    digest = hashlib.sha256(json.dumps([value_of(config, name) for name in _SIZES]).encode())
     for name, parameter in model.named_parameters():
         flat = parameter.detach().reshape(-1)
         sample = flat[:: max(1, len(flat) // _SAMPLE)][:_SAMPLE].to("cpu", torch.bfloat16)

@@ -21,6 +21,7 @@ from paceline.engine.attention import why_not_by_position
 from paceline.engine.circumstances import circumstances
 from paceline.engine.forward_cost import forward_cost
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
+from paceline.engine.per_layer import layer_values
 from paceline.engine.products.choice import everywhere, is_large, trial
 from paceline.engine.products.own import Products, plain_products
 from paceline.engine.proof import Finding, Proof
@@ -161,8 +162,8 @@ def experts_of(model: PreTrainedModel) -> str | None:
     """Return why a mixture of experts cannot be batch-invariant; None for any other model."""
     config = model.config.get_text_config(decoder=True)
     for name in _EXPERTS:
-        count = getattr(config, name, None)
-        if isinstance(count, int) and count > 1:
+        count = max((one for one in layer_values(config, name) if isinstance(one, int)), default=0)
+        if count > 1:
             return (
                 f"{model.__class__.__name__} is a mixture of {count} experts ({name}), each of which sees as many rows as"
                 " are sent to it, so that padding a forward does not fix their number; expected a model without experts"

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from paceline import demo
 from paceline.common import amx, dots
@@ -29,6 +39,11 @@ from paceline.errors import ConfigError, did_you_mean
 _NAMED = 3  # weights that an error names
 _SMALL = 10_000_000  # parameters
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+_LOADERS = (
+    (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
+    (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
+    (MODEL_FOR_MULTIMODAL_LM_MAPPING, AutoModelForMultimodalLM),
+)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -55,7 +70,7 @@ def load_model(
     place = _directory(model)
     loaded: Any
     try:
-        loaded, found = AutoModelForCausalLM.from_pretrained(
+        loaded, found = _auto_class(place).from_pretrained(
             place, dtype=wanted or "auto", use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
         )
     except Exception as error:  # a damaged checkpoint fails wherever it is first looked at
@@ -63,6 +78,18 @@ def load_model(
     _require_whole(model, loaded, found)
     moved: PreTrainedModel = loaded.to(device).eval()
     return moved
+
+
+def _auto_class(place: str) -> Any:
+    """Return the class of transformers that loads a checkpoint.
+
+    Models that read images or sound as well answer text prompts, too.
+    """
+    try:
+        config = AutoConfig.from_pretrained(place)
+    except Exception:  # an adapter has none, and whatever is wrong is told when the model is loaded
+        return AutoModelForCausalLM
+    return next((auto for mapping, auto in _LOADERS if type(config) in mapping), AutoModelForCausalLM)
 
 
 def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype | None:

@@ -47,8 +47,9 @@ class CachedLM:
         least_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up for the rest.
         products: which matrix products are ours; None = those that are faster than torch's on this machine.
         view: makes what is called in the place of the model.
+        chains: draft trees cannot be verified, though its forward takes masks.
     Attributes:
-        prefill_chunk, least_rows, products: as above.
+        prefill_chunk, least_rows, products, chains: as above.
         slots: of the cache, and who has them.
         reads_states: it is a draft that reads its target's hidden states (`Sequence.states`).
     Raises:
@@ -63,12 +64,13 @@ class CachedLM:
         least_rows: int = 1,
         products: Products | None = None,
         view: Callable[[PreTrainedModel], View] = ModelView,
+        chains: bool = False,
     ) -> None:
-        self.architecture = Architecture.of(model, batch_invariant)
+        self.architecture = Architecture.of(model, batch_invariant, chains)
         self.prefill_chunk = prefill_chunk
         self.least_rows = least_rows
         self.products = fastest(model) if products is None else products
-        self._model, self._view = model, view
+        self._model, self._view, self.chains = model, view, chains
         self._cache = SlotCache(self.architecture.layers)
         self._feeder = Feeder(view(model), self.device, self.architecture, self._cache, self.products)
         self.reads_states = reads_states(model)
@@ -119,9 +121,8 @@ class CachedLM:
 
     def apart(self) -> CachedLM:
         """Return the same model with a cache of its own, for forwards that have nothing to do with anybody's answer."""
-        return CachedLM(
-            self._model, self.prefill_chunk, self.architecture.by_position, self.least_rows, self.products, self._view
-        )
+        options = (self.prefill_chunk, self.architecture.by_position, self.least_rows, self.products)
+        return CachedLM(self._model, *options, self._view, self.chains)
 
     def reserve(self, slots: int, positions: int) -> None:
         """Allocate for that many sequences of that many positions (tokens and tree nodes) beforehand."""

@@ -1,13 +1,18 @@
-"""A measurement instead of a hope: does this model's forward over a cached tree equal its plain forwards?
+"""A measurement instead of a hope: do this model's forwards over cached drafts equal its plain forwards?
 
 Architectures of the test-suite are known to; any other is measured once, when the engine is built.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+from transformers import PreTrainedModel
 
 from paceline.engine.model import CachedLM
+from paceline.engine.per_layer import layer_values
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.engine.view import ModelView
@@ -60,51 +65,124 @@ VERIFIED = frozenset(
     ]
 )
 _PARENTS = [-1, 0, -1, 2, 2]
+_SIDE_BRANCH = [2, 4]  # of them
+_CHAIN = [-1, 0, 1, 2]
+_TEXT = 6  # tokens, behind the longest window that is tried
+_LONGEST_WINDOW = 512
+_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size", "local_attention")
 
 
-def check_if_unknown(model: CachedLM, model_type: str) -> None:
-    """`check_tree_forward`, for a model that takes trees and whose architecture is not in the table.
+def checked_model(model: PreTrainedModel, options: Mapping[str, Any]) -> CachedLM:
+    """Return a model whose forwards over drafts equal its plain ones: over trees, or where these fail over chains.
 
+    Args:
+        options: of `CachedLM`.
     Raises:
-        UnsupportedModelError: as `check_tree_forward`.
+        UnsupportedModelError: neither are.
     """
-    if model.takes_trees and model_type not in VERIFIED:
-        check_tree_forward(model)
+    lm = CachedLM(model, **options)
+    if model.config.model_type in VERIFIED:
+        return lm
+    if not lm.takes_trees:
+        check_chain_forward(lm)
+        return lm
+    try:
+        check_tree_forward(lm)
+    except UnsupportedModelError:
+        chains = None if lm.architecture.by_position else CachedLM(model, **options, chains=True)
+        if chains is None or not _passes_as_chain(chains):
+            raise
+        return chains
+    return lm
+
+
+def _passes_as_chain(model: CachedLM) -> bool:
+    try:
+        check_chain_forward(model)
+    except UnsupportedModelError:
+        return False
+    return True
 
 
 def check_tree_forward(model: CachedLM) -> None:
-    """Compare one forward over a small tree, behind a cached prompt, with a plain forward per branch.
+    """Compare forwards over a small tree with plain ones, behind a cached prompt and again behind an accepted side branch.
 
     Raises:
         UnsupportedModelError: they differ by more than rounding, or the model cannot run the tree at all.
     """
-    vocab = model.vocab_size
-    prompt = [(7 * place + 3) % vocab for place in range(6)]
-    tree = DraftTree([(11 * node + 5) % vocab for node in range(len(_PARENTS))], _PARENTS)
+    _check(model, "tree", _PARENTS, _SIDE_BRANCH)
+
+
+def check_chain_forward(model: CachedLM) -> None:
+    """Compare forwards over a few draft tokens in a row with plain ones, then again behind those that were accepted.
+
+    Raises:
+        UnsupportedModelError: as `check_tree_forward`.
+    """
+    _check(model, "chain", _CHAIN, [0, 1])
+
+
+def _check(model: CachedLM, what: str, parents: list[int], accepted: list[int]) -> None:
+    name, vocab = model.architecture.name, model.vocab_size
+    text = [(7 * place + 3) % vocab for place in range(_text_length(model))]
+    tree = DraftTree([(11 * node + 5) % vocab for node in range(len(parents))], parents)
+    seq = Sequence(text, SamplingParams())
+    model.open(seq)
+    made, expected = [], []
     try:
-        in_tree = _logits(model, prompt, tree)
-        alone = torch.stack([plain_logits(model, prompt + path).float() for path in _paths(tree)])
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise UnsupportedModelError(
-            f"{model.architecture.name} cannot run a draft tree: {error}. Use model.generate for this model."
-        ) from error
+        for _ in range(2):
+            while not model.reaches_end(seq):
+                model.feed([seq])
+            made.append(model.forward([seq], [tree])[0].float())
+            expected.append(_plain_tree_logits(model, seq.token_ids, tree))
+            model.commit([accepted])
+            seq.token_ids += [*(tree.token_ids[node] for node in accepted), 2 % vocab]
+    except Exception as error:  # whatever the code of a model that nobody here knows raises
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnsupportedModelError(f"{name} cannot run a draft {what}: {reason}. Use model.generate for this model.") from error
+    finally:
+        model.close(seq)
     allowed = 1e-3 if model.architecture.dtype == torch.float32 else 0.1
-    scale = float(alone.abs().max())
-    difference = float((in_tree - alone).abs().max())
+    plain = torch.cat(expected)
+    scale = float(plain.abs().max())
+    difference = float((torch.cat(made) - plain).abs().max())
     if not difference <= allowed * max(scale, 1e-6):
         raise UnsupportedModelError(
-            f"{model.architecture.name}: logits of a draft tree differ from plain ones by {difference:.2g} (scale"
+            f"{name}: logits of a draft {what} differ from plain ones by {difference:.2g} (scale"
             f" {scale:.2g}; rounding allows {allowed:g} of it), so verification would not be lossless. Use"
             " model.generate for this model."
         )
 
 
+def _text_length(model: CachedLM) -> int:
+    """Return the length of a text that goes beyond the windows in which layers attend, where these are not long."""
+    config = model.model.config.get_text_config(decoder=True)
+    sizes = [size for name in _WINDOWS for size in layer_values(config, name) if isinstance(size, int)]
+    longest = max((size for size in sizes if size <= _LONGEST_WINDOW), default=0)
+    length = longest + _TEXT
+    for switch in model.architecture.switch_lengths:
+        if length <= switch < length + 4 * _TEXT:
+            length = switch + 1  # all of the text has the same rotary frequencies
+    return max(2, min(length, model.context_length - 4 * _TEXT))
+
+
+def _plain_tree_logits(model: CachedLM, text: list[int], tree: DraftTree) -> torch.Tensor:
+    """Return logits [1 + nodes, vocab] after a text and after every node behind it, by one plain forward per branch."""
+    rows: dict[int, torch.Tensor] = {}
+    for leaf in set(range(len(tree))) - set(tree.parents):
+        path = tree.path(leaf)
+        logits = plain_logits(model, [*text, *(tree.token_ids[node] for node in path)], 1 + len(path))
+        rows.update(zip([-1, *path], logits.float(), strict=True))
+    return torch.stack([rows[node] for node in range(-1, len(tree))])
+
+
 @torch.inference_mode()
-def plain_logits(model: CachedLM, token_ids: list[int]) -> torch.Tensor:
-    """Return logits [vocab] after `token_ids` by the model's own forward, without cache, mask or positions."""
+def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch.Tensor:
+    """Return logits [count, vocab] after the last of `token_ids` by the model's own forward, without cache or mask."""
     tokens = torch.tensor([token_ids], device=model.device)
-    logits: torch.Tensor = ModelView(model.model).module(input_ids=tokens, use_cache=False).logits
-    return logits[0, -1]
+    kept = {"logits_to_keep": count} if model.architecture.takes_logits_to_keep else {}
+    logits: torch.Tensor = ModelView(model.model).module(input_ids=tokens, use_cache=False, **kept).logits
+    return logits[0, -count:]
 
 
 @torch.inference_mode()
@@ -159,14 +237,3 @@ def _paths(tree: DraftTree) -> list[list[int]]:
     for token, parent in zip(tree.token_ids, tree.parents, strict=True):
         paths.append([*paths[parent + 1], token])
     return paths
-
-
-def _logits(model: CachedLM, token_ids: list[int], tree: DraftTree) -> torch.Tensor:
-    seq = Sequence(token_ids[:-1], SamplingParams())
-    model.open(seq)
-    try:
-        model.feed([seq])
-        seq.token_ids.append(token_ids[-1])
-        return model.forward([seq], [tree])[0].float()
-    finally:
-        model.close(seq)
