@@ -16,6 +16,7 @@ from paceline.bench.report import provenance
 from paceline.engine.invariance import settle
 from paceline.engine.loading import load_model
 from paceline.engine.model import PREFILL_CHUNK, CachedLM
+from paceline.engine.per_layer import key_shapes
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 from paceline.report.documents import Kind, read_document, write_document
@@ -112,16 +113,12 @@ class _Steps:
     def __init__(self, lm: CachedLM, batch: int, context: int) -> None:
         self._lm = lm
         self._seqs = [Sequence([1] * (context + 1), SamplingParams()) for _ in range(batch)]
-        config = lm.model.config.get_text_config(decoder=True)
-        heads, dim = (
-            config.num_key_value_heads,
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        )
+        shapes = key_shapes(lm.model.config.get_text_config(decoder=True))
         lm.reserve(batch, context + 1 + 64)
         for seq in self._seqs:
             lm.open(seq)
-            states = torch.randn(heads, context, dim, dtype=lm.model.dtype)
-            for layer in range(config.num_hidden_layers):
+            for layer, (heads, dim) in enumerate(shapes):
+                states = torch.randn(heads, context, dim, dtype=lm.model.dtype)
                 lm.load(seq, layer, 0, states, states)
             seq.cached = context
 

@@ -13,7 +13,7 @@ from paceline.engine.attention.order import Visible, address_of, mark
 from paceline.engine.forward_arguments import forward_parameters
 from paceline.engine.layout import Layout
 from paceline.engine.packing import Packing
-from paceline.engine.per_layer import layer_values, reach
+from paceline.engine.per_layer import key_shapes, reach
 from paceline.engine.refusals import refuse_unsupported
 from paceline.engine.rotary import restart_length, switch_lengths
 from paceline.errors import ConfigError, UnsupportedModelError
@@ -111,7 +111,7 @@ class Architecture:
             tree_attention=takes_tree_attention(model) and not by_slot,
             by_position=by_position,
             dtype=model.dtype,
-            position_bytes=_position_bytes(config, model.dtype),
+            position_bytes=2 * sum(heads * dim for heads, dim in key_shapes(config)) * model.dtype.itemsize,
             switch_lengths=switch_lengths(config),
             restart_length=restart_length(model, config),
         )
@@ -141,20 +141,6 @@ class Architecture:
         if self.float_masks:
             mask = torch.zeros(mask.shape, dtype=self.dtype, device=device).masked_fill_(~mask, torch.finfo(self.dtype).min)
         return mask
-
-
-def _position_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    own = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)  # the last ones share theirs
-    names = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
-    numbers = 0
-    for queries, heads, hidden, dim in list(zip(*(layer_values(config, name) for name in names), strict=True))[:own]:
-        heads = heads or queries
-        if dim is None and isinstance(hidden, int) and isinstance(queries, int):
-            dim = hidden // queries
-        if not isinstance(heads, int) or not isinstance(dim, int):
-            return 0
-        numbers += 2 * heads * dim
-    return numbers * dtype.itemsize
 
 
 def _uses_alibi(config: PretrainedConfig) -> bool:

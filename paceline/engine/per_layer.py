@@ -22,6 +22,21 @@ def value_of(config: PretrainedConfig, name: str) -> Any:
     return values if any(value != values[0] for value in values) else values[0]
 
 
+def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
+    """Return key heads and their size for each layer that keeps keys of its own; none where the configuration does not say."""
+    count = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)  # the last ones share
+    names = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
+    shapes = []
+    for queries, heads, hidden, dim in list(zip(*(layer_values(config, name) for name in names), strict=True))[:count]:
+        heads = heads or queries
+        if dim is None and isinstance(hidden, int) and isinstance(queries, int):
+            dim = hidden // queries
+        if not isinstance(heads, int) or not isinstance(dim, int):
+            return []
+        shapes.append((heads, dim))
+    return shapes
+
+
 def reach(config: PretrainedConfig, name: str, model: str) -> int | None:
     """Return the size of the windows or chunks that layers attend in; None where no layer has any.
 

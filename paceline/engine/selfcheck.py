@@ -62,6 +62,8 @@ VERIFIED = frozenset(
         "glm4",
         "hunyuan_v1_dense",
         "seed_oss",
+        "gemma4_text",
+        "gemma4_unified_text",
     ]
 )
 _PARENTS = [-1, 0, -1, 2, 2]

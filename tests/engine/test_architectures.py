@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -180,8 +181,9 @@ def test_models_that_cannot_be_rolled_back_are_refused(name: str) -> None:
         LLM(model, "none")
     text = str(caught.value)
     assert type(model).__name__ in text
-    assert "expected" in text or "use model.generate" in text
+    assert "expected" in text or "se model.generate" in text
     assert text.endswith(".")
+    assert re.search(models.REASONS[name], text)
 
 
 def test_architectures_taken_on_trust_are_in_the_table() -> None:

@@ -45,6 +45,13 @@ def _deepseek(**changes: Any) -> dict[str, Any]:
     return _llama(num_key_value_heads=4, **attention, **experts, **groups, **changes)
 
 
+def _gemma4(unified: bool = False, **changes: Any) -> dict[str, Any]:
+    """Gemma 4: layers with full attention have heads of another size."""
+    own = {} if unified else {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB}
+    options = {"layer_types": _SLIDING, "tie_word_embeddings": False, **_REACH, **_HEADS, **own}
+    return _llama(**{**options, **changes})
+
+
 _OPT = {"hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _HEADS = {"head_dim": 16}
@@ -92,6 +99,12 @@ TREES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", _llama(**_HEADS)),
     "hunyuan": ("hunyuan_v1_dense", _llama(**_HEADS)),
     "seed_oss": ("seed_oss", _llama(**_HEADS)),
+    "gemma4": ("gemma4_text", _gemma4()),
+    "gemma4_shared": ("gemma4_text", _gemma4(num_kv_shared_layers=2, layer_types=["sliding_attention", "full_attention"] * 2)),
+    "gemma4_wide": ("gemma4_text", _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1, global_head_dim=32)),
+    "gemma4_moe": ("gemma4_text", _gemma4(attention_k_eq_v=True, enable_moe_block=True, num_experts=4, top_k_experts=2,
+                                          moe_intermediate_size=32)),
+    "gemma4_unified": ("gemma4_unified_text", _gemma4(unified=True)),
 }  # fmt: skip
 
 # Positions follow the cache slot (ALiBi, or no position ids), so a chain is the only tree that can be verified.
@@ -118,6 +131,27 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
                                         linear_value_head_dim=8, num_experts=4, num_experts_per_tok=2,
                                         moe_intermediate_size=32, shared_expert_intermediate_size=32,
                                         layer_types=["linear_attention", "full_attention"], **_HEADS)),
+    "minimax_m3": ("minimax_m3_vl_text", _llama(
+        layer_types=["full_attention", "minimax_m3_sparse"], index_block_size=4, index_topk_blocks=2, index_local_blocks=1,
+        index_n_heads=2, index_head_dim=16, rotary_dim=8, dense_intermediate_size=96, num_experts_per_tok=2, num_local_experts=4,
+        **_HEADS)),
+    "openai-gpt": ("openai-gpt", _gpt2()),
+    "xlnet": ("xlnet", {"vocab_size": VOCAB, "d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 48}),
+    "reformer": ("reformer", {"vocab_size": VOCAB, "is_decoder": True, "hidden_size": 32, "axial_pos_embds": False,
+                              "attention_head_size": 16, "num_attention_heads": 2, "attn_layers": ["local"], "num_buckets": 4,
+                              "max_position_embeddings": 512, "feed_forward_size": 48}),
+    "gemma_both_ways": ("gemma", _llama(use_bidirectional_attention=True, **_HEADS)),
+    "cpmant": ("cpmant", {"vocab_size": VOCAB, "hidden_size": 64, "num_attention_heads": 4, "dim_head": 16, "dim_ff": 96,
+                          "num_hidden_layers": 2}),
+}  # fmt: skip
+
+_PICKS = r"selects or compresses keys by blocks \(minimax_m3_sparse layers\)"
+REASONS = {
+    "deepseek_v32": "selects keys with an indexer", "mamba": "keeps recurrent state", "bamba": "keeps recurrent state",
+    "recurrent_gemma": "keeps recurrent state", "t5": "an encoder-decoder", "whisper": "an encoder-decoder",
+    "qwen3_next": r"keeps recurrent state \(linear_attention layers\)", "minimax_m3": _PICKS,
+    "openai-gpt": "has no key/value cache", "xlnet": "has no key/value cache", "reformer": "has no key/value cache",
+    "gemma_both_ways": "sees the whole prompt from each of its tokens", "cpmant": "cannot run a draft chain",
 }  # fmt: skip
 
 SWITCH = 64  # tokens: beyond it the models below have other rotary frequencies, or, of dynamic NTK, no more context
@@ -154,9 +188,7 @@ ROTARY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_yarn": ("llama", _llama(rope_parameters=_rope("yarn", factor=8.0, original_max_position_embeddings=SWITCH))),
     "llama_llama3": ("llama", _llama(rope_parameters=_rope(
         "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=SWITCH))),
-    "gemma4_proportional": ("gemma4_text", _llama(
-        vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=16, layer_types=_SLIDING, **_REACH, **_HEADS,
-        global_head_dim=16, tie_word_embeddings=False, num_kv_shared_layers=0)),
+    "gemma4_proportional": ("gemma4_text", _gemma4()),
 }  # fmt: skip
 
 _TABLE = (
@@ -165,6 +197,19 @@ _TABLE = (
     | REFUSED
     | ROTARY
     | {
+        "dory": (
+            "dory",
+            _llama(
+                num_hidden_layers=4,
+                n_input_layers=1,
+                n_recurrent_layers=2,
+                n_output_layers=1,
+                n_recurrent_loops=2,
+                layer_types=_SLIDING,
+                sliding_window=8,
+                **_HEADS,
+            ),
+        ),
         "gpt2_short": ("gpt2", _gpt2(vocab_size=256, n_positions=28)),
         "flexible": ("llama", _llama()),  # for a test that changes its attention implementation
         "six_words": ("llama", _llama(vocab_size=6, hidden_size=32, initializer_range=0.15)),
