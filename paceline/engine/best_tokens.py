@@ -73,7 +73,8 @@ def _largest_first(logits: Tensor, count: int) -> Tensor:
 
 def _readable(logits: Tensor) -> bool:
     """Whether the compiled search can read them."""
-    return logits.device.type == "cpu" and logits.dtype in KINDS and logits.shape[-1] % lanes.WIDTH == 0
+    read = type(logits) is Tensor and logits.device.type == "cpu" and logits.dtype in KINDS
+    return read and logits.shape[-1] % lanes.WIDTH == 0
 
 
 def _search(logits: Tensor, count: int, with_probs: bool) -> tuple[IntArray, NDArray[np.float32], bool]:

@@ -25,7 +25,9 @@ def circumstances(model: PreTrainedModel, **besides: Any) -> str:
         besides: what else the finding depends on, as values that JSON can hold.
     """
     config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "transformers_version")}
-    shapes = [(name, list(one.shape), str(one.dtype), one.requires_grad) for name, one in model.named_parameters()]
+    shapes = [
+        (name, list(one.shape), str(one.dtype), one.requires_grad, str(type(one))) for name, one in model.named_parameters()
+    ]
     kinds = [(name, type(one).__module__, type(one).__qualname__) for name, one in model.named_modules()]
     device = model.device
     facts = {

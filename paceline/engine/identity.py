@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.engine.per_layer import value_of
+from paceline.engine.plain import is_plain
 
 _SAMPLE = 64  # weights of each tensor that go into a fingerprint
 _SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -26,8 +27,11 @@ def model_identity(model: PreTrainedModel) -> tuple[str, int]:
         return str(origin["fingerprint"]), int(origin["hidden_size"])
     digest = hashlib.sha256(json.dumps([value_of(config, name) for name in _SIZES]).encode())
     for name, parameter in model.named_parameters():
+        digest.update(f"{name} {tuple(parameter.shape)}".encode())
+        if not is_plain(parameter):  # quantised: a class of its own, whose numbers may not be had one by one
+            digest.update(type(parameter).__qualname__.encode())
+            continue
         flat = parameter.detach().reshape(-1)
         sample = flat[:: max(1, len(flat) // _SAMPLE)][:_SAMPLE].to("cpu", torch.bfloat16)
-        digest.update(f"{name} {tuple(parameter.shape)}".encode())
         digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest(), int(config.hidden_size)

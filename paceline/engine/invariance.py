@@ -25,6 +25,7 @@ from paceline.engine.per_layer import layer_values
 from paceline.engine.products.choice import everywhere, is_large, trial
 from paceline.engine.products.own import Products, plain_products
 from paceline.engine.proof import Finding, Proof
+from paceline.engine.quantisation import foreign_weights
 from paceline.engine.row_classes import RowClass, agreeing_runs, fold, heavy_tailed, widest_class
 from paceline.engine.row_modules import RowModule, survey
 from paceline.engine.selfcheck import check_tree_forward, rows_that_differ
@@ -112,15 +113,14 @@ def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1) ->
         return Invariance(False, "it was not asked for", None, threads)
     Architecture.of(model)  # refuses what cannot be decoded here at all, before anything is tried
     proof, products = None, Products()
-    obstacle = experts_of(model) or why_not_by_position(model)
+    obstacle = experts_of(model) or why_not_by_position(model) or _why_not_tried(model, asked)
     if not obstacle:
         try:
             proof, products = _cheapest(model, is_large(model) or asked is True)
             obstacle = proof.reason
         except Exception as error:
-            if model.device.type == "cpu":
-                raise
-            # A kernel that may never have run on such a device may fail in any way: here, and not in an answer.
+            # A module of another library, or a kernel that is new to a device, may fail in any way:
+            # here, and not in an answer.
             obstacle = f"it was tried on {model.device} and failed: {' '.join(str(error).split())} ({type(error).__name__})"
         if proof and not obstacle and proof.most - proof.least + 1 < sequences:
             obstacle = f"rows {proof.least} to {proof.most} agree bit for bit, which is no room for max_batch={sequences}"
@@ -137,6 +137,17 @@ def settle(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1) ->
     if asked == "auto" and cost > COST_ALLOWED:
         return Invariance(False, f"{said}, and 'auto' allows {COST_ALLOWED:.2f}; True switches it on", proof, threads)
     return Invariance(True, said, proof, threads, products)
+
+
+def _why_not_tried(model: PreTrainedModel, asked: BatchInvariant) -> str | None:
+    """Return why nothing is tried on a model that could attend by position; None where it is."""
+    if asked == "auto" and model.device.type == "cuda":
+        return "not tried on CUDA unless batch_invariant=True"
+    foreign = foreign_weights(model)
+    return foreign and (
+        f"{foreign}, and sums over quantised weights, or by another library's code, cannot be tried alone; expected plain"
+        " weights in nn.Linear or Conv1D"
+    )
 
 
 def _cheapest(model: PreTrainedModel, with_ours: bool) -> tuple[Proof, Products]:
@@ -192,7 +203,7 @@ def search(model: PreTrainedModel, products: Products = Products()) -> Proof:
         try:
             with products.in_force():
                 findings.append(_find(one))
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:  # quantised weights, or a layer of another kind
+        except Exception as error:  # a layer of another library raises what it likes
             unknown = f"{one.name}, a {type(one.module).__name__}, cannot be tried alone: {' '.join(str(error).split())}"
             break
     if unknown:

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.common.files import digest_of, parse_json, write_atomically
+from paceline.engine.products.own import is_plain_product
 from paceline.errors import ConfigError
 
 FILE = "kept_tokens.json"
@@ -84,7 +85,7 @@ def keep_tokens(model: PreTrainedModel, token_ids: ListLike[int]) -> None:
         ConfigError: it has no LM head of its own.
     """
     head: Any = model.get_output_embeddings()
-    if not isinstance(head, torch.nn.Linear):
+    if type(head) is not torch.nn.Linear or not is_plain_product(head) or head.weight.dtype.itemsize < 2:
         raise ConfigError(
             f"kept tokens: got {type(model).__name__}, which has no plain LM head; expected one to reduce. Delete the file"
             f" {FILE}."

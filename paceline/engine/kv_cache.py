@@ -24,9 +24,10 @@ _SPARE = 64  # positions
 
 def _zeros(like: Tensor, *shape: int) -> Tensor:
     """Zeros of a dtype and device; on a CPU in pages that exist once they are written, so that growing holds no stream up."""
-    if like.device.type != "cpu":
-        return like.new_zeros(shape)
-    return torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)).view(like.dtype).view(shape)
+    with torch.inference_mode(False):  # every forward writes to them, and not all are in inference mode
+        if like.device.type != "cpu":
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        return torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)).view(like.dtype).view(shape)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.common import lanes
 from paceline.common.compiled import compiled
+from paceline.engine.plain import is_plain
 from paceline.engine.tree import IntArray
 
 _STEP = 32  # bytes that are moved at a time
@@ -28,9 +29,10 @@ class Stores(NamedTuple):
 
     @staticmethod
     def of(tensors: ListLike[Tensor]) -> Stores | None:
-        """Describe tensors while they live; None where they are not on a CPU, or of rows that are no whole steps long."""
+        """Describe tensors while they live; None where compiled code cannot read them, or rows are no whole steps long."""
         sizes = [one.shape[3] * one.element_size() for one in tensors]
-        if any(one.device.type != "cpu" or not one.is_contiguous() for one in tensors) or any(size % _STEP for size in sizes):
+        readable = all(is_plain(one) and one.device.type == "cpu" and one.is_contiguous() for one in tensors)
+        if not readable or any(size % _STEP for size in sizes):
             return None
         columns = [one.data_ptr() for one in tensors], [one.shape[1] for one in tensors], sizes
         places, heads, bytes_each = (np.array(column, dtype=np.int64) for column in columns)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from paceline.engine.architecture import Architecture
 from paceline.engine.feeder import Feeder
+from paceline.engine.forward_mode import in_forward_mode, mode_of
 from paceline.engine.kv_cache import SlotCache
 from paceline.engine.layout import Layout, lay_out
 from paceline.engine.node_logits import NodeLogits
@@ -73,6 +74,7 @@ class CachedLM:
         self._model, self._view, self.chains = model, view, chains
         self._cache = SlotCache(self.architecture.layers)
         self._feeder = Feeder(view(model), self.device, self.architecture, self._cache, self.products)
+        self.mode = mode_of(model)
         self.reads_states = reads_states(model)
         self._pending: IntArray | None = None  # tokens of each sequence that the last forward fed
         self._seqs: list[Sequence] = []
@@ -186,7 +188,7 @@ class CachedLM:
         """
         return self.forward_nodes(seqs, trees).padded()
 
-    @torch.inference_mode()
+    @in_forward_mode
     def forward_nodes(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> NodeLogits:
         """One pass over the pending tokens (a chunk of them, while prefilling) and the tree of every sequence.
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from paceline.engine.products.own import StandIn
 from paceline.engine.row_classes import RowFunction
 
 _TOKENS = 13  # of the forward that is watched; a number that is unlikely to be a size
@@ -84,7 +84,7 @@ class RowModule:
             tensors["bias"] = torch.zeros_like(self.module.bias)  # type: ignore[arg-type]
         for name, tensor in tensors.items():
             tensor.requires_grad_(getattr(self.module, name).requires_grad)
-        return partial(self._apply, partial(functional_call, self.module, tensors))
+        return partial(self._apply, _twin_of(self.module, tensors))
 
     def seconds(self, count: int) -> float:
         """Return the time of one call with `count` rows, the best of a few."""
@@ -105,6 +105,16 @@ class RowModule:
         moved = rows.reshape(-1, *self.before, *self.after).movedim(0, axis)
         # Flat in between: of an axis of one row torch keeps any stride, and its products look at that, too.
         return call(moved.flatten().view(moved.shape)).movedim(axis, 0)
+
+
+def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    """Return a module that has these tensors for its own and shares all else; nothing is written to the module itself."""
+    twin: nn.Module = module.__class__.__new__(module.__class__)
+    own = vars(twin)
+    own.update(vars(module), _parameters={**module._parameters, **tensors})
+    if isinstance(own.get("forward"), StandIn):  # while products are in force
+        own["forward"] = own["forward"].of(twin)
+    return twin
 
 
 def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:
@@ -133,8 +143,8 @@ def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:
     try:
         with torch.inference_mode():
             model(input_ids=torch.arange(_TOKENS, device=model.device)[None] % 2, use_cache=False)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        return [], f"{model.__class__.__name__} cannot be watched in a forward: {error}"
+    except Exception as error:  # a module of another library raises what it likes
+        return [], f"{model.__class__.__name__} cannot be watched in a forward: {error} ({type(error).__name__})"
     finally:
         for hook in hooks:
             hook.remove()

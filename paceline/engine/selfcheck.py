@@ -178,12 +178,12 @@ def _plain_tree_logits(model: CachedLM, text: list[int], tree: DraftTree) -> tor
     return torch.stack([rows[node] for node in range(-1, len(tree))])
 
 
-@torch.inference_mode()
 def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch.Tensor:
     """Return logits [count, vocab] after the last of `token_ids` by the model's own forward, without cache or mask."""
     tokens = torch.tensor([token_ids], device=model.device)
     kept = {"logits_to_keep": count} if model.architecture.takes_logits_to_keep else {}
-    logits: torch.Tensor = ModelView(model.model).module(input_ids=tokens, use_cache=False, **kept).logits
+    with model.mode():
+        logits: torch.Tensor = ModelView(model.model).module(input_ids=tokens, use_cache=False, **kept).logits
     return logits[0, -count:]
 
 

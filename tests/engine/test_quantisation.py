@@ -139,6 +139,44 @@ def test_configurations_that_are_objects() -> None:
     )
 
 
+class Settings:
+    """Settings in attributes, as pydantic's models hold them; they may refer to one another."""
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
+@pytest.mark.parametrize("dynamic", [True, "local"])
+def test_configurations_of_nested_objects(dynamic: Any) -> None:
+    """As of compressed-tensors: a wrapper of transformers around objects in lists and mappings."""
+
+    def config(named: str, dynamic: Any) -> Settings:
+        schemes = {
+            "group_0": Settings(
+                targets=["Linear"], weights=Settings(num_bits=8, dynamic=False), **{named: Settings(dynamic=dynamic)}
+            )
+        }
+        inner = Settings(config_groups=schemes, kv_cache_scheme=None, status=BitsAndBytesConfig)
+        inner.outer = Settings(inner=inner)  # type: ignore[attr-defined]
+        return Settings(quant_method="compressed-tensors", quantization_config=inner, to_dict=dict)
+
+    for named in ("input_activations", "output_activations"):
+        refused(with_config(config(named, dynamic)), f"compressed-tensors, dynamic {named})")
+        answers(with_config(config(named, False)))
+    cached = Settings(quant_method="compressed-tensors", all=[{"kv_cache_scheme": Settings(dynamic=True)}], to_dict=dict)
+    refused(with_config(cached), "compressed-tensors, dynamic kv_cache_scheme)")
+
+
+def test_modules_that_have_a_scheme() -> None:
+    """compressed-tensors gives each module one, also where the configuration says nothing."""
+    model = with_module(nn.Linear)
+    down = model.model.layers[1].mlp.down_proj
+    down.quantization_scheme = Settings(weights=Settings(dynamic=False), input_activations=None)
+    answers(model)
+    down.quantization_scheme.input_activations = Settings(dynamic=True)
+    refused(model, "torch.nn.modules.linear.Linear, dynamic input_activations)")
+
+
 @pytest.mark.parametrize("kind", [Linear8bitLt, FP8Linear])
 def test_modules_that_quantise_activations_are_refused(kind: type[nn.Linear]) -> None:
     refused(with_module(kind), f"{__name__}.{kind.__name__})")
@@ -152,6 +190,9 @@ def test_modules_of_weights_alone_are_not(kind: type[nn.Linear]) -> None:
 def test_weights_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(with_module(nn.Linear, Int8Tensor))
     monkeypatch.setattr(Int8Tensor, "act_quant_kwargs", {"granularity": "row"})
+    refused(with_module(nn.Linear, Int8Tensor), f"weights of {__name__}.Int8Tensor)")
+    monkeypatch.setattr(Int8Tensor, "act_quant_kwargs", None)
+    monkeypatch.setattr(Int8Tensor, "activation_quantization", "int8_asym_per_token", raising=False)
     refused(with_module(nn.Linear, Int8Tensor), f"weights of {__name__}.Int8Tensor)")
 
 

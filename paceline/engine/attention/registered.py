@@ -19,6 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from paceline.engine.attention.forward import BY_POSITION, current_forward
 from paceline.engine.attention.invariant import KINDS, attention_by_position
 from paceline.engine.attention.order import KeyOrder
+from paceline.engine.plain import PLAIN
 from paceline.errors import UnsupportedModelError
 
 _DEVICES = {"cpu", "cuda"}
@@ -61,7 +62,7 @@ def _attend(
     Raises:
         UnsupportedModelError: something was asked for that the kernel does not know.
     """
-    obstacle = _obstacle(module, query, key, attention_mask, dropout, options)
+    obstacle = _foreign(query, key, value, s_aux) or _obstacle(module, query, key, attention_mask, dropout, options)
     if obstacle is not None:
         raise UnsupportedModelError(
             f"{type(module).__name__}: attention by position got {obstacle}. Use the model's own attention implementation."
@@ -79,10 +80,21 @@ def _kernel_for(device: str) -> Callable[..., Tensor]:
     return triton_kernel.attention_by_position
 
 
+def _foreign(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> str | None:
+    """Return what the kernel, which reads memory in place, cannot read."""
+    if not type(query) is type(key) is type(value) is Tensor or not (sinks is None or type(sinks) in PLAIN):
+        kinds = ", ".join(type(one).__name__ for one in (query, key, value, sinks) if one is not None)
+        return f"tensors of the classes {kinds}; expected plain ones"
+    if key.dtype != query.dtype or value.dtype != query.dtype:
+        return f"queries, keys and values in {query.dtype}, {key.dtype} and {value.dtype}; expected one dtype"
+    return None
+
+
 def _obstacle(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, dropout: float, options: dict[str, Any]
 ) -> str | None:
-    if query.device.type not in _DEVICES or query.dtype not in KINDS or {key.dtype} != {query.dtype}:
+    """Return what the kernel does not compute."""
+    if query.device.type not in _DEVICES or query.dtype not in KINDS:
         return f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, KINDS))} on the CPU or on CUDA"
     if torch.is_grad_enabled() and query.requires_grad:
         return "a forward to differentiate; expected torch.no_grad() or torch.inference_mode()"

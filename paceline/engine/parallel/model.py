@@ -21,6 +21,7 @@ from paceline.engine.model import PREFILL_CHUNK, CachedLM
 from paceline.engine.node_logits import NodeLogits
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.parallel.split import Share, share
+from paceline.engine.plain import is_plain
 from paceline.engine.products.own import Products
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree, IntArray
@@ -183,10 +184,14 @@ def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...],
     """Name, dtype, shape and sum of every parameter and buffer: equal for equal models, wherever they are.
 
     Sums are of the bit patterns as integers, each weighted with an odd number that depends on its place, modulo 2**64: the
-    order of summation does not matter, and neither one changed element nor an exchange of two passes unnoticed.
+    order of summation does not matter, and neither one changed element nor an exchange of two passes unnoticed. Quantised
+    weights whose numbers have no place in memory count by name, class and shape alone.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    return [(name, str(one.dtype), tuple(one.shape), _weighted_sum(one)) for name, one in tensors]
+    return [
+        (name, f"{one.dtype} {type(one).__name__}", tuple(one.shape), _weighted_sum(one) if is_plain(one) else 0)
+        for name, one in tensors
+    ]
 
 
 def _weighted_sum(tensor: Tensor) -> int:

@@ -20,6 +20,7 @@ from paceline.common.compiled import compiled
 from paceline.common.lanes import WIDTH
 from paceline.engine.attention.invariant import KINDS
 from paceline.engine.attention.tiles import BFLOAT16, FLOAT, FLOAT32, load_lanes
+from paceline.engine.plain import is_plain
 
 _EPS = ("variance_epsilon", "eps")  # what modules call it
 # Most that numbers of the same formula differ by, of their size: summed in another order, or rounded at another place.
@@ -50,10 +51,12 @@ def eps_of(module: nn.Module) -> float | None:
 
 
 def _is_such(module: nn.Module) -> bool:
-    eps, parameters = eps_of(module), dict(module.named_parameters())
-    if eps is None or list(parameters) != ["weight"] or list(module.children()):
+    eps, parameters = eps_of(module), module._parameters
+    if eps is None or type(parameters) is not dict or list(parameters) != ["weight"] or list(module.children()):
         return False
     weight = parameters["weight"]
+    if weight is None or not is_plain(weight):
+        return False
     shaped = weight.dim() == 1 and len(weight) % WIDTH == 0 and weight.is_contiguous() and weight.device.type == "cpu"
     if not shaped or weight.dtype not in _ROUNDING:
         return False
@@ -65,7 +68,7 @@ def _is_such(module: nn.Module) -> bool:
             mine, most = norm(rows, weight.detach(), eps), _ROUNDING[weight.dtype]
             alike = theirs.shape == mine.shape and theirs.dtype == mine.dtype
             return alike and bool(((theirs - mine).abs() <= most * theirs.abs()).all())
-    except (RuntimeError, TypeError, AttributeError):  # a norm that takes more than rows
+    except Exception:  # a norm that takes more than rows, or whatever is one only by its attributes
         return False
 
 

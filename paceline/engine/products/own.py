@@ -25,6 +25,7 @@ from paceline.common.crew import Arguments, Job, awake
 from paceline.common.lanes import WIDTH
 from paceline.common.threads import ForkableLock
 from paceline.engine.attention.invariant import KINDS
+from paceline.engine.plain import PLAIN, is_plain
 from paceline.engine.products import dotted, tiled
 from paceline.engine.products.int8 import Int8Weight, multiply_int8, suits
 from paceline.engine.products.kernel import PRODUCT, TASK, helpers_for, multiply
@@ -75,10 +76,11 @@ def replaceable(model: PreTrainedModel) -> tuple[nn.Linear, ...]:
         one
         for one in model.modules()
         if type(one) is nn.Linear
-        and _is_free(one)
+        and is_plain_product(one)
         and one.weight.dtype in KINDS
         and one.weight.device.type == "cpu"
         and one.weight.is_contiguous()
+        and one.weight.shape == (one.out_features, one.in_features)
         and one.in_features % WIDTH == 0
         and one.out_features % WIDTH == 0
     )
@@ -86,25 +88,36 @@ def replaceable(model: PreTrainedModel) -> tuple[nn.Linear, ...]:
 
 def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
     """Return the modules of a model that are torch's products and nothing more, on any device."""
-    return tuple(one for one in model.modules() if type(one) in (nn.Linear, Conv1D) and _is_free(one))
+    return tuple(one for one in model.modules() if type(one) in (nn.Linear, Conv1D) and is_plain_product(one))
 
 
-def _is_free(module: nn.Module) -> bool:
+def is_plain_product(module: nn.Module) -> bool:
+    """Return whether a product is what its class computes, of a weight and a bias that are plain tensors."""
+    held = module._parameters
+    whole = type(held) is dict and held.keys() == {"weight", "bias"} and is_plain(held["weight"])
+    return whole and (held["bias"] is None or is_plain(held["bias"])) and is_free(module)
+
+
+def is_free(module: nn.Module) -> bool:
     """Whether nobody else has given it a `forward` of its own."""
-    return isinstance(vars(module).get("forward"), _StandIn | None)
+    return isinstance(vars(module).get("forward"), StandIn | None)
 
 
-class _StandIn:
+class StandIn:
     """What is called in the place of a module's `forward` while its numbers may be made by ours."""
 
-    __slots__ = ("_module", "_parameters", "_plain")
+    __slots__ = ("_module", "_own", "_plain")
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._parameters = module, module._parameters  # an attribute of a module takes longer to find
+        self._module, self._own = module, vars(module)  # an attribute of a module takes longer to find
         self._plain: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
 
+    def of(self, module: nn.Module) -> StandIn:
+        """Return the same for another module of the class."""
+        return type(self)(module)
 
-class _ProductStandIn(_StandIn):
+
+class _ProductStandIn(StandIn):
     __slots__ = ("_inner",)
 
     def __init__(self, module: nn.Module) -> None:
@@ -112,19 +125,22 @@ class _ProductStandIn(_StandIn):
         self._inner = module.in_features if isinstance(module, nn.Linear) else 0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        products, weight = _under_way.products, self._parameters["weight"]
+        products = _under_way.products
         if not products.modules:
             return self._plain(self._module, rows)
         if products.fixed:
             return _in_pieces(partial(self._plain, self._module), rows, products.fixed)
-        assert weight is not None, "replaceable() names products"
+        held = self._own["_parameters"]
+        weight, bias = held.get("weight"), held.get("bias")
         ours = products.least * self._inner <= rows.numel() <= products.most * self._inner
-        if ours and rows.dtype == weight.dtype and not torch.is_grad_enabled():
-            return products.product(rows, weight, self._parameters["bias"])
+        # A weight may have been replaced since, also by one of quantised numbers.
+        plain = type(weight) in PLAIN and type(rows) in PLAIN and (bias is None or type(bias) in PLAIN)
+        if ours and plain and rows.dtype == weight.dtype and weight.is_contiguous() and not torch.is_grad_enabled():
+            return products.product(rows, weight, bias)
         return self._plain(self._module, rows)
 
 
-class _NormStandIn(_StandIn):
+class _NormStandIn(StandIn):
     __slots__ = ("_eps",)
 
     def __init__(self, module: nn.Module) -> None:
@@ -132,8 +148,9 @@ class _NormStandIn(_StandIn):
         self._eps = eps_of(module) or 0.0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        weight = self._parameters["weight"]
-        if not _under_way.products.norms or weight is None or rows.dtype != weight.dtype or torch.is_grad_enabled():
+        weight = self._own["_parameters"].get("weight")
+        ours = _under_way.products.norms and type(weight) in PLAIN and type(rows) in PLAIN and rows.dtype == weight.dtype
+        if not ours or torch.is_grad_enabled():
             return self._plain(self._module, rows)
         return norm(rows, weight, self._eps)
 
@@ -157,7 +174,7 @@ class Products:
     norms: tuple[nn.Module, ...] = ()
     in_int8: int = 0
     _integers: dict[int, tuple[Tensor, Int8Weight | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _stand_ins: tuple[tuple[dict[str, Any], _StandIn], ...] = field(default=(), init=False, repr=False, compare=False)
+    _stand_ins: tuple[tuple[dict[str, Any], StandIn], ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         products = ((vars(one), _ProductStandIn(one)) for one in self.modules)
@@ -167,7 +184,7 @@ class Products:
     def ours(model: PreTrainedModel, least: int = 1, most: int = ANY) -> Products:
         """Return our products, with so many rows, and our norms."""
         modules = replaceable(model)
-        return Products(modules, least, most, norms=tuple(filter(_is_free, own_norms(model))) if modules else ())
+        return Products(modules, least, most, norms=tuple(filter(is_free, own_norms(model))) if modules else ())
 
     @staticmethod
     def for_guesses(model: PreTrainedModel) -> Products:
@@ -189,7 +206,8 @@ class Products:
         """Return rows @ weight.T + bias as the modules would make it; `weight` [outer, inner] is a part of one of theirs."""
         count = rows.numel() // rows.shape[-1]
         ours = self.modules and not self.fixed and self.least <= count <= self.most and weight.shape[0] % WIDTH == 0
-        if ours and weight.device.type == "cpu" and rows.dtype == weight.dtype and weight.shape[1] % WIDTH == 0:
+        ours = ours and type(weight) in PLAIN and weight.device.type == "cpu" and rows.dtype == weight.dtype
+        if ours and weight.is_contiguous() and weight.shape[1] % WIDTH == 0:
             return self.product(rows, weight, bias)
         return torch.nn.functional.linear(rows, weight, bias)
 

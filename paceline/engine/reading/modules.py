@@ -19,11 +19,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paceline.engine.attention.invariant import KINDS
 from paceline.engine.identity import model_identity
 from paceline.engine.kept_vocabulary import spread
+from paceline.engine.plain import is_plain
 from paceline.engine.products.own import linear
 from paceline.errors import ConfigError, UnsupportedModelError
 
+_DTYPES = {torch.float64, *KINDS}  # of weights that are what they are: numbers of 8 bits have scales besides
 READS = "reads_states_of"  # in the configuration of such a draft: fingerprint and sizes of its target, layers that it reads
 
 
@@ -181,7 +184,7 @@ def target_ends(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
     """
     embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
     plain = isinstance(embedding, nn.Embedding) and isinstance(head, nn.Linear)
-    if not plain or not all(end.weight.is_floating_point() for end in (embedding, head)):
+    if not plain or not all(is_plain(end.weight) and end.weight.dtype in _DTYPES for end in (embedding, head)):
         raise UnsupportedModelError(
             f"{type(target).__name__}: got an embedding or an LM head that is no plain weight; expected both to be, for a draft"
             " that reads its hidden states. Use a draft that reads none."

@@ -1,0 +1,235 @@
+"""Weights and modules of other libraries: nothing of ours reads them as plain memory, writes to them, or dies of their errors."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline import LLM, SamplingParams
+from paceline.engine import invariance
+from paceline.engine.attention import registered
+from paceline.engine.best_tokens import likeliest, most_likely
+from paceline.engine.circumstances import circumstances
+from paceline.engine.identity import model_identity
+from paceline.engine.invariance import search, settle
+from paceline.engine.kept_vocabulary import keep_tokens
+from paceline.engine.plain import is_plain
+from paceline.engine.products import choice, own
+from paceline.engine.products.norms import own_norms
+from paceline.engine.products.own import Products, plain_products, replaceable
+from paceline.engine.quantisation import foreign_weights
+from paceline.engine.reading.modules import target_ends
+from paceline.engine.row_modules import survey
+from paceline.errors import ConfigError, UnsupportedModelError
+from tests.support.foreign import FOREIGN, KINDS, Packed, WritingThrough, quantised
+from tests.support.models import make
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 3] * 8, [4]]
+PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choice, "_WORTH", 0)  # our products are tried on small models, too
+
+
+def sums(model: Any) -> dict[str, str]:
+    """A checksum of every number that a model holds."""
+    found = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        held = (tensor.numbers, tensor.scales) if isinstance(tensor, Packed) else (tensor,)
+        data = b"".join(one.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for one in held)
+        found[name] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def generated(model: Any) -> list[list[int]]:
+    rows = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        made = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+        rows.append(made[0, len(prompt) :].tolist())
+    return rows
+
+
+@pytest.mark.parametrize("asked", ["auto", False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_decodes_as_generate_does_and_is_left_as_it_was(kind: str, asked: Any) -> None:
+    model = quantised(kind)
+    before, expected = sums(model), generated(model)
+    llm = LLM(model, "prompt_lookup", max_batch=2, batch_invariant=asked)
+    assert sums(model) == before
+    outs = llm.generate(PROMPTS, PARAMS)
+    assert [out.token_ids for out in outs] == expected
+    assert not any(out.stats.batch_invariant for out in outs)
+    assert sums(model) == before
+    assert generated(model) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batch_invariance_is_refused_with_the_reason(kind: str) -> None:
+    model = quantised(kind)
+    before = sums(model)
+    with pytest.raises(ConfigError, match=r"batch_invariant: got True; .*q_proj.* Pass 'auto' or False\."):
+        settle(model, True)
+    found = settle(model, "auto")
+    assert not found.on
+    assert "q_proj" in found.reason
+    assert sums(model) == before
+
+
+def test_what_is_foreign_is_named() -> None:
+    words = {kind: foreign_weights(quantised(kind)) for kind in FOREIGN}
+    name = "model.layers.0.self_attn.q_proj"
+    assert words == {
+        "a tensor subclass": f"{name}.weight is a tests.support.foreign.Packed",
+        "normal mode alone": f"{name}.weight is a tests.support.foreign.NormalModePacked",
+        "writing through": f"{name}._parameters is a tests.support.foreign.WritingThrough",
+        "forward replaced": f"{name}.forward is not that of its class",
+        "integers in buffers": f"{name}.qweight holds uint8",
+        "float8": f"{name}.weight holds float8_e4m3fn",
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "gpt_neox", "gemma2", "phi3", "bloom", "gpt_bigcode", "llama4", "gpt_oss", "mixtral"]
+)
+def test_models_of_transformers_are_not_foreign(name: str) -> None:
+    assert foreign_weights(make(name)) is None
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_only_plain_products_are_replaced(kind: str) -> None:
+    model = quantised(kind)
+    assert replaceable(model) == ()
+    assert plain_products(model) == (model.lm_head,)
+    model.lm_head = nn.Linear(64, 104, bias=False)
+    assert replaceable(model) == (model.lm_head,)
+
+
+def test_a_weight_that_is_quantised_later_is_left_to_its_own_code() -> None:
+    model = copy.deepcopy(make("llama", "sdpa"))
+    products = Products(replaceable(model))
+    down = model.model.layers[1].mlp.down_proj
+    assert down in products.modules
+    down.weight = nn.Parameter(Packed.of(down.weight.detach()), requires_grad=False)
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        expected = model(ids).logits
+        with products.in_force():
+            assert torch.allclose(model(ids).logits, expected, atol=1e-4)
+    vars(down)["_parameters"] = WritingThrough({"bias": None})
+    with torch.no_grad(), products.in_force(), pytest.raises(AttributeError, match="weight"):
+        model(ids)
+
+
+def test_norms_of_foreign_weights_are_theirs() -> None:
+    model = copy.deepcopy(make("llama", "sdpa"))
+    assert len(own_norms(model)) == 5
+    norm = model.model.norm
+    norm.weight = nn.Parameter(norm.weight.detach().as_subclass(Other), requires_grad=False)
+    vars(model.model.layers[0].input_layernorm)["_parameters"] = WritingThrough({"weight": norm.weight})
+    assert len(own_norms(model)) == 3
+
+
+class Other(Tensor):
+    """A class of tensors that changes nothing."""
+
+
+def test_attention_by_position_reads_plain_tensors_alone() -> None:
+    states = torch.randn(1, 2, 3, 8)
+    module = nn.Module()
+    for given in ((states.as_subclass(Other), states, states), (states, states, states.as_subclass(Other))):
+        with pytest.raises(UnsupportedModelError, match=r"got tensors of the classes .*Other"):
+            registered._attend(module, given[0], given[1], given[2], None)
+    with pytest.raises(UnsupportedModelError, match=r"expected one dtype"):
+        registered._attend(module, states, states, states.double(), None)
+    with pytest.raises(UnsupportedModelError, match="got tensors of the classes"):
+        registered._attend(module, states, states, states, None, s_aux=torch.zeros(2).as_subclass(Other))
+
+
+def test_logits_of_another_class_are_searched_by_torch() -> None:
+    logits = torch.randn(3, 16)
+    other = logits.as_subclass(Other)
+    assert torch.equal(most_likely(other), logits.argmax(-1))
+    assert likeliest(other, 2)[0].tolist() == logits.topk(2).indices.tolist()
+
+
+def test_ends_that_are_not_plain_are_not_read() -> None:
+    model = copy.deepcopy(make("llama", "sdpa"))
+    assert target_ends(model)
+    model.lm_head.weight = nn.Parameter(Packed.of(model.lm_head.weight.detach()), requires_grad=False)
+    with pytest.raises(UnsupportedModelError, match="no plain weight"):
+        target_ends(model)
+    with pytest.raises(ConfigError, match="no plain LM head"):
+        keep_tokens(model, [3, 4])
+    assert model_identity(model)[0] != model_identity(make("llama", "sdpa"))[0]
+
+
+def test_what_was_found_of_plain_weights_does_not_hold_for_quantised_ones() -> None:
+    """torchao changes weights in place: configuration, shapes, dtypes and modules stay what they were."""
+    assert circumstances(quantised("a tensor subclass")) != circumstances(make("llama", "sdpa"))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "cohere2"])
+def test_a_proof_writes_nothing(name: str) -> None:
+    model = copy.deepcopy(make(name, "sdpa"))
+    before, held = sums(model), [one._parameters for one in model.modules()]
+    tensors = [*model.parameters()]
+    search(model)
+    assert sums(model) == before
+    assert [id(one._parameters) for one in model.modules()] == [id(one) for one in held]
+    assert all(one is other for one, other in zip(model.parameters(), tensors, strict=True))
+    if (ours := choice.everywhere(model)) is not None:
+        search(model, ours)
+    assert sums(model) == before
+    assert not any("forward" in vars(one) for one in model.modules())
+
+
+def test_a_proof_of_our_products_tries_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(make("llama", "sdpa"))
+    model.lm_head = nn.Linear(64, 104, bias=False)
+    ours, tried, whole = choice.everywhere(model), [], own.product
+    assert ours is not None
+    monkeypatch.setattr(own, "product", lambda rows, weight, bias: tried.append(id(weight)) or whole(rows, weight, bias))  # type: ignore[func-returns-value]
+    (product, *_) = [one for one in survey(model)[0] if one.is_product]
+    weight = torch.randn_like(product.matrix)
+    with ours.in_force():
+        made = product.function(weight)(torch.ones(5, 64))
+    assert tried == [id(weight)]
+    assert torch.allclose(made, torch.ones(5, 64) @ weight.T, atol=1e-4)
+
+
+@pytest.mark.parametrize("step", ["_cost", "forward_cost", "_differs_as_a_whole", "widest_class"])
+def test_whatever_fails_in_the_proof_is_a_reason_and_not_kept(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sudden(Exception):
+        pass
+
+    def fail(*_: object) -> None:
+        raise Sudden("out of luck")
+
+    model = make("llama", "sdpa")
+    with monkeypatch.context() as patch:
+        patch.setattr(invariance, step, fail)
+        found = settle(model, "auto")
+        assert found.reason == "it was tried on cpu and failed: out of luck (Sudden)"
+        assert LLM(model, "none").generate([[3, 4]], PARAMS)[0].token_ids
+        with pytest.raises(ConfigError, match="got True; it was tried on cpu and failed: out of luck"):
+            settle(model, True)
+    assert "failed" not in settle(model, "auto").reason
+
+
+def test_plain_tensors() -> None:
+    weight = nn.Linear(8, 8).weight
+    assert is_plain(weight)
+    assert is_plain(weight.detach())
+    assert not any(map(is_plain, (None, weight.to("meta"), weight.detach().to_sparse(), weight.detach().as_subclass(Other))))
+    freed = weight.detach().clone()
+    freed.untyped_storage().resize_(0)
+    assert not is_plain(freed)
