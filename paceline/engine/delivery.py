@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.engine.answer import Chunk, Completion
 from paceline.engine.drafter import Outcome
+from paceline.engine.origin import Origin
 from paceline.engine.sequence import Sequence
 from paceline.engine.ticket import Ticket
 from paceline.engine.writer import Writer, origins_of
@@ -23,8 +24,8 @@ class Chunks:
     """
 
     def __init__(self, ticket: Ticket, tokenizer: Any) -> None:
-        self._ticket, self._tokenizer = ticket, tokenizer
-        self._writer = Writer(tokenizer, ticket.seq.stop)
+        self._ticket = ticket
+        self._writer = writer_of(ticket.seq, tokenizer)
 
     def of(self, outcomes: ListLike[Outcome], done: bool) -> Iterator[Chunk]:
         """Yield a chunk for each step.
@@ -38,16 +39,24 @@ class Chunks:
             last = done and outcome is outcomes[-1]
             written = writer.write(outcome.new_token_ids, origins_of(outcome), last)
             forwards = self._ticket.seq.counters.prefill_forwards + writer.step - 1
-            completion = completion_of(self._ticket, self._tokenizer) if last else None
+            completion = _completion(self._ticket, writer.text) if last else None
             yield Chunk.of(outcome, written, writer.step, forwards, completion)
+
+
+def writer_of(seq: Sequence, tokenizer: Any) -> Writer:
+    """Return the writer of an answer's text."""
+    return Writer(tokenizer, seq.token_ids[: seq.prompt_length], seq.stop)
 
 
 def completion_of(ticket: Ticket, tokenizer: Any) -> Completion:
     """Return the completion of a request, ended or not."""
+    ids, writer = ticket.seq.output_ids, writer_of(ticket.seq, tokenizer)
+    writer.write(ids, [Origin.TARGET] * len(ids), last=True)
+    return _completion(ticket, writer.text)
+
+
+def _completion(ticket: Ticket, text: str) -> Completion:
     seq = ticket.seq
-    text = tokenizer.decode(seq.output_ids, skip_special_tokens=True) if tokenizer is not None else ""
-    if seq.stop is not None:
-        text = seq.stop.cut(text)
     logprobs = None if seq.params.logprobs is None else seq.logprobs
     reason = seq.finish_reason or "length"
     return Completion(text, seq.output_ids, reason, ticket.stats(), logprobs, seq.prompt_logprobs)

@@ -72,9 +72,11 @@ class Intake:
 
     def _other(self, first: Sequence, number: int) -> Sequence:
         params = replace(first.params, seed=first.params.seed + number, prompt_logprobs=None)
-        return Sequence(
-            first.token_ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=first.stop
-        )  # fmt: skip
+        return self._sequence_of(first.token_ids, params)
+
+    def _sequence_of(self, ids: list[int], params: SamplingParams) -> Sequence:
+        stop = StopStrings(params.stop, self.tokenizer, ids) if params.stop else None
+        return Sequence(ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop)
 
     def _params(self, params: SamplingParams) -> SamplingParams:
         """Check token ids among the parameters, and spell words in tokens."""
@@ -112,8 +114,7 @@ class Intake:
             )
         if params.stop and self.tokenizer is None:
             raise ConfigError("stop: got stop strings and no tokenizer; expected both. Pass tokenizer=... to LLM.")
-        stop = StopStrings(params.stop, self.tokenizer) if params.stop else None
-        seq = Sequence(ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop)
+        seq = self._sequence_of(ids, params)
         if params.prompt_logprobs is not None:
             seq.prompt_logprobs = [None]
         return seq

@@ -236,7 +236,7 @@ class Sequence:
         """
         if run[-1] in self.eos_token_ids:
             return "stop"
-        if self.stop is not None and self.stop.ends(self.output_ids + run):
+        if self.stop is not None and self.stop.ends(self.token_ids, run):
             return "stop"
         return "length" if len(run) >= self.remaining else None
 

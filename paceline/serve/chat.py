@@ -11,7 +11,7 @@ from starlette.responses import Response
 from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
 from paceline.serve.answers import Asked
-from paceline.serve.logprobs import Found, of_chat
+from paceline.serve.logprobs import Found, Spelling, of_chat
 from paceline.serve.requests import ChatRequest
 from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import (
@@ -41,7 +41,7 @@ def chat_routes(serving: Serving) -> APIRouter:
         params = await serving.aside(lambda: serving.sampler.params(body, longest, top))
         prompt = await serving.aside(lambda: prompt_of(serving, body))
         asked = [Asked(prompt, one) for one in params]
-        return await respond(serving, request, body, [prompt], asked, ChatForm(serving, request.state.id, top))
+        return await respond(serving, request, body, [prompt], asked, ChatForm(serving, request.state.id, asked, top))
 
     return router
 
@@ -64,11 +64,14 @@ class ChatForm:
     """Answers as a chat's messages.
 
     Args:
+        asked: the answers.
         top: how many of the likeliest tokens are told in each place.
     """
 
-    def __init__(self, serving: Serving, id: str, top: int | None) -> None:
-        self._spell, self._model, self._id = serving.spell, serving.names[0], f"chatcmpl-{id}"
+    def __init__(self, serving: Serving, id: str, asked: ListLike[Asked], top: int | None) -> None:
+        self._model, self._id = serving.names[0], f"chatcmpl-{id}"
+        self._tokenizer, self._prompts = serving.llm.tokenizer, [one.prompt for one in asked]
+        self._spellings: dict[int, Spelling] = {}
         self._top = top
 
     def whole(self, completions: ListLike[Completion], usage: Usage) -> ChatResponse:
@@ -76,7 +79,7 @@ class ChatForm:
         choices = [
             ChatChoice(
                 index=place, message=ChatMessage(content=one.text), finish_reason=one.finish_reason,
-                logprobs=self._logprobs(one.token_ids, one.logprobs),
+                logprobs=self._logprobs(place, one.token_ids, one.logprobs, last=True),
             )
             for place, one in enumerate(completions)
         ]  # fmt: skip
@@ -89,7 +92,7 @@ class ChatForm:
     def piece(self, place: int, chunk: Chunk) -> ChatChunk:
         """What a step has added."""
         reason = None if chunk.completion is None else chunk.completion.finish_reason
-        logprobs = self._logprobs(chunk.token_ids, chunk.logprobs)
+        logprobs = self._logprobs(place, chunk.token_ids, chunk.logprobs, last=reason is not None)
         return self._event(ChatChunkChoice(index=place, delta=Delta(content=chunk.text), finish_reason=reason, logprobs=logprobs))
 
     def closing(self, usage: Usage) -> ChatChunk:
@@ -99,8 +102,12 @@ class ChatForm:
     def _event(self, choice: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(id=self._id, model=self._model, choices=[choice])
 
-    def _logprobs(self, token_ids: list[int], found: Found | None) -> ChatLogprobs | None:
-        return None if found is None or self._top is None else of_chat(self._spell, token_ids, found, self._top)
+    def _logprobs(self, place: int, token_ids: list[int], found: Found | None, last: bool) -> ChatLogprobs | None:
+        if found is None or self._top is None:
+            return None
+        if place not in self._spellings:
+            self._spellings[place] = Spelling(self._tokenizer, self._prompts[place])
+        return of_chat(self._spellings[place], token_ids, found, self._top, last)
 
 
 def _top_logprobs(body: ChatRequest, most: int) -> int | None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
-from typing import NamedTuple
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.common.tokens import text_ids
+from paceline.engine.detokenizer import text_of
 from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
 from paceline.serve.answers import Asked
-from paceline.serve.logprobs import Found, of_completion
+from paceline.serve.logprobs import Found, Spelling, of_completion
 from paceline.serve.requests import CompletionRequest
 from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
@@ -42,37 +41,36 @@ def completion_routes(serving: Serving) -> APIRouter:
         params = await serving.aside(lambda: serving.sampler.params(body, longest, body.logprobs, scored))
         ids = [await serving.aside(lambda prompt=prompt: _ids(serving, prompt, longest)) for prompt in prompts]  # type: ignore[misc]
         asked = [Asked(one, each) for one in ids for each in params]
-        echoed = [Echo(prompt, one) if body.echo else None for prompt, one in zip(prompts, ids, strict=True) for _ in params]
-        return await respond(serving, request, body, ids, asked, CompletionForm(serving, request.state.id, echoed))
+        echoed = [prompt if body.echo else None for prompt in prompts for _ in params]
+        return await respond(serving, request, body, ids, asked, CompletionForm(serving, request.state.id, asked, echoed))
 
     return router
-
-
-class Echo(NamedTuple):
-    """A prompt that its answer repeats: as it was sent, and its token ids."""
-
-    prompt: Prompt
-    token_ids: list[int]
 
 
 class CompletionForm:
     """Answers as completions.
 
     Args:
-        echoed: of each answer, the prompt before its text; None = no prompt.
+        asked: the answers.
+        echoed: of each answer, the prompt before its text, as it was sent; None = no prompt. Token ids may be of no token
+            until the first answer is there.
     """
 
-    def __init__(self, serving: Serving, id: str, echoed: list[Echo | None]) -> None:
-        self._serving, self._model, self._id = serving, serving.names[0], f"cmpl-{id}"
-        self._echoed = echoed
-        self._offsets: defaultdict[int, int] = defaultdict(int)  # characters said so far, by place
+    def __init__(self, serving: Serving, id: str, asked: ListLike[Asked], echoed: list[Prompt | None]) -> None:
+        self._tokenizer, self._model, self._id = serving.llm.tokenizer, serving.names[0], f"cmpl-{id}"
+        self._prompts, self._echoed = [one.prompt for one in asked], echoed
+        self._spellings: dict[int, Spelling] = {}
+        self._offsets: dict[int, int] = {}  # characters before the next token, by place
 
     def whole(self, completions: ListLike[Completion], usage: Usage) -> CompletionResponse:
         """All answers."""
         choices = [
             CompletionChoice(
                 index=place, text=self._echo(place) + one.text, finish_reason=one.finish_reason,
-                logprobs=_joined(self._scores(place, one.prompt_logprobs), self._logprobs(place, one.token_ids, one.logprobs)),
+                logprobs=_joined(
+                    self._scores(place, one.prompt_logprobs, last=not one.token_ids),
+                    self._logprobs(place, one.token_ids, one.logprobs, last=True),
+                ),
             )
             for place, one in enumerate(completions)
         ]  # fmt: skip
@@ -82,13 +80,13 @@ class CompletionForm:
         """The prompt, where it is echoed."""
         if self._echoed[place] is None:
             return None
-        scores = self._scores(place, chunk.prompt_logprobs)
+        scores = self._scores(place, chunk.prompt_logprobs, last=chunk.completion is not None and not chunk.token_ids)
         return self._event(CompletionChoice(index=place, text=self._echo(place), logprobs=scores, finish_reason=None))
 
     def piece(self, place: int, chunk: Chunk) -> CompletionResponse:
         """What a step has added."""
         reason = None if chunk.completion is None else chunk.completion.finish_reason
-        logprobs = self._logprobs(place, chunk.token_ids, chunk.logprobs)
+        logprobs = self._logprobs(place, chunk.token_ids, chunk.logprobs, last=reason is not None)
         return self._event(CompletionChoice(index=place, text=chunk.text, finish_reason=reason, logprobs=logprobs))
 
     def closing(self, usage: Usage) -> CompletionResponse:
@@ -98,31 +96,33 @@ class CompletionForm:
     def _event(self, choice: CompletionChoice) -> CompletionResponse:
         return CompletionResponse(id=self._id, model=self._model, choices=[choice])
 
-    def _logprobs(self, place: int, token_ids: list[int], found: Found | None) -> CompletionLogprobs | None:
+    def _logprobs(self, place: int, token_ids: list[int], found: Found | None, last: bool) -> CompletionLogprobs | None:
         if found is None:
             return None
-        made = of_completion(self._serving.spell, token_ids, found, self._offsets[place])
+        if place not in self._spellings:
+            self._spellings[place] = Spelling(self._tokenizer, self._prompts[place])
+            self._offsets[place] = len(self._echo(place))
+        made = of_completion(self._spellings[place], token_ids, found, self._offsets[place], last)
         self._offsets[place] += sum(map(len, made.tokens))
         return made
 
-    def _scores(self, place: int, found: PromptFound | None) -> CompletionLogprobs | None:
+    def _scores(self, place: int, found: PromptFound | None, last: bool) -> CompletionLogprobs | None:
         """Return the log-probabilities of an echoed prompt."""
-        echo = self._echoed[place]
-        if echo is None or found is None:
+        if self._echoed[place] is None or found is None:
             return None
-        known = [row for row in found if row is not None]
-        made = self._logprobs(place, echo.token_ids, [{echo.token_ids[0]: 0.0}, *known])  # the first one is replaced
+        ids, known = self._prompts[place], [row for row in found if row is not None]
+        self._spellings[place], self._offsets[place] = Spelling(self._tokenizer, ()), 0
+        made = self._logprobs(place, ids, [{ids[0]: 0.0}, *known], last)  # the first one is replaced
         assert made is not None, "they were found"
         made.token_logprobs[0] = made.top_logprobs[0] = None
+        self._offsets[place] = len(self._echo(place))
         return made
 
     def _echo(self, place: int) -> str:
-        echo = self._echoed[place]
-        if echo is None:
-            return ""
-        if isinstance(echo.prompt, str):
-            return echo.prompt
-        return str(self._serving.llm.tokenizer.decode(echo.prompt, skip_special_tokens=True))
+        prompt = self._echoed[place]
+        if prompt is None or isinstance(prompt, str):
+            return prompt or ""
+        return text_of(self._tokenizer, prompt)
 
 
 def _joined(prompt: CompletionLogprobs | None, answer: CompletionLogprobs | None) -> CompletionLogprobs | None:

@@ -13,7 +13,6 @@ from paceline.llm import LLM
 from paceline.serve.drain import Drain
 from paceline.serve.errors import ApiError
 from paceline.serve.limits import Gate
-from paceline.serve.logprobs import Spelling
 from paceline.serve.metrics import Meter
 from paceline.serve.sampling import Sampler
 from paceline.serve.settings import Settings
@@ -42,7 +41,6 @@ class Serving:
         )  # fmt: skip
         self.gate = Gate(settings.max_open)
         self.meter = Meter(llm, self.names[0])
-        self.spell = Spelling(llm.tokenizer)
         self.drain = Drain()
         self._intake = Threads(1, "paceline-intake")  # a tokenizer is one thread's at a time
 

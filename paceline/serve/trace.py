@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.engine.detokenizer import REPLACEMENT, Detokenizer
 from paceline.engine.drafter import Outcome
 from paceline.engine.origin import Origin
+from paceline.engine.token_bytes import any_text
 from paceline.engine.tree import node_depths
 from paceline.llm import Chunk
 
@@ -102,9 +104,10 @@ def fates_of(outcome: Outcome) -> tuple[list[str], list[int | None]]:
 
 
 def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
-    """The text of each token alone; a part of a character is shown as the tokenizer writes it."""
-    texts = [tokenizer.decode([token]) for token in token_ids]
+    """The text of each token behind other text; a part of a character is shown as the tokenizer writes it."""
+    behind = Detokenizer(tokenizer, any_text(tokenizer), skip_special_tokens=False)
+    spelled = [behind.peek(token) for token in token_ids]
     return [
-        tokenizer.convert_ids_to_tokens(token) or text if "\N{REPLACEMENT CHARACTER}" in text else text
-        for token, text in zip(token_ids, texts, strict=True)
+        text if whole and REPLACEMENT not in text else tokenizer.convert_ids_to_tokens(token) or text
+        for token, (text, _, whole) in zip(token_ids, spelled, strict=True)
     ]
