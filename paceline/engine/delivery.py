@@ -45,7 +45,7 @@ class Chunks:
 
 def writer_of(seq: Sequence, tokenizer: Any) -> Writer:
     """Return the writer of an answer's text."""
-    return Writer(tokenizer, seq.token_ids[: seq.prompt_length], seq.stop)
+    return Writer(tokenizer, seq.token_ids[: seq.prompt_length], seq.stop, seq.params.skip_special_tokens)
 
 
 def completion_of(ticket: Ticket, tokenizer: Any) -> Completion:

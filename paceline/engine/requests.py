@@ -75,7 +75,7 @@ class Intake:
         return self._sequence_of(first.token_ids, params)
 
     def _sequence_of(self, ids: list[int], params: SamplingParams) -> Sequence:
-        stop = StopStrings(params.stop, self.tokenizer, ids) if params.stop else None
+        stop = StopStrings(params.stop, self.tokenizer, ids, params.skip_special_tokens) if params.stop else None
         return Sequence(ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop)
 
     def _params(self, params: SamplingParams) -> SamplingParams:

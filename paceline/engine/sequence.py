@@ -49,6 +49,8 @@ class SamplingParams:
         prompt_logprobs: report the log-probabilities of this many likeliest tokens at every position of
             the prompt, and of the prompt's own token (`Completion.prompt_logprobs`); None = none. The
             model then computes the whole prompt, even if the cache holds its beginning.
+        skip_special_tokens: leave special tokens out of the text. False writes them as the tokenizer
+            spells them, the end-of-sequence token included.
         n: answers to give, with seed, seed + 1, ...; more than one needs a temperature (`Completion.outputs`).
         speculation: spec of the drafter of this request, such as "none", "auto" or "sssd:nodes=8"; None = the engine's own. It
             decides how soon the answer is there, not what it says.
@@ -80,6 +82,7 @@ class SamplingParams:
     logits_processors: ListLike[Callable[..., Any]] = field(default=(), hash=False, metadata=PER_REQUEST)
     logprobs: int | None = field(default=None, metadata=PER_REQUEST)
     prompt_logprobs: int | None = field(default=None, metadata=PER_REQUEST)
+    skip_special_tokens: bool = field(default=True, metadata=PER_REQUEST)
     n: int = field(default=1, metadata=PER_REQUEST)
     speculation: str | None = field(default=None, metadata=PER_REQUEST)
     max_nodes: int | None = field(default=None, metadata=PER_REQUEST)
@@ -99,7 +102,8 @@ class SamplingParams:
         require(is_number(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty",
                  self.repetition_penalty, "a positive number, 1 = off")  # fmt: skip
         require(is_int(self.seed), "seed", self.seed, "an integer")
-        require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         require(is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_new_tokens, "min_tokens", self.min_tokens,
                 "an integer from 0 to max_new_tokens")  # fmt: skip
         for name in ("presence_penalty", "frequency_penalty"):

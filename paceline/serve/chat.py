@@ -70,7 +70,7 @@ class ChatForm:
 
     def __init__(self, serving: Serving, id: str, asked: ListLike[Asked], top: int | None) -> None:
         self._model, self._id = serving.names[0], f"chatcmpl-{id}"
-        self._tokenizer, self._prompts = serving.llm.tokenizer, [one.prompt for one in asked]
+        self._tokenizer, self._asked = serving.llm.tokenizer, asked
         self._spellings: dict[int, Spelling] = {}
         self._top = top
 
@@ -106,7 +106,8 @@ class ChatForm:
         if found is None or self._top is None:
             return None
         if place not in self._spellings:
-            self._spellings[place] = Spelling(self._tokenizer, self._prompts[place])
+            asked = self._asked[place]
+            self._spellings[place] = Spelling(self._tokenizer, asked.prompt, asked.params.skip_special_tokens)
         return of_chat(self._spellings[place], token_ids, found, self._top, last)
 
 

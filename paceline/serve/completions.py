@@ -58,7 +58,7 @@ class CompletionForm:
 
     def __init__(self, serving: Serving, id: str, asked: ListLike[Asked], echoed: list[Prompt | None]) -> None:
         self._tokenizer, self._model, self._id = serving.llm.tokenizer, serving.names[0], f"cmpl-{id}"
-        self._prompts, self._echoed = [one.prompt for one in asked], echoed
+        self._asked, self._echoed = asked, echoed
         self._spellings: dict[int, Spelling] = {}
         self._offsets: dict[int, int] = {}  # characters before the next token, by place
 
@@ -68,7 +68,7 @@ class CompletionForm:
             CompletionChoice(
                 index=place, text=self._echo(place) + one.text, finish_reason=one.finish_reason,
                 logprobs=_joined(
-                    self._scores(place, one.prompt_logprobs, last=not one.token_ids),
+                    self._scores(place, one.prompt_logprobs),
                     self._logprobs(place, one.token_ids, one.logprobs, last=True),
                 ),
             )
@@ -80,7 +80,7 @@ class CompletionForm:
         """The prompt, where it is echoed."""
         if self._echoed[place] is None:
             return None
-        scores = self._scores(place, chunk.prompt_logprobs, last=chunk.completion is not None and not chunk.token_ids)
+        scores = self._scores(place, chunk.prompt_logprobs)
         return self._event(CompletionChoice(index=place, text=self._echo(place), logprobs=scores, finish_reason=None))
 
     def piece(self, place: int, chunk: Chunk) -> CompletionResponse:
@@ -100,29 +100,33 @@ class CompletionForm:
         if found is None:
             return None
         if place not in self._spellings:
-            self._spellings[place] = Spelling(self._tokenizer, self._prompts[place])
+            asked = self._asked[place]
+            self._spellings[place] = Spelling(self._tokenizer, asked.prompt, asked.params.skip_special_tokens)
             self._offsets[place] = len(self._echo(place))
         made = of_completion(self._spellings[place], token_ids, found, self._offsets[place], last)
         self._offsets[place] += sum(map(len, made.tokens))
         return made
 
-    def _scores(self, place: int, found: PromptFound | None, last: bool) -> CompletionLogprobs | None:
+    def _scores(self, place: int, found: PromptFound | None) -> CompletionLogprobs | None:
         """Return the log-probabilities of an echoed prompt."""
-        if self._echoed[place] is None or found is None:
+        sent, asked = self._echoed[place], self._asked[place]
+        if sent is None or found is None:
             return None
-        ids, known = self._prompts[place], [row for row in found if row is not None]
-        self._spellings[place], self._offsets[place] = Spelling(self._tokenizer, ()), 0
-        made = self._logprobs(place, ids, [{ids[0]: 0.0}, *known], last)  # the first one is replaced
-        assert made is not None, "they were found"
+        # A text is echoed as it was sent: its special tokens are part of it, those that the tokenizer adds are not.
+        hides = asked.params.skip_special_tokens and not isinstance(sent, str)
+        rows = [{asked.prompt[0]: 0.0}, *(row for row in found if row is not None)]  # the first one is replaced
+        made = of_completion(Spelling(self._tokenizer, (), hides), asked.prompt, rows, 0)
+        spelled, text = "".join(made.tokens), self._echo(place)
+        added = len(spelled) - len(text) if spelled.endswith(text) else 0
+        made.text_offset = [max(0, offset - added) for offset in made.text_offset]
         made.token_logprobs[0] = made.top_logprobs[0] = None
-        self._offsets[place] = len(self._echo(place))
         return made
 
     def _echo(self, place: int) -> str:
-        prompt = self._echoed[place]
-        if prompt is None or isinstance(prompt, str):
-            return prompt or ""
-        return text_of(self._tokenizer, prompt)
+        sent = self._echoed[place]
+        if sent is None or isinstance(sent, str):
+            return sent or ""
+        return text_of(self._tokenizer, sent, self._asked[place].params.skip_special_tokens)
 
 
 def _joined(prompt: CompletionLogprobs | None, answer: CompletionLogprobs | None) -> CompletionLogprobs | None:

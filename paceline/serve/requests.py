@@ -82,6 +82,7 @@ class GenerationRequest(BaseModel):
     stop_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    skip_special_tokens: bool | None = None
     # ours
     speculation: bool | str | Speculation | None = None
     trace: bool | None = None
@@ -95,7 +96,6 @@ class GenerationRequest(BaseModel):
     truncate_prompt_tokens: Absent = None
     prompt_logprobs: Absent = None
     include_stop_str_in_output: Absent = None
-    skip_special_tokens: Always = None
 
 
 class CompletionRequest(GenerationRequest):

@@ -50,7 +50,7 @@ class Sampler:
             "presence_penalty": asked.presence_penalty, "frequency_penalty": asked.frequency_penalty,
             "min_tokens": asked.min_tokens, "ignore_eos": asked.ignore_eos, "stop_token_ids": asked.stop_token_ids,
             "bad_words": asked.bad_words, "priority": asked.priority, "max_nodes": max_nodes, "logprobs": logprobs,
-            "prompt_logprobs": prompt_logprobs,
+            "prompt_logprobs": prompt_logprobs, "skip_special_tokens": asked.skip_special_tokens,
         }  # fmt: skip
         first = secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed
         values: dict[str, Any] = self.defaults | {name: value for name, value in given.items() if value is not None}

@@ -33,7 +33,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"logit_bias": [1]}, "logit_bias"), ({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"logprobs": 21, "echo": True}, "logprobs"), ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"),
-    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"), ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"), ({"skip_special_tokens": 0}, "skip_special_tokens"),
     ({"stream": "yes"}, "stream"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"), ({"stop_token_ids": [10**7]}, "stop_token_ids"),
     ({"bad_words": [""]}, "bad_words"),
