@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from paceline import LLM, DraftTree, SamplingParams, ScriptedDrafter
 from paceline.engine.drafter import Drafter
@@ -35,9 +37,11 @@ LENGTHS = (10, SWITCH - 9, SWITCH + 16, SWITCH, SWITCH - 1, SWITCH + 1, 3 * SWIT
 
 @functools.cache
 def make(name: str) -> Any:
-    """A model that generates beyond the tokens that end a text."""
+    """A model that generates beyond the tokens that end a text; skips where transformers itself fails beyond the switch."""
     model = copy.deepcopy(models.make(name, "sdpa"))
     model.generation_config.eos_token_id = None
+    if name in LONG and Version(transformers.__version__) < Version("5.24"):
+        pytest.skip("before 5.24 generate may lose the text at the switch")
     return model
 
 
@@ -222,13 +226,24 @@ def test_forwards_here_and_those_of_the_model_leave_each_other_alone(name: str) 
     assert all(torch.equal(value, before[key]) for key, value in model.named_buffers())
 
 
+@pytest.mark.parametrize("spec", ["draft_model:budget=false", "draft_model:length=4,lookup=true", "ouroboros"])
 @pytest.mark.parametrize("name", [*LONG, *BOUNDED])
-def test_draft_models_with_such_frequencies_change_nothing(name: str) -> None:
+def test_draft_models_with_such_frequencies_change_nothing(name: str, spec: str) -> None:
     target = make("llama_linear")
     each = prompts(name, (SWITCH - 9, 10, SWITCH + 3))
-    llm = LLM(target, "draft_model", draft_model=make(name), max_batch=2)
+    llm = LLM(target, spec, draft_model=make(name), max_batch=2)
     for _ in range(2):
         assert [out.token_ids for out in llm.generate(each, PARAMS)] == [reference(target, prompt, COUNT) for prompt in each]
+
+
+def test_a_draft_model_starts_again_as_well() -> None:
+    """Drafted by itself, a model is right at every token but those around the switch."""
+    model = make("phi3_longrope")
+    (prompt,) = prompts("", (SWITCH - 9,))
+    llm = LLM(model, "draft_model:length=4,budget=false", draft_model=copy.deepcopy(model))
+    (out,) = llm.generate([prompt], SamplingParams(max_new_tokens=60, ignore_eos=True))
+    assert out.token_ids == reference(model, prompt, 60)
+    assert out.stats.target_forwards < 60 // 5 + 9
 
 
 @pytest.mark.parametrize("name", BOUNDED)

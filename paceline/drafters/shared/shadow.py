@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.engine.model import CachedLM
 from paceline.engine.reading.modules import layers_read
+from paceline.engine.rotary import start_anew
 from paceline.engine.sequence import Sequence
 from paceline.engine.states import StateLog
 
@@ -40,3 +41,5 @@ class Shadow:
         draft.rewind(self.seq, min(common, len(text) - 1))
         mine[common:] = text[common:]
         self.agreed = len(text)
+        if (switch := draft.architecture.restart_length) is not None:
+            start_anew(self.seq, switch)
