@@ -1,8 +1,8 @@
 """Compare `auto` with a cost curve that was measured beside busy loops and with one of a quiet machine.
 
-    python scripts/disturbed_costs.py [--loops 2] [--warm 20] [--requests 20] [--tokens 64] [--json FILE]
+    python scripts/disturbed_costs.py [--threads 1] [--loops 2] [--warm 20] [--requests 20] [--tokens 64] [--json FILE]
 
-SmolLM2-135M in bfloat16 on one thread. The loops run only while the first curve is measured. Then three engines answer the same
+SmolLM2-135M in bfloat16. The loops run only while the first curve is measured. Then three engines answer the same
 prompts by turns: both curves with `auto`, and plain decoding. The first requests warm up; the figure is of those behind them.
 """
 
@@ -26,6 +26,7 @@ import torch
 from paceline import LLM, SamplingParams, demo
 from paceline.bench.environment import look_around
 from paceline.engine.cost_curve import MeasuredCurve
+from paceline.engine.stopwatch import clock_of
 
 DEFAULT = Path(__file__).parent.parent / "docs" / "results" / "disturbed-costs.json"
 ALLOWED = 0.95  # of the speed with the quiet curve
@@ -34,13 +35,14 @@ ALLOWED = 0.95  # of the speed with the quiet curve
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=demo.SMOLLM2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--loops", type=int, default=2)
     parser.add_argument("--warm", type=int, default=20)
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--json", type=Path, default=DEFAULT)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     environment = look_around(torch.device("cpu"))
     plain = LLM(args.model, "none", dtype="bfloat16", max_batch=1)
     with busy(args.loops):
@@ -52,13 +54,14 @@ def main() -> None:
     speed = {name: measured["none"] / measured[name] for name in ("disturbed", "quiet")}
     ratio = speed["disturbed"] / speed["quiet"]
     result = {
-        "model": args.model, "loops": args.loops, "warm": args.warm, "requests": args.requests, "tokens": args.tokens,
+        "model": args.model, "threads": args.threads, "loops": args.loops,
+        "warm": args.warm, "requests": args.requests, "tokens": args.tokens,
         "environment": asdict(environment),
         "curves": {
             "disturbed": asdict(at_first), "disturbed_in_the_end": asdict(current(disturbed)),
             "quiet": asdict(quiet_curve), "quiet_in_the_end": asdict(current(quiet)),
         },
-        "processor_seconds": seconds, "speed_over_none": speed, "disturbed_over_quiet": ratio,
+        "seconds": seconds, "speed_over_none": speed, "disturbed_over_quiet": ratio,
     }  # fmt: skip
     args.json.write_text(json.dumps(result, indent=1) + "\n")
     print(
@@ -97,7 +100,8 @@ def current(llm: LLM) -> MeasuredCurve:
 
 
 def answer(engines: dict[str, LLM], count: int, params: SamplingParams) -> dict[str, list[float]]:
-    """Processor seconds of each request by engine, which take turns."""
+    """Seconds of each request by engine, which take turns."""
+    clock = clock_of(torch.device("cpu"))
     texts = [json.loads(line)["turns"][0] for line in demo.PROMPTS.read_text(encoding="utf-8").splitlines()]
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     with tempfile.TemporaryDirectory() as folder:
@@ -105,9 +109,9 @@ def answer(engines: dict[str, LLM], count: int, params: SamplingParams) -> dict[
         for turn in range(count):
             prompt = engines["none"].chat_prompt([{"role": "user", "content": texts[turn % len(texts)]}])
             for name in rotated(list(engines), turn):
-                start = time.thread_time()
+                start = clock()
                 engines[name].generate([prompt], params)
-                seconds[name].append(time.thread_time() - start)
+                seconds[name].append(clock() - start)
     return seconds
 
 

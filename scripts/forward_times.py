@@ -8,11 +8,12 @@ Usage:
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import torch
 
 from paceline import LLM
-from paceline.engine.forward_cost import timed_forward
+from paceline.engine.forward_cost import run_forward
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.stopwatch import Stopwatch
 from paceline.engine.tree import DraftTree
@@ -35,7 +36,7 @@ def main() -> None:
     for _ in range(_ROUNDS):
         for count in counts:  # by turns: all in the same weather
             tree = DraftTree.chain([place % 7 for place in range(count - 1)])
-            best[count] = min(best[count], timed_forward(stopwatch, model, seq, tree))
+            best[count] = min(best[count], stopwatch.seconds(partial(run_forward, model, seq, tree)))
     print("  ".join(f"{count}: {best[count] * 1e3:.1f}" for count in counts), "ms by number of rows")
 
 

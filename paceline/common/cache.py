@@ -168,7 +168,7 @@ def recall(place: Place, read: Callable[[dict[str, Any]], Found]) -> Found | Non
         return cast(Found, _unwritten[key])
     try:
         return read(parse_json((_folder(place) / place.file).read_bytes()))
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, CacheError, ValueError, LookupError, TypeError):
         return None
 
 

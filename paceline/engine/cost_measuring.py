@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from paceline.engine.cost_curve import LONG_TEXT, SHORT_TEXT, CostCurve, MeasuredCurve
-from paceline.engine.forward_cost import timed_forward
+from paceline.engine.forward_cost import run_forward
 from paceline.engine.model import CachedLM
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.stopwatch import TIMING, Conditions, Stopwatch, agree, spread_of
@@ -57,8 +57,9 @@ def measure(model: CachedLM, most: int = ROWS[-1], seconds: float = _MOST_SECOND
         most: rows.
         seconds: after which no further number of rows is begun, where the model needs so long.
     """
-    apart, stopwatch, begin = model.apart(), Stopwatch(model.device), time.perf_counter()
+    apart, begin = model.apart(), time.perf_counter()
     short = _opened(apart, SHORT_TEXT)
+    stopwatch = _suited(apart, short)
     repeats: _Repeats = {}
     for rows in (rows for rows in _ORDER if rows <= most):
         enough = _enough(repeats[0, 1][0], seconds) if repeats else seconds
@@ -67,7 +68,7 @@ def measure(model: CachedLM, most: int = ROWS[-1], seconds: float = _MOST_SECOND
         repeats[0, rows] = [_timed(stopwatch, apart, short, rows)]
     _repeat(repeats, stopwatch, apart, [short], begin + enough)
     best = {rows: min(each) for (_, rows), each in repeats.items()}
-    spreads = [spread_of(repeats[0, rows][1:]) for rows in sorted(best)]  # the first of each warms up
+    spreads = [spread_of(repeats[0, rows][1:]) for rows in sorted(best)]  # the first of each warms up: its buffers are new
     measured = tuple(sorted(best))
     some = _soon_measured(best) if model.context_length > LONG_TEXT + ROWS[-1] else []
     added = _added(stopwatch, apart, short, some) if some else []
@@ -86,8 +87,9 @@ def check(model: CachedLM, curve: CostCurve) -> Check | None:
         rows.pop()
     if len(rows) < 2:
         return None
-    apart, stopwatch = model.apart(), Stopwatch(model.device)
+    apart = model.apart()
     seq = _opened(apart, SHORT_TEXT)
+    stopwatch = _suited(apart, seq)
     repeats: _Repeats = {(0, one): [] for one in rows}
     for _ in range(TIMING.check_rounds):
         for one in rows:
@@ -137,9 +139,13 @@ def _opened(apart: CachedLM, text: int) -> Sequence:
     return seq
 
 
+def _suited(apart: CachedLM, seq: Sequence) -> Stopwatch:
+    return Stopwatch.suited(apart.device, lambda: run_forward(apart, seq, EMPTY_TREE))
+
+
 def _timed(stopwatch: Stopwatch, apart: CachedLM, seq: Sequence, rows: int) -> float:
     tree = DraftTree.chain(_tokens(apart, rows - 1)) if rows > 1 else EMPTY_TREE
-    return timed_forward(stopwatch, apart, seq, tree)
+    return stopwatch.seconds(lambda: run_forward(apart, seq, tree))
 
 
 def _enough(forward: float, seconds: float) -> float:

@@ -83,9 +83,12 @@ class Costs:
         after = self._checked(before, TIMING.renewal_seconds)
         if after is not before:
             self._keep(after)
+            return True
         self._pause *= 2
+        if not before.conditions.quiet:
+            self._pause = min(self._pause, TIMING.first_pause_s)
         self._due = self._used + self._pause
-        return after is not before
+        return False
 
     def _found(self) -> MeasuredCurve:
         """Return the kept curve, checked, or measure one."""

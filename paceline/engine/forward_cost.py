@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from transformers import PreTrainedModel
 
@@ -26,19 +27,20 @@ def forward_cost(model: PreTrainedModel, least_rows: int, products: Products, en
     invariant = CachedLM(model, batch_invariant=True, least_rows=least_rows, products=products)
     usual = CachedLM(model)
     context = min(CONTEXT, invariant.context_length - 2)
-    best, stopwatch = [math.inf, math.inf], Stopwatch(model.device)
+    best = [math.inf, math.inf]
     seqs = [_opened(lm, context) for lm in (invariant, usual)]
+    stopwatch = Stopwatch.suited(model.device, partial(run_forward, usual, seqs[1], EMPTY_TREE))
     for turn in range(_MOST_ROUNDS):
         for place, (lm, seq) in enumerate(zip((invariant, usual), seqs, strict=True)):
-            best[place] = min(best[place], timed_forward(stopwatch, lm, seq, EMPTY_TREE))
+            best[place] = min(best[place], stopwatch.seconds(partial(run_forward, lm, seq, EMPTY_TREE)))
         if turn + 1 >= _LEAST_ROUNDS and best[0] <= enough * best[1]:
             break
     return best[0] / best[1]
 
 
-def timed_forward(stopwatch: Stopwatch, lm: CachedLM, seq: Sequence, tree: DraftTree) -> float:
-    """Return the seconds of one forward of a sequence and its tree, of which nothing is committed."""
-    return stopwatch.seconds(lambda: lm.forward([seq], [tree])[0, -1, 0].item())  # waits for an accelerator
+def run_forward(lm: CachedLM, seq: Sequence, tree: DraftTree) -> None:
+    """Make one forward of a sequence and its tree, of which nothing is committed, and wait for an accelerator."""
+    lm.forward([seq], [tree])[0, -1, 0].item()
 
 
 def _opened(lm: CachedLM, context: int) -> Sequence:

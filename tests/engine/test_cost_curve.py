@@ -17,6 +17,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.common import cache
 from paceline.engine import cost_measuring as measuring
+from paceline.engine import stopwatch
 from paceline.engine.cost_curve import CostCurve, MeasuredCurve
 from paceline.engine.cost_measuring import ROWS, check, measure
 from paceline.engine.costs import Costs
@@ -312,10 +313,33 @@ def test_repeats() -> None:
 def test_one_thread_is_timed_by_its_own_clock() -> None:
     """What it waits does not count."""
     watch = Stopwatch(torch.device("cpu"))
-    assert watch.waited is None
+    assert watch.waited is None  # nothing was timed
     assert watch.seconds(lambda: time.sleep(0.05)) < 0.04
     assert watch.waited is not None
     assert watch.waited > 0.2
+
+
+def test_several_threads_that_wait_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the system says of them; work of a thread that has ended counts as none."""
+    queued, now = [2.0], [10.0]
+    monkeypatch.setattr(stopwatch, "_queued", lambda: queued[0])
+    monkeypatch.setattr(stopwatch, "clock_of", lambda device: time.perf_counter)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    watch = Stopwatch(torch.device("cpu"))
+    queued[0], now[0] = 2.5, 12.0
+    assert watch.seconds(lambda: None) == 0.0
+    assert watch.waited == pytest.approx(0.125)
+    queued[0] = 1.0
+    assert watch.waited == 0.0
+    assert Stopwatch(torch.device("meta")).waited is None
+
+    def call() -> None:
+        now[0] += 1.0
+        queued[0] += 0.5
+
+    assert Stopwatch.suited(torch.device("cpu"), call).seconds(lambda: None) < 0.5  # by the processor's clock
+    assert Stopwatch.suited(torch.device("meta"), call).seconds(call) == 1.0
 
 
 def test_a_record_survives_its_file(model: CachedLM, machine: Machine, measured_costs: Path) -> None:
@@ -326,3 +350,23 @@ def test_a_record_survives_its_file(model: CachedLM, machine: Machine, measured_
     other = replace(found, conditions=replace(found.conditions, waited=None, load=None))
     cache.keep(place, other)
     assert cache.recall(place, MeasuredCurve.read) == other
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_a_disturbed_curve_is_checked_every_minute(model: CachedLM, machine: Machine) -> None:
+    """However long the machine is busy; a curve that is confirmed meanwhile stays, and a quiet check replaces it at once."""
+    machine.waited = 0.3
+    costs = Costs(model)
+    costs.curve()
+    checked = []
+    for second in range(400):
+        before = machine.forwards
+        assert not costs.renew(1.0)
+        if machine.forwards > before:
+            checked.append(second)
+    assert np.diff(checked).tolist() == [10, 20, 40, 60, 60, 60, 60, 60]
+    machine.waited = 0.0
+    assert any(costs.renew(1.0) for _ in range(60))
+    known = costs.recall()
+    assert known is not None
+    assert known.conditions.quiet

@@ -113,7 +113,9 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
         shapes.setdefault((one.in_features, one.out_features), []).append(one)
     times: list[list[float]] = [[], []]
     spreads: list[float] = []
-    products, stopwatch = Products(modules), Stopwatch(modules[0].weight.device)
+    products, first = Products(modules), modules[0]
+    one_row = torch.ones(1, first.in_features, dtype=first.weight.dtype)
+    stopwatch = Stopwatch.suited(first.weight.device, lambda: first(one_row))
     for count in COUNTS:
         tried = tuple(zip(_PRODUCTS, (products.helpers(count), 0), strict=True))
         totals = [0.0, 0.0]
