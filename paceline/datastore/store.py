@@ -38,13 +38,17 @@ class Ranges:
 class Snapshot:
     """Some shards, as they were at one moment. Immutable: searches of several threads may share it.
 
+    Args:
+        ids_below: documents end before an id that is not below it; 0 = all ids are read.
     Attributes:
         table: [shards] of SHARD, what the functions of `paceline.datastore.search` take; valid while this object lives.
     """
 
-    def __init__(self, path: Path, shards: tuple[Shard, ...]) -> None:
+    def __init__(self, path: Path, shards: tuple[Shard, ...], ids_below: int = 0) -> None:
         self.path, self.shards = path, shards
         self.table: NDArray[np.void] = np.array([shard.row for shard in shards], dtype=SHARD)
+        if ids_below:
+            self.table["vocab_size"] = np.minimum(self.table["vocab_size"], ids_below)
 
     def find(self, queries: Sequence[Sequence[int]], *, shortest: int = 1, longest: int = 32, enough: int = 0) -> Ranges:
         """Return the ranges of each query's last tokens, from the longest suffix that occurs down to `shortest` tokens.

@@ -21,10 +21,12 @@ from paceline.draft.rows import Rows, hidden_of_rows, shifted
 from paceline.draft.states import read_states
 from paceline.draft.stretches import Stretch
 from paceline.engine.model import CachedLM
-from paceline.engine.reading.modules import attach, layers_read, states_shape
+from paceline.engine.pairing import pair, shared_vocabulary
+from paceline.engine.reading.modules import layers_read, states_shape
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.states import StateLog
 from paceline.engine.tree import DraftTree
+from paceline.engine.vocabulary import SharedVocabulary
 from paceline.errors import ConfigError
 from paceline.report.documents import Kind
 from paceline.report.tables import Column, Table
@@ -77,20 +79,28 @@ JUDGEMENT_KIND = Kind("draft judgement", 1, DraftJudgement)
 
 
 @torch.no_grad()
-def agreements(model: PreTrainedModel, stretches: Iterable[Stretch], kept: Tensor | None = None) -> list[np.ndarray[Any, Any]]:
+def agreements(
+    model: PreTrainedModel, stretches: Iterable[Stretch], kept: Tensor | None = None, shared: SharedVocabulary | None = None
+) -> list[np.ndarray[Any, Any]]:
     """Return for each answer which of its tokens the draft's arg-max is: float64 [tokens], 0 or 1.
 
     Args:
         kept: ids, ascending, of the tokens that the draft may say; None = what its head says.
+        shared: what the draft shares with the target; None = the whole vocabulary.
     """
     decoder: Any = model.get_decoder()
     head: Any = model.get_output_embeddings()
     found = []
     for stretch in stretches:
-        ids = torch.from_numpy(stretch.token_ids.astype(np.int64))[None]
+        token_ids = stretch.token_ids.astype(np.int64)
+        ids = torch.from_numpy(token_ids if shared is None else shared.readable(token_ids))[None].to(model.device)
         hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state[0, stretch.first - 1 : -1]
-        guesses = head(hidden).argmax(-1) if kept is None else kept[(hidden @ head.weight[kept].T).argmax(-1)]
-        found.append((guesses.numpy() == stretch.token_ids[stretch.first :]).astype(np.float64))
+        if kept is None:
+            logits = head(hidden)
+            guesses = (logits if shared is None else shared.logits(logits)).argmax(-1)
+        else:
+            guesses = kept[(hidden @ head.weight[kept].T).argmax(-1).to(kept.device)]
+        found.append((guesses.cpu().numpy() == stretch.token_ids[stretch.first :]).astype(np.float64))
     return found
 
 
@@ -124,8 +134,8 @@ def evaluate(draft: CachedLM, target: CachedLM, answers: ListLike[Stretch], leng
     """
     if not answers:
         raise ConfigError("draft evaluate: got no answer; expected some. Record some with `paceline record`.")
+    pair(draft, target.model)
     if draft.reads_states:
-        attach(draft.model, target.model)
         read = read_states(target, answers, layers_read(draft.model), progress=True)
         with draft.products.in_force():  # it guesses as it is used
             agreed = [
@@ -133,7 +143,7 @@ def evaluate(draft: CachedLM, target: CachedLM, answers: ListLike[Stretch], leng
                 for one, states in zip(answers, read, strict=True)
             ]
     else:
-        agreed = agreements(draft.model, answers)
+        agreed = agreements(draft.model, answers, shared=shared_vocabulary(draft.model, target.model))
     by_category = defaultdict(list)
     for stretch, one in zip(answers, agreed, strict=True):
         by_category[stretch.category or ALL].append(one)

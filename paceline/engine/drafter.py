@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.common.threads import ForkableLock
+from paceline.common.token_ids import is_padded, size, token_ids_of
 from paceline.engine.budget import NodeRule
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
@@ -84,7 +85,8 @@ class Drafter:
         name: the word used in messages and tables.
         vocab_size: size of the vocabulary the guesses come from, if the drafter has one of its own. The engine refuses
             a target with another vocabulary when it is built.
-        ids_below: all guesses are ids below it, where that is known; a target with fewer tokens is refused likewise.
+        ids_below: all guesses are ids below it, where that is known; a target with fewer tokens is refused likewise, unless
+            the known tokenizer shows that only the padding of its rows differs.
         columns: branches of its trees that can be computed apart, by as many copies of the target (`paceline.engine.parallel`).
         node_rule: how many nodes are worth their forward; the engine asks for no more (`paceline.engine.budget`).
         budget: the engine feeds as many nodes of its trees as pay for their forward, the first ones; none where drafting does not
@@ -113,9 +115,11 @@ class Drafter:
     needs_trained: ClassVar[bool] = False
     needs_store: ClassVar[bool] = False
 
-    def check_vocab_size(self, vocab_size: int) -> None:
-        """An engine is being built for a target of so many tokens, which is not known earlier: guesses must be ids below.
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
+        """Prepare for a target with `vocab_size` rows in its LM head: guesses must be ids below.
 
+        Args:
+            tokenizer: of the prompts, where it is known: what was learnt with it fits under any padding of the rows.
         Raises:
             ConfigError: what the drafter has read is of another vocabulary; both sizes are named.
         """
@@ -127,11 +131,13 @@ class Drafter:
             DatastoreError, ConfigError: they are not, as far as the drafter knows; both fingerprints are named.
         """
 
-    def attach(self, target: PreTrainedModel) -> None:
-        """An engine is being built for `target`, of which a draft that reads its hidden states takes embedding and LM head.
+    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Prepare a draft model for `target` (`engine/pairing`).
 
+        Args:
+            tokenizer: of the prompts, where it is known.
         Raises:
-            ConfigError, UnsupportedModelError: that draft cannot go with this target.
+            ConfigError, UnsupportedModelError: the draft model cannot serve this target.
         """
 
     def foresees(self) -> int:
@@ -209,17 +215,17 @@ class DelegatingDrafter(Drafter):
         for name in _PASSED_ON:
             setattr(self, name, getattr(inner, name))
 
-    def check_vocab_size(self, vocab_size: int) -> None:
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
         """Pass on."""
-        self.inner.check_vocab_size(vocab_size)
+        self.inner.check_vocab_size(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Pass on."""
         self.inner.check_tokenizer(tokenizer)
 
-    def attach(self, target: PreTrainedModel) -> None:
+    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
         """Pass on."""
-        self.inner.attach(target)
+        self.inner.attach(target, tokenizer)
 
     def foresees(self) -> int:
         """As far as the inner drafter wants."""
@@ -279,14 +285,16 @@ def untouched(drafter: Drafter, seqs: ListLike[Sequence]) -> Iterator[None]:
             )
 
 
-def check_vocabulary(drafter: Drafter, vocab: int) -> None:
+def check_vocabulary(drafter: Drafter, vocab: int, tokenizer: Any = None) -> None:
     """Hold the drafter's vocabulary, if it has one, against the target's of `vocab` tokens; once, when an engine is built.
 
+    Args:
+        tokenizer: of the prompts, where it is known.
     Raises:
         ConfigError: they differ, or the drafter's guesses may be beyond the target's; both sizes are named. And what
             `check_vocab_size` raises.
     """
-    if drafter.ids_below > vocab:
+    if drafter.ids_below > vocab and not _differ_by_padding(drafter.ids_below, vocab, tokenizer):
         raise ConfigError(
             f"drafter {drafter.name!r}: got guesses from a vocabulary of {drafter.ids_below} tokens; expected at most {vocab},"
             " the target's. Use a datastore built with the target's tokenizer."
@@ -296,4 +304,10 @@ def check_vocabulary(drafter: Drafter, vocab: int) -> None:
             f"drafter {drafter.name!r}: got a vocabulary of {drafter.vocab_size} tokens; expected {vocab}, the target's."
             " Choose a draft model of the target's family."
         )
-    drafter.check_vocab_size(vocab)
+    drafter.check_vocab_size(vocab, tokenizer)
+
+
+def _differ_by_padding(one: int, other: int, tokenizer: Any) -> bool:
+    """Whether two sizes may both be those of a tokenizer's vocabulary under another padding."""
+    known = token_ids_of(tokenizer)
+    return known is not None and is_padded(one, size(known)) and is_padded(other, size(known))

@@ -332,8 +332,8 @@ class Engine:
                 part.error = error
 
     def _check(self, drafter: Drafter) -> None:
-        check_vocabulary(drafter, self.model.vocab_size)
-        drafter.attach(self.model.model)
+        check_vocabulary(drafter, self.model.vocab_size, self._tokenizer)
+        drafter.attach(self.model.model, self._tokenizer)
         if self._tokenizer is not None:
             drafter.check_tokenizer(self._tokenizer)
         if self._foresights is not None:

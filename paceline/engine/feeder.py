@@ -21,6 +21,7 @@ from paceline.engine.products.own import Products
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import IntArray
 from paceline.engine.view import View
+from paceline.engine.vocabulary import SharedVocabulary
 
 
 class Feeder:
@@ -33,6 +34,7 @@ class Feeder:
             was fed: [rows, columns, n] to [asked, n].
         asked: of the same calls, how they are found in what is of all rows.
         pending: likewise, for each sequence the row and the first and last column of its pending tokens.
+        vocabulary: of a draft model, what it shares with its target; None = every id can be fed.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Feeder:
         self.picks: list[Callable[[Tensor], Tensor]] = []
         self.asked: list[Callable[[Tensor], Tensor]] = []
         self.pending: list[list[tuple[int, int, int]]] = []
+        self.vocabulary: SharedVocabulary | None = None
         self._architecture, self._cache, self._products = architecture, cache, products
         self._device = device
 
@@ -88,6 +91,8 @@ class Feeder:
             asked: the columns whose logits are wanted.
         """
         arch, device = self._architecture, self._device
+        if self.vocabulary is not None:
+            token_ids = self.vocabulary.readable(token_ids)
         inputs: dict[str, Any] = {
             "input_ids": torch.from_numpy(token_ids).to(device, non_blocking=True),
             "attention_mask": mask,

@@ -27,7 +27,7 @@ from paceline.errors import ConfigError
 
 FILE = "kept_tokens.json"
 _KIND, _VERSION, _CHECK = "paceline kept tokens", 1, "check"
-_OUT_OF_REACH = 0.25  # of the lowest number: its exponential is 0, and yet a mask over all others leaves a distribution
+OUT_OF_REACH = 0.25  # of the lowest number: its exponential is 0, and yet a mask over all others leaves a distribution
 _alone = ContextVar("kept tokens alone", default=False)
 
 
@@ -39,6 +39,11 @@ def kept_alone(alone: bool = True) -> Iterator[None]:
         yield
     finally:
         _alone.reset(token)
+
+
+def is_kept_alone() -> bool:
+    """Whether heads that keep some tokens return logits of these alone."""
+    return _alone.get()
 
 
 def kept_ids(model: PreTrainedModel) -> NDArray[np.int64] | None:
@@ -72,9 +77,9 @@ class KeptHead(torch.nn.Module):
 
 def spread(said: Tensor, token_ids: Tensor, vocab_size: int) -> Tensor:
     """Return logits [..., vocab] of those of the kept tokens, [..., kept]: the probability of all others is 0."""
-    if _alone.get():
+    if is_kept_alone():
         return said
-    logits = said.new_full((*said.shape[:-1], vocab_size), torch.finfo(said.dtype).min * _OUT_OF_REACH)
+    logits = said.new_full((*said.shape[:-1], vocab_size), torch.finfo(said.dtype).min * OUT_OF_REACH)
     return logits.index_copy_(-1, token_ids, said)
 
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from paceline.engine.architecture import Architecture
 from paceline.engine.feeder import Feeder
 from paceline.engine.forward_mode import in_forward_mode, mode_of
+from paceline.engine.kept_vocabulary import is_kept_alone, kept_ids
 from paceline.engine.kv_cache import SlotCache
 from paceline.engine.layout import Layout, lay_out
 from paceline.engine.node_logits import NodeLogits
@@ -33,7 +34,8 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.slots import Slots
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.engine.view import ModelView, View
-from paceline.errors import CapacityError, UnsupportedModelError
+from paceline.engine.vocabulary import SharedVocabulary
+from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
 
 PREFILL_CHUNK = 512  # pending tokens
 
@@ -53,6 +55,7 @@ class CachedLM:
         prefill_chunk, least_rows, products, chains: as above.
         slots: of the cache, and who has them.
         reads_states: it is a draft that reads its target's hidden states (`Sequence.states`).
+        kept_ids: ids, ascending, of the tokens that the head keeps (`kept_vocabulary`) and the target has; None = all.
     Raises:
         UnsupportedModelError: an architecture that cannot be rolled back or masked, or that cannot be batch-invariant when asked.
     """
@@ -76,6 +79,8 @@ class CachedLM:
         self._feeder = Feeder(view(model), self.device, self.architecture, self._cache, self.products)
         self.mode = mode_of(model)
         self.reads_states = reads_states(model)
+        self.kept_ids = kept_ids(model)
+        self._vocabulary: SharedVocabulary | None = None
         self._pending: IntArray | None = None  # tokens of each sequence that the last forward fed
         self._seqs: list[Sequence] = []
         self.slots = Slots(self._cache)
@@ -92,8 +97,23 @@ class CachedLM:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the LM head."""
-        return self.architecture.vocab_size
+        """Ids that logits are about: the rows of the LM head; of a draft model that has a target, the rows of the target's."""
+        return self.architecture.vocab_size if self._vocabulary is None else self._vocabulary.target_rows
+
+    def share(self, vocabulary: SharedVocabulary) -> None:
+        """Answer for a target from now on: with logits by the target's ids, of the tokens that both share.
+
+        Raises:
+            ConfigError: it serves a target with another vocabulary already.
+        """
+        if self._vocabulary is not None and self._vocabulary.target_rows != vocabulary.target_rows:
+            raise ConfigError(
+                f"draft model: got a target with {vocabulary.target_rows} rows in its LM head, while it serves one with"
+                f" {self._vocabulary.target_rows}; expected targets with the same. Load the draft model again for this one."
+            )
+        self._vocabulary = self._feeder.vocabulary = vocabulary
+        kept = kept_ids(self._model)
+        self.kept_ids = None if kept is None else kept[kept < vocabulary.common]
 
     @property
     def context_length(self) -> int:
@@ -207,12 +227,12 @@ class CachedLM:
         if self.packs:
             packing = pack(seqs, trees, self.prefill_chunk, self.least_rows)
             with self._reading(packing):
-                flat = self._feeder.packed(packing, self._seqs)
+                flat = self._shared(self._feeder.packed(packing, self._seqs))
             self._count(packing.pending, packing.nodes)
             return NodeLogits.side_by_side(flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist())
         layout = lay_out(seqs, trees, self.prefill_chunk, self.least_rows)
         with self._reading(layout):
-            flat = self._feeder.padded(layout, self._seqs)
+            flat = self._shared(self._feeder.padded(layout, self._seqs))
         self._count(layout.pending, layout.nodes)
         return NodeLogits.of(flat.unflatten(0, (len(counts), -1)), counts, layout.scored)  # type: ignore[no-untyped-call]
 
@@ -258,7 +278,14 @@ class CachedLM:
         rows = [self._feeder.padded(layout, [seq]) for layout, seq in zip(layouts, self._seqs, strict=True)]
         self._count(*(np.concatenate(one) for one in zip(*((one.pending, one.nodes) for one in layouts), strict=True)))
         counts, scored = [1 + len(tree) for tree in trees], [layout.scored for layout in layouts]
-        return NodeLogits.side_by_side(torch.cat(rows), counts, scored)
+        return NodeLogits.side_by_side(self._shared(torch.cat(rows)), counts, scored)
+
+    def _shared(self, flat: Tensor) -> Tensor:
+        """Return logits [n, vocab] by the target's ids, or of the kept tokens alone where these are wanted."""
+        if self._vocabulary is None:
+            return flat
+        kept = self.kept_ids if is_kept_alone() else None
+        return self._vocabulary.logits(flat, None if kept is None else len(kept))
 
     def _count(self, pending: IntArray, nodes: IntArray) -> None:
         self._pending = pending

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -25,10 +26,12 @@ from paceline import demo
 from paceline.engine.identity import model_identity
 from paceline.engine.loading import draft_lm, load_draft, load_model
 from paceline.engine.model import CachedLM
-from paceline.engine.reading.modules import attach, reads_states
+from paceline.engine.pairing import pair, shared_vocabulary
+from paceline.engine.reading.modules import reads_states
 from paceline.engine.sampling import target_scores
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE
+from paceline.engine.vocabulary import SharedVocabulary
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.head.along import draft_along
 from paceline.head.answers import Answers, find_answers
@@ -107,7 +110,8 @@ def teacher_force(
     texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     # A greedy answer is what the target says at every place: nothing of it needs to be run again.
     asked = (draft,) if params.greedy else (draft, target)
-    logits = [run_from(model, texts, starts, count)[0].cpu() for model in asked]
+    shared = shared_vocabulary(draft, target)
+    logits = [run_from(model, texts, starts, count, None if model is target else shared)[0].cpu() for model in asked]
     drafted = []
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         seqs = [Sequence(prompt, params)]
@@ -121,7 +125,7 @@ def teacher_force(
             prompt + torch.where(keeps, torch.tensor(answer), drawn).tolist()
             for prompt, answer, keeps, (drawn, *_) in zip(prompts, answers, kept, drafted, strict=True)
         ]
-        hidden = run_from(draft, mixed, [start + 1 for start in starts], count)[1].cpu()
+        hidden = run_from(draft, mixed, [start + 1 for start in starts], count, shared)[1].cpu()
         for row, (keeps, (drawn, *values)) in enumerate(zip(kept, drafted, strict=True)):
             places = (hidden[row, : len(drawn)], torch.full_like(drawn, row, dtype=torch.int32), *values)
             for column, place in zip(columns.values(), places, strict=True):
@@ -134,8 +138,8 @@ def chains_along(
     params: SamplingParams, places: int, generator: torch.Generator,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The same for a draft that reads the target's states: each token drafted in each of so many places of a chain."""
-    attach(draft, target)
     model, in_use = CachedLM(target), draft_lm(draft)
+    pair(in_use, target)
     label = partial(_draft_and_label, greedy=params.greedy, generator=generator)
     columns: dict[str, list[Tensor]] = {name: [] for name in ("hidden", "prompts", *_FIGURES)}
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
@@ -167,9 +171,13 @@ def _draft_and_label(draft_scores: Tensor, said: Tensor, greedy: bool, generator
     return [drawn, log_probs, torch.special.entr(draft_probs).sum(-1), labels, draft_probs.amax(-1)]
 
 
-def run_from(model: PreTrainedModel, texts: ListLike[list[int]], starts: ListLike[int], count: int) -> tuple[Tensor, Tensor]:
+def run_from(
+    model: PreTrainedModel, texts: ListLike[list[int]], starts: ListLike[int], count: int, shared: SharedVocabulary | None = None
+) -> tuple[Tensor, Tensor]:
     """Run one plain forward over `texts`, with the LM head on `count` positions of each from its start on; the last one repeats.
 
+    Args:
+        shared: what the model, a draft, shares with its target, whose ids the logits are then by.
     Returns:
         logits [batch, count, vocab] and what the LM head was fed, [batch, count, hidden].
     Raises:
@@ -182,7 +190,8 @@ def run_from(model: PreTrainedModel, texts: ListLike[list[int]], starts: ListLik
             " model."
         )
     longest, device = max(map(len, texts)), model.device
-    ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
+    padded = np.array([text + [0] * (longest - len(text)) for text in texts])
+    ids = torch.from_numpy(padded if shared is None else shared.readable(padded)).to(device)
     mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts], device=device)
     columns = (torch.tensor(starts, device=device)[:, None] + torch.arange(count, device=device)).clamp_(max=longest - 1)
     seen: list[Tensor] = []
@@ -196,7 +205,7 @@ def run_from(model: PreTrainedModel, texts: ListLike[list[int]], starts: ListLik
         logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     finally:
         hook.remove()
-    return logits, seen[0]
+    return logits if shared is None else shared.logits(logits), seen[0]
 
 
 def _models(

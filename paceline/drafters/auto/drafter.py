@@ -55,8 +55,6 @@ class Auto(RecyclingDrafter):
         if isinstance(options.foresight, str):
             self.foresight = options.foresight
         self._fed, self._steps = _DEEP, 0  # drafts that the last step fed for each sequence
-        if self._model is not None:
-            self.vocab_size = self._model.vocab_size
 
     @classmethod
     def build(cls, options: AutoOptions, draft: CachedLM | None = None) -> Auto:
@@ -72,15 +70,20 @@ class Auto(RecyclingDrafter):
         """Seconds spent in the draft model."""
         return 0.0 if self._model is None else self._model.forward_seconds
 
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
+        """Refuse a pool of another vocabulary; retrieve ids of the target only."""
+        super().check_vocab_size(vocab_size, tokenizer)
+        self._retrieval.check_vocab_size(vocab_size, tokenizer)
+
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Refuse a store or a pool whose ids are not of `tokenizer`."""
         super().check_tokenizer(tokenizer)
         self._retrieval.check_tokenizer(tokenizer)
 
-    def attach(self, target: PreTrainedModel) -> None:
+    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
         """Pass on to the draft model."""
         if self._model is not None:
-            self._model.attach(target)
+            self._model.attach(target, tokenizer)
 
     def foresees(self) -> int:
         """Ask for what follows; with the budget only as far as drafts are fed, less beside a draft model, and now and then."""

@@ -148,7 +148,7 @@ class DraftModel(ChainDrafter):
             return adjusted_answers(self._draft.forward(copies, fed), copies, fed, questions)
         with kept_alone():
             logits = self._draft.forward(copies, fed)
-        return greedy_answers(logits, questions, self._kept_ids)
+        return greedy_answers(logits, questions, self._draft.kept_ids)
 
 
 def greedy_answers(

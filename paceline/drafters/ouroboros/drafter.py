@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Sequence as ListLike
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -36,10 +37,10 @@ from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.drafters.shared.trees import outcome_of
 from paceline.engine.budget import NodeRule, node_limit
 from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.kept_vocabulary import kept_alone, kept_ids
+from paceline.engine.kept_vocabulary import kept_alone
 from paceline.engine.model import CachedLM
 from paceline.engine.node_logits import NodeLogits
-from paceline.engine.reading.modules import attach
+from paceline.engine.pairing import pair
 from paceline.engine.sampling import says_likeliest
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import decode_step
@@ -63,11 +64,10 @@ class Ouroboros(Drafter):
     Options = OuroborosOptions
 
     def __init__(self, options: OuroborosOptions, draft: CachedLM) -> None:
-        self.vocab_size = draft.vocab_size
         self.node_rule = NodeRule(batch=_BATCH_NODES, least=options.gamma + options.ngram - 1)
         self.budget = options.budget
         self._options = options
-        self._draft, self._kept_ids = draft, kept_ids(draft.model)
+        self._draft = draft
         self._entries = max(options.window, _LEAST_ENTRIES)
         guesses = max(options.window, options.suffixes)
         self._phrases = Lookahead(LookaheadOptions(options.window, options.ngram, guesses, pool=self._entries, prompt_pool=False))
@@ -75,7 +75,7 @@ class Ouroboros(Drafter):
         self._kept: KeptPool | None = None
         if self._warm is not None and options.pool is not None:
             cold = options.bad_pool == "cold"
-            self._kept = KeptPool(options.pool, self._warm, options.ngram - 1, self.vocab_size, cold)
+            self._kept = KeptPool(options.pool, self._warm, options.ngram - 1, draft.architecture.vocab_size, cold)
             weakref.finalize(self, self._kept.save_changes)  # at the latest when the process ends
         self._rates = Rates()
         self._shadows: dict[int, PhraseShadow] = {}
@@ -90,9 +90,9 @@ class Ouroboros(Drafter):
         """Seconds spent in the draft model."""
         return self._draft.forward_seconds
 
-    def attach(self, target: PreTrainedModel) -> None:
-        """A draft that reads the target's states begins and ends with the target's own weights."""
-        attach(self._draft.model, target)
+    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Prepare the draft model for its target."""
+        pair(self._draft, target, tokenizer)
 
     def start(self, seq: Sequence) -> None:
         """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
@@ -198,7 +198,7 @@ class Ouroboros(Drafter):
     ) -> list[Outcome]:
         """Verify phrases with the draft model, in its own `decode_step`; beside it, note what else it might have said."""
         if says_likeliest(seqs):
-            logits = logits.with_top(CHOICES, self._kept_ids)
+            logits = logits.with_top(CHOICES, self._draft.kept_ids)
         outcomes = verify(seqs, trees, logits)
         if not (self._options.branches or self.budget):
             return outcomes

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from paceline import datastore
+from paceline.datastore.store import Snapshot
 from paceline.drafters.rest.counting import draft
 from paceline.drafters.rest.options import RestOptions
 from paceline.engine.drafter import Drafter
@@ -32,6 +33,8 @@ class Rest(Drafter):
     def __init__(self, options: RestOptions, store: datastore.Datastore) -> None:
         self._options, self._store = options, store
         self.ids_below = store.vocab_size
+        self._limit = 0  # ids of the target, where the store may have more
+        self._limited: Snapshot | None = None
 
     @classmethod
     def build(cls, options: RestOptions) -> Rest:
@@ -43,9 +46,24 @@ class Rest(Drafter):
         assert options.datastore
         return cls(options, datastore.open(options.datastore))
 
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
+        """Propose ids of the target only."""
+        if vocab_size < self.ids_below:
+            self._limit = min(vocab_size, self._limit or vocab_size)
+            self._limited = None
+
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Refuse a store whose ids are not of `tokenizer`."""
         self._store.check_tokenizer(tokenizer)
+
+    def _searchable(self) -> Snapshot:
+        """Return the store as it is now, limited to the target's ids."""
+        snapshot = self._store.snapshot
+        if not self._limit:
+            return snapshot
+        if self._limited is None or self._limited.shards != snapshot.shards:
+            self._limited = Snapshot(snapshot.path, snapshot.shards, self._limit)
+        return self._limited
 
     def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
         """Draft the most frequent prefixes of what follows in the store; the whole batch in one call.
@@ -53,7 +71,7 @@ class Rest(Drafter):
         Raises:
             DatastoreError: a page of the store that was needed is damaged; the shard is named.
         """
-        options, snapshot = self._options, self._store.snapshot
+        options, snapshot = self._options, self._searchable()
         queries = [seq.token_ids[-options.longest :] for seq in seqs]
         ids = np.array([token for query in queries for token in query], dtype=np.int64)
         offsets = np.array([0, *accumulate(map(len, queries))], dtype=np.int64)

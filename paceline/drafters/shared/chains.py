@@ -23,10 +23,10 @@ from paceline.drafters.shared.ngram_index import NgramIndex
 from paceline.drafters.shared.shadow import Shadow
 from paceline.engine import sampling
 from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.kept_vocabulary import kept_alone, kept_ids
+from paceline.engine.kept_vocabulary import kept_alone
 from paceline.engine.model import CachedLM
 from paceline.engine.origin import Origin
-from paceline.engine.reading.modules import attach
+from paceline.engine.pairing import pair
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.engine.verify import follow
@@ -72,13 +72,11 @@ class ChainDrafter(Drafter):
     """
 
     def __init__(self, draft: CachedLM, rule: LengthRule, verification: str, looks_up: bool, spare: int) -> None:
-        self.vocab_size = draft.vocab_size
         self._draft = draft
         self._rule = rule
         self._rejects = verification == "reject"
         self._looks_up = looks_up
         self._spare = spare
-        self._kept_ids = kept_ids(draft.model)
         self._shadows: dict[int, ChainShadow] = {}
 
     @property
@@ -86,9 +84,9 @@ class ChainDrafter(Drafter):
         """Seconds spent in the draft model."""
         return self._draft.forward_seconds
 
-    def attach(self, target: PreTrainedModel) -> None:
-        """A draft that reads the target's states begins and ends with the target's own weights."""
-        attach(self._draft.model, target)
+    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Prepare the draft model for its target."""
+        pair(self._draft, target, tokenizer)
 
     def start(self, seq: Sequence) -> None:
         """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
@@ -150,7 +148,7 @@ class ChainDrafter(Drafter):
         copies = [shadow.seq for shadow in shadows]
         stream = sampling.DRAFT if self._rejects else sampling.TARGET
         alone = sampling.says_likeliest(copies)
-        kept = self._kept_ids if alone else None
+        kept = self._draft.kept_ids if alone else None
         while any(chain.open for chain in chains):
             guesses = [self._look_up(shadow, chain) for shadow, chain in zip(shadows, chains, strict=True)]
             with kept_alone(alone):

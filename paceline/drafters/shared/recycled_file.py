@@ -46,12 +46,16 @@ class KeptTable(KeptFile):
             restore(table, *(arrays[name] for name in _KIND.arrays[:4]))
             chances.hits[:], chances.trials[:] = arrays["hits"], arrays["trials"]
 
-    def check_vocabulary(self, vocab_size: int) -> None:
+    def check_vocabulary(self, vocab_size: int, tokenizer: Any = None) -> None:
         """Hold the model's vocabulary against that of what is kept.
 
+        Args:
+            vocab_size: rows of the model's LM head. tokenizer: of the model; the file's fits under any padding of the rows.
         Raises:
             ConfigError: they differ; both sizes are named.
         """
+        if self._tokenizer and fingerprint_of(tokenizer) == self._tokenizer and self._highest_id() < vocab_size:
+            self._vocab_size = str(vocab_size)
         self._vocab_size = self._vocab_size or str(vocab_size)
         _KIND.check_vocabulary(self.path, self._vocab_size, vocab_size)
 
@@ -65,6 +69,11 @@ class KeptTable(KeptFile):
         self._tokenizer = self._tokenizer or given
         if given not in ("", self._tokenizer):
             _KIND.refuse(self.path, f"ids of the tokenizer {self._tokenizer}", given)
+
+    def _highest_id(self) -> int:
+        filled = entries_of(self._table)
+        there = np.arange(TOP) < filled["size"][:, None]
+        return int(filled["tokens"].max(initial=-1, where=there))
 
     def save(self) -> None:
         """Write the file now.

@@ -106,10 +106,10 @@ class RecyclingDrafter(Drafter):
     top_k = TOP
     _recycler: Recycler
 
-    def check_vocab_size(self, vocab_size: int) -> None:
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
         """Refuse a file of another vocabulary."""
         if self._recycler.kept is not None:
-            self._recycler.kept.check_vocabulary(vocab_size)
+            self._recycler.kept.check_vocabulary(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Refuse a file whose ids are not of `tokenizer`."""

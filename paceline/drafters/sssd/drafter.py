@@ -57,6 +57,7 @@ class Sssd(Drafter):
         self._store = None if options.datastore is None else datastore.open(options.datastore)
         if self._store is not None:
             self.ids_below = self._store.vocab_size
+        self._limit = 0  # ids of the target, where the store may have more
         self._memory = AnswerMemory(options.remembered) if options.remembered else None
         self._learning = self._store if options.live else self._memory
         self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
@@ -73,6 +74,12 @@ class Sssd(Drafter):
             DatastoreError, ConfigError: a store or a calibration that cannot be read.
         """
         return cls(options)
+
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
+        """Propose ids of the target only."""
+        if vocab_size < self.ids_below:
+            self._limit = min(vocab_size, self._limit or vocab_size)
+            self._snapshot = Snapshot(self._snapshot.path, ())
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Refuse a store whose ids are not of `tokenizer`."""
@@ -115,14 +122,20 @@ class Sssd(Drafter):
         """Drop the index; the answer, joined to the end of the prompt, is remembered."""
         if self._index.pop(seq.id, None) is not None and self._learning is not None and seq.output_ids:
             self._learning.unfollow(seq.id)
-            self._learning.append(seq.token_ids[max(0, seq.prompt_length - _JOINT) :])
+            self._learning.append(self._storable(seq.token_ids[max(0, seq.prompt_length - _JOINT) :]))
 
     def _said_since(self, seq: Sequence) -> list[int]:
         """Return what a request has said since it was drafted for; at first, joined to the end of the prompt."""
         known, begins = len(self._index[seq.id]), seq.prompt_length
         if len(seq) <= begins:
             return []
-        return seq.token_ids[known if known > begins else max(0, begins - _JOINT) :]
+        return self._storable(seq.token_ids[known if known > begins else max(0, begins - _JOINT) :])
+
+    def _storable(self, token_ids: list[int]) -> list[int]:
+        """Return tokens up to the first one that the store has no id for: rows that pad the target's vocabulary."""
+        if self._store is None or self._learning is not self._store or max(token_ids, default=0) < self._store.vocab_size:
+            return token_ids
+        return token_ids[: next(place for place, token in enumerate(token_ids) if token >= self.ids_below)]
 
     def _drafted(self, seqs: ListLike[Sequence], max_nodes: list[int], known: Known) -> list[DraftTree]:
         if self._learning is not None:
@@ -140,7 +153,7 @@ class Sssd(Drafter):
         stored = () if self._store is None else self._store.snapshot.shards
         shards = stored + (() if self._memory is None else self._memory.shards)
         if shards != self._snapshot.shards:
-            self._snapshot = Snapshot(self._snapshot.path, shards)
+            self._snapshot = Snapshot(self._snapshot.path, shards, self._limit)
         return self._snapshot
 
     def _searched(self, count: int, *arguments: Any) -> list[int]:

@@ -47,7 +47,7 @@ class Builder:
                 f"drafter {drafter.name!r}: got a drafter that learns from what the target says behind guesses; expected one that"
                 " learns from text alone, as vLLM tells no more. Use sssd, prompt_lookup, pia or rest."
             )
-        check_vocabulary(drafter, self._facts.vocab_size)
+        check_vocabulary(drafter, self._facts.vocab_size, tokenizer)
         try:
             drafter.check_tokenizer(tokenizer)
         except DatastoreError as error:
