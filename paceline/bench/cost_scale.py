@@ -75,7 +75,9 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
     )  # fmt: skip
     wanted.rms_norm_eps = config.rms_norm_eps / ratio
     fingerprint, hidden_size = model_identity(model)
-    wanted.enlarged_from = {"fingerprint": fingerprint, "hidden_size": hidden_size}  # an acceptance head goes with what it was
+    origin = getattr(config, "enlarged_from", {"layers": config.num_hidden_layers})
+    # What was trained for the original, as an acceptance head, goes with it.
+    wanted.enlarged_from = {"fingerprint": fingerprint, "hidden_size": hidden_size, "layers": origin["layers"]}
     with torch.random.fork_rng(devices=[]):  # the constructor draws weights that are all replaced
         larger: PreTrainedModel = AutoModelForCausalLM.from_config(
             wanted, dtype=model.dtype, attn_implementation=config._attn_implementation

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_MOST_PADDING, _PADDING_SHARE = 1024, 32  # rows; of a vocabulary: DeepSeek LLM has 102,400 rows for 100,015 tokens
+_MOST_PADDING, _PADDING_SHARE = 1024, 32  # rows, but no more than tokens; of a vocabulary: 102,400 rows for 100,015 tokens
 
 
 def is_padded(rows: int, tokens: int) -> bool:
     """Whether `rows` rows of an embedding may be those of a tokenizer with `tokens` tokens, and padding."""
-    return tokens <= rows <= tokens + max(_MOST_PADDING, tokens // _PADDING_SHARE)
+    return tokens <= rows <= tokens + max(min(_MOST_PADDING, tokens), tokens // _PADDING_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def difference(ours: TokenIds, theirs: TokenIds) -> tuple[str, str] | None:
     Ids that only one of them has, as added tokens behind the other's, are no difference, and neither are names of added tokens.
     """
     ignored = ours.added | theirs.added
-    for number, token in ours.tokens.items():
+    for number, token in sorted(ours.tokens.items()):
         other = theirs.tokens.get(number, token)
         if other != token and number not in ignored:
             return f"id {number} is {token!r}", f"{other!r}"

@@ -26,7 +26,7 @@ from paceline.draft.rows import Rows, hidden_of_rows, shifted
 from paceline.draft.sampled_head import SampledHead
 from paceline.draft.settings import HEAD_SIZE, DraftTraining
 from paceline.draft.stretches import Stretch, token_counts
-from paceline.engine.identity import model_identity
+from paceline.engine.identity import Sketch
 from paceline.engine.reading.checkpoint import build
 from paceline.engine.reading.modules import READS, attach, target_ends
 
@@ -120,7 +120,7 @@ def _first_model(target: PreTrainedModel, name: str, config: DraftTraining, kept
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, tie_word_embeddings=False, dtype="float32",
         initializer_range=_DEVIATION,
     )  # fmt: skip
-    told = {"target": name, "fingerprint": model_identity(target)[0], "embedding": embedding.embedding_dim,
+    told = {"target": name, "sketch": Sketch.of(target).encode(), "embedding": embedding.embedding_dim,
             "states": head.in_features, "layers": middle_layers(target, config.reads_at),
             "depth": theirs.num_hidden_layers}  # fmt: skip
     setattr(shape, READS, told)

@@ -14,7 +14,7 @@ from paceline.common.machine import processor
 from paceline.draft.stretches import Stretch, recorded, shortened, texts
 from paceline.engine.foresight.trained import Card
 from paceline.engine.foresight.weights import readable_ends
-from paceline.engine.identity import model_identity
+from paceline.engine.identity import Sketch, model_identity
 from paceline.engine.loading import load_model, load_tokenizer
 from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError
@@ -70,7 +70,9 @@ def prepare(
         "threads": torch.get_num_threads(), "processor": processor(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }  # fmt: skip
-    return Material(model, learnt, held_out, Card(target, fingerprint, model.vocab_size, asdict(config), about))
+    return Material(
+        model, learnt, held_out, Card(target, Sketch.of(model.model).encode(), model.vocab_size, asdict(config), about)
+    )
 
 
 def _said(stretches: ListLike[Stretch]) -> int:

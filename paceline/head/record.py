@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline import demo
-from paceline.engine.identity import model_identity
+from paceline.engine.identity import Sketch, model_identity
 from paceline.engine.loading import draft_lm, load_draft, load_model
 from paceline.engine.model import CachedLM
 from paceline.engine.pairing import pair, shared_vocabulary
@@ -230,7 +230,8 @@ def _settings(
     return {
         "target": config.models.model, "draft": config.models.draft_model or config.models.model,
         "files": [Path(path).name for path in config.selection.prompts], **answers.origin,
-        "target_fingerprint": model_identity(target)[0], "draft_fingerprint": fingerprint, "hidden_size": hidden_size,
+        "target_fingerprint": model_identity(target)[0], "draft_fingerprint": fingerprint,
+        "draft_sketch": Sketch.of(draft).encode(), "hidden_size": hidden_size,
         "vocab_size": int(draft.config.get_text_config(decoder=True).vocab_size),
         "dtype": str(target.dtype).removeprefix("torch."), "batches": batches,
         "keep": config.keep, "mixtures": config.mixtures, **{name: getattr(answers.sampling, name) for name in names},

@@ -24,7 +24,7 @@ from torch import Tensor
 from paceline.common.files import parse_json, write_atomically
 from paceline.errors import ConfigError
 
-_KIND, _VERSION = "paceline head recording", 1
+_KIND, _VERSION = "paceline head recording", 2
 _SETTINGS, _PROMPTS = "record.json", "prompts.safetensors"
 _COLUMNS = ("hidden", "log_probs", "entropies", "labels", "top_probs", "prompts")
 

@@ -190,8 +190,9 @@ def _card(recordings: ListLike[Recording], config: TrainConfig, parts: tuple[lis
         "positions": sum(map(len, recordings)),
     }
     return HeadCard(
-        first["target"], first["draft"], first["draft_fingerprint"], first["hidden_size"], first["vocab_size"], config.depth,
-        INPUTS[config.scalars], recipe=recipe, train_prompts="".join(sorted(parts[0])), dev_prompts="".join(sorted(parts[1])),
+        first["target"], first["draft"], first["draft_fingerprint"], first["draft_sketch"], first["hidden_size"],
+        first["vocab_size"], config.depth, INPUTS[config.scalars], recipe=recipe, train_prompts="".join(sorted(parts[0])),
+        dev_prompts="".join(sorted(parts[1])),
     )  # fmt: skip
 
 

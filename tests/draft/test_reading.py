@@ -33,7 +33,8 @@ from paceline.engine.states import StateLog
 from paceline.engine.tree import DraftTree
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.head.record import chains_along
-from tests.support.shared import COUNT, Pair
+from tests.support.models import redrawn
+from tests.support.shared import COUNT, Pair, reference
 
 CONFIG = DraftTraining(hidden=64, layers=2, minutes=0.1, batch=256, context=64, held_out=4, validations=2, coverage=1.0)
 SPECS = ["draft_model:length=4", "draft_model", "ouroboros:gamma=4", "auto:draft=true", "draft_model:rule=heuristic,length=3"]
@@ -252,7 +253,13 @@ def test_the_loss_of_states_and_its_gradient_are_autograds() -> None:
 
 def test_another_target_is_refused(pair: Pair, folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"reads the hidden states of .*expected that target"):
-        LLM(pair.draft, "draft_model", folder)
+        LLM(redrawn(pair.target), "draft_model", folder)
+
+
+def test_a_draft_serves_copies_of_its_target(pair: Pair, folder: Path) -> None:
+    """The noisy copy stands for a quantised or fine-tuned one."""
+    out = LLM(pair.draft, "draft_model", folder).generate([pair.prompts[0]], SamplingParams(COUNT))[0]
+    assert out.token_ids == reference(pair.draft, pair.prompts[0], COUNT)
 
 
 def test_a_target_without_plain_ends_is_refused(pair: Pair, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

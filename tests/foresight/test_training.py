@@ -15,14 +15,14 @@ from paceline.engine.foresight.find import find_foresight
 from paceline.engine.foresight.guessing import Foresight
 from paceline.engine.foresight.trained import Card, load, read, save
 from paceline.engine.foresight.weights import Weights
-from paceline.engine.identity import model_identity
+from paceline.engine.identity import Sketch
 from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError
 from paceline.foresight.settings import ForesightTraining
 from paceline.foresight.states import states_of
 from paceline.foresight.train import Judgement, Trainer
 from tests.support.cli import call
-from tests.support.models import make
+from tests.support.models import make, redrawn
 from tests.support.shared import COUNT, Pair
 
 SETTINGS = ForesightTraining(neurons=32, kept=64, epochs=3, batch=32, lr=3e-3)
@@ -48,7 +48,7 @@ def trained(pair: Pair) -> tuple[Weights, list[Judgement]]:
 @pytest.fixture
 def file(pair: Pair, trained: tuple[Weights, list[Judgement]], tmp_path: Path) -> Path:
     path = tmp_path / "foresight.safetensors"
-    save(path, trained[0], Card("pair", model_identity(pair.target)[0], pair.target.config.vocab_size, {"seed": 0}))
+    save(path, trained[0], Card("pair", Sketch.of(pair.target).encode(), pair.target.config.vocab_size, {"seed": 0}))
     return path
 
 
@@ -129,7 +129,7 @@ def test_damage_is_noticed(damage: str, file: Path) -> None:
 
 def test_it_belongs_to_one_model(pair: Pair, file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="for which it was trained"):
-        find_foresight(CachedLM(pair.draft), file)
+        find_foresight(CachedLM(redrawn(pair.target)), file)
     with pytest.raises(ConfigError, match="cannot be read"):
         LLM(pair.target, f"auto:foresight={tmp_path / 'none'}")
 

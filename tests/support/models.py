@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -236,6 +237,23 @@ def make(name: str, implementation: str = "eager") -> Any:
             if parameter.dim() == 1 and not parameter_name.endswith("norm.weight"):
                 parameter += torch.randn(parameter.shape, generator=generator) * 0.1
     return model
+
+
+def redrawn(model: Any, seed: int = 7) -> Any:
+    """A model of the same shape with other random weights."""
+    other, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * weight.float().std(correction=0))
+    return other
+
+
+def rounded(weight: Any, bits: int) -> Any:
+    """A tensor rounded to so many bits in blocks of 32 numbers, as quantised checkpoints are."""
+    flat = weight.detach().float().flatten()
+    blocks = torch.nn.functional.pad(flat, (0, -len(flat) % 32)).view(-1, 32)
+    scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
+    return ((blocks / scale).round() * scale).flatten()[: len(flat)].view(weight.shape).to(weight.dtype)
 
 
 def byte_tokenizer() -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paceline.common.options import changed
-from paceline.engine.identity import model_identity
+from paceline.engine.identity import Sketch, model_identity
 from paceline.head.record import record
 from paceline.head.recording import Recording, RecordingFolder, read_recording
 from paceline.head.settings import RecordConfig
@@ -31,7 +31,8 @@ def made_up(folder: Path, pair: Pair, count: int, each: int) -> Recording:
     accepted = torch.sigmoid(2 * hidden[:, 0].float() + log_probs + 1)
     prompts = torch.arange(count, dtype=torch.int32).repeat_interleave(each)
     settings = {
-        "target": "t", "draft": "d", "draft_fingerprint": fingerprint, "hidden_size": hidden_size, "vocab_size": 256,
+        "target": "t", "draft": "d", "draft_fingerprint": fingerprint, "draft_sketch": Sketch.of(pair.draft).encode(),
+        "hidden_size": hidden_size, "vocab_size": 256,
         "batches": 1, "batch": 4, "max_new_tokens": 16, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
     }  # fmt: skip
     ids = [[3, place % 250 + 3, place // 250 + 3] for place in range(count)]

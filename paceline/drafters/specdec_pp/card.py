@@ -11,11 +11,12 @@ from typing import Any, Protocol
 from transformers import PreTrainedModel
 
 from paceline.common.files import digest_of, parse_json
-from paceline.engine.identity import model_identity
+from paceline.common.token_ids import is_padded
+from paceline.engine.identity import CLOSE_ENOUGH, Sketch, model_identity
 from paceline.errors import ConfigError
 from paceline.report.documents import structured
 
-KIND, VERSION = "paceline acceptance head", 1
+KIND, VERSION = "paceline acceptance head", 2
 SCALARS = ("log_prob", "log_rest", "entropy")  # of the drafted token's distribution; log_rest: the log of all the others' share
 INPUTS = (("hidden",), ("hidden", *SCALARS))  # the published heads', and ours
 MOST_BLOCKS = 4
@@ -61,7 +62,8 @@ class HeadCard:
     Attributes:
         target: name of the target it was trained on, for people.
         draft: name of the draft model, for people.
-        draft_fingerprint: the draft model's fingerprint (`model_identity`), for the check.
+        draft_fingerprint: the draft model's fingerprint (`model_identity`), which recordings are held against.
+        draft_sketch: the draft model's sketch (`Sketch.encode`), by which its copies are recognised.
         hidden_size: hidden size of the draft model.
         vocab_size: vocabulary of the draft model.
         depth: D, residual blocks.
@@ -81,6 +83,7 @@ class HeadCard:
     target: str
     draft: str
     draft_fingerprint: str
+    draft_sketch: str
     hidden_size: int
     vocab_size: int
     depth: int
@@ -143,6 +146,7 @@ class HeadCard:
             if wrong := entries.keys() ^ {one.name for one in dataclasses.fields(HeadCard)}:
                 raise ValueError(f"{min(wrong)} is one too many, or is missing")
             card = structured(entries, HeadCard)
+            Sketch.decode(card.draft_sketch)
             if not all(map(math.isfinite, card.numbers)):
                 raise ValueError("a number is not finite")
             return card
@@ -154,17 +158,20 @@ class HeadCard:
     def check_draft(self, draft: PreTrainedModel, where: str) -> None:
         """Refuse another draft model than the one the head was trained for.
 
+        Quantised, fine-tuned and padded copies of the head's draft are taken: a head that errs costs time only.
+
         Raises:
             ConfigError: hidden size, vocabulary or weights are not those of the head's draft; both are named.
         """
-        fingerprint, hidden_size = model_identity(draft)
-        vocab_size = _text_config(draft).vocab_size
-        for what, mine, theirs in (
-            ("hidden size", self.hidden_size, hidden_size),
-            ("vocabulary", self.vocab_size, vocab_size),
-            ("weights, by their fingerprint,", self.draft_fingerprint[:12], fingerprint[:12]),
+        sketch = Sketch.decode(self.draft_sketch)
+        hidden_size, vocab_size = model_identity(draft)[1], _text_config(draft).vocab_size
+        padded = is_padded(max(vocab_size, self.vocab_size), min(vocab_size, self.vocab_size))
+        for what, mine, theirs, fits in (
+            ("hidden size", self.hidden_size, hidden_size, self.hidden_size == hidden_size),
+            ("vocabulary", self.vocab_size, vocab_size, padded),
+            ("closeness", f"at least {CLOSE_ENOUGH}", f"{sketch.closeness(draft):.2f}", sketch.resembles(draft)),
         ):
-            if mine != theirs:
+            if not fits:
                 raise ConfigError(
                     f"head {where!r}: got a draft model whose {what} is {theirs}; expected {mine}, as it was trained for the"
                     f" draft model {self.draft!r}. Use the head's own draft model, or train a head for this one (paceline head)."
@@ -185,7 +192,8 @@ def new_card(target: str, draft: str, model: PreTrainedModel, depth: int, inputs
         inputs: what the last layer reads, one of `INPUTS`.
     """
     fingerprint, hidden_size = model_identity(model)
-    return HeadCard(target, draft, fingerprint, hidden_size, int(_text_config(model).vocab_size), depth, inputs)
+    vocab_size = int(_text_config(model).vocab_size)
+    return HeadCard(target, draft, fingerprint, Sketch.of(model).encode(), hidden_size, vocab_size, depth, inputs)
 
 
 def _text_config(model: PreTrainedModel) -> Any:

@@ -10,6 +10,7 @@ from paceline.engine.foresight.fitting import fitted
 from paceline.engine.foresight.guessing import Foresight
 from paceline.engine.foresight.trained import card_of, load
 from paceline.engine.foresight.weights import Weights, readable_ends
+from paceline.engine.identity import CLOSE_ENOUGH
 from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError
 
@@ -64,4 +65,6 @@ def find_foresight(model: CachedLM, file: str | Path | None = None) -> Foresight
 
 
 def _shipped(model: CachedLM) -> Weights | None:
-    return next((load(path, model) for path in demo.FORESIGHTS if card_of(path).is_of(model)), None)
+    near = {path: card_of(path).closeness(model) for path in demo.FORESIGHTS}
+    best = max(near, key=lambda path: near[path], default=None)
+    return None if best is None or near[best] < CLOSE_ENOUGH else load(best, model)

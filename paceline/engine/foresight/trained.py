@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.common.files import parse_json, write_atomically
-from paceline.engine.foresight.weights import Weights, metadata_of, shape_of
-from paceline.engine.identity import model_identity
+from paceline.engine.foresight.weights import Weights, ends, metadata_of, shape_of
+from paceline.engine.identity import CLOSE, CLOSE_ENOUGH, Sketch
 from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError
 
-_KIND, _VERSION = "paceline foresight", "1"
+_KIND, _VERSION = "paceline foresight", "2"
 _HELP = "Train it with `paceline foresight train`, or copy it again from where it came."
 
 
@@ -22,20 +23,20 @@ class Card:
     """For which model it is, and how it was made.
 
     Attributes:
-        target: name of the model, for people. fingerprint: see `model_identity`. vocab_size: its tokens.
+        target: name of the model, for people. sketch: of its embedding (`Sketch.encode`). vocab_size: its tokens.
         settings, about: of the training, and what it learnt from. judged: what it was worth on answers held back.
     """
 
     target: str
-    fingerprint: str
+    sketch: str
     vocab_size: int
     settings: dict[str, Any] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     judged: dict[str, Any] = field(default_factory=dict)
 
-    def is_of(self, model: CachedLM) -> bool:
-        """Whether it was trained for that model, or for the one it was enlarged from."""
-        return self.vocab_size == model.vocab_size and self.fingerprint == model_identity(model.model)[0]
+    def closeness(self, model: CachedLM) -> float:
+        """Return the cosine between the embeddings of its own model and of another; 0 where the shapes differ."""
+        return Sketch.decode(self.sketch).closeness(model.model)
 
 
 def save(path: str | Path, weights: Weights, card: Card) -> None:
@@ -56,11 +57,21 @@ def load(path: str | Path, model: CachedLM) -> Weights:
         ConfigError: it cannot be read, is damaged, or of another model or version.
     """
     weights, card = read(path)
-    if not card.is_of(model):
+    closeness = card.closeness(model)
+    if closeness < CLOSE_ENOUGH:
         raise ConfigError(
-            f"foresight {str(path)!r}: got a model whose weights have the fingerprint {model_identity(model.model)[0][:12]};"
-            f" expected {card.fingerprint[:12]}, that of {card.target!r}, for which it was trained. Train one for this model."
+            f"foresight {str(path)!r}: got a model of another shape than {card.target!r}, for which it was trained, or one whose"
+            f" embedding has a cosine of {closeness:.2f} to that model's; expected {CLOSE_ENOUGH} or above. Train one for this"
+            " model."
         )
+    if closeness < CLOSE:
+        warnings.warn(
+            f"foresight {str(path)!r} was trained for {card.target!r}, and this model's embedding has a cosine of only"
+            f" {closeness:.2f} to that model's: its guesses may come true less often. Train one for this model, or leave it out"
+            " (auto:foresight=false).",
+            stacklevel=2,
+        )
+    weights = weights.of_tokens_below(len(ends(model)[1].weight))
     inputs, hidden = shape_of(model)
     return weights.widened(hidden, inputs - hidden)
 
@@ -105,4 +116,6 @@ def _card(told: dict[str, str]) -> Card:
         raise ValueError("it is of another kind")
     if told.get("version") != _VERSION:
         raise ValueError(f"version {told.get('version')}; this release reads {_VERSION}")
-    return Card(**parse_json(told["card"]))
+    card = Card(**parse_json(told["card"]))
+    Sketch.decode(card.sketch)
+    return card

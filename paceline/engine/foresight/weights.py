@@ -8,7 +8,7 @@ each with its bias; `direct` and `inner` are one matrix. Without the second term
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import safetensors
 import safetensors.torch
@@ -54,6 +54,10 @@ class Weights:
         first = torch.cat((functional.pad(first[:old], (0, 0, 0, added)), first[old:]))
         bias = torch.cat((functional.pad(self.bias[:old], (0, added)), self.bias[old:]))
         return Weights(first, bias, functional.pad(self.outer, (0, 0, 0, added)), self.kept, self.levels)
+
+    def of_tokens_below(self, rows: int) -> Weights:
+        """Return the same for a model whose vocabulary has less padding."""
+        return replace(self, kept=self.kept[self.kept < rows])
 
     def to_bytes(self, metadata: dict[str, str]) -> bytes:
         """Return the content of a safetensors file, the weights in bfloat16."""

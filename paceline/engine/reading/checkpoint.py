@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from paceline.common.files import parse_json
+from paceline.engine.identity import Sketch
 from paceline.engine.kept_vocabulary import FILE, read_kept
 from paceline.engine.reading.modules import READS, ReadingEmbedding, ReadingHead
 from paceline.errors import ConfigError
@@ -59,6 +60,7 @@ def load(folder: str, dtype: torch.dtype | None, device: str | torch.device) -> 
     """
     try:
         config = LlamaConfig.from_pretrained(folder)
+        Sketch.decode(getattr(config, READS)["sketch"])
         kept = read_kept(folder, config.vocab_size)
         if kept is None:
             raise ValueError(f"there is no {FILE}")

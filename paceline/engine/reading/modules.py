@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.engine.attention.invariant import KINDS
-from paceline.engine.identity import model_identity
+from paceline.engine.identity import CLOSE_ENOUGH, Sketch
 from paceline.engine.kept_vocabulary import spread
 from paceline.engine.plain import is_plain
 from paceline.engine.products.own import linear
 from paceline.errors import ConfigError, UnsupportedModelError
 
 _DTYPES = {torch.float64, *KINDS}  # of weights that are what they are: numbers of 8 bits have scales besides
-READS = "reads_states_of"  # in the configuration of such a draft: fingerprint and sizes of its target, layers that it reads
+READS = "reads_states_of"  # in the configuration of such a draft: sketch and sizes of its target, layers that it reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +157,12 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
         return
     head: Any = draft.get_output_embeddings()
     told = getattr(draft.config, READS)
-    fingerprint = model_identity(target)[0]
-    if told["fingerprint"] != fingerprint:
+    sketch = Sketch.decode(told["sketch"])
+    if not sketch.resembles(target):
         raise ConfigError(
-            f"draft: got one that reads the hidden states of {told['target']!r} ({told['fingerprint'][:12]}), for a target of the"
-            f" fingerprint {fingerprint[:12]}; expected that target. Train one for this model (`paceline draft train`)."
+            f"draft: got one that reads the hidden states of {told['target']!r}, for a target whose embedding has a cosine of"
+            f" {sketch.closeness(target):.2f} to that model's; expected that target, or a copy that is at {CLOSE_ENOUGH} or"
+            " above. Train one for this model (`paceline draft train`)."
         )
     theirs, out = target_ends(target)
     where = embedding.read.weight

@@ -1,0 +1,241 @@
+"""Drafts whose embedding is padded to another size than the target's, and drafts of another tokenizer."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline import LLM, Completion, SamplingParams, datastore, demo
+from paceline.draft.evaluate import agreements
+from paceline.draft.stretches import Stretch
+from paceline.drafters import create
+from paceline.engine.pairing import shared_vocabulary
+from paceline.engine.vocabulary import SharedVocabulary
+from paceline.errors import ConfigError
+from paceline.head.record import teacher_force
+from paceline.integrations.transformers import Strategy
+from tests.engine.test_distribution import PLAIN, PROMPT, TRUNCATED, answers, law
+from tests.support.models import make
+from tests.support.shared import COUNT, Pair, fits, reference, with_head, without_budget
+
+SPECS = [
+    "draft_model", "draft_model:length=3", "specdec_pp:min=1", "ouroboros:gamma=2,window=2,ngram=3", "auto:draft=true",
+]  # fmt: skip
+TOKENS, WORDS = 256, 6  # of the pair's tokenizer, and of the model of six words
+
+
+def padded(model: Any, rows: int, bias: float = 0.0) -> Any:
+    """A copy with rows that mean nothing behind the tokenizer's; with `bias`, rows that such a model would rather say."""
+    made = copy.deepcopy(model)
+    before = made.get_input_embeddings().num_embeddings
+    made.resize_token_embeddings(rows, mean_resizing=False)
+    head = made.get_output_embeddings()
+    if bias and rows > before:
+        head.bias = torch.nn.Parameter(torch.cat((torch.zeros(before), torch.full((rows - before,), bias))))
+    return made.eval()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("target_rows", "draft_rows"), [(TOKENS, 300), (300, TOKENS), (288, 320)])
+@pytest.mark.parametrize("spec", SPECS)
+def test_greedy_answers_are_the_targets(
+    pair: Pair, tokenizer: Any, spec: str, target_rows: int, draft_rows: int, batch: int
+) -> None:
+    target, draft = padded(pair.target, target_rows), padded(pair.draft, draft_rows, bias=100.0)
+    wanted = [reference(target, prompt, COUNT) for prompt in pair.prompts]
+    llm = LLM(target, without_budget(with_head(spec, draft)), draft, tokenizer, max_batch=batch)
+    outs = llm.generate(pair.prompts, SamplingParams(COUNT))
+    assert [out.token_ids for out in outs] == wanted
+    assert sum(out.stats.accepted_tokens for out in outs) > 20
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["draft_model:length=2", *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("specdec_pp:min=1", "draft_model"))],
+)
+def test_the_law_under_reject_is_the_targets(spec: str) -> None:
+    """Whatever the padding of the draft says: its distribution is that of the common tokens, renormalised."""
+    draft = padded(make("six_words_draft"), 9, bias=1.0)
+    outs = said(without_budget(with_head(spec, draft)), draft, TRUNCATED, 2000)
+    assert sum(out.stats.accepted_tokens for out in outs) > 200
+    assert fits(Counter(tuple(out.token_ids[:3]) for out in outs), law(TRUNCATED))
+
+
+def said(spec: str, draft: Any, params: SamplingParams, count: int) -> list[Completion]:
+    """What is emitted under the seeds below `count`."""
+    llm = LLM(make("six_words"), spec, draft, words_tokenizer(), max_batch=250)
+    each = [dataclasses.replace(params, seed=seed) for seed in range(count)]
+    return llm.generate([PROMPT] * count, each)
+
+
+@pytest.mark.parametrize("spec", ["draft_model:verification=follow", "auto:draft=true", "ouroboros:gamma=2,window=1,ngram=3"])
+def test_a_seed_gives_the_same_text_under_follow(spec: str) -> None:
+    outs = said(without_budget(spec), padded(make("six_words_draft"), 9, bias=1.0), PLAIN, 250)
+    assert [out.token_ids for out in outs] == answers("none", PLAIN, 250, 250)
+
+
+def test_a_target_may_have_more_rows_and_draw_from_them() -> None:
+    """Tokens that only the target has are drawn by it alone; and the draft reads on behind them."""
+    target = padded(make("six_words"), 9)
+    llm = LLM(target, "draft_model:length=2", make("six_words_draft"), words_tokenizer())
+    params = SamplingParams(12, temperature=2.0, seed=3)
+    outs = llm.generate([PROMPT, [*PROMPT, 8, 7]], params)
+    assert max(token for out in outs for token in out.token_ids) >= WORDS
+    follow = LLM(target, "draft_model:verification=follow", make("six_words_draft"), words_tokenizer())
+    plain = LLM(target, "none").generate([[*PROMPT, 8, 7]], params)[0]
+    assert follow.generate([[*PROMPT, 8, 7]], params)[0].token_ids == plain.token_ids
+
+
+def words_tokenizer() -> Any:
+    """A tokenizer of six words that `LLM` takes."""
+    from tests.support.models import _tokenizer
+
+    return _tokenizer(["a", "b", "c"])
+
+
+def test_logits_are_by_the_targets_ids() -> None:
+    given = torch.arange(24.0).view(2, 12)
+    for target_rows in (6, 9, 12, 16):
+        shared = SharedVocabulary(5, target_rows, 12)
+        found = shared.logits(given.clone())
+        assert found.shape == (2, target_rows)
+        assert torch.equal(found[:, :5], given[:, :5])
+        assert float(found.softmax(-1)[:, 5:].sum()) == 0.0
+    assert torch.equal(shared.logits(given[:, :4], kept=3), given[:, :3])
+    assert SharedVocabulary(5, 16, 12).readable(np.array([3, 11, 12, 15])).tolist() == [3, 11, 11, 11]
+    assert SharedVocabulary(5, 12, 16).readable(np.array([3, 11])).tolist() == [3, 11]
+
+
+def test_through_generate_of_transformers(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
+    """The tokenizers are those in the folders that the models come from."""
+    for name, model in (("target", pair.target), ("draft", padded(pair.draft, 320))):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32).eval()
+    ids = torch.tensor([pair.prompts[0]])
+    strategy = Strategy("draft_model", str(tmp_path / "draft"))
+    out = target.generate(ids, max_new_tokens=COUNT, do_sample=False, custom_generate=strategy)
+    assert out[0, ids.shape[1] :].tolist() == pair.answers[0]
+    assert strategy.stats[0].accepted_tokens > 0
+
+
+def another(tokenizer: Any, place: int) -> Any:
+    """The tokens from `place` on in another order."""
+
+    class Other:
+        added_tokens_decoder = tokenizer.added_tokens_decoder
+
+        def __call__(self, text: str) -> Any:
+            return tokenizer(text)
+
+        decode = staticmethod(tokenizer.decode)
+
+        def get_vocab(self) -> dict[str, int]:
+            found = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+            names = [name for name, _ in found]
+            names[place:] = names[place:][::-1]
+            return {name: number for number, name in enumerate(names)}
+
+    return Other()
+
+
+def test_another_tokenizer_is_refused_at_the_same_size(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
+    pair.draft.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    LLM(pair.target, "draft_model", tmp_path, tokenizer)
+    with pytest.raises(ConfigError, match=r"draft model: got a tokenizer in which id 100 is '.*'; expected '.*target's family"):
+        LLM(pair.target, "draft_model", tmp_path, another(tokenizer, 100))
+    LLM(pair.target, "draft_model", pair.draft, another(tokenizer, 100))  # the draft's is not known
+    llm = LLM(pair.target, "none", pair.draft.from_pretrained(tmp_path), another(tokenizer, 100))
+    with pytest.raises(ConfigError, match="speculation: draft model: got a tokenizer"):
+        llm.generate([pair.prompts[0]], SamplingParams(4, speculation="draft_model"))
+
+
+def test_names_of_added_tokens_do_not_matter(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
+    """Chat and base models of a family name their reserved tokens differently."""
+    other = copy.deepcopy(tokenizer)
+    other.add_special_tokens({"additional_special_tokens": ["<|new|>"]})
+    padded(pair.draft, 288).save_pretrained(tmp_path)
+    other.save_pretrained(tmp_path)
+    LLM(pair.target, "draft_model", tmp_path, tokenizer)
+
+
+def test_sizes_that_padding_does_not_explain_are_refused(pair: Pair, tokenizer: Any) -> None:
+    for rows, known in ((320, None), (700, tokenizer), (200, tokenizer)):
+        with pytest.raises(ConfigError, match=f"got a vocabulary of {rows} tokens; expected 256, the target's.*family"):
+            LLM(pair.target, "draft_model", padded(pair.draft, rows), known)
+
+
+def test_one_draft_serves_targets_of_one_size(pair: Pair, tokenizer: Any) -> None:
+    drafter = create("draft_model", draft_model=pair.draft)
+    LLM(pair.target, drafter, tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match=r"got a target with 300 rows.*Load the draft model again"):
+        LLM(padded(pair.target, 300), drafter, tokenizer=tokenizer)
+
+
+def test_the_shipped_head_goes_with_the_padded_draft() -> None:
+    target = AutoModelForCausalLM.from_pretrained(demo.TARGET, dtype=torch.float32)
+    draft = padded(AutoModelForCausalLM.from_pretrained(demo.DRAFT, dtype=torch.float32), 4224)
+    llm = LLM(target, "specdec_pp:budget=false", draft)
+    out = llm.generate([[5, 6, 7, 8]], SamplingParams(16))[0]
+    assert out.token_ids == reference(target, [5, 6, 7, 8], 16)
+
+
+@pytest.mark.parametrize("drafter", ["sssd", "rest", "auto"])
+def test_a_store_of_another_padding(pair: Pair, tokenizer: Any, tmp_path: Path, drafter: str) -> None:
+    """Ids that the target has no row for end a continuation; a store of another tokenizer is refused."""
+    prompt, answer = pair.prompts[0], pair.answers[0]
+    documents = [[*prompt, *answer[:4], 299, *answer[4:]], [*prompt, *answer[:2], 280]]
+    datastore.build(tmp_path / "store", documents, 300, tokenizer=tokenizer, workers=1)
+    llm = LLM(pair.target, f"{drafter}:datastore={tmp_path / 'store'}", tokenizer=tokenizer)
+    outs = llm.generate(pair.prompts[:2], SamplingParams(COUNT))
+    assert [out.token_ids for out in outs] == pair.answers[:2]
+    with pytest.raises(ConfigError, match="vocabulary of 300 tokens"):
+        LLM(pair.target, f"{drafter}:datastore={tmp_path / 'store'}")
+
+
+def test_answers_with_ids_beyond_a_live_store(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
+    datastore.build(tmp_path / "store", [[1, 2, 3]], TOKENS, tokenizer=tokenizer, workers=1)
+    target = padded(pair.target, 300, bias=100.0)
+    llm = LLM(target, f"sssd:datastore={tmp_path / 'store'},live=true", tokenizer=tokenizer)
+    out = llm.generate([pair.prompts[0]], SamplingParams(8))[0]
+    assert min(out.token_ids) >= TOKENS
+
+
+def test_kept_distributions_of_another_padding(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
+    spec = f"auto:pool={tmp_path / 'pool'}"
+    llm = LLM(pair.target, spec, tokenizer=tokenizer)
+    llm.generate([pair.prompts[0]], SamplingParams(COUNT))
+    llm.drafter.save_pool()  # type: ignore[attr-defined]
+    for target in (padded(pair.target, 300), pair.target):
+        LLM(target, spec, tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match="vocabulary of 256 tokens; expected 300"):
+        LLM(padded(pair.target, 300), spec)
+
+
+def test_heads_and_drafts_are_judged_by_the_common_tokens(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
+    draft = padded(pair.draft, 320, bias=100.0)
+    shared = SharedVocabulary(TOKENS, TOKENS, 320)
+    texts = [Stretch(np.array([*pair.prompts[0], *pair.answers[0]], dtype=np.int32), len(pair.prompts[0]))]
+    (own,), (found,) = agreements(pair.draft, texts), agreements(draft, texts, shared=shared)
+    assert (own == found).all()
+    draft.save_pretrained(tmp_path / "draft")
+    tokenizer.save_pretrained(tmp_path / "draft")
+    pair.target.save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    models = [AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32).eval() for name in ("target", "draft")]
+    params = SamplingParams(COUNT, temperature=1.0)
+    columns = [
+        teacher_force(target, model, pair.prompts[:1], pair.answers[:1], params, 0.0, 1, torch.Generator().manual_seed(1))
+        for target, model in ((pair.target, pair.draft), models)
+    ]
+    torch.testing.assert_close(columns[0], columns[1])
+    assert shared_vocabulary(models[1], models[0]) == shared

@@ -1,0 +1,81 @@
+"""Which models resemble one another: copies of all kinds do, others of the same shape do not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.bench import enlarge
+from paceline.engine.identity import CLOSE, CLOSE_ENOUGH, Sketch
+from tests.support.models import make, redrawn, rounded
+from tests.support.shared import Pair
+
+
+def noisy(weight: Tensor, share: float) -> Tensor:
+    return weight + share * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3))
+
+
+COPIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "float32": lambda weight: weight,
+    "bfloat16": lambda weight: weight.bfloat16().float(),
+    "float16": lambda weight: weight.half().float(),
+    "8 bits": lambda weight: rounded(weight, 8),
+    "4 bits": lambda weight: rounded(weight, 4),
+    "fine-tuned": lambda weight: noisy(weight, 0.1),
+}
+
+
+def changed(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    made = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.copy_(change(weight))
+    return made
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_copies_are_recognised(pair: Pair, kind: str) -> None:
+    assert Sketch.of(pair.target).closeness(changed(pair.target, COPIES[kind])) > CLOSE
+
+
+def test_a_copy_that_is_far_is_recognised_as_such(pair: Pair) -> None:
+    assert CLOSE_ENOUGH < Sketch.of(pair.target).closeness(changed(pair.target, lambda weight: noisy(weight, 0.4))) < CLOSE
+
+
+@pytest.mark.parametrize("rows", [200, 300, 400])
+def test_padding_is_no_difference(pair: Pair, rows: int) -> None:
+    padded = copy.deepcopy(pair.target)
+    padded.resize_token_embeddings(rows, mean_resizing=False)
+    assert Sketch.of(pair.target).closeness(padded) > CLOSE
+
+
+def test_other_models_are_not_taken_for_it(pair: Pair) -> None:
+    sketch = Sketch.of(pair.target)
+    for seed in range(5):
+        assert abs(sketch.closeness(redrawn(pair.target, seed))) < CLOSE_ENOUGH / 2
+    assert sketch.closeness(make("llama")) == 0.0
+    shorter = copy.deepcopy(pair.target)
+    shorter.config.num_hidden_layers -= 1
+    assert sketch.closeness(shorter) == 0.0
+
+
+def test_an_enlarged_model_resembles_its_original(pair: Pair) -> None:
+    sketch = Sketch.of(pair.target)
+    larger = enlarge(enlarge(pair.target, 2 * sketch.hidden_size, sketch.layers), 2 * sketch.hidden_size, sketch.layers + 1)
+    assert sketch.closeness(larger) > CLOSE
+    assert Sketch.of(larger).closeness(pair.target) > CLOSE
+
+
+def test_text_holds_all_of_it(pair: Pair) -> None:
+    sketch = Sketch.of(pair.target)
+    found = Sketch.decode(sketch.encode())
+    assert (found.sample == sketch.sample).all()
+    assert (found.vocab_size, found.hidden_size, found.layers) == (sketch.vocab_size, sketch.hidden_size, sketch.layers)
+    for text in ("", "1 2 3", "1 2 3 4 5 !", sketch.encode()[:-8]):
+        with pytest.raises(ValueError, match=r".+"):
+            Sketch.decode(text)
