@@ -108,14 +108,14 @@ def agreements(
 def guesses_agree(model: PreTrainedModel, stretch: Stretch, length: int) -> np.ndarray[Any, Any]:
     """Return of a draft that reads states which tokens of an answer it says, by place in a chain: [length, tokens], 0 or 1."""
     assert stretch.states is not None, "read before"
-    states = stretch.states.to(model.dtype)
-    ids = torch.from_numpy(stretch.token_ids).long()
+    states = stretch.states.to(model.device, model.dtype)
+    ids = torch.from_numpy(stretch.token_ids).long().to(model.device)
     rows = Rows.judged(len(ids), length, stretch.first)
     head: Any = model.get_output_embeddings()
     made = head.out(hidden_of_rows(model.get_decoder(), ids[None], shifted(states[None]), rows)[0])
-    asked = (rows.places >= stretch.first - 1) & (rows.places < len(ids) - 1)
+    asked = ((rows.places >= stretch.first - 1) & (rows.places < len(ids) - 1)).nonzero()[:, 0]
     following = rows.places[asked] + 1
-    right = head.guess(made[asked]) == ids[following]
+    right = (head.guess(made[asked.to(model.device)]) == ids[following.to(model.device)]).cpu()
     found = np.zeros((length, len(ids) - stretch.first))
     found[rows.guessed[asked].numpy(), (following - stretch.first).numpy()] = right.numpy()
     return found

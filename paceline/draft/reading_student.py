@@ -50,7 +50,7 @@ class ReadingStudent:
         self, target: PreTrainedModel, name: str, config: DraftTraining, kept: NDArray[np.int64], learnt: ListLike[Stretch]
     ) -> None:
         self._config = config
-        self.model = _first_model(target, name, config, kept)
+        self.model = _first_model(target, name, config, kept).to(target.device)
         attach(self.model, target)
         with torch.no_grad():
             self._begin(target, learnt)
@@ -62,19 +62,20 @@ class ReadingStudent:
     def loss(self, stretches: ListLike[Stretch], number: int) -> Tensor:
         """Return the weighted mean cross-entropy with what the target says."""
         random = np.random.default_rng((self._config.seed, number))
-        chain, width = self._config.length, max(map(len, stretches))
+        chain, width, device = self._config.length, max(map(len, stretches)), self.model.device
         rows = Rows.learnt(width, chain, int(random.integers(chain)), min(one.first for one in stretches))
         unread = int(random.integers(width)) if random.random() < _UNREAD else 0
-        token_ids, states = _padded(stretches, width)
+        token_ids, states = (one.to(device) for one in _padded(stretches, width))
         hidden = hidden_of_rows(self._in_dtype(self.model.get_decoder()), token_ids, shifted(states), rows, unread)
         made = self._in_dtype(self._out)(hidden)
         lengths, firsts = torch.tensor([(len(one), one.first) for one in stretches]).T[:, :, None]
         there = rows.places < lengths
         of_rows = torch.tensor(_SHARES)[rows.guessed.clamp(max=len(_SHARES) - 1)]
-        shares = torch.where(rows.places + 1 < firsts, _IN_PROMPTS * of_rows, of_rows)[there]
-        theirs = states[:, rows.places, 0][there]
+        shares = torch.where(rows.places + 1 < firsts, _IN_PROMPTS * of_rows, of_rows)[there].to(device)
+        at = there.nonzero().T.to(device)
+        theirs = states[at[0], rows.places.to(device)[at[1]], 0]
         weight, bias = self._head.drawn(token_ids, random)
-        return states_loss(made[there], theirs, weight, bias, shares / shares.sum())
+        return states_loss(made[at[0], at[1]], theirs, weight, bias, shares / shares.sum())
 
     def _in_dtype(self, module: nn.Module) -> Callable[..., Any]:
         """Return what the module does with its weights in the dtype of products; they themselves learn in float32."""
@@ -89,7 +90,7 @@ class ReadingStudent:
         """Bring the inputs to a size of about 1, and begin with the linear guess of the state to come, before the last norm."""
         embedding: Any = self.model.get_input_embeddings()
         norm: Any = self.model.get_decoder().norm
-        tokens, states, following = _pairs(learnt)
+        tokens, states, following = (one.to(self.model.device) for one in _pairs(learnt))
         table = target_ends(target)[0].weight.detach()
         sizes = states.square().mean(0).sqrt().clamp(min=1e-6)
         size = sizes[: following.shape[1]]

@@ -68,25 +68,27 @@ class Rows(NamedTuple):
 def hidden_of_rows(
     decoder: Callable[..., Any], token_ids: Tensor, chosen_by: Tensor, rows: Rows, unread: int = 0, drafted: Tensor | None = None
 ) -> Tensor:
-    """Return what the draft's LM head reads behind each row, [b, rows, hidden].
+    """Return what the draft's LM head reads behind each row, [b, rows, hidden], on the device of `token_ids`.
 
     Args:
         decoder: the draft's, or what does as it does.
-        token_ids: [b, t]. chosen_by: [b, t, 1 + layers, states], the target's states that each token was chosen by.
+        token_ids: [b, t], on the decoder's device, as all tensors but `rows` are.
+        chosen_by: [b, t, 1 + layers, states], the target's states that each token was chosen by.
         unread: of so many first tokens no state is read.
         drafted: [b, n], tokens of the last n rows in place of the text's.
     """
-    texts = len(token_ids)
+    texts, device = len(token_ids), token_ids.device
     where = ((rows.guessed == 0) & (rows.places > max(0, unread - 1))).nonzero()[:, 0]
-    at = torch.stack((torch.arange(texts).repeat_interleave(len(where)), where.repeat(texts)))
-    ids = token_ids[:, rows.places]
+    at = torch.stack((torch.arange(texts).repeat_interleave(len(where)), where.repeat(texts))).to(device)
+    places, read = rows.places.to(device), rows.places[where].to(device)
+    ids = token_ids[:, places]
     if drafted is not None:
         ids = torch.cat((ids[:, : ids.shape[1] - drafted.shape[1]], drafted), dim=1)
     inputs: dict[str, Any] = {
-        "input_ids": ids, "position_ids": rows.places.expand(texts, -1),
-        "attention_mask": rows.mask[None, None].expand(texts, -1, -1, -1), "use_cache": False,
+        "input_ids": ids, "position_ids": places.expand(texts, -1),
+        "attention_mask": rows.mask.to(device)[None, None].expand(texts, -1, -1, -1), "use_cache": False,
     }  # fmt: skip
-    with reading(Reading(at, chosen_by[:, rows.places[where]].flatten(0, 1))):
+    with reading(Reading(at, chosen_by[:, read].flatten(0, 1))):
         hidden: Tensor = decoder(**inputs).last_hidden_state
     return hidden
 

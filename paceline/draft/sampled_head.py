@@ -30,8 +30,8 @@ class SampledHead:
 
     def __init__(self, head: Any, counts: NDArray[np.int64], dtype: torch.dtype) -> None:
         self._weight: Tensor = head.kept.to(dtype)
-        self._bias = torch.zeros(len(head.kept)) if head.added is None else head.added.float()
-        kept = head.token_ids.numpy()
+        self._bias = head.kept.new_zeros(len(head.kept), dtype=torch.float32) if head.added is None else head.added.float()
+        kept = head.token_ids.cpu().numpy()
         self._places = np.full(len(counts), len(kept))  # the last: not kept
         self._places[kept] = np.arange(len(kept))
         self._often = np.zeros(len(kept) + 1, dtype=bool)
@@ -44,8 +44,9 @@ class SampledHead:
             said: token ids of its texts.
         """
         surely = self._often.copy()
-        surely[self._places[said.numpy()]] = True
+        surely[self._places[said.cpu().numpy()]] = True
         surely = surely[:-1]
         drawn = torch.from_numpy(np.flatnonzero(surely | (random.random(len(surely)) < 1 / _STANDS_FOR)))
         more = torch.where(torch.from_numpy(surely)[drawn], 0.0, math.log(_STANDS_FOR))
-        return self._weight[drawn], (self._bias[drawn] + more).to(self._weight.dtype)
+        rows, device = drawn.to(self._weight.device), self._weight.device
+        return self._weight[rows], (self._bias[rows] + more.to(device)).to(self._weight.dtype)

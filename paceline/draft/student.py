@@ -16,7 +16,7 @@ from paceline.draft.evaluate import judge
 from paceline.draft.first_model import first_model
 from paceline.draft.loss import distillation_loss
 from paceline.draft.settings import DraftTraining
-from paceline.draft.stretches import Stretch, collated
+from paceline.draft.stretches import Batch, Stretch, collated
 
 
 class Student(Protocol):
@@ -43,14 +43,14 @@ class OwnStudent:
     """
 
     def __init__(self, target: PreTrainedModel, config: DraftTraining, kept: NDArray[np.int64]) -> None:
-        self.model = first_model(target, config)
-        self._kept = torch.from_numpy(kept)
+        self.model = first_model(target, config).to(target.device)
+        self._kept = torch.from_numpy(kept).to(self.model.device)
         self._places = np.full(self.model.config.vocab_size, -1, dtype=np.int64)
         self._places[kept] = np.arange(len(kept))
 
     def loss(self, stretches: ListLike[Stretch], number: int) -> Tensor:
         """Return the mean cross-entropy with the target's distribution, or with the next token."""
-        batch = collated(stretches, self._places)
+        batch = Batch(*(one.to(self.model.device) for one in collated(stretches, self._places)))
         hidden: Tensor = self.model.get_decoder()(input_ids=batch.token_ids, use_cache=False).last_hidden_state
         weight = self.model.get_input_embeddings().weight[self._kept]
         return distillation_loss(hidden.flatten(0, 1)[batch.places], weight, batch.targets, batch.probs)

@@ -36,13 +36,14 @@ def draft_along(
     Args:
         draft: attached to the target. answer: token ids, the target's own. params: how draft and target choose their tokens.
         places: of a chain.
-        labelled: draws tokens of the draft's scores [n, vocab], and labels them by the target's, or by what it says.
+        labelled: draws tokens of the draft's scores [n, vocab], and labels them by the target's, or by what it says; on the CPU.
     Returns:
         the draft's states [n, hidden], then what `labelled` returns.
     """
     stretch = Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt))
     (states,) = read_states(target, [stretch], layers_read(draft))
-    ids = torch.from_numpy(stretch.token_ids).long()[None].to(draft.device)
+    text_ids = torch.from_numpy(stretch.token_ids).long()
+    ids = text_ids[None].to(draft.device)
     chosen_by = shifted(states[None].to(draft.device, draft.dtype))
     text = Rows.judged(len(stretch), places + 1, stretch.first)
     hidden = hidden_of_rows(draft.get_decoder(), ids, chosen_by, text)[0]
@@ -52,12 +53,15 @@ def draft_along(
     by = torch.tensor([at[place - 1, guessed - 1] for place, guessed in pairs if guessed], dtype=torch.long)
     following = text.places[text.guessed > 0]
     seqs = [Sequence(prompt, params)]
-    own = target_scores(draft.get_output_embeddings()(hidden[by])[None], seqs, [EMPTY_TREE])[0]
+    own = target_scores(draft.get_output_embeddings()(hidden[by.to(draft.device)])[None], seqs, [EMPTY_TREE])[0]
     if params.greedy:
-        said = ids[0, following]
+        said = text_ids[following]
     else:
         head = target.model.get_output_embeddings()
-        said = target_scores(head(states[following - 1, 0].to(head.weight.dtype))[None], seqs, [EMPTY_TREE])[0]
-    drawn, *values = labelled(own, said)
-    behind = hidden_of_rows(draft.get_decoder(), ids, chosen_by, text.with_drafts(), drafted=drawn[None])[0, len(pairs) :]
+        said = target_scores(head(states[following - 1, 0].to(head.weight.device, head.weight.dtype))[None], seqs, [EMPTY_TREE])[
+            0
+        ]
+    drawn, *values = labelled(own.cpu(), said.cpu())
+    drafted = drawn[None].to(draft.device)
+    behind = hidden_of_rows(draft.get_decoder(), ids, chosen_by, text.with_drafts(), drafted=drafted)[0, len(pairs) :]
     return [behind, drawn, *values]
