@@ -247,10 +247,8 @@ class LLM:
         continue_final_message: bool | None = None,
     ) -> Completion:
         """Answer a conversation; arguments and errors as `chat_prompt` and `generate`."""
-        ids = self.chat_prompt(
-            messages, chat_template_kwargs, add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )  # fmt: skip
+        endings = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        ids = self.chat_prompt(messages, chat_template_kwargs, **endings)
         return self.generate([ids], params)[0]
 
     def chat_prompt(

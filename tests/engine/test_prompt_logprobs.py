@@ -65,10 +65,11 @@ def test_they_are_those_of_transformers_with_any_drafter(pair: Pair, spec: str) 
 
 @pytest.mark.parametrize("chunk", [16, 512])
 @pytest.mark.parametrize(
-    ("name", "implementation"), [("llama", "sdpa"), ("gemma2", "eager"), ("gpt2", "sdpa"), ("bloom", "eager")]
+    ("name", "implementation"),
+    [("llama", "sdpa"), ("gemma2", "eager"), ("gpt2", "sdpa"), ("bloom", "eager"), ("phi3_longrope", "sdpa")],
 )
 def test_in_batches_and_chunks(name: str, implementation: str, chunk: int) -> None:
-    """Packed, padded, and in forwards of their own where positions are slots."""
+    """Packed, padded, in forwards of their own, and with frequencies that depend on the prompt's length."""
     model = make(name, implementation)
     llm = LLM(model, "prompt_lookup", max_batch=4)
     llm.model.prefill_chunk = chunk
