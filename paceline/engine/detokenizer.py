@@ -29,12 +29,15 @@ class Decoder(Protocol):
 class TokenText(NamedTuple):
     """What one token adds to a text. Attributes:
 
-    text: the characters that it finishes. data: its bytes. whole: it ends with a character, not within one.
+    text: the characters that it finishes. data: its bytes. whole: it ends with a finished character.
     """
 
     text: str
     data: bytes
     whole: bool = True
+
+
+_NOTHING = TokenText("", b"")
 
 
 class Detokenizer:
@@ -58,17 +61,13 @@ class Detokenizer:
             if table is None
             else _Bytes(table, prompt_ids, skip_special_tokens)
         )
-        self.push = self._decoding.push
+        self.push, self.rest = self._decoding.push, self._decoding.rest
 
     def flush(self) -> str:
         """Return the rest, an unfinished character as U+FFFD, and begin anew behind the prompt."""
         rest = self._decoding.rest()
         self._decoding.begin()
         return rest.text
-
-    def rest(self) -> TokenText:
-        """Return what `flush` would; its bytes are those that no token has had yet."""
-        return self._decoding.rest()
 
     def spell(self, token: int) -> TokenText:
         """Add one token; return its text, as `push`, and its bytes. All bytes joined are the text in UTF-8."""
@@ -119,12 +118,13 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        return TokenText("" if self._shown else self._open.decode(errors="replace"), b"")
+        """Return what would end the text here; its bytes are those that no token has had yet."""
+        return TokenText(self._open.decode(errors="replace"), b"") if self._open and not self._shown else _NOTHING
 
     def spell(self, token: int) -> TokenText:
         data = self._data(self._table[token])
         text = self.push(token)
-        return TokenText(text, data, not self._open)
+        return TokenText(text, data, not self._open and not text.endswith(REPLACEMENT))
 
     def peek(self, token: int) -> TokenText:
         spelling = self._table[token]
@@ -132,7 +132,7 @@ class _Bytes:
             return TokenText(spelling.data.decode(errors="replace"), b"")
         data = self._data(spelling)
         text, unfinished, _ = self._with(data)
-        return TokenText(text, data, not unfinished)
+        return TokenText(text, data, not unfinished and not text.endswith(REPLACEMENT))
 
     def _hides(self, spelling: Spelling) -> bool:
         return self._skips and spelling.special
@@ -182,7 +182,7 @@ class _Window:
     def rest(self) -> TokenText:
         text = self._finished(self._ids, self._text)
         if self._released.startswith(text):
-            return TokenText("", b"")
+            return _NOTHING
         rest = self._beyond(text)
         unfinished = len(rest) - len(rest.rstrip(REPLACEMENT))
         if unfinished and self._falls_back:
