@@ -80,8 +80,8 @@ def test_stop_strings_end_where_those_of_transformers_do(name: str, stop: str, d
     text = "the cat sat 你好世界\nonce 你好。more" if stop != "</s>" else "the cat"
     ids = [*ids_of(name, text), 2, *ids_of(name, "你好 over")]
     prompt = ids_of(name, text + "x")
-    processors = LogitsProcessorList([Dictate(ids, len(prompt))])  # type: ignore[list-item]
-    options = {"do_sample": False, "max_new_tokens": len(ids), "eos_token_id": None, "pad_token_id": 0}
+    processors = LogitsProcessorList([Dictate(ids, len(prompt))])
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": len(ids), "eos_token_id": None, "pad_token_id": 0}
     options |= {"logits_processor": processors, "stop_strings": [stop], "tokenizer": TOKENIZERS[name]}
     llm = engine(name, drafter)
     expected = llm.model.model.generate(torch.tensor([prompt]), **options)[0].tolist()

@@ -131,10 +131,10 @@ def test_a_token_that_the_tokenizer_adds_is_no_part_of_an_echoed_text(skips: boo
         choice = one.post("/v1/completions", body | {"prompt": "the cat"}).json()["choices"][0]
     found = choice["logprobs"]
     assert choice["text"].startswith("the cat")
-    assert found["tokens"][:2] == ["<s>", " "]  # the tokenizer adds the space as well
-    assert found["text_offset"][:2] == [0, 0]
-    assert "".join(found["tokens"]) == f"<s> {choice['text']}"
-    for token, offset in list(zip(found["tokens"], found["text_offset"], strict=True))[2:]:
+    assert found["tokens"][:3] == ["", "", "t"]  # the tokenizer adds a space as well
+    assert found["text_offset"][:4] == [0, 0, 0, 1]
+    assert "".join(found["tokens"]) == choice["text"]
+    for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
         assert choice["text"][offset:].startswith(token)
 
 

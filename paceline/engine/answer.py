@@ -15,7 +15,8 @@ class Completion:
     """One answer.
 
     Attributes:
-        text: decoded answer, cut before a stop string; "" without a tokenizer.
+        text: of the answer, cut before a stop string; "" without a tokenizer. It continues the prompt's text: both joined are
+            the text of all tokens. An unfinished character at the end is U+FFFD.
         token_ids: the answer's tokens, an end-of-sequence token included.
         finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
         logprobs: per token, with `SamplingParams.logprobs`: token id -> log-probability by the model's own logits, before any

@@ -112,14 +112,23 @@ class CompletionForm:
         sent, asked = self._echoed[place], self._asked[place]
         if sent is None or found is None:
             return None
-        # A text is echoed as it was sent: its special tokens are part of it, those that the tokenizer adds are not.
-        hides = asked.params.skip_special_tokens and not isinstance(sent, str)
         rows = [{asked.prompt[0]: 0.0}, *(row for row in found if row is not None)]  # the first one is replaced
-        made = of_completion(Spelling(self._tokenizer, (), hides), asked.prompt, rows, 0)
-        spelled, text = "".join(made.tokens), self._echo(place)
-        added = len(spelled) - len(text) if spelled.endswith(text) else 0
-        made.text_offset = [max(0, offset - added) for offset in made.text_offset]
+        if isinstance(sent, str):
+            made = self._spell_sent(sent, asked.prompt, rows)
+        else:
+            made = of_completion(Spelling(self._tokenizer, (), asked.params.skip_special_tokens), asked.prompt, rows, 0)
         made.token_logprobs[0] = made.top_logprobs[0] = None
+        return made
+
+    def _spell_sent(self, sent: str, token_ids: list[int], rows: Found) -> CompletionLogprobs:
+        """Spell a text as it was sent: its special tokens are part of it, those that the tokenizer adds are not."""
+        for hides in (True, False):
+            made = of_completion(Spelling(self._tokenizer, (), hides), token_ids, rows, 0)
+            spelled = "".join(made.tokens)
+            if spelled == sent:
+                break
+        added = len(spelled) - len(sent) if spelled.endswith(sent) else 0
+        made.text_offset = [max(0, offset - added) for offset in made.text_offset]
         return made
 
     def _echo(self, place: int) -> str:

@@ -24,7 +24,7 @@ def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("count", [1, 7, 24])
 @pytest.mark.parametrize("echo", [False, True])
 def test_completions(kind: tuple[str, Any], count: int, echo: bool) -> None:
-    name, client = kind
+    _, client = kind
     asked = {"model": client.models.list().data[0].id, "prompt": "the cat", "max_tokens": count, "seed": 5, "logprobs": 3}
     asked |= {"echo": echo, "extra_body": {"ignore_eos": True}}
     found = client.completions.create(**asked).choices[0]
