@@ -122,7 +122,9 @@ def chat(
     models: ModelOptions = ModelOptions(),
     sampling: Annotated[ChatSampling, without("ignore_eos")] = ChatSampling(),
 ) -> None:
-    """Talk to the model. Drafted-and-accepted tokens are green. Ctrl-C stops an answer, Ctrl-D or /quit leaves.
+    """Hold a conversation with the model. On a terminal accepted draft tokens are green; /help lists the commands.
+
+    Ctrl-C stops an answer. Ctrl-D or /quit leaves.
 
     Args:
         drafter: name:key=value,key=value; see `paceline drafters`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 COMMANDS = {
     "generate": "Answer prompts; a single one is streamed, several run as a batch.",
-    "chat": "Talk to the model. Drafted-and-accepted tokens are green. Ctrl-C stops an answer, Ctrl-D or /quit leaves.",
+    "chat": "Hold a conversation with the model. On a terminal accepted draft tokens are green; /help lists the commands.",
     "serve": "Serve a model to OpenAI's clients. Ctrl-C or SIGTERM lets open requests end first, a second one does not.",
     "bench": "Time drafters beside transformers' own generate, interleaved prompt by prompt; check that answers are equal.",
     "paper": "Measure the tables and figures of a paper again, on your models.",
@@ -25,6 +25,14 @@ COMMANDS = {
     "demo": (
         "The main job on SmolLM2, else on the embedded pair: drafters beside transformers, a table, a picture, a streamed answer."
     ),
+}
+
+# The headings of `paceline --help`, each with its commands in their order.
+GROUPS = {
+    "Use": ("generate", "chat", "serve"),
+    "Measure": ("bench", "verify", "plan", "doctor"),
+    "Prepare": ("record", "prompts", "datastore", "draft", "foresight", "head", "cache"),
+    "Research": ("paper", "replay", "drafters", "demo"),
 }
 
 

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence as ListLike
 from typing import get_args
 
-from cyclopts import App, ArgumentCollection, CycloptsError
+from cyclopts import App, ArgumentCollection, CycloptsError, Group
 from cyclopts.exceptions import CoercionError, MissingArgumentError
 
 from paceline import __version__
-from paceline.cli.commands import COMMANDS, place
+from paceline.cli.commands import COMMANDS, GROUPS, place
 from paceline.cli.options import DEFAULTS
 from paceline.cli.parallel import prints_for_all
 from paceline.cli.show import INTERRUPTED, print_error
@@ -41,8 +41,10 @@ def _put_together(listed: bool) -> App:
         version=__version__, default_parameter=DEFAULTS, config=_refuse_fractions, help_format="plaintext",
         exit_on_error=False, print_error=False,
     )  # fmt: skip
-    for name, summary in COMMANDS.items():
-        made.command(place(name), name=name, help=summary if listed else None)
+    for number, (title, names) in enumerate(GROUPS.items()):
+        group = Group(title, sort_key=number)
+        for order, name in enumerate(names):
+            made.command(place(name), name=name, help=COMMANDS[name] if listed else None, group=group, sort_key=order)
     return made
 
 
@@ -134,4 +136,9 @@ def _sentence(error: Exception) -> str:
         expected = getattr(error.target_type, "__name__", str(error.target_type))
         return f"{error.token.keyword}: got {error.token.value!r}; expected {expected}."
     text = " ".join(str(error).split())
-    return f"{text} A value that begins with '-' is written --option=VALUE." if isinstance(error, MissingArgumentError) else text
+    if not isinstance(error, MissingArgumentError) or error.argument is None:
+        return text
+    if error.keyword or any(token.keyword for token in error.argument.tokens):  # the option is there, its value is not
+        return f"{text} A value that begins with '-' is written --option=VALUE."
+    command = " ".join(error.command_chain or ())
+    return f"{command}: got no {error.argument.name}; expected one. Give it; see paceline {command} --help."

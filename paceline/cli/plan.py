@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def plan(
     model: Annotated[str, Parameter(name="MODEL", help="directory, config.json or GGUF file; 'demo' or 'smollm2'.")],
+    /,
     *,
     hardware: Annotated[str, Parameter(help=f"one of {', '.join(HARDWARE)}; or '{MEASURED}': this machine.")],
     batch: int = 1,

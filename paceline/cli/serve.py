@@ -60,6 +60,7 @@ class Door:
 
 def serve(
     model: Annotated[str, Parameter(name="MODEL", help="directory, hub id or GGUF file; 'demo' or 'smollm2'.")],
+    /,
     *,
     drafter: str = DEFAULT_DRAFTER,
     tokenizer: str | None = None,

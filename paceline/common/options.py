@@ -25,7 +25,7 @@ class ModelOptions:
 
     Attributes:
         model: directory, hub id or GGUF file of the target; "demo" is the embedded pair, "smollm2" a real model out of a wheel.
-        draft_model: likewise, of the draft model; the embedded target brings its own along.
+        draft_model: directory, hub id or GGUF file of the draft model; "demo" has one, which needs no naming.
         dtype: "auto", "float32", "bfloat16" or "float16".
         device: "auto", "cpu", "cuda", "cuda:1", ...
         threads: CPU threads of torch; default: torch's own choice.

@@ -26,7 +26,8 @@ class DraftTraining:
         minutes: of training, validation included; one that was interrupted may go on with more or fewer.
         coverage: share of what is learnt from that the tokens of its reduced vocabulary make up; 1 = the whole vocabulary.
         length: K, tokens of the chains that it is judged by.
-        batch: tokens per step. context: most tokens of a stretch of text.
+        batch: tokens per step.
+        context: most tokens of a stretch of text.
         lr: highest learning rate, of Muon for matrices and of AdamW for the embedding and norms.
         answers: share of the steps that learn from recorded answers, not from texts, towards the end.
         held_out: each n-th answer is held back, and judges.

@@ -137,7 +137,10 @@ def _own(name: str, target: str, options: str, summary: str, needs: str = "") ->
 
 _OWN = (
     _own(PLAIN, ":NoDrafter", ":NoOptions", "plain decoding: empty trees"),
-    _own("prompt_lookup", ":PromptLookup", ":PromptLookupOptions", "continues the latest earlier match of the newest n-gram"),
+    _own(
+        "prompt_lookup", ":PromptLookup", ":PromptLookupOptions",
+        "continuations of earlier matches of the newest n-gram, and frequent tokens",
+    ),
     _own(
         "draft_model", ".drafter:DraftModel", ".options:DraftModelOptions",
         "a small model drafts a tree, or a chain of fixed length", "draft_model",
@@ -152,7 +155,7 @@ _OWN = (
     ),
     _own(
         "sssd", ".drafter:Sssd", ".options:SssdOptions",
-        "what followed the newest tokens in the request and in a datastore, by its chance",
+        "what followed the newest tokens in the request, earlier answers and a datastore, by its chance",
     ),
     _own(
         "jacobi", ":Jacobi", ":JacobiOptions",
@@ -168,7 +171,7 @@ _OWN = (
     ),
     _own(
         "auto", ".drafter:Auto", ".options:AutoOptions",
-        "one tree of retrieved text, the target's own kept guesses and those of a draft model, if there is one",
+        "one tree of retrieved text, the target's earlier predictions, its hidden state and a draft model, if there is one",
         "draft_model_if_given",
     ),
     _own(

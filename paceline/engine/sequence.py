@@ -32,7 +32,7 @@ class SamplingParams:
         min_p: drop tokens less likely than min_p times the most likely one; 0 = none.
         repetition_penalty: divide positive and multiply negative logits of tokens already in prompt or answer; 1 = off.
         seed: the same seed gives the same text under every guess drafter and in any batch.
-        stop: strings that end the answer, and may name special tokens; the text is cut before them. One string or None will do.
+        stop: strings that end the answer, and may name special tokens; the text is cut before them.
         ignore_eos: go on after an end-of-sequence token.
         min_tokens: no token that ends the answer comes before so many others; stop strings end it even so.
         presence_penalty: subtracted from the logits of tokens that are in the answer already; -2 to 2, 0 = off.

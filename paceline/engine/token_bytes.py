@@ -6,10 +6,12 @@ import json
 import re
 import weakref
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how ByteFallback decoders spell a byte
 # Decoders under which the text of a token depends on its neighbours only where it is the first of all.
@@ -72,6 +74,8 @@ class TokenBytes(dict[int, Spelling]):
 
 def token_bytes(tokenizer: Any) -> TokenBytes | None:
     """Return the spellings of a tokenizer's tokens; None where a token may change the text before it, or none can be known."""
+    from transformers import PreTrainedTokenizerFast  # takes a second to import, and the help of commands needs none
+
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or cleans_up(tokenizer):
         return None
     if tokenizer not in _tables:
@@ -101,6 +105,8 @@ def falls_back(tokenizer: Any) -> bool:
 
 
 def _table(tokenizer: PreTrainedTokenizerFast) -> TokenBytes | None:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
     kind = type(tokenizer)
     if kind._decode is not PreTrainedTokenizerFast._decode or kind.decode is not PreTrainedTokenizerBase.decode:
         return None  # a model's own way to text

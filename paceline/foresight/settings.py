@@ -17,7 +17,8 @@ class ForesightTraining:
         neurons: of the layer beside the linear map; each costs time in every step.
         kept: tokens of the vocabulary that may be guessed, the commonest ones of what is learnt from.
         levels: how many tokens ahead the guesses go when they are used; it is taught for two.
-        epochs: how often everything is learnt from. batch: places of a step.
+        epochs: how often everything is learnt from.
+        batch: places of a step.
         lr: highest learning rate, of AdamW.
         context: most tokens of a stretch of text.
         held_out: each n-th answer is held back, and judges.

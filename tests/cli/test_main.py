@@ -57,6 +57,12 @@ def test_chat_answers_and_leaves() -> None:
         (["generate", ""], "prompt 0: got no token; expected at least one"),
         (["generate", "x", "-m", "no/such/folder"], "cannot load"),
         (["generate", "x", "-m", str(demo.TARGET), "--drafter", "draft_model"], "needs a draft model"),
+        (["serve"], "serve: got no MODEL; expected one. Give it; see paceline serve --help."),
+        (["draft", "train", "demo"], "draft train: got no --recording; expected one. Give it"),
+        (
+            ["generate", "x", "--stop", "-x"],
+            "--stop requires an argument. A value that begins with '-' is written --option=VALUE.",
+        ),
         (["genrate", "x"], 'Did you mean "generate"?'),
         (["generate", "x", "--max-new-token", "3"], "Did you mean --max-new-tokens?"),
         (["generate", "x", "-n", "many"], "-n: got 'many'; expected int"),

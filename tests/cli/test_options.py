@@ -11,6 +11,7 @@ import pytest
 from paceline.bench.settings import BenchConfig
 from paceline.cli.chat import ChatSampling
 from paceline.cli.commands import COMMANDS as COMMAND_LIST
+from paceline.cli.commands import GROUPS
 from paceline.cli.main import app
 from paceline.common.options import ModelOptions, changed, flat
 from paceline.engine.sequence import SamplingParams
@@ -19,7 +20,8 @@ from paceline.head.settings import RecordConfig
 
 COMMANDS = [
     *(["generate"], ["chat"], ["bench"], ["prompts"], ["record"], ["replay"], ["drafters"], ["demo"]),
-    *(["verify"], ["doctor"]),
+    *(["verify"], ["doctor"], ["serve"], ["plan"], ["draft", "train"], ["draft", "evaluate"], ["foresight", "train"]),
+    *(["cache", name] for name in ("list", "clear")),
     *(["paper", name] for name in ("lookahead", "ouroboros", "specdec_pp", "sssd")),
     *(["datastore", name] for name in ("build", "add", "info", "verify", "calibrate")),
     *(["head", name] for name in ("record", "train", "evaluate", "calibrate")),
@@ -29,6 +31,10 @@ COMMANDS = [
 def test_the_list_of_commands_says_what_their_help_says() -> None:
     for name, summary in COMMAND_LIST.items():
         assert (app[name].help or "").partition("\n")[0] == summary
+
+
+def test_every_command_is_under_one_heading() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMAND_LIST)
 
 
 def test_help_lists_and_mistakes_need_no_torch() -> None:
