@@ -263,6 +263,20 @@ def test_only_models_whose_generate_starts_again_do(name: str) -> None:
     assert architecture.restart_length == (SWITCH if name in RESTARTING else None)
 
 
+@pytest.mark.parametrize("name", ["phi3_longrope", "phimoe_longrope", "phi4_multimodal"])
+def test_models_that_start_again_answer_as_whole_forwards_do(name: str) -> None:
+    """`generate` of Phi-4-multimodal feeds nothing but the newest token at the switch, and so loses the text."""
+    model = models.make(name, "sdpa")
+    for prompt in prompts(name, (10, SWITCH - 9, SWITCH - 1, SWITCH, SWITCH + 1)):
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            for _ in range(COUNT):
+                ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=-1)
+        answer = ids[0, len(prompt) :].tolist()
+        llm = LLM(model, ScriptedTree({tuple(prompt): answer}, models.VOCAB))
+        assert llm.generate([prompt], PARAMS)[0].token_ids == answer
+
+
 def test_drafts_end_at_the_switch_where_the_text_is_fed_again() -> None:
     tree = DraftTree([5, 6, 7, 8, 9], [-1, 0, -1, 1, 2], confidence=[0.5, 0.4, 0.3, 0.2, 0.1], probes=1)
     seq = Sequence([1] * 8, SamplingParams())

@@ -172,6 +172,11 @@ _PHI = {"sliding_window": None, "original_max_position_embeddings": SWITCH}
 _LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 _BY_LAYER = {"query_pre_attn_scalar": 16, "layer_types": _SLIDING, **_REACH, **_HEADS}
 
+_PHI_VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
+               "patch_size": 14, "crop_size": 28, "image_token_id": 95, "feature_layer": -1}  # fmt: skip
+_PHI_AUDIO = {"hidden_size": 32, "intermediate_size": 48, "num_blocks": 1, "num_attention_heads": 2, "audio_token_id": 96,
+              "ext_pw_out_channel": 32, "nemo_conv_channels": 32}  # fmt: skip
+
 # Every rope_type of transformers, also one per kind of layer.
 ROTARY: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3_longrope": ("phi3", _llama(rope_parameters=_long(8), **_PHI)),
@@ -210,6 +215,10 @@ _TABLE = (
                 sliding_window=8,
                 **_HEADS,
             ),
+        ),
+        "phi4_multimodal": (
+            "phi4_multimodal",
+            _llama(rope_parameters=_long(8), **_PHI, vision_config=_PHI_VISION, audio_config=_PHI_AUDIO),
         ),
         "gpt2_short": ("gpt2", _gpt2(vocab_size=256, n_positions=28)),
         "flexible": ("llama", _llama()),  # for a test that changes its attention implementation
