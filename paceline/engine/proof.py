@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.engine.stopwatch import Conditions
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -35,6 +37,7 @@ class Proof:
         own_products: the products are ours (`engine/products`), whose rows do not see each other.
         fixed_rows: of every product, each of which is of so many; 0 = of as many as the forward has.
         whole_cost: time of a forward of one row behind a text, attention and all, relative to the usual one, measured.
+        conditions: of these measurements, the worst of them; None where nothing was measured.
     """
 
     least: int
@@ -46,14 +49,21 @@ class Proof:
     own_products: bool = False
     whole_cost: float = 1.0
     fixed_rows: int = 0
+    conditions: Conditions | None = None
 
     @property
     def products(self) -> str:
         """What is said of the products."""
         return "with our products" if self.own_products else f"in products of {self.fixed_rows}" if self.fixed_rows else ""
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether other programs disturbed the measurement of the costs, and fewer would now."""
+        return self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
+
     @staticmethod
     def read(kept: dict[str, Any]) -> Proof:
         """Return the proof that `dataclasses.asdict` wrote."""
         findings = tuple(Finding(**{**one, "runs": tuple(one["runs"])}) for one in kept["findings"])
-        return Proof(**{**kept, "findings": findings})
+        conditions = kept["conditions"]
+        return Proof(**{**kept, "findings": findings, "conditions": conditions and Conditions.read(conditions)})

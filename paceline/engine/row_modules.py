@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,6 @@ from paceline.engine.row_classes import RowFunction
 
 _TOKENS = 13  # of the forward that is watched; a number that is unlikely to be a size
 _WIDE_PRODUCT, _NARROW_PRODUCT = 1 << 20, 1 << 24  # weights: up to the first, everything is tried; above the second, little
-_REPEATS = 3
 
 
 @dataclass(slots=True)
@@ -86,18 +84,17 @@ class RowModule:
             tensor.requires_grad_(getattr(self.module, name).requires_grad)
         return partial(self._apply, _twin_of(self.module, tensors))
 
-    def seconds(self, count: int) -> float:
-        """Return the time of one call with `count` rows, the best of a few."""
+    def caller(self, count: int) -> Callable[[], None]:
+        """Return a call with `count` rows, which ends when its result is there."""
         rows = torch.ones(count, *self.row_shape, dtype=self.like.dtype, device=self.like.device)
         function = self.function()
-        best = math.inf
-        for _ in range(_REPEATS):
-            start = time.perf_counter()
+
+        def call() -> None:
             function(rows)
             if rows.is_cuda:
                 torch.cuda.synchronize(rows.device)
-            best = min(best, time.perf_counter() - start)
-        return best
+
+        return call
 
     @torch.inference_mode()
     def _apply(self, call: Callable[..., Tensor], rows: Tensor) -> Tensor:

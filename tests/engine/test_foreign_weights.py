@@ -206,7 +206,7 @@ def test_a_proof_of_our_products_tries_ours(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.allclose(made, torch.ones(5, 64) @ weight.T, atol=1e-4)
 
 
-@pytest.mark.parametrize("step", ["_cost", "forward_cost", "_differs_as_a_whole", "widest_class"])
+@pytest.mark.parametrize("step", ["padding_cost", "forward_cost", "_differs_as_a_whole", "widest_class"])
 def test_whatever_fails_in_the_proof_is_a_reason_and_not_kept(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Sudden(Exception):
         pass

@@ -18,7 +18,7 @@ def test_a_cost_that_is_paid_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return honest(self, seqs, trees)  # type: ignore[arg-type]
 
     monkeypatch.setattr(CachedLM, "forward", watched)
-    assert forward_cost(model, 512, Products(), 1.05) > 1.05
+    assert forward_cost(model, 512, Products(), 1.05).ratio > 1.05
     assert {by_position for by_position, _ in seen} == {True, False}
     assert {cached for _, cached in seen} == {min(CONTEXT, model.config.max_position_embeddings - 2)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline import LLM, SamplingParams
-from paceline.engine import invariance
+from paceline.engine import invariance, stopwatch
 from paceline.engine.drafter import Drafter
 from paceline.engine.drafting import Drafting
 from paceline.engine.grouping import prompts_together
@@ -24,6 +25,7 @@ from paceline.engine.model import CachedLM
 from paceline.engine.products.own import Products
 from paceline.engine.proof import Finding, Proof
 from paceline.engine.sequence import Sequence
+from paceline.engine.stopwatch import Conditions
 from paceline.engine.ticket import Ticket
 from paceline.engine.tree import DraftTree
 from paceline.errors import ConfigError
@@ -225,6 +227,37 @@ def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> No
         assert f"a text {dear.whole_cost:.2f}" in refused.reason
     assert settle(model, True).on
     assert not settle(model, False).on
+
+
+def test_a_disturbed_clock_does_not_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a cost that is too high by more than the repeats are apart does."""
+    model = make("llama", "sdpa")
+    for spread, cost, on in ((0.02, 1.2, False), (0.4, 1.2, True), (0.4, 1.45, True), (0.4, 1.5, False)):
+        conditions = Conditions(spread, None, 3.0, 0.0)
+        for proof in (replace(CHEAP, cost=cost, conditions=conditions), replace(CHEAP, whole_cost=cost, conditions=conditions)):
+            monkeypatch.setattr(invariance, "prove", lambda model, proof=proof: proof)
+            found = settle(model, "auto")
+            assert found.on is on
+            assert ("up to 1.47 counts as 1.05" in found.reason) is (spread == 0.4)
+
+
+def test_disturbed_costs_are_measured_again_once_the_load_has_fallen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not for a second engine of the same process, which then gives the bits of the first one."""
+    model, searched = make("llama", "sdpa"), list[Proof]()
+
+    def found(*_: object) -> Proof:
+        searched.append(replace(CHEAP, cost=1.0 + len(searched), conditions=Conditions(0.4, None, 3.0, 0.0)))
+        return searched[-1]
+
+    monkeypatch.setattr(invariance, "search", found)
+    for load, count in ((3.0, 1), (1.0, 1)):
+        monkeypatch.setattr(stopwatch, "load_average", lambda load=load: load)
+        assert prove(model) == searched[-1]
+        assert len(searched) == count
+    monkeypatch.setattr(invariance, "_used", set())  # another process
+    assert prove(model) == searched[-1]
+    assert len(searched) == 2
+    assert prove(model) == searched[-1]
 
 
 def test_found_once_per_machine_and_shapes(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.engine import invariance, stopwatch
+from paceline.engine.forward_cost import Cost
 from paceline.engine.invariance import COST_ALLOWED, search, settle
 from paceline.engine.model import CachedLM
 from paceline.engine.products import choice, own
@@ -23,6 +24,7 @@ from paceline.engine.stopwatch import Conditions
 from tests.support.models import make
 from tests.support.shared import Pair
 
+QUIET = Conditions(0.0, 0.0, 0.0, 0.0)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MOST = 70
 
@@ -222,7 +224,7 @@ def test_a_disturbed_trial_is_repeated_once_the_load_has_fallen(monkeypatch: pyt
 @pytest.mark.usefixtures("worth")
 def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
     monkeypatch.setattr(invariance, "trial", lambda model: Trial((1.0,) * 5, (2.0,) * 5))
-    monkeypatch.setattr(invariance, "forward_cost", lambda *asked: 1.0)
+    monkeypatch.setattr(invariance, "forward_cost", lambda *asked: Cost(1.0, QUIET))
     found = settle(pair.target, "auto")
     assert found.on, found.reason
     assert "with our products" in found.reason
