@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
+from paceline.bench.result import Guarantee
 from paceline.bench.settings import ASSISTANT, PLAIN, lookup_tokens
 from paceline.engine.drafter import DelegatingDrafter, Drafter, Outcome
 from paceline.engine.metrics import Stats, Timing
@@ -57,6 +58,11 @@ class Paceline:
         self.name = name
         self.draws = False  # the drafter draws from its own distribution: sampled texts differ, their law does not
         self._llm, self._make, self._params = llm, make, params
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Whether its answers have the bits of plain decoding."""
+        return Guarantee(self._llm.invariance.on, self._llm.invariance.reason)
 
     def reset(self) -> None:
         """A new drafter."""

@@ -29,8 +29,9 @@ MEASURES: dict[Column, str] = {
     Column("draft", ".0%"): "draft_share",
     Column("over- head", ".1%"): "overhead_share",
     Column("equal", "{}/{}"): "equal",
+    Column("same/ bits"): "batch_invariant",
 }
-_NARROW = ("method", "tokens/s", "speed-up", "median", "tokens/ forward", "accepted/ draft", "equal")
+_NARROW = ("method", "tokens/s", "speed-up", "median", "tokens/ forward", "accepted/ draft", "equal", "same/ bits")
 _WIDE = 124  # characters; narrower consoles have the columns above alone
 _SHOWN = 5  # divergences listed one by one
 _NONE = "none"  # the drafter of plain decoding
@@ -38,7 +39,8 @@ _LEGEND = (
     "speed-up: tokens/s over those of {baseline}; median: of that ratio over {units}; CPU time: that ratio in processor time,"
     " which other jobs on the machine disturb less. tokens/forward: plain decoding is 1. accepted/draft: tokens kept per tree;"
     " accepted: share of drafted tokens kept; fed/step: tokens per target forward. target, draft, overhead: shares of the time."
-    " equal: answers with exactly the tokens of {reference}."
+    " equal: answers with exactly the tokens of {reference}. same bits: whether they are guaranteed to be those of plain decoding"
+    " by the same engine (batch invariance)."
 )
 
 
@@ -120,6 +122,8 @@ def measured(figures: Figures | None, field: str) -> Cell:
     """Return a field of the figures as a cell: None where nothing is known, and "equal" as the pair of equal and compared."""
     if figures is None or (field == "equal" and not figures.compared):
         return None
+    if field == "batch_invariant":
+        return None if figures.batch_invariant is None else "yes" if figures.batch_invariant else "no"
     return (figures.equal, figures.compared) if field == "equal" else getattr(figures, field)
 
 
@@ -149,6 +153,8 @@ def _notes(result: BenchResult) -> list[str]:
     notes = [f"{name}: skipped, {reason}." for name, reason in result.skipped.items()]
     notes += [cut_note(result.cut_prompts)] if result.cut_prompts else []
     notes += _slower(result.figures())
+    reasons = dict.fromkeys((one.on, one.reason) for one in result.guarantees.values())
+    notes += [f"Batch invariance is {'on' if on else 'off'}: {reason}." for on, reason in reasons]
     found = result.divergences
     if not found:
         return notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.bench.environment import Environment
 from paceline.bench.settings import PLAIN, BenchConfig
@@ -80,6 +80,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Guarantee:
+    """Whether a drafter's answers have the bits of plain decoding in any batch, and why or why not (`LLM.invariance`)."""
+
+    on: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Divergence:
     """Where an answer first differs from the reference, and how near the target's decision was there.
 
@@ -116,6 +124,7 @@ class Figures:
         draft_forwards: of the draft model, per new token.
         verification_rate: target forwards per new token, the prefill included; discard_rate: drafted tokens that were not kept
             per new token (SpecDec++, section 2).
+        batch_invariant: whether the bits of plain decoding were guaranteed.
     """
 
     method: str
@@ -139,6 +148,7 @@ class Figures:
     draft_forwards: float | None = None  # files of earlier versions have neither this nor what follows
     verification_rate: float | None = None
     discard_rate: float | None = None
+    batch_invariant: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +162,7 @@ class BenchResult:
         baseline: what speed-ups are relative to. reference: whose tokens others must equal; None if there is no such method.
         skipped: methods that could not run, and why.
         cut_prompts: how many of the prompts were too long for the context beside an answer, and were cut.
+        guarantees: by the drafter's method; none for methods of transformers.
     """
 
     config: BenchConfig
@@ -166,7 +177,8 @@ class BenchResult:
     skipped: dict[str, str]
     calls: tuple[Call, ...]
     divergences: tuple[Divergence, ...]
-    cut_prompts: int = 0  # files of earlier versions do not say
+    cut_prompts: int = 0  # files of earlier versions have neither this nor what follows
+    guarantees: dict[str, Guarantee] = field(default_factory=dict)
 
     @property
     def categories(self) -> list[str]:
@@ -224,6 +236,7 @@ class BenchResult:
             equal=sum(row.equal is True for row in rows),
             compared=sum(row.equal is not None for row in rows),
             peak_memory=max(peaks, default=None),
+            batch_invariant=self.guarantees[method].on if method in self.guarantees else None,
         )
 
 

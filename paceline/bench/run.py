@@ -23,6 +23,7 @@ from paceline.bench.result import BenchResult, Call, Counts, Divergence, Row
 from paceline.bench.settings import CONTINUOUS, PLAIN, BenchConfig
 from paceline.drafters import create
 from paceline.engine.drafter import Drafter
+from paceline.engine.forward_mode import mode_of
 from paceline.engine.loading import draft_lm, eos_token_ids
 from paceline.engine.metrics import Timing
 from paceline.engine.model import CachedLM
@@ -224,6 +225,7 @@ def _result(
         config=config, environment=environment, complete=complete, target=models.target_label, draft=models.draft_label,
         dtype=str(models.target.dtype).removeprefix("torch."), methods=names, baseline=names[0], reference=reference,
         skipped=skipped, calls=tuple(calls), divergences=tuple(divergences), cut_prompts=sum(unit.cut for unit in units),
+        guarantees={method.name: method.guarantee for method in methods if isinstance(method, Paceline)},
     )  # fmt: skip
 
 
@@ -242,7 +244,7 @@ def _divergence(
 ) -> Divergence:
     shorter = min(len(want), len(got))
     place = next((i for i in range(shorter) if want[i] != got[i]), shorter)
-    with torch.inference_mode():
+    with mode_of(model)():
         logits = model(torch.tensor([prompt_ids + want[:place]], device=model.device)).logits[0, -1].float()
     top = logits.topk(2).values.tolist()
     expected, chosen = (tokens[place] if place < len(tokens) else None for tokens in (want, got))

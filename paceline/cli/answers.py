@@ -100,7 +100,7 @@ def _line_to(output: Path) -> Callable[[int, Asked, Completion], None]:
         line = {
             "index": place, "id": asked.name, "prompt": asked.text, "text": completion.text, "token_ids": completion.token_ids,
             "finish_reason": completion.finish_reason, "seconds": completion.stats.seconds,
-            "tokens_per_forward": completion.stats.tokens_per_forward,
+            "tokens_per_forward": completion.stats.tokens_per_forward, "batch_invariant": completion.stats.batch_invariant,
         }  # fmt: skip
         append(output, f"{json.dumps(line)}\n".encode())
 

@@ -99,6 +99,7 @@ def serve(
         app = create_app(llm, named, keys)
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
+        print_note(f"batch invariance is {'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}")
         print_note(f"{model} with {drafter} at http://{shown}:{port}/v1; Ctrl-C ends it")
         return _run(app, listener)
     finally:

@@ -103,5 +103,6 @@ def summary(completion: Completion) -> str:
     stats = completion.stats
     return (
         f"[{stats.new_tokens} tokens, {stats.new_tokens / stats.seconds:.1f} tokens/s, "
-        f"{stats.tokens_per_forward:.2f} tokens per forward, ended by {completion.finish_reason}]"
+        f"{stats.tokens_per_forward:.2f} tokens per forward, ended by {completion.finish_reason}, "
+        f"{'' if stats.batch_invariant else 'not '}batch-invariant]"
     )

@@ -142,3 +142,11 @@ class _Engine(Collector):
             counter = CounterMetricFamily(_PREFIX + name, documentation, labels=[_LABEL])
             counter.add_metric([self._name], getattr(load, attribute))
             yield counter
+        guarantee = GaugeMetricFamily(
+            _PREFIX + "batch_invariant",
+            "1 where answers have the same bits with any drafts and in any batch, else 0, and why.",
+            labels=[_LABEL, "reason"],
+        )
+        invariance = self._llm.invariance
+        guarantee.add_metric([self._name, invariance.reason], float(invariance.on))
+        yield guarantee

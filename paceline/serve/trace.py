@@ -56,6 +56,7 @@ def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
             "drafted_tokens": stats.drafted_tokens,
             "accepted_tokens": stats.accepted_tokens,
             "seconds": round(stats.seconds, 6),
+            "batch_invariant": stats.batch_invariant,
         }
     return told
 

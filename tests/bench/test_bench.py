@@ -161,6 +161,23 @@ def test_a_run_compares_all_methods(bench: Bench, pair: Pair, tmp_path: Path) ->
     check_reports(result, tmp_path)
 
 
+@pytest.mark.parametrize("word", ["on", "off"])
+def test_whether_bits_were_guaranteed_is_shown(bench: Bench, tmp_path: Path, word: Any) -> None:
+    result = bench(drafters=("none", "prompt_lookup"), max_new_tokens=4, limit=1, batch_invariant=word)
+    assert [one.batch_invariant for one in result.figures()] == [None, word == "on", word == "on"]
+    reason = result.guarantees["prompt_lookup"].reason
+    assert reason
+    shown = markdown(result)
+    assert "same bits" in shown
+    assert [line.split("|")[-2].strip() for line in shown.splitlines() if line.startswith("| `")] == [
+        "-",
+        *["yes" if word == "on" else "no"] * 2,
+    ]
+    assert f"Batch invariance is {word}: {reason}." in shown
+    write_json(result, tmp_path / "result.json")
+    assert read_json(tmp_path / "result.json").guarantees == result.guarantees
+
+
 def test_continuous_batching_of_transformers(bench: Bench) -> None:
     result = bench(baselines=("transformers", "transformers:generate_batch"), drafters=("none",), batch=2)
     assert not result.skipped

@@ -29,6 +29,7 @@ def test_generate_gives_the_same_text_with_every_drafter() -> None:
         done = paceline("generate", "def add(a, b):", "--chat", "-n", "24", "--drafter", drafter, "--dtype", "float32")
         assert done.returncode == 0, done.stderr
         assert "tokens per forward" in done.stderr
+        assert "batch-invariant]" in done.stderr
         texts.add(done.stdout)
     assert len(texts) == 1
 

@@ -209,7 +209,7 @@ def test_options_of_vllm(client: Any, llm: LLM) -> None:
     assert found.choices[0].text == llm.generate(PROMPT, params)[0].text
 
 
-def test_health_and_metrics(server: Served, client: Any) -> None:
+def test_health_and_metrics(server: Served, client: Any, llm: LLM) -> None:
     assert server.get("/health").json() == {"status": "ok", "open": 0}
     before = server.get("/metrics").text
     client.completions.create(model="demo", prompt=PROMPT, max_tokens=5, temperature=0)
@@ -221,6 +221,8 @@ def test_health_and_metrics(server: Served, client: Any) -> None:
     def grown(name: str) -> float:
         return value(after, name) - value(before, name)
 
+    assert f'paceline:batch_invariant{{model_name="demo",reason="{llm.invariance.reason}"}}' in after
+    assert value(after, "batch_invariant") == float(llm.invariance.on)
     assert grown("request_success_total") == 1
     assert grown("time_to_first_token_seconds_count") == grown("e2e_request_latency_seconds_count") == 1
     assert grown("request_time_per_output_token_seconds_count") == 1

@@ -64,6 +64,7 @@ def test_a_stream_of_steps(drafting: LLM) -> None:
     assert (text, tokens) == (chunk.completion.text, chunk.completion.token_ids)
     stats = chunk.completion.stats
     assert (told["done"]["new_tokens"], told["forwards"]) == (stats.new_tokens, stats.target_forwards)
+    assert told["done"]["batch_invariant"] is stats.batch_invariant
     rows = {str(row["origin"]): row for row in tally.rows()}
     assert sum(int(row["drafted"]) for row in rows.values()) == stats.drafted_tokens
     assert sum(int(row["accepted"]) for name, row in rows.items() if name != "target") == stats.accepted_tokens > 0

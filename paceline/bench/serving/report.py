@@ -83,7 +83,7 @@ def setting_parts(result: ServingResult) -> list[str]:
     config = result.config
     way = "over HTTP" if config.load.transport == "http" else "asyncio calls"
     parts = [f"target model: {result.target}", result.dtype, way, "greedy", f"up to {config.max_new_tokens} new tokens"]
-    parts += ["the same bits in any batch"] if result.invariant else []
+    parts += ["the same bits in any batch" if result.invariant else "bits may depend on the batch"]
     parts += [f"{config.repeats} repeats"] if config.repeats > 1 else []
     parts += [result.environment.hardware]
     return parts if result.complete else [*parts, "PARTIAL: interrupted"]

@@ -184,6 +184,7 @@ class ServingResult:
     turn: SecondTurn | None = None
     intrusion: Intrusion | None = None
     soak: Soak | None = None
+    invariance: str = ""  # why `invariant` or why not; files of earlier versions do not say
 
     @property
     def loads(self) -> list[Load]:

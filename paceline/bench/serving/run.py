@@ -84,7 +84,7 @@ class _Bench:
         environment = dataclasses.replace(environment, load_end=load_average(), peak_memory=peak_memory())
         return ServingResult(
             config, environment, complete, config.models.model, str(llm.model.model.dtype).removeprefix("torch."),
-            llm.invariance.on, tuple(self._cells), **extras,
+            llm.invariance.on, tuple(self._cells), invariance=llm.invariance.reason, **extras,
         )  # fmt: skip
 
     def _measures(self, transport: Transport) -> dict[str, Callable[[], Any]]:
