@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 
 from paceline import LLM, SamplingParams
+from paceline.errors import ConfigError
 from paceline.integrations.transformers import generate
 from paceline.serve.logprobs import Spelling, of_chat, of_completion
 from tests.support.tokenizers import FALLBACK, LOCAL, whole_text
@@ -103,6 +105,30 @@ def test_answers_of_one_prompt_have_stop_strings_of_their_own() -> None:
         (alone,) = llm.generate([ids], SamplingParams(40, temperature=1.0, seed=seed, stop=params.stop, ignore_eos=True))
         assert (alone.text, alone.token_ids, alone.finish_reason) == (answer.text, answer.token_ids, answer.finish_reason)
         assert not any(stop in answer.text for stop in params.stop)
+
+
+class Short:
+    """A tokenizer that has fewer tokens than its model, and raises at others."""
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(char) - 97 for char in text]}
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        if max(token_ids) > 20:
+            raise KeyError(max(token_ids))
+        return "".join(chr(97 + token) for token in token_ids)
+
+
+def test_an_error_of_the_tokenizer_ends_one_request() -> None:
+    llm = LLM(engine("llama").model.model, "none", tokenizer=Short())
+    one, other = dictated([5, 6], [7, 8, 30, 9], stop="x"), dictated([5, 6], [7, 8, 9, 9, 9, 9], stop="i")
+    done: list[str] = []
+    with ThreadPoolExecutor(1) as threads:
+        background = threads.submit(lambda: done.append(llm.generate([[5, 6]], other)[0].text))
+        with pytest.raises(ConfigError, match="stop: got KeyError"):
+            llm.generate([[5, 6]], one)
+        background.result()
+    assert done == ["h"]
 
 
 def test_a_prompt_that_ends_within_a_character() -> None:

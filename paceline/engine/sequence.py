@@ -12,6 +12,7 @@ from paceline.common.options import PER_REQUEST
 from paceline.engine import checks
 from paceline.engine.checks import is_int, is_number, require
 from paceline.engine.text import StopStrings
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.engine.processors import Processed
@@ -240,9 +241,20 @@ class Sequence:
         """
         if run[-1] in self.eos_token_ids:
             return "stop"
-        if self.stop is not None and self.stop.ends(self.token_ids, run):
+        if self.stop is not None and self._stopped(self.stop, run):
             return "stop"
         return "length" if len(run) >= self.remaining else None
+
+    def _stopped(self, stop: StopStrings, run: list[int]) -> bool:
+        """Whether a stop string ends the sequence. An error of the tokenizer ends it as well, and no other."""
+        try:
+            return stop.ends(self.token_ids, run)
+        except Exception as error:
+            self.failure = self.failure or ConfigError(
+                f"stop: got {error!r} from the tokenizer for token id {run[-1]}; expected its text. Pass a tokenizer that has"
+                " all tokens of the model, or leave stop out."
+            )
+            return True
 
     def append(self, run: list[int], logprobs: Iterable[dict[int, float]] = ()) -> None:
         """Add tokens the target has chosen, with their log-probabilities where they are asked for."""
