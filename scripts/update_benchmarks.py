@@ -34,6 +34,13 @@ WITH_TABLES = (
     ROOT / "docs" / "vllm.md",
 )
 _MARKED = re.compile(r"(<!-- table of ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+# Where the runs had their files, and what a reader calls these (docs/benchmarks.md).
+_FILES = {
+    "../shared/data/prompts/": "prompts/",
+    "../shared/models/target": "demo",
+    "../shared/models/draft": "demo",
+    "bench-output/": "",
+}
 _OUTSIDE = {
     "transformers": "transformers",
     "transformers:prompt_lookup": "transformers, prompt lookup",
@@ -64,7 +71,7 @@ def page(path: Path) -> str:
     else:
         text = markdown(read_json(path))
     title = "# " if paper else f"# {path.stem}: "
-    return text.strip().replace("### ", title, 1).replace("\n### ", "\n## ") + "\n"
+    return _readable(text).strip().replace("### ", title, 1).replace("\n### ", "\n## ") + "\n"
 
 
 def table(path: Path) -> str:
@@ -75,7 +82,14 @@ def table(path: Path) -> str:
         return vllm_table(read_vllm(path))
     methods = json.loads(path.read_text(encoding="utf-8"))["summary"]["all"]
     lines = ["| | tokens/s over plain transformers | median | tokens per forward | equal |", "|---|---:|---:|---:|---:|"]
-    return "\n".join([*lines, *(f"| {' | '.join(_cells(method))} |" for method in methods[1:])])
+    return _readable("\n".join([*lines, *(f"| {' | '.join(_cells(method))} |" for method in methods[1:])]))
+
+
+def _readable(text: str) -> str:
+    """Name files as a reader has them."""
+    for there, here in _FILES.items():
+        text = text.replace(there, here)
+    return text
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:
