@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scripts.check_words import check
-
+ROOT = Path(__file__).parents[1]
 GOOD = '''"""Count tokens of a text."""
 
 # The engine reads the counter after each step.
@@ -23,6 +24,12 @@ def count(text: str) -> int:
 '''
 
 
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return importlib.import_module("check_words").check
+
+
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
@@ -34,7 +41,7 @@ def count(text: str) -> int:
         ("Text to count.", f"Text to count{' and to count' * 10}.", "sentence of"),
     ],
 )
-def test_each_fault_is_found(tmp_path: Path, old: str, new: str, fault: str) -> None:
+def test_each_fault_is_found(check: Any, tmp_path: Path, old: str, new: str, fault: str) -> None:
     path = tmp_path / "module.py"
     path.write_text(GOOD)
     assert check(path) == []
