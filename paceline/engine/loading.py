@@ -30,6 +30,7 @@ from paceline.engine import gguf
 from paceline.engine.kept_vocabulary import keep_tokens, read_kept
 from paceline.engine.model import CachedLM
 from paceline.engine.products.own import Products
+from paceline.engine.quantisation import foreign_weights
 from paceline.engine.reading import checkpoint
 from paceline.engine.reading.direct import DirectLlama, suits
 from paceline.engine.reading.modules import reads_states
@@ -237,7 +238,7 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     if isinstance(model, CachedLM):
         return model
     loaded = load_draft(model)
-    if loaded.device.type != "cpu":
+    if loaded.device.type != "cpu" or foreign_weights(loaded) is not None:
         return CachedLM(loaded)
     if reads_states(loaded) and loaded.dtype == torch.bfloat16 and (amx.available() or dots.available()):
         view = DirectLlama if suits(loaded) else ModelView

@@ -79,7 +79,7 @@ def _record_batch(
     if reads_states(draft):
         columns = chains_along(target, draft, asked, said, answers.sampling, config.mixtures, generator)
     else:
-        with torch.inference_mode():
+        with torch.no_grad():  # in inference mode some classes of quantised weights cannot be used
             columns = teacher_force(target, draft, asked, said, answers.sampling, config.keep, config.mixtures, generator)
     hidden_size = model_identity(draft)[1]
     return {

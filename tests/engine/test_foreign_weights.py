@@ -26,6 +26,7 @@ from paceline.engine.quantisation import foreign_weights
 from paceline.engine.reading.modules import target_ends
 from paceline.engine.row_modules import survey
 from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.integrations.transformers import Strategy
 from tests.support.foreign import FOREIGN, KINDS, Packed, WritingThrough, quantised
 from tests.support.models import make
 
@@ -68,8 +69,25 @@ def test_it_decodes_as_generate_does_and_is_left_as_it_was(kind: str, asked: Any
     outs = llm.generate(PROMPTS, PARAMS)
     assert [out.token_ids for out in outs] == expected
     assert not any(out.stats.batch_invariant for out in outs)
+    strategy = Strategy("lookahead", batch_invariant=asked)
+    ids = model.generate(
+        torch.tensor(PROMPTS[:1]), max_new_tokens=12, eos_token_id=None, pad_token_id=0, custom_generate=strategy
+    )
+    assert ids[0, len(PROMPTS[0]) :].tolist() == expected[0]
     assert sums(model) == before
     assert generated(model) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_draft_of_foreign_weights_drafts(kind: str, dtype: torch.dtype) -> None:
+    """A small one in half precision is not made a copy in float32, which its library may not have."""
+    target, draft = make("llama", "sdpa"), quantised(kind, dtype)
+    before = sums(draft)
+    outs = LLM(target, "draft_model", draft_model=draft, max_batch=2, batch_invariant=False).generate(PROMPTS, PARAMS)
+    assert [out.token_ids for out in outs] == generated(target)
+    assert sum(out.stats.drafted_tokens for out in outs)
+    assert sums(draft) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)

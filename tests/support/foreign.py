@@ -120,9 +120,9 @@ class Int4Linear(nn.Module):
         return nn.functional.linear(hidden, ((whole.float() - 8) * self.scales).to(hidden.dtype))
 
 
-def quantised(kind: str) -> Any:
+def quantised(kind: str, dtype: torch.dtype = torch.float32) -> Any:
     """Return the tiny Llama, the products of whose layers are of a kind; `KINDS` names them."""
-    model = copy.deepcopy(make("llama", "sdpa"))
+    model = copy.deepcopy(make("llama", "sdpa")).to(dtype)
     for layer in model.model.layers:
         for part in (layer.self_attn, layer.mlp):
             for name, one in [*part.named_children()]:

@@ -22,6 +22,7 @@ from paceline.engine.attention.forward import current_forward
 from paceline.engine.attention.invariant import attention_by_position
 from paceline.engine.attention.tiles import FLOAT, address
 from paceline.engine.kv_cache import SlotCache
+from paceline.engine.plain import is_plain
 from paceline.engine.products.norms import norm
 from paceline.engine.products.own import linear
 from paceline.engine.tree import IntArray
@@ -97,7 +98,8 @@ def suits(model: PreTrainedModel) -> bool:
     """Whether a model is a Llama of the kind that is known here."""
     config: Any = model.config
     plain = type(model) is LlamaForCausalLM and config.hidden_act == "silu" and not (config.attention_bias or config.mlp_bias)
-    return plain and config.rope_parameters["rope_type"] == "default" and config.head_dim % (2 * lanes.WIDTH) == 0
+    read = all(is_plain(one) and one.dtype == model.dtype and one.is_contiguous() for one in model.parameters())
+    return plain and read and config.rope_parameters["rope_type"] == "default" and config.head_dim % (2 * lanes.WIDTH) == 0
 
 
 def _weights(layer: Any) -> _Layer:
