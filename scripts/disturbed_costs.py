@@ -4,6 +4,7 @@
 
 SmolLM2-135M in bfloat16. The loops run only while the first curve is measured. Then three engines answer the same
 prompts by turns: both curves with `auto`, and plain decoding. The first requests warm up; the figure is of those behind them.
+`scripts/update_benchmarks.py` writes it into docs/one-tree.md.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def main() -> None:
     speed = {name: measured["none"] / measured[name] for name in ("disturbed", "quiet")}
     ratio = speed["disturbed"] / speed["quiet"]
     result = {
+        "schema": 1, "kind": "disturbed-costs",
         "model": args.model, "threads": args.threads, "loops": args.loops,
         "warm": args.warm, "requests": args.requests, "tokens": args.tokens,
         "environment": asdict(environment),

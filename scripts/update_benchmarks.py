@@ -1,7 +1,8 @@
 """Write the pages and tables of figures from docs/results/*.json, so that every figure there was measured.
 
 One page per result, docs/benchmarks/NAME.md; and the short tables of README.md and of some pages of docs, between the marks
-`<!-- table of NAME -->` and `<!-- end of table -->`. The cost of batch invariance and runs inside vLLM have tables and no page.
+`<!-- table of NAME -->` and `<!-- end of table -->`. The cost of batch invariance, runs
+inside vLLM and disturbed cost curves have tables and no page.
 The picture of a paper is the PNG file beside its JSON file.
 
 python scripts/update_benchmarks.py
@@ -31,8 +32,10 @@ WITH_TABLES = (
     ROOT / "README.md",
     ROOT / "docs" / "benchmarks.md",
     ROOT / "docs" / "batch-invariance.md",
+    ROOT / "docs" / "one-tree.md",
     ROOT / "docs" / "vllm.md",
 )
+DISTURBED = "disturbed-costs"  # of scripts/disturbed_costs.py
 _MARKED = re.compile(r"(<!-- table of ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 # Where the runs had their files, and what a reader calls these (docs/benchmarks.md).
 _FILES = {
@@ -51,7 +54,7 @@ _OUTSIDE = {
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated file with its text."""
     for path in sorted(RESULTS.glob("*.json")):
-        if kind_of(path) not in (COST.name, VLLM.name):
+        if kind_of(path) not in (COST.name, VLLM.name, DISTURBED):
             yield PAGES / f"{path.stem}.md", page(path)
     for file in WITH_TABLES:
         text = file.read_text(encoding="utf-8")
@@ -80,7 +83,10 @@ def table(path: Path) -> str:
         return cost_table(read_cost(path))
     if kind_of(path) == VLLM.name:
         return vllm_table(read_vllm(path))
-    methods = json.loads(path.read_text(encoding="utf-8"))["summary"]["all"]
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if kind_of(path) == DISTURBED:
+        return _disturbed_table(content)
+    methods = content["summary"]["all"]
     lines = ["| | tokens/s over plain transformers | median | tokens per forward | equal |", "|---|---:|---:|---:|---:|"]
     return _readable("\n".join([*lines, *(f"| {' | '.join(_cells(method))} |" for method in methods[1:])]))
 
@@ -90,6 +96,16 @@ def _readable(text: str) -> str:
     for there, here in _FILES.items():
         text = text.replace(there, here)
     return text
+
+
+def _disturbed_table(result: dict[str, Any]) -> str:
+    """The speed of `auto` by the conditions under which its curve was measured."""
+    lines = ["| curve measured | share of time without a processor | `auto` over plain decoding |", "|---|---:|---:|"]
+    for name, when in (("disturbed", f"next to {result['loops']} busy loops"), ("quiet", "after they had ended")):
+        waited = result["curves"][name]["conditions"]["waited"]
+        lines.append(f"| {when} | {'unknown' if waited is None else f'{waited:.0%}'} | {result['speed_over_none'][name]:.2f} |")
+    setting = f"{result['requests']} requests of {result['tokens']} tokens after {result['warm']} others"
+    return "\n".join([*lines, "", f"{result['model']}, bfloat16, {result['threads']} thread(s); {setting}."])
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:
