@@ -5,6 +5,7 @@
     |- UnsupportedModelError           a model, cache or architecture that cannot be verified losslessly
     |- CapacityError                   a sequence that does not fit the context or the cache
     |- DatastoreError                  a token store that is damaged, locked or belongs to another tokenizer
+    |- LogitsError                     logits of a model that are not numbers
     |- DrafterError                    a drafter that broke the contract of `paceline.engine.drafter`
     `- ParallelError                   a process of a parallel run that was lost
 
@@ -39,6 +40,10 @@ class CapacityError(PacelineError):
 
 class DatastoreError(PacelineError):
     """A token store that is damaged, locked, or built with another tokenizer."""
+
+
+class LogitsError(PacelineError):
+    """Logits that are not numbers: NaN, or infinite where a token is chosen. It ends the request that needs them."""
 
 
 class DrafterError(PacelineError):

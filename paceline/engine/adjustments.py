@@ -52,16 +52,17 @@ def _adjust(scores: Tensor, seq: Sequence, tree: DraftTree) -> None:
         counts = _counts(scores, seq.output_ids, tree)
         scores -= params.frequency_penalty * counts
         scores -= params.presence_penalty * (counts > 0)
+    missing = params.min_tokens - len(seq.output_ids)
+    has_tokens = (scores > -torch.inf).any(-1, keepdim=True) if params.bad_words or missing > 0 else None
     if params.bad_words:
         for nodes, token in _completed(seq, tree):
             scores[nodes, token] = -torch.inf
-    missing = params.min_tokens - len(seq.output_ids)
     if missing > 0 and seq.eos_token_ids:
         early = torch.tensor([depth < missing for depth in (0, *tree_shape(tuple(tree.parents))[0].tolist())])
         ends = torch.tensor(sorted(seq.eos_token_ids), device=scores.device)
         scores[early.nonzero().to(scores.device), ends] = -torch.inf
-    if params.bad_words or missing > 0:  # where all is forbidden there is a distribution even so; `forbidden` tells
-        scores.masked_fill_(~(scores > -torch.inf).any(-1, keepdim=True), 0.0)
+    if has_tokens is not None:  # where all is forbidden there is a distribution even so; `forbidden` tells
+        scores.masked_fill_(has_tokens & ~(scores > -torch.inf).any(-1, keepdim=True), 0.0)
 
 
 def forbidden(seq: Sequence, run: list[int]) -> bool:

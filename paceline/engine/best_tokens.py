@@ -14,6 +14,7 @@ from paceline.common import lanes
 from paceline.common.compiled import compiled, inlined
 from paceline.engine.attention.invariant import KINDS
 from paceline.engine.attention.tiles import FLOAT, FLOAT32, address, load_lanes, load_row
+from paceline.engine.not_numbers import NO_TOKEN, marked_argmax
 from paceline.engine.tree import IntArray
 
 _LEAST = -100.0  # a logit less the largest: its exponential is 0
@@ -21,31 +22,31 @@ _BLOCK = 64  # numbers whose largest is known by itself
 
 
 def most_likely(logits: Tensor) -> Tensor:
-    """Return the most likely token of each row: `logits.argmax(-1)`.
+    """Return the most likely token of each row, `logits.argmax(-1)`; NO_TOKEN where the row is not numbers.
 
     Args:
         logits: [..., vocab].
     """
     if not _readable(logits):
-        return logits.argmax(-1)
-    found, fine = _search(logits, 1, False)[0::2]
-    return torch.from_numpy(found).reshape(logits.shape[:-1]) if fine else logits.argmax(-1)
+        return marked_argmax(logits)
+    return torch.from_numpy(_search(logits, 1, False)[0]).reshape(logits.shape[:-1])
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
     """Return the `count` most likely tokens of each row, the likeliest first, and their probabilities, both [..., count].
+
+    Where a row is not numbers, the tokens are any, and the probabilities are 0.
 
     Args:
         logits: [..., vocab].
     """
     count = min(count, logits.shape[-1])
     if _readable(logits):
-        token_ids, probs, fine = _search(logits, count, True)
-        if fine:
-            return token_ids.reshape(*logits.shape[:-1], count), probs.reshape(*logits.shape[:-1], count)
+        token_ids, probs = _search(logits, count, True)
+        return token_ids.reshape(*logits.shape[:-1], count), probs.reshape(*logits.shape[:-1], count)
     found = _largest_first(logits, count)
     chances = (logits.gather(-1, found).float() - logits.float().logsumexp(-1, keepdim=True)).exp()
-    return found.cpu().numpy(), chances.cpu().numpy()
+    return found.cpu().numpy(), torch.where(chances[..., :1].isfinite(), chances, 0.0).cpu().numpy()
 
 
 def entropies(logits: Tensor) -> Tensor:
@@ -77,17 +78,18 @@ def _readable(logits: Tensor) -> bool:
     return read and logits.shape[-1] % lanes.WIDTH == 0
 
 
-def _search(logits: Tensor, count: int, with_probs: bool) -> tuple[IntArray, NDArray[np.float32], bool]:
-    """Return tokens and probabilities [rows, count], and whether they hold: not where something is no number."""
+def _search(logits: Tensor, count: int, with_probs: bool) -> tuple[IntArray, NDArray[np.float32]]:
+    """Return tokens and probabilities [rows, count]; without probabilities, the largest numbers in their place."""
     logits = logits.contiguous()
     rows, vocab = logits.numel() // logits.shape[-1], logits.shape[-1]
     token_ids, probs = np.empty((rows, count), dtype=np.int64), np.empty((rows, count), dtype=np.float32)
-    return token_ids, probs, _find(logits.data_ptr(), KINDS[logits.dtype], vocab, token_ids, probs, with_probs)
+    _find(logits.data_ptr(), KINDS[logits.dtype], vocab, token_ids, probs, with_probs)
+    return token_ids, probs
 
 
 @compiled
-def _find(logits: int, kind: int, vocab: int, token_ids: IntArray, probs: NDArray[np.float32], with_probs: bool) -> bool:
-    """Fill `token_ids` and `probs`; return False as soon as a row holds what is no number.
+def _find(logits: int, kind: int, vocab: int, token_ids: IntArray, probs: NDArray[np.float32], with_probs: bool) -> None:
+    """Fill `token_ids` and `probs`. A row that is not numbers gets NO_TOKEN, or with probabilities any tokens, of 0 each.
 
     Args:
         logits: address of [len(token_ids), vocab], stored as `kind` says.
@@ -98,17 +100,19 @@ def _find(logits: int, kind: int, vocab: int, token_ids: IntArray, probs: NDArra
     largest = np.empty((vocab + _BLOCK - 1) // _BLOCK, dtype=np.float32)
     for row in range(len(token_ids)):
         place = logits + row * vocab * size
-        if np.isnan(_largest(kind, place, size, vocab, largest)):
-            return False
-        _select(kind, place, size, vocab, largest, block, token_ids[row], probs[row])
+        fine = not np.isnan(_largest(kind, place, size, vocab, largest))
+        if fine:
+            _select(kind, place, size, vocab, largest, block, token_ids[row], probs[row])
+            fine = np.isfinite(probs[row, 0])
+        if not fine:
+            for rank in range(count):
+                token_ids[row, rank], probs[row, rank] = rank if with_probs else NO_TOKEN, 0.0
+            continue
         if with_probs:
             best = probs[row, 0]
             total = _total(kind, place, size, vocab, best)
             for rank in range(count):
                 probs[row, rank] = np.exp(probs[row, rank] - best) / total
-            if not np.isfinite(total):
-                return False
-    return True
 
 
 @inlined

@@ -64,6 +64,7 @@ class Outcome:
         target_argmax: 1 + n tokens: the target's most likely one after the root and after EVERY node.
         target_top: its most likely tokens there, where the drafter's `top_k` asks for them.
         logprobs: per new token, where the request asks for them: token id -> log-probability, likeliest first.
+        unclean: after some node, taken or not, the target's logits were not numbers; `target_argmax` has 0 there.
         foreseen: guesses of what the target says after the newest of `new_token_ids`, where the drafter asks for them
             (`foresees`).
     """
@@ -76,6 +77,7 @@ class Outcome:
     target_top: TopTokens | None = None
     logprobs: list[dict[int, float]] | None = None
     foreseen: DraftTree | None = None
+    unclean: bool = False
 
 
 class Drafter:

@@ -209,6 +209,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         for store, states in ((place.keys, keys), (place.values, values)):
             store[slot, :, first : first + states.shape[1]] = states
 
+    @torch.inference_mode()
+    def clear(self, slot: int, first: int) -> None:
+        """Write zeros to the positions of a slot from `first` on."""
+        for store in self._stores():
+            store[slot, :, first:] = 0
+
     def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor] | None]:
         """Views of the first `length` positions of a slot, (keys, values) per layer; None where a layer stores nothing."""
         return [

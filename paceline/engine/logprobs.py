@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as ListLike
 
 import torch
 from torch import Tensor
 
 from paceline.engine.node_logits import NodeLogits
+from paceline.engine.not_numbers import logits_error
 from paceline.engine.sequence import Sequence
 
 _ROWS = 64  # logits turned into log-probabilities at once, which takes memory for each token of the vocabulary
@@ -50,7 +52,11 @@ def _score(seq: Sequence, logits: NodeLogits, row: int, fed: int) -> None:
     assert count is not None, "it is scored"
     offset = logits.starts[row] - (fed - 1) - seq.cached - 1  # of the row that a token is scored by
     # After a preemption the first tokens are fed again: they are scored already.
+    scored: list[dict[int, float]] = []
     for first in range(len(known), min(seq.cached + fed, seq.prompt_length - 1) + 1, _ROWS):
         token_ids = seq.token_ids[first : min(first + _ROWS, seq.cached + fed + 1, seq.prompt_length)]
         rows = logits.flat[offset + first : offset + first + len(token_ids)]
-        known += logprobs_of(rows, token_ids, count)
+        scored += logprobs_of(rows, token_ids, count)
+    known += scored
+    if scored and any(map(math.isnan, scored[-1].values())):
+        seq.failure = seq.failure or logits_error(logits.flat.dtype)

@@ -189,7 +189,15 @@ class CachedLM:
 
     def close(self, seq: Sequence) -> None:
         """Free the slot of `seq`."""
+        if seq.tainted or seq.failure is not None:
+            self.rewind(seq, 0)
+            self.clear_behind(seq)
         self.slots.free(seq)
+
+    def clear_behind(self, seq: Sequence) -> None:
+        """Write zeros behind what `seq` has in the cache: attention multiplies what it masks by 0, and NaN stays NaN."""
+        if seq.slot >= 0:
+            self._cache.clear(seq.slot, seq.cached)
 
     @property
     def open_sequences(self) -> int:

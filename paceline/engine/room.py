@@ -107,6 +107,8 @@ class Room:
 
     def close(self, seq: Sequence, reusable: bool = True) -> None:
         """Take its slot from `seq`, and keep what is there for later prompts, unless it is not `reusable`."""
+        if seq.pending > 1:  # no logits have shown yet whether what it holds are numbers
+            seq.tainted, reusable = True, False
         if reusable and self._most_kept and seq.cached >= _LEAST_COMMON:
             held = Sequence(seq.token_ids[: seq.cached], SamplingParams())
             held.rotary_length = seq.rotary_length

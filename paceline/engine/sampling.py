@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.engine.adjustments import adjusted, divisor
 from paceline.engine.best_tokens import most_likely
+from paceline.engine.not_numbers import marked_argmax
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import DraftTree, node_depths
 
@@ -102,7 +103,7 @@ def draw(scores: Tensor, seqs: ListLike[Sequence], trees: ListLike[DraftTree], s
     Args:
         scores: [batch, 1 + width, vocab] from `target_scores`.
     Returns:
-        batch lists of 1 + width token ids (entries beyond a tree mean nothing).
+        batch lists of 1 + width token ids (entries beyond a tree mean nothing); NO_TOKEN where scores are not numbers.
     """
     sampled = [row for row, seq in enumerate(seqs) if not seq.params.greedy]
     if not sampled:
@@ -121,7 +122,7 @@ def draw(scores: Tensor, seqs: ListLike[Sequence], trees: ListLike[DraftTree], s
             index[place, 1 : 1 + len(tree)] += torch.tensor(depth)
     noise = exponential_noise(keys, scores.shape[-1], scores.device)[index.to(scores.device)]
     weights = (scores if len(sampled) == len(seqs) else scores[sampled]).softmax(-1)
-    tokens[sampled] = weights.div_(noise).argmax(-1)
+    tokens[sampled] = marked_argmax(weights.div_(noise))
     return _to_lists(tokens)
 
 
@@ -151,9 +152,13 @@ def _to_lists(tokens: Tensor) -> list[list[int]]:
 
 
 def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
-    """One token with chance proportional to `weights` [vocab]; position counts from the start of the answer."""
+    """One token with chance proportional to `weights` [vocab], NO_TOKEN where they are not numbers.
+
+    Args:
+        position: of the token, from the start of the answer.
+    """
     noise = exponential_noise([noise_key(seed, position, stream)], weights.shape[-1], weights.device)[0]
-    return int((weights / noise).argmax())
+    return int(marked_argmax(weights / noise))
 
 
 def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.engine.model import CachedLM
+from paceline.engine.not_numbers import logits_error
 from paceline.engine.per_layer import layer_values
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
@@ -145,9 +146,12 @@ def _check(model: CachedLM, what: str, parents: list[int], accepted: list[int]) 
     finally:
         model.close(seq)
     allowed = 1e-3 if model.architecture.dtype == torch.float32 else 0.1
-    plain = torch.cat(expected)
-    scale = float(plain.abs().max())
-    difference = float((torch.cat(made) - plain).abs().max())
+    tree_logits, plain = torch.cat(made), torch.cat(expected)
+    if plain.isnan().any():
+        raise logits_error(model.architecture.dtype)
+    scale = float(plain[plain.isfinite()].abs().max())
+    # Vocabularies are padded with -inf, which is equal to itself.
+    difference = float(torch.where(tree_logits == plain, 0.0, tree_logits - plain).abs().max())
     if not difference <= allowed * max(scale, 1e-6):
         raise UnsupportedModelError(
             f"{name}: logits of a draft {what} differ from plain ones by {difference:.2g} (scale"

@@ -175,6 +175,8 @@ class Sequence:
             token, then as `logprobs`. None = they are not asked for.
         states: the hidden states its tokens were chosen by, kept where its drafter has asked for them when it started.
         processed: its logits processors, made when they are first asked.
+        tainted: keys or values of it may be NaN; its slot is cleared before others get it.
+        without_draft: it is fed without a draft tree in the next step.
         failure: why its next token cannot be chosen, which ends this request and no other.
     """
 
@@ -204,6 +206,7 @@ class Sequence:
         self.prompt_logprobs: list[dict[int, float] | None] | None = None
         self.states: StateLog | None = None
         self.processed: Processed | None = None
+        self.tainted = self.without_draft = False
         self.failure: Exception | None = None
 
     def __len__(self) -> int:

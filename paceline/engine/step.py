@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from collections.abc import Sequence as ListLike
 
 import torch
@@ -83,6 +83,11 @@ def joint_step(
     if top_k and ready:
         logits = logits.with_top(top_k)
     outcomes = verify([seqs[row] for row in ready], [trees[row] for row in ready], logits)
+    again = {outcome.seq: outcome.seq.cached for outcome in outcomes if not outcome.new_token_ids}
+    if again:
+        rows = [row for row, outcome in enumerate(outcomes) if outcome.seq not in again]
+        outcomes, ready, logits = [outcomes[row] for row in rows], [ready[row] for row in rows], logits.those(rows)
+        _leave_out(again, parts)
     _hand_out(outcomes, parts, logits)
     accepted: list[list[int]] = [[]] * len(seqs)
     for row, outcome in zip(ready, outcomes, strict=True):
@@ -90,13 +95,19 @@ def joint_step(
     if kept:
         _keep_states(seqs, fed, layers, accepted)
     model.commit(accepted)
+    for seq, cached in again.items():
+        model.rewind(seq, cached)
+        model.clear_behind(seq)
     for outcome in outcomes:
+        if outcome.unclean:
+            model.clear_behind(outcome.seq)
         outcome.seq.append(outcome.new_token_ids, outcome.logprobs or ())
+        outcome.seq.without_draft = False
         outcome.seq.counters.drafted_tokens += len(outcome.tree)
         outcome.seq.counters.accepted_tokens += len(outcome.accepted)
     for part in parts:
         _observe(part)
-    if spending is not None and asked:
+    if spending is not None and asked and not again:
         spending.observe(parts, time.perf_counter() - start)
     if (switch := model.architecture.restart_length) is not None:
         for outcome in outcomes:
@@ -143,6 +154,7 @@ def _propose(model: CachedLM, part: Part) -> None:
     if len(part.ready) < len(part.seqs):
         ready = {seq.id for seq in part.ready}
         limits = [limit for seq, limit in zip(part.seqs, limits, strict=True) if seq.id in ready]
+    limits = [0 if seq.without_draft else limit for seq, limit in zip(part.ready, limits, strict=True)]
     drafter, before = part.drafting.drafter, part.drafting.drafter.forward_seconds
     try:
         with untouched(drafter, part.ready):
@@ -154,6 +166,16 @@ def _propose(model: CachedLM, part: Part) -> None:
     except Exception as error:
         part.error = error
     part.draft_seconds = drafter.forward_seconds - before
+
+
+def _leave_out(again: Container[Sequence], parts: ListLike[Part]) -> None:
+    """Take sequences that are to be fed again, without a draft tree, out of the parts; nothing is learnt of this step."""
+    for part in parts:
+        kept = [(seq, tree) for seq, tree in zip(part.ready, part.trees, strict=True) if seq not in again]
+        for seq in part.ready:
+            seq.without_draft = seq in again
+        part.ready, part.trees = [seq for seq, _ in kept], [tree for _, tree in kept]
+        part.flat, part.cost = None, 0.0
 
 
 def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: NodeLogits) -> None:

@@ -7,11 +7,13 @@ order, each accepted with min(1, target/draft), else target <- normalise(max(tar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +23,11 @@ from paceline.engine.best_tokens import most_likely
 from paceline.engine.drafter import Outcome, TopTokens
 from paceline.engine.logprobs import logprobs_of
 from paceline.engine.node_logits import NodeLogits
+from paceline.engine.not_numbers import NO_TOKEN, logits_error, take_token
 from paceline.engine.processors import OwnProcessors, Processed
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.tree import DraftTree, node_depths
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 
 _LARGE = 4096  # tokens of a vocabulary from which on a draw takes more than its calls
 Vector = Any  # anything with indexing, -, /, .sum() and .clip(0): a Tensor here, an array of fractions in the tests
@@ -34,17 +37,21 @@ def follow(tree: DraftTree, draw: Callable[[int], int], ended: Callable[[list[in
     """Walk by the target's own tokens.
 
     Args:
-        draw: the target's token after a node (-1 = root); asked once per emitted token, in order.
+        draw: the target's token after a node (-1 = root); asked once per emitted token, in order. NO_TOKEN ends the walk.
         ended: whether the sequence ends with the last of these tokens; asked for every token.
     Returns:
-        accepted nodes, and the emitted tokens (one more than accepted, or as many where the sequence ended).
+        accepted nodes, and the emitted tokens: one more than accepted, or as many where the sequence ended. None at all
+        where there is no token after the root.
     """
     child = tree.edges()
     accepted: list[int] = []
     run: list[int] = []
     node: int | None = -1
     while node is not None:
-        run.append(draw(node))
+        token = draw(node)
+        if token == NO_TOKEN:  # what the cache has of this node is not numbers either
+            return accepted[:-1], run
+        run.append(token)
         node = child.get((node, run[-1]))
         if node is not None:
             accepted.append(node)
@@ -55,7 +62,7 @@ def follow(tree: DraftTree, draw: Callable[[int], int], ended: Callable[[list[in
 
 def reject(
     tree: DraftTree,
-    target: Callable[[int], Vector],
+    target: Callable[[int], Vector | None],
     coin: Callable[[int, Any], bool],
     draw: Callable[[int, Vector], int],
     ended: Callable[[list[int]], object],
@@ -63,7 +70,7 @@ def reject(
     """Walk by accepting or rejecting the drafter's draws.
 
     Args:
-        target: the target distribution [vocab] after a node (-1 = root).
+        target: the target distribution [vocab] after a node (-1 = root); None ends the walk.
         coin: (node, chance) -> whether that node is accepted.
         draw: (depth, weights [vocab]) -> the token drawn where no child is left; weights sum to 1.
         ended: as in `follow`.
@@ -76,6 +83,8 @@ def reject(
     node = -1
     while True:
         weights = target(node)
+        if weights is None:  # as in `follow`
+            return accepted[:-1], run
         for child in children[node + 1]:
             token, drawn_from = tree.token_ids[child], None if tree.probs is None else tree.probs[child]
             chance = weights[token] if drawn_from is None else weights[token] / drawn_from[token]
@@ -115,7 +124,7 @@ def answers(
         logits: as in `verify`.
     Returns:
         scores [batch, 1 + width, vocab] of `target_scores`, or None where the logits themselves say what is most likely;
-        twice batch lists of tokens, 1 + nodes of each sequence or more.
+        twice batch lists of tokens, 1 + nodes of each sequence or more; NO_TOKEN where the logits are not numbers.
     """
     if sampling.says_likeliest(seqs):
         best = _best(logits)
@@ -123,12 +132,14 @@ def answers(
     scores = sampling.target_scores(logits.padded(), seqs, trees)
     drawn = sampling.draw(scores, seqs, trees)
     greedy = all(seq.params.greedy for seq in seqs)
-    return scores, drawn, drawn if greedy else scores.argmax(-1).tolist()
+    return scores, drawn, drawn if greedy else most_likely(scores).tolist()
 
 
 def _best(logits: NodeLogits) -> list[list[int]]:
     """The most likely token after the root and after every node of each sequence."""
-    best: list[int] = (most_likely(logits.flat) if logits.top is None else logits.top.token_ids[:, 0]).tolist()
+    top = logits.top
+    found = most_likely(logits.flat) if top is None else np.where(top.probs[:, 0] > 0, top.token_ids[:, 0], NO_TOKEN)
+    best: list[int] = found.tolist()
     return [best[start : start + count] for start, count in zip(logits.starts, logits.counts, strict=True)]
 
 
@@ -137,8 +148,11 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLog
 
     Args:
         logits: of each sequence after the root, then after every node.
+    Returns:
+        an outcome for each; one without tokens where the tree has to be left out, see `spoiled`.
     """
     scores: Tensor | None = None
+    dtype = logits.flat.dtype
     drawn: ListLike[ListLike[int] | sampling.Draws]
     if _drawn_one_by_one(seqs, trees, logits.flat):
         argmax = _best(logits)
@@ -150,23 +164,67 @@ def verify(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLog
         scores, drawn, argmax = answers(seqs, trees, logits)
     outcomes = []
     for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
+        said = argmax[row]
         if seq.params.logits_processors:
-            accepted, run = _process_row(seq, tree, logits[row])
+            accepted, run = _process_row(seq, tree, logits[row], said)
         elif tree.probs is None or seq.params.greedy:
-            tokens = drawn[row]
-            accepted, run = follow(tree, lambda node, tokens=tokens: tokens[node + 1], seq.end_reason)  # type: ignore[misc]
+            accepted, run = follow(tree, chosen(seq, tree, drawn[row], said, dtype), seq.end_reason)
         else:
             assert scores is not None  # some request is sampled, and none is drawn one by one
             probs = scores[row, : 1 + len(tree)].softmax(-1)
-            accepted, run = _reject_row(seq, tree, lambda node, probs=probs: probs[node + 1])  # type: ignore[misc]
+            accepted, run = _reject_row(seq, tree, probs.__getitem__, said, dtype)
         if seq.params.adjusts and forbidden(seq, run):
             seq.failure = seq.failure or _nothing_left()
         logprobs = None
         if seq.params.logprobs is not None:
             walked = [0, *(node + 1 for node in accepted)][: len(run)]
             logprobs = logprobs_of(logits[row][walked], run, seq.params.logprobs)
-        outcomes.append(Outcome(seq, tree, accepted, run, argmax[row][: 1 + len(tree)], logprobs=logprobs))
+        outcomes.append(make_outcome(seq, tree, accepted, run, said[: 1 + len(tree)], logprobs))
     return outcomes
+
+
+def spoiled(tree: DraftTree, argmax: ListLike[int], node: int) -> bool:
+    """Whether a draft tree may be why logits are not numbers: the token after a node (-1 = root) is asked for without it.
+
+    Attention multiplies what it masks by 0, and NaN stays NaN: one such node spoils rows of other nodes.
+
+    Args:
+        argmax: the most likely token after the root and after every node.
+    """
+    return argmax[node + 1] == NO_TOKEN and len(tree) > 0
+
+
+def make_outcome(
+    seq: Sequence,
+    tree: DraftTree,
+    accepted: list[int],
+    run: list[int],
+    argmax: list[int],
+    logprobs: list[dict[int, float]] | None = None,
+) -> Outcome:
+    """Return an outcome, and note where its logits are not numbers.
+
+    Args:
+        argmax: the most likely token after the root and after every node; NO_TOKEN where the logits are not numbers.
+        the others: as in `Outcome`.
+    """
+    unclean = NO_TOKEN in argmax
+    if unclean:
+        seq.tainted = seq.tainted or any(argmax[place] == NO_TOKEN for place in (0, *(node + 1 for node in accepted)))
+        argmax = [max(token, 0) for token in argmax]
+    return Outcome(seq, tree, accepted, run, argmax, logprobs=logprobs, unclean=unclean)
+
+
+def chosen(
+    seq: Sequence, tree: DraftTree, tokens: ListLike[int] | sampling.Draws, argmax: ListLike[int], dtype: torch.dtype
+) -> Callable[[int], int]:
+    """Return what `follow` asks for the token after a node.
+
+    Args:
+        tokens, argmax: the chosen token and the most likely one after the root and after every node.
+        dtype: of the logits.
+    """
+    return lambda node: NO_TOKEN if spoiled(tree, argmax, node) else take_token(seq, tokens[node + 1], dtype)
 
 
 def _drawn_one_by_one(seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: Tensor) -> bool:
@@ -194,8 +252,17 @@ def with_top_tokens(outcomes: list[Outcome], logits: NodeLogits, count: int) -> 
     ]
 
 
-def _reject_row(seq: Sequence, tree: DraftTree, target: Callable[[int], Tensor]) -> tuple[list[int], list[int]]:
-    """Walk by `reject`, with the coins and draws of the request's seed."""
+def _reject_row(
+    seq: Sequence, tree: DraftTree, target: Callable[[int], Tensor], argmax: ListLike[int], dtype: torch.dtype
+) -> tuple[list[int], list[int]]:
+    """Walk by `reject`, with the coins and draws of the request's seed.
+
+    A node whose probabilities in the draft are NaN is never accepted.
+
+    Args:
+        target: probabilities [vocab] after the root (0), and after node i (1 + i).
+        argmax, dtype: as for `chosen`.
+    """
     seed, start = seq.params.seed, len(seq) - seq.prompt_length
     depths = node_depths(tree.parents)
 
@@ -205,16 +272,20 @@ def _reject_row(seq: Sequence, tree: DraftTree, target: Callable[[int], Tensor])
         return sampling.uniform(seed, position, sampling.ACCEPT, node) < float(chance)
 
     def draw(depth: int, weights: Tensor) -> int:
-        return sampling.draw_one(weights, seed, start + depth, sampling.RESIDUAL)
+        return take_token(seq, sampling.draw_one(weights, seed, start + depth, sampling.RESIDUAL), dtype)
 
-    return reject(tree, target, coin, draw, seq.end_reason)
+    def weights(node: int) -> Tensor | None:
+        return None if spoiled(tree, argmax, node) else target(node + 1)
+
+    return reject(tree, weights, coin, draw, seq.end_reason)
 
 
-def _process_row(seq: Sequence, tree: DraftTree, logits: Tensor) -> tuple[list[int], list[int]]:
+def _process_row(seq: Sequence, tree: DraftTree, logits: Tensor, argmax: ListLike[int]) -> tuple[list[int], list[int]]:
     """Walk with logits processors, which are asked node by node, as far as the walk goes.
 
     Args:
         logits: [1 + nodes, vocab].
+        argmax: their most likely tokens.
     """
     params, start = seq.params, len(seq) - seq.prompt_length
     rows = adjusted(logits[None].float(), [seq], [tree])[0]
@@ -232,20 +303,43 @@ def _process_row(seq: Sequence, tree: DraftTree, logits: Tensor) -> tuple[list[i
                 one = processed(one.clone())
         except ConfigError as error:
             seq.failure = error
-        if not bool(one.amax() > -torch.inf):  # NaN is not, either
-            seq.failure = seq.failure or _nothing_left()
+        largest = float(one.amax())
+        if not math.isfinite(largest):
+            seq.failure = seq.failure or _unusable(rows[node + 1], largest, params, logits.dtype)
         shaped: Tensor = sampling.shaped(one[None], [params])[0, 0]
         return shaped
 
     def choose(node: int) -> int:
+        if spoiled(tree, argmax, node):
+            return NO_TOKEN
         one = scores(node)
         if params.greedy:
             return int(one.argmax())
-        return sampling.draw_one(one.softmax(-1), params.seed, start + len(tree.path(node)), sampling.TARGET)
+        position = start + len(tree.path(node))
+        return take_token(seq, sampling.draw_one(one.softmax(-1), params.seed, position, sampling.TARGET), logits.dtype)
 
     if tree.probs is None or params.greedy:
         return follow(tree, choose, seq.end_reason)
-    return _reject_row(seq, tree, lambda node: scores(node).softmax(-1))
+    return _reject_row(seq, tree, lambda row: scores(row - 1).softmax(-1), argmax, logits.dtype)
+
+
+def _unusable(scores: Tensor, largest: float, params: SamplingParams, dtype: torch.dtype) -> PacelineError:
+    """Return why no token can be chosen.
+
+    Args:
+        scores: [vocab], what the logits processors were given.
+        largest: of what they returned; not finite.
+        dtype: of the logits.
+    """
+    if not math.isfinite(float(scores.amax())):
+        return logits_error(dtype)
+    if largest == -math.inf:
+        return _nothing_left()
+    names = ", ".join(repr(getattr(one, "__name__", type(one).__name__)) for one in params.logits_processors)
+    return ConfigError(
+        f"logits_processors: got scores that are not numbers (NaN or infinite) from {names}; expected finite ones, and"
+        " -inf for what is forbidden. Correct the processor, or leave it out."
+    )
 
 
 def _nothing_left() -> ConfigError:

@@ -27,6 +27,7 @@ from paceline.engine.budget import NodeRule
 from paceline.engine.drafter import Outcome
 from paceline.engine.kept_vocabulary import kept_alone
 from paceline.engine.model import CachedLM
+from paceline.engine.not_numbers import guess_tokens
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import EMPTY_TREE, DraftTree
 
@@ -177,7 +178,7 @@ def adjusted_answers(
         logits: [batch, 1 + width, vocab], after the root and each node fed.
     """
     scores = sampling.target_scores(logits, copies, fed)
-    drawn = sampling.draw(scores, copies, fed, sampling.TARGET)
+    drawn = guess_tokens(copies, sampling.draw(scores, copies, fed, sampling.TARGET))
     answers = []
     for own, said, question in zip(scores, drawn, questions, strict=True):
         asked = question.asked if question else []

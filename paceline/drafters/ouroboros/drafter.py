@@ -203,6 +203,8 @@ class Ouroboros(Drafter):
         if not (self._options.branches or self.budget):
             return outcomes
         for row, outcome in enumerate(outcomes):
+            if not outcome.new_token_ids:  # fed again without the phrases
+                continue
             said_at = [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
             if logits.top is None:
                 own, top = probs_of(outcome.new_token_ids, logits[row][said_at])

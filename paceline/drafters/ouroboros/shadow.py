@@ -83,6 +83,6 @@ def probs_of(run: list[int], logits: Tensor) -> tuple[list[float], TopTokens]:
     Args:
         logits: [len(run), vocab], from which each of them was chosen.
     """
-    probs = logits.float().softmax(-1)
+    probs = logits.float().softmax(-1).nan_to_num(0.0)  # of a draft model whose logits are not numbers
     own: list[float] = probs[torch.arange(len(run)), torch.tensor(run, device=probs.device)].tolist()
     return own, TopTokens(*likeliest(logits, CHOICES))

@@ -25,6 +25,7 @@ from paceline.engine import sampling
 from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.kept_vocabulary import kept_alone
 from paceline.engine.model import CachedLM
+from paceline.engine.not_numbers import guess_tokens
 from paceline.engine.origin import Origin
 from paceline.engine.pairing import pair
 from paceline.engine.sequence import Sequence
@@ -154,7 +155,7 @@ class ChainDrafter(Drafter):
             with kept_alone(alone):
                 logits, hidden = self._forward(copies, guesses)
             scores = sampling.target_scores(logits, copies, guesses)
-            drawn = sampling.draw(scores, copies, guesses, stream)
+            drawn = guess_tokens(copies, sampling.draw(scores, copies, guesses, stream))
             if kept is not None:
                 drawn = [kept[places].tolist() for places in drawn]
             steps = [_follow(*one) for one in zip(guesses, drawn, chains, strict=True)]

@@ -201,6 +201,7 @@ def _weigh(
         if found == waiting:
             guess.token, guess.drafted, guess.cell, guess.confidence = said.token_ids[node], ABSENT, ABSENT, 0.0
             guess.foreseen, guess.beside, guess.modelled, guess.asked = ABSENT, ABSENT, ABSENT, ABSENT
+            guess.origin = said.origins[node]
             waiting += 1
         if foreseen:
             guess.foreseen = node

@@ -25,7 +25,7 @@ from paceline.engine.plain import is_plain
 from paceline.engine.products.own import Products
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree, IntArray
-from paceline.engine.verify import answers, follow
+from paceline.engine.verify import answers, chosen, follow, make_outcome
 from paceline.errors import ConfigError, DrafterError
 
 _PIECE = 1 << 18  # integers summed at once, to bound the memory it takes
@@ -111,8 +111,9 @@ class ParallelLM(CachedLM):
                     " alike in all of them. Run this drafter in one process."
                 )
             tokens = token_row[1 : 2 + len(tree)]
-            accepted, run = follow(tree, lambda node, tokens=tokens: tokens[node + 1], seq.end_reason)  # type: ignore[misc]
-            outcomes.append(Outcome(seq, tree, accepted, run, argmax_row[1 : 2 + len(tree)]))
+            said = argmax_row[1 : 2 + len(tree)]
+            accepted, run = follow(tree, chosen(seq, tree, tokens, said, logits.flat.dtype), seq.end_reason)
+            outcomes.append(make_outcome(seq, tree, accepted, run, said))
         return outcomes
 
     def _table(

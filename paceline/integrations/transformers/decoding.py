@@ -9,14 +9,16 @@ import torch
 from transformers import DynamicCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from paceline.engine.best_tokens import most_likely
 from paceline.engine.drafter import Outcome
 from paceline.engine.engine import Engine
 from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.engine.metrics import Stats
 from paceline.engine.node_logits import NodeLogits
+from paceline.engine.not_numbers import NO_TOKEN, take_token
 from paceline.engine.sequence import Sequence
 from paceline.engine.tree import DraftTree
-from paceline.engine.verify import follow
+from paceline.engine.verify import follow, make_outcome, spoiled
 from paceline.integrations.transformers.cache import fill_cache, load_cache
 from paceline.integrations.transformers.request import Request
 from paceline.integrations.transformers.rows import Row, SharedNoise
@@ -28,15 +30,17 @@ def verify_rows(rows: ListLike[Sequence], trees: ListLike[DraftTree], logits: No
     Args:
         rows: `Row`s.
     """
-    argmax: list[int] = logits.flat.argmax(-1).tolist()
+    argmax: list[int] = most_likely(logits.flat).tolist()
     outcomes = []
     for start, row, tree in zip(logits.starts, cast(ListLike[Row], rows), trees, strict=True):
 
-        def choose(node: int, root: int = start, row: Row = row) -> int:
-            return row.choose(logits.flat[root + node + 1], argmax[root + node + 1])
+        def choose(node: int, root: int = start, row: Row = row, tree: DraftTree = tree) -> int:
+            if spoiled(tree, argmax, root + node):
+                return NO_TOKEN
+            return take_token(row, row.choose(logits.flat[root + node + 1], argmax[root + node + 1]), logits.flat.dtype)
 
         accepted, run = follow(tree, choose, row.end_reason)
-        outcomes.append(Outcome(row, tree, accepted, run, argmax[start : start + 1 + len(tree)]))
+        outcomes.append(make_outcome(row, tree, accepted, run, argmax[start : start + 1 + len(tree)]))
     return outcomes
 
 

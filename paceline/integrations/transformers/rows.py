@@ -17,6 +17,7 @@ from transformers.generation import (
     SynthIDTextWatermarkLogitsProcessor,
 )
 
+from paceline.engine.not_numbers import NO_TOKEN
 from paceline.engine.processors import Processed
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.integrations.transformers.request import Request
@@ -95,14 +96,14 @@ class Row(Sequence):
         return self.padding + len(self)
 
     def choose(self, logits: Tensor, most_likely: int) -> int:
-        """The token transformers would choose next.
+        """Return the token transformers would choose next; NO_TOKEN where it would choose by NaN.
 
         Args:
             logits: [vocab] of the model after all tokens in `ids`.
             most_likely: their arg-max.
         """
         token = most_likely if self._request.plain else self._draw(self.process(logits))
-        self._processed.extend([token])
+        self._processed.extend([max(token, 0)])
         return token
 
     def process(self, logits: Tensor) -> Tensor:
@@ -134,15 +135,15 @@ class Row(Sequence):
 
     def _draw(self, scores: Tensor) -> int:
         if not self._request.sampled:
-            return int(scores.argmax(-1))
+            found = scores.argmax(-1, keepdim=True)
+            return int(torch.where(scores.gather(-1, found).isnan(), NO_TOKEN, found))
         probs = scores.softmax(-1)
         if self._request.batch == 1:
-            return int(torch.multinomial(probs, num_samples=1))
+            fine = probs.isfinite().all()  # torch.multinomial raises elsewhere, or ends all work on a GPU
+            return int(torch.where(fine, torch.multinomial(torch.where(fine, probs, 1.0), num_samples=1), NO_TOKEN))
         step = self.ids.shape[1] - self._request.width
         token = int((probs[0] / self._noise.take(self.place, step, probs.shape[-1])).argmax())
-        if probs[0, token].isnan():
-            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")  # as torch.multinomial does
-        return token
+        return NO_TOKEN if probs[0, token].isnan() else token
 
 
 def _processors_of_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProcessorList:
