@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from paceline.common.text_files import MARK
 from paceline.common.threads import ForkableLock
 from paceline.errors import ConfigError
 
@@ -47,7 +48,7 @@ def json_schema(tokenizer: Any, schema: Mapping[str, Any] | bool | str, eos_toke
     """
     matcher = _llguidance().LLMatcher
     try:
-        found = json.loads(schema) if isinstance(schema, str) else schema
+        found = json.loads(schema.removeprefix(MARK)) if isinstance(schema, str) else schema
         text = json.dumps({} if found is True else found, allow_nan=False)
         grammar = matcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
     except (TypeError, ValueError, RecursionError) as error:
@@ -68,7 +69,7 @@ def regex(tokenizer: Any, pattern: str, eos_token_ids: Iterable[int] | None = No
 
 def lark(tokenizer: Any, grammar: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
     """The answer is in the language of a grammar in llguidance's form of Lark; arguments and errors as `json_schema`."""
-    compiled = _llguidance().LLMatcher.grammar_from_lark(_text("lark", grammar))
+    compiled = _llguidance().LLMatcher.grammar_from_lark(_text("lark", grammar).removeprefix(MARK))
     return _grammar("lark", tokenizer, compiled, grammar, eos_token_ids)
 
 

@@ -73,6 +73,7 @@ def build(
     tokenizer: Tokenizer,
     vocab_size: int = 0,
     answers_only: bool = False,
+    skip_invalid: bool = False,
     writing: WriteOptions = WriteOptions(),
 ) -> None:
     """Build a store; one that is there is replaced once the new one is complete.
@@ -80,13 +81,14 @@ def build(
     Args:
         vocab_size: ids below it are allowed; 0 = as many as the tokenizer has.
         answers_only: leave out prompts and what others than the assistant say.
+        skip_invalid: leave out records that cannot be read; else none may be, and nothing is written.
     """
     from paceline.datastore import build as build_store
     from paceline.datastore.inputs import documents
 
     require_range("datastore", "vocab_size", vocab_size, 0)
     loaded = load_tokenizer(tokenizer)
-    left_out = LeftOut()
+    left_out = LeftOut(skip_invalid)
     found = left_out.counted(documents(inputs, loaded, answers_only=answers_only, left_out=left_out))
     size = vocab_size or vocabulary_of(loaded)
     with shown_progress() as progress:
@@ -102,18 +104,20 @@ def add(
     *inputs: Inputs,
     tokenizer: Tokenizer,
     answers_only: bool = False,
+    skip_invalid: bool = False,
     writing: WriteOptions = WriteOptions(),
 ) -> None:
     """Add to a store; small shards are merged.
 
     Args:
         answers_only: leave out prompts and what others than the assistant say.
+        skip_invalid: leave out records that cannot be read; else none may be, and nothing is written.
     """
     from paceline.datastore import add as add_documents
     from paceline.datastore.inputs import documents
 
     loaded = load_tokenizer(tokenizer)
-    left_out = LeftOut()
+    left_out = LeftOut(skip_invalid)
     found = left_out.counted(documents(inputs, loaded, answers_only=answers_only, left_out=left_out))
     with shown_progress() as progress:
         add_documents(path, found, tokenizer=loaded, progress=progress, **_means(writing))
@@ -164,23 +168,35 @@ def calibrate(path: Store, /, *traces: Traces, output: Path, tokenizer: TraceTok
 
 
 class LeftOut:
-    """Records that are no documents: counted, and the first of them named, so that one bad line costs no store."""
+    """Records that are no documents: counted, and the first of them named.
 
-    def __init__(self) -> None:
+    Args:
+        skip: leave them out. Otherwise they end the command before anything is written, all that are named at once.
+    """
+
+    def __init__(self, skip: bool) -> None:
+        self._skip = skip
         self._errors: list[ConfigError] = []
         self._count = 0
 
     def __call__(self, error: ConfigError) -> None:
-        """Note one."""
+        """Note one.
+
+        Raises:
+            ConfigError: it is not left out, and there have been as many as are named.
+        """
         self._count += 1
         if self._count <= _NAMED:
             self._errors.append(error)
+        if self._count == _NAMED and not self._skip:
+            self._refuse(f"at least {_NAMED}")
 
     def counted(self, documents: Iterable[Document]) -> Iterator[Document]:
         """Pass documents on.
 
         Raises:
-            ConfigError: there were records, and none was a document; it is the first one's.
+            ConfigError: there were records, and none was a document (it is the first one's), or one was not and none may be
+                left out.
         """
         read = 0
         for document in documents:
@@ -188,6 +204,15 @@ class LeftOut:
             yield document
         if self._errors and not read:
             raise self._errors[0]
+        if self._errors and not self._skip:
+            self._refuse(str(self._count))
+
+    def _refuse(self, count: str) -> None:
+        for error in self._errors:
+            print_note(f"invalid: {error}")
+        raise ConfigError(
+            f"inputs: got {count} invalid records; expected none, and nothing was written. Correct them, or pass --skip-invalid."
+        )
 
     def tell(self) -> None:
         """Say on standard error what was left out, if anything was."""

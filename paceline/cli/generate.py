@@ -17,6 +17,7 @@ from paceline.cli.show import INTERRUPTED, print_stream
 from paceline.common.conversations import checked_messages, text_of
 from paceline.common.files import parse_json, require_writable
 from paceline.common.options import ModelOptions
+from paceline.common.text_files import read_text
 from paceline.common.tokens import require_text
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError
@@ -79,7 +80,7 @@ def read_prompts(path: Path) -> list[Asked]:
         ConfigError: a file that cannot be read, or a line that is no prompt; file and line are named.
     """
     try:
-        lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+        lines = read_text(path, "surrogateescape").split("\n")
     except OSError as error:
         raise ConfigError(f"file: got {str(path)!r}, {error.strerror}; expected a file to read. Check the path.") from error
     read = _record if path.suffix == ".jsonl" else lambda line, where: Asked(line, None, line)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import BinaryIO
 
+from paceline.common.text_files import decode_text
 from paceline.errors import ConfigError
 
 _PROMPT = "> "
@@ -91,6 +92,6 @@ def _piped_line() -> str | None:
 
 def _decoded(content: bytes) -> str:
     try:
-        return content.decode()
+        return decode_text(content, "standard input")
     except UnicodeDecodeError as error:
         raise ConfigError(f"standard input: got {error}; expected text in UTF-8. Convert it first.") from error

@@ -19,6 +19,7 @@ from paceline.cli.show import print_note
 from paceline.common.config import require_range
 from paceline.common.options import ModelOptions
 from paceline.common.sockets import listen
+from paceline.common.text_files import read_text
 from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError
 from paceline.serve.settings import Settings
@@ -142,7 +143,7 @@ def _keys(door: Door) -> list[str]:
     keys = [*door.api_key, *filter(None, (key.strip() for key in os.environ.get(_KEYS, "").split(",")))]
     if door.api_key_file is not None:
         try:
-            lines = door.api_key_file.read_text(encoding="utf-8").split("\n")
+            lines = read_text(door.api_key_file).split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"api_key_file: got {str(door.api_key_file)!r}, {error}; expected a text file. Check it."

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline.common.text_files import MARK
 from paceline.errors import ConfigError
 
 STANDARD_OUTPUT = Path("-")
@@ -98,13 +99,13 @@ def make_folder(path: str | Path) -> None:
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Return what JSON of anybody's says.
+    """Return what JSON of anybody's says, with or without a byte order mark.
 
     Raises:
         ValueError: it is none, or nested more deeply than can be read.
     """
     try:
-        return json.loads(content)
+        return json.loads(content.removeprefix(MARK) if isinstance(content, str) else content)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

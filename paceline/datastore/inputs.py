@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from paceline.common.answers import read_answers, read_settings
 from paceline.common.conversations import Message, chat_text, checked_messages, text_of
 from paceline.common.files import parse_json
+from paceline.common.text_files import open_text
 from paceline.common.tokens import require_text
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document
@@ -222,7 +223,7 @@ def _pieces(path: Path, bad: _Bad) -> Iterator[str]:
 
 def _opened(path: Path) -> Any:
     try:
-        return path.open(encoding="utf-8", errors="surrogateescape")  # the line that is not UTF-8 is named, and no other
+        return open_text(path, "surrogateescape")  # the line that is not UTF-8 is named, and no other
     except OSError as error:
         raise ConfigError(f"input {str(path)!r}: got {error}; expected a file that can be read. Check its rights.") from error
 

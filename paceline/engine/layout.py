@@ -92,8 +92,8 @@ def lay_out(seqs: ListLike[Sequence], trees: ListLike[DraftTree], chunk: int, le
     if front == 1 and width == 0:
         return _single_tokens(seqs, cached, pending, nodes)
     columns = front + width
-    # Padding repeats a token of the row: what is made of token 0 may be NaN, which attention cannot mask.
-    token_ids = np.tile(np.array([[seq.token_ids[seq.cached]] for seq in seqs], dtype=np.int64), (1, columns))
+    # Padding repeats the newest token of the row: what is made of token 0 may be NaN, which attention cannot mask.
+    token_ids = np.tile(np.array([[seq.token_ids[-1]] for seq in seqs], dtype=np.int64), (1, columns))
     offsets = np.tile(np.arange(columns), (rows, 1)) - (front - pending)[:, None]  # place relative to `cached`
     depths = np.minimum(offsets, front)  # position relative to `cached`
     block = np.zeros((rows, columns, columns), dtype=np.bool_)

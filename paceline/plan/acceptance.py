@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.common.files import parse_json
+from paceline.common.text_files import read_text
 from paceline.errors import ConfigError, did_you_mean
 
 _SHIPPED = Path(__file__).with_name("acceptance.json")
@@ -51,7 +52,7 @@ def read_acceptance(name: str) -> Acceptance:
         found = json.loads(_SHIPPED.read_text(encoding="utf-8"))[name]
         return _curve(name, found["tokens_per_forward"], f"{name}: {found['source']}")
     try:
-        document = parse_json(Path(name).read_text(encoding="utf-8"))
+        document = parse_json(read_text(name))
     except FileNotFoundError as error:
         raise ConfigError(f"plan: tokens_per_forward: got {name!r}, which is no file.{did_you_mean(name, SHIPPED)}") from error
     except (OSError, ValueError) as error:

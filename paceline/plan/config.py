@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline import demo
 from paceline.common.files import parse_json
+from paceline.common.text_files import read_text
 from paceline.errors import ConfigError, did_you_mean
 from paceline.plan.roofline import Matmul, Shapes
 
@@ -121,7 +122,7 @@ def _load(model: str) -> dict[str, Any]:
         place = unpacked(place)
     path = place / "config.json" if place.is_dir() else place
     try:
-        config = parse_json(path.read_text(encoding="utf-8"))
+        config = parse_json(read_text(path))
     except FileNotFoundError as error:
         raise ConfigError(
             f"plan: model: got {model!r}, where there is no config.json; expected a directory with one, the file itself, or"

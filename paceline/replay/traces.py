@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.common.answers import read_answers, read_settings, read_tops
+from paceline.common.text_files import read_text
 from paceline.datastore.inputs import check_recorded, parse_record
 from paceline.engine.drafter import TopTokens
 from paceline.errors import ConfigError
@@ -29,7 +30,7 @@ def read_traces(path: str | Path, tokenizer: Any = None, limit: int | None = Non
     if check_recorded(path, tokenizer):
         return [(answer.prompt_ids, answer.output_ids) for answer in read_answers(path, limit)]
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = read_text(path).split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"traces {str(path)!r}: got {error}; expected a file of UTF-8 text. Check its name.") from error
     traces: list[tuple[list[int], list[int]]] = []

@@ -13,6 +13,7 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, overrid
 from cattrs.v import format_exception
 
 from paceline.common.files import parse_json, write_atomically
+from paceline.common.text_files import read_text
 from paceline.errors import ConfigError, PacelineError
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def kind_of(path: str | Path) -> str:
 
 def _load(path: str | Path) -> dict[str, Any]:
     try:
-        document = parse_json(Path(path).read_text(encoding="utf-8"))
+        document = parse_json(read_text(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read a result from {str(path)!r}: {error}") from error
     return document if isinstance(document, dict) else {}

@@ -11,6 +11,7 @@ from paceline import demo
 from paceline.common.config import require_range
 from paceline.common.conversations import chat_ids
 from paceline.common.files import parse_json
+from paceline.common.text_files import read_text
 from paceline.common.tokens import text_ids
 from paceline.errors import ConfigError
 
@@ -77,7 +78,7 @@ def cut_note(count: int) -> str:
 
 def _read(path: Path) -> list[Prompt]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would cut texts at U+2028 and the like
+        lines = read_text(path).split("\n")  # splitlines() would cut texts at U+2028 and the like
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read prompts from {str(path)!r}: {error}") from error
     return [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]

@@ -101,14 +101,14 @@ def test_bad_lines_are_left_out_of_a_store_and_named(tmp_path: Path, capfd: pyte
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([good, *bad, good, *[b"{"] * 20]))
     (tmp_path / "b.txt").write_bytes(b"first\n\xff\nthird\n")
     names = [str(tmp_path / name) for name in ("a.jsonl", "b.txt")]
-    status, said = call("datastore", "build", tmp_path / "store", *names, "--tokenizer", "demo")
+    status, said = call("datastore", "build", tmp_path / "store", *names, "--tokenizer", "demo", "--skip-invalid")
     assert status == 0
     assert "in 3 documents" in said
     told = capfd.readouterr().err
     assert told.count("left out: ") == 10
     assert all(f"a.jsonl, line {number}: " in told for number in range(2, 8))
     assert "27 records were left out, of which the first 10 are named" in told
-    call("datastore", "add", tmp_path / "store", names[1], "--tokenizer", "demo")
+    call("datastore", "add", tmp_path / "store", names[1], "--tokenizer", "demo", "--skip-invalid")
     assert "b.txt, line 2: " in capfd.readouterr().err
 
 
