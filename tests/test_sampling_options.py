@@ -286,7 +286,7 @@ def fails_at_the_third(ids: Tensor, scores: Tensor) -> Tensor:
         ({"logits_processors": [lambda ids, scores: scores[0]]}, r"got \(256,\) from '<lambda>'; expected .* \(1, 256\)"),
         ({"logits_processors": [lambda ids, scores: None]}, "got NoneType from '<lambda>'"),
         ({"logits_processors": [lambda ids, scores: scores - math.inf]}, "leave no token to go on with"),
-        ({"logits_processors": [lambda ids, scores: scores * math.nan]}, "leave no token to go on with"),
+        ({"logits_processors": [lambda ids, scores: scores * math.nan]}, "got scores that are not numbers"),
         ({"bad_words": [[token] for token in range(256)]}, "leave no token to go on with"),
     ],
 )  # fmt: skip

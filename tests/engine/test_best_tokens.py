@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.engine.best_tokens import entropies, likeliest, most_likely
+from paceline.engine.not_numbers import NO_TOKEN
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -53,20 +54,24 @@ def test_rows_that_do_not_lie_side_by_side() -> None:
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 5, 71])
-def test_what_is_no_number_is_torchs_matter(odd: float, place: int) -> None:
+def test_rows_that_are_not_numbers_leave_others_as_they_are(odd: float, place: int) -> None:
     rows = logits(3, 72)
     rows[1, place] = odd
-    assert torch.equal(most_likely(rows), rows.argmax(-1))
+    fine = [0, 1, 2] if odd == -torch.inf else [0, 2]
+    assert torch.equal(most_likely(rows)[fine], rows[fine].argmax(-1))
     token_ids, probs = likeliest(rows, 3)
-    best = rows.topk(3)
-    assert token_ids.tolist() == best.indices.tolist()
-    assert np.allclose(probs, (best.values - rows.logsumexp(-1, True)).exp().numpy(), equal_nan=True)
+    best = rows[fine].topk(3)
+    assert token_ids[fine].tolist() == best.indices.tolist()
+    assert np.allclose(probs[fine], (best.values - rows[fine].logsumexp(-1, True)).exp().numpy())
+    if 1 not in fine:
+        assert most_likely(rows)[1] == NO_TOKEN
+        assert probs[1].tolist() == [0.0] * 3
 
 
 def test_nothing_is_possible() -> None:
     rows = torch.full((2, 16), -torch.inf)
-    assert torch.equal(most_likely(rows), rows.argmax(-1))
-    assert np.isnan(likeliest(rows, 2)[1]).all()
+    assert most_likely(rows).tolist() == [NO_TOKEN] * 2
+    assert not likeliest(rows, 2)[1].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
