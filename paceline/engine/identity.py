@@ -138,6 +138,7 @@ def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.floa
     among = torch.arange(_SKETCHED) * columns // _SKETCHED
     try:
         found = weight[chosen.to(weight.device)][:, among.to(weight.device)].float().cpu()
+        found.nan_to_num_(0.0, 0.0, 0.0)  # rows of a damaged checkpoint
     except Exception as error:  # a quantised embedding, whose library does not take its rows apart
         raise UnsupportedModelError(f"{type(model).__name__}: got an embedding whose rows cannot be read.") from error
     made: NDArray[np.float32] = (found - found.mean(0)).numpy()
