@@ -110,6 +110,21 @@ def test_every_damage_is_refused_by_name(tmp_path: Path) -> None:
             read_pool(path, 50)
 
 
+def test_a_file_of_another_padding(pair: Pair, tmp_path: Path) -> None:
+    """Ids that the models do not have are left out, and those that the target alone does not have refused."""
+    path = tmp_path / "phrases.pool"
+    pool = NgramPool(4)
+    for key, phrase in (((3,), (4, 5)), ((3,), (280, 5)), ((290,), (1, 2))):
+        pool.insert(key, phrase)
+    path.write_bytes(pool_bytes(pool, 300))
+    assert read_pool(path, 256) == [((3,), [(4, 5)])]
+    assert len(read_pool(path, 320)) == 2
+    made = drafter(pair, path)
+    made.check_vocab_size(256)
+    with pytest.raises(ConfigError, match="got ids up to 5; expected ids below 5, the rows of the target"):
+        made.check_vocab_size(5)
+
+
 def test_a_file_of_another_kind_version_or_vocabulary(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "phrases.pool"
     path.write_bytes(pool_bytes(some_pool(), 50))

@@ -75,7 +75,8 @@ class Ouroboros(Drafter):
         self._kept: KeptPool | None = None
         if self._warm is not None and options.pool is not None:
             cold = options.bad_pool == "cold"
-            self._kept = KeptPool(options.pool, self._warm, options.ngram - 1, draft.architecture.vocab_size, cold)
+            rows = draft.architecture.vocab_size
+            self._kept = KeptPool(options.pool, self._warm, options.ngram - 1, rows, cold)
             weakref.finalize(self, self._kept.save_changes)  # at the latest when the process ends
         self._rates = Rates()
         self._shadows: dict[int, PhraseShadow] = {}
@@ -89,6 +90,11 @@ class Ouroboros(Drafter):
     def forward_seconds(self) -> float:
         """Seconds spent in the draft model."""
         return self._draft.forward_seconds
+
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
+        """Refuse a pool with ids that the target does not have."""
+        if self._kept is not None:
+            self._kept.check_ids(vocab_size)
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
         """Prepare the draft model for its target."""
