@@ -118,11 +118,11 @@ def _rows(
         try:
             for spec in specs:
                 name, top = next(iter(told.items()))
-                run(_drafter(spec, tokenizer), found[name][:1], nodes[0], told=top and top[:1])  # compiles
+                run(_drafter(spec, tokenizer), found[name][:1], nodes[0], top_tokens=top and top[:1])  # compiles
                 for (name, some), size, together in product(found.items(), nodes, batch):
                     status.update(f"{name}, {spec}, {size} nodes, batch {together}")
                     fresh = _drafter(spec, tokenizer)  # pia, and live stores, know the answers they have been through
-                    rows.append(ReplayRow(spec, name, run(fresh, some, size, batch_size=together, told=told[name])))
+                    rows.append(ReplayRow(spec, name, run(fresh, some, size, batch_size=together, top_tokens=told[name])))
         except KeyboardInterrupt:
             return rows, False
     return rows, True

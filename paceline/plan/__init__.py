@@ -1,1 +1,1 @@
-"""What speculative decoding can bring on a machine: the roofline of a model, and the tree size that pays most."""
+"""Estimate the gain of speculative decoding from a model's roofline."""

@@ -1,4 +1,4 @@
-"""Tokens per forward by the number of draft nodes, as they were measured."""
+"""Read measured tokens per forward by the number of draft nodes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from paceline.errors import ConfigError, did_you_mean
 
 _SHIPPED = Path(__file__).with_name("acceptance.json")
 SHIPPED = ("chat", "maths", "code")
-_REPLAY = "paceline replay"  # kind of the documents of `paceline replay --json`
+_REPLAY = "paceline replay"  # document kind of `paceline replay --json`
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Attributes:
-    source: what was measured.
-    nodes, tokens: ascending numbers of draft nodes, the first 0, and tokens per forward with them, never falling, from 1.
+    """A measured curve: tokens per forward by the number of draft nodes.
+
+    Attributes:
+        source: Description of the measurement.
+        nodes: Numbers of draft nodes, ascending; the first is 0.
+        tokens: Tokens per forward for each number of nodes, never falling; the first is 1.
     """
 
     source: str
@@ -32,29 +35,31 @@ class Acceptance:
 
     @property
     def most(self) -> int:
-        """The largest tree that was measured."""
+        """Return the largest number of draft nodes that was measured."""
         return self.nodes[-1]
 
     def of(self, nodes: int) -> float:
-        """Return tokens per forward with up to `most` nodes; between measured numbers it is a line."""
+        """Return tokens per forward for up to `most` nodes, interpolated linearly."""
         return float(np.interp(nodes, self.nodes, self.tokens))
 
 
 def read_acceptance(name: str) -> Acceptance:
-    """Return a measured curve.
+    """Read a measured curve.
 
     Args:
-        name: one of `SHIPPED`, or a JSON file: of `paceline replay --json` with one drafter, or {"nodes": tokens, ...}.
+        name: One of `SHIPPED`, or a JSON file: either of `paceline replay --json` with one drafter,
+            or {"nodes": tokens, ...}.
     Raises:
-        ConfigError: no such file, or another content.
+        ConfigError: The file does not exist or holds something else.
     """
     if name in SHIPPED:
-        found = json.loads(_SHIPPED.read_text(encoding="utf-8"))[name]
-        return _curve(name, found["tokens_per_forward"], f"{name}: {found['source']}")
+        curve = json.loads(_SHIPPED.read_text(encoding="utf-8"))[name]
+        return _curve(name, curve["tokens_per_forward"], f"{name}: {curve['source']}")
     try:
         document = parse_json(read_text(name))
     except FileNotFoundError as error:
-        raise ConfigError(f"plan: tokens_per_forward: got {name!r}, which is no file.{did_you_mean(name, SHIPPED)}") from error
+        hint = did_you_mean(name, SHIPPED)
+        raise ConfigError(f"plan: tokens_per_forward: {name!r} is not a file.{hint}") from error
     except (OSError, ValueError) as error:
         raise _wrong(name, str(error)) from error
     if isinstance(document, dict) and document.get("kind") == _REPLAY:
@@ -80,21 +85,22 @@ def _of_replay(name: str, rows: Any) -> Acceptance:
 
 def _curve(name: str, rates: Any, source: str) -> Acceptance:
     try:
-        known = sorted((int(nodes), float(tokens)) for nodes, tokens in rates.items())
+        points = sorted((int(nodes), float(tokens)) for nodes, tokens in rates.items())
     except (AttributeError, TypeError, ValueError) as error:
         raise _wrong(name, str(error)) from error
-    known = [(0, 1.0), *(pair for pair in known if pair[0])]
-    if len(known) < 2 or known[1][0] < 0:
+    points = [(0, 1.0), *(pair for pair in points if pair[0])]
+    if len(points) < 2 or points[1][0] < 0:
         raise _wrong(name, "no number of nodes above 0")
-    for nodes, tokens in known:
+    for nodes, tokens in points:
         if not 1 <= tokens <= 1 + nodes:
             raise _wrong(name, f"{tokens} tokens per forward with {nodes} nodes")
-    rising = accumulate((tokens for _, tokens in known), max)
-    return Acceptance(source, tuple(nodes for nodes, _ in known), tuple(rising))
+    rising = accumulate((tokens for _, tokens in points), max)
+    return Acceptance(source, tuple(nodes for nodes, _ in points), tuple(rising))
 
 
-def _wrong(name: str, found: str) -> ConfigError:
+def _wrong(name: str, content: str) -> ConfigError:
     return ConfigError(
-        f"plan: tokens_per_forward {name!r}: got {found}; expected a result of `paceline replay --json` with one drafter, or"
-        ' {"8": 1.8, "16": 2.1}: from 1 to 1 + nodes tokens per forward by the number of nodes. Correct it.'
+        f"plan: tokens_per_forward {name!r}: got {content}; expected a result of `paceline replay"
+        ' --json` with one drafter, or {"8": 1.8, "16": 2.1}: from 1 to 1 + nodes tokens per forward'
+        " by the number of nodes. Correct it."
     )

@@ -1,4 +1,4 @@
-"""The plan of a model on a device that is named: everything is computed, nothing is run."""
+"""Plan for a model on a named device by the roofline model; nothing is run."""
 
 from __future__ import annotations
 
@@ -9,52 +9,67 @@ from paceline.errors import ConfigError
 from paceline.plan.acceptance import Acceptance
 from paceline.plan.config import ModelCard
 from paceline.plan.hardware import Hardware
-from paceline.plan.planning import Plan, budget_of, operations, plan_of, roofline_costs, sizes_within
-
-_SHARED = "Every device of the {0} has 1/{0} of each matrix and of the heads; what they say to each other costs nothing here."
-_LEFT_OUT = (
-    "Norms, positions, masks, sampling, launches and the lookup of embeddings are left out: a lower bound of the time of a"
-    " forward. Drafting is, too."
+from paceline.plan.planning import (
+    Load,
+    Plan,
+    budget_of,
+    operations,
+    plan_of,
+    roofline_costs,
+    sizes_within,
 )
-_EXPERTS = "Experts are chosen evenly and by each token for itself: the most of them are touched that way, on average."
+
+_SHARED = "Each of the {0} devices has 1/{0} of each matrix and of the heads. The cost of communication is not included."
+_LEFT_OUT = (
+    "The time of a forward is a lower bound: norms, positions, masks, sampling, kernel launches and"
+    " embedding lookups are not included. Neither is the cost of drafting."
+)
+_EXPERTS = "Each token is assumed to choose its experts independently and uniformly, which uses the most of them on average."
 
 
 def plan_named(
     card: ModelCard, hardware: Hardware, acceptance: Acceptance, batch: int = 1, context: int = 512, devices: int = 1
 ) -> Plan:
-    """Plan by the roofline.
+    """Plan by the roofline model.
 
     Args:
-        batch: sequences. context: cached tokens of each. devices: that share every matrix (tensor parallelism).
+        card: Sizes of the model.
+        hardware: The device.
+        acceptance: Tokens per forward by the number of draft nodes.
+        batch: Number of requests.
+        context: Cached tokens of each request.
+        devices: Devices that share every matrix (tensor parallelism).
     Raises:
-        ConfigError: a value out of range, heads that cannot be shared, or a dtype the device has no figure for.
+        ConfigError: A value is out of range, the heads cannot be shared equally, or the device has
+            no figure for the dtype.
     """
     check_sizes(batch, context)
     require_range("plan", "tensor_parallel", devices, 1)
     for name, heads in (("heads", card.shapes.heads), ("key heads", card.shapes.kv_heads)):
         if heads % devices:
             raise ConfigError(f"plan: tensor_parallel: got {devices}; expected a divisor of the model's {heads} {name}.")
-    peak, most = hardware.peak(card.dtype, devices), sizes_within(acceptance, context, card.context_length)
+    peak, max_size = hardware.peak(card.dtype, devices), sizes_within(acceptance, context, card.context_length)
     name = f"{card.name} ({card.parameters / 1e9:.2f} B parameters, {card.dtype})"
     title = hardware.title if devices == 1 else f"{devices} x {hardware.title}"
-    found = plan_of(roofline_costs(card, context, peak), acceptance, batch, context, most, name, title)
+    costs, load = roofline_costs(card, context, peak), Load(batch, context, max_size)
+    plan = plan_of(costs, acceptance, load, name, title)
     notes = [f"{title}: {peak.flops / 1e12:,.4g} TFLOP/s and {peak.bandwidth / 1e12:,.4g} TB/s ({hardware.source})."]
-    notes.append(_memory(card, hardware, batch, context + found.best.size, devices))
+    notes.append(_memory(card, hardware, batch, context + plan.best.size, devices))
     if devices > 1:
         notes.append(_SHARED.format(devices))
-    if any(one.experts > 1 for one in card.shapes.matmuls):
+    if any(matmul.experts > 1 for matmul in card.shapes.matmuls):
         notes.append(_EXPERTS)
     return replace(
-        found, peak=peak, budget=budget_of(card, peak), notes=(*notes, _LEFT_OUT),
-        plain=operations(card, batch, 1, context), drafted=operations(card, batch, found.best.size, context),
+        plan, peak=peak, budget=budget_of(card, peak), notes=(*notes, _LEFT_OUT),
+        plain=operations(card, batch, 1, context), drafted=operations(card, batch, plan.best.size, context),
     )  # fmt: skip
 
 
 def check_sizes(batch: int, context: int) -> None:
-    """Refuse a batch or a context out of range.
+    """Raise if the batch or the context is out of range.
 
     Raises:
-        ConfigError: naming it.
+        ConfigError: `batch` is less than 1, or `context` less than 0.
     """
     require_range("plan", "batch", batch, 1)
     require_range("plan", "context", context, 0)
@@ -62,6 +77,10 @@ def check_sizes(batch: int, context: int) -> None:
 
 def _memory(card: ModelCard, hardware: Hardware, batch: int, tokens: int, devices: int) -> str:
     per_token, weights = card.shapes.cache_bytes, card.weight_bytes / 1e9
-    cache, there = batch * tokens * per_token / 1e9, devices * hardware.memory / 1e9
+    cache, available = batch * tokens * per_token / 1e9, devices * hardware.memory / 1e9
     sizes = f"Weights {weights:.4g} GB, keys and values {cache:.3g} GB ({per_token:,} bytes a token)"
-    return f"{sizes}, of {there:,.4g} GB." if weights + cache <= there else f"{sizes}: they do NOT fit into {there:,.4g} GB."
+    return (
+        f"{sizes}, of {available:,.4g} GB."
+        if weights + cache <= available
+        else f"{sizes}: they do NOT fit into {available:,.4g} GB."
+    )

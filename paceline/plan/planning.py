@@ -1,4 +1,7 @@
-"""The tree size that pays most: tokens per forward over what a forward costs (Marzollo et al. 2024, figures 2 and 3)."""
+"""Find the tree size with the best ratio of tokens per forward to forward cost.
+
+The method is that of Marzollo et al. 2024, figures 2 and 3.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,51 @@ from typing import NamedTuple
 from paceline.errors import ConfigError
 from paceline.plan.acceptance import Acceptance
 from paceline.plan.config import ModelCard
+from paceline.plan.plan_settings import BATCHES, SIZES
 from paceline.plan.roofline import Peak, Work, free_budget
-
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # s_q that are shown
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Cost(NamedTuple):
-    """Seconds of a forward, and of these matrix products and attention; None = not known apart."""
+    """The time of one forward in seconds; None if a share is not known.
+
+    Attributes:
+        seconds: The whole forward.
+        products: Its matrix products.
+        attention: Its attention.
+    """
 
     seconds: float
     products: float | None = None
     attention: float | None = None
 
 
-CostOf = Callable[[int, int], Cost]  # of sequences, and tokens fed for each
+CostOf = Callable[[int, int], Cost]  # of the number of requests, and of query tokens per request
+
+
+class Load(NamedTuple):
+    """The requests of a step.
+
+    Attributes:
+        batch: Number of requests.
+        context: Cached tokens of each request.
+        max_size: Maximum query tokens per request, the newest token and the draft nodes.
+    """
+
+    batch: int
+    context: int
+    max_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward over trees of `size` tokens a sequence, the newest one and the draft nodes.
+    """A forward over trees of `size` tokens per request, the newest token included.
 
     Attributes:
-        seconds, products, attention: as in `Cost`. relative: time over that of plain decoding.
-        tokens: expected per forward and sequence.
+        batch: Number of requests.
+        size: Query tokens per request.
+        seconds, products, attention: Times as in `Cost`.
+        relative: Time over that of plain decoding.
+        tokens: Expected tokens per forward and request.
     """
 
     batch: int
@@ -45,26 +69,32 @@ class Step:
 
     @property
     def speedup(self) -> float:
-        """Expected over plain decoding; drafting itself costs nothing here."""
+        """Return the expected speed-up over plain decoding, without the cost of drafting."""
         return self.tokens / self.relative
 
     @property
     def tokens_per_second(self) -> float:
-        """Expected of the whole batch."""
+        """Return the expected tokens per second of the batch."""
         return self.batch * self.tokens / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What drafting is worth for a model on a machine.
+    """The expected gain of drafting for a model on a machine.
 
     Attributes:
-        model, hardware, acceptance: in words.
-        peak, budget: of the machine, and the tokens of a forward, b s_q, that cost almost nothing; None where it was measured, or
-            there is no bound.
-        steps: at `batch`, by size. best: of all sizes. batches: the best of every batch size.
-        plain, drafted: operations of a forward without drafts, and at the best size; empty where it was measured.
-        notes: what the reader must know.
+        model, hardware, acceptance: Descriptions.
+        batch: Number of requests.
+        context: Cached tokens of each request.
+        peak: Peak rates of the machine; None for a measured plan.
+        budget: Query tokens of a forward, b s_q, up to which it is bound by memory. None for a
+            measured plan, or if there is no bound.
+        steps: The forwards at `batch`, by size.
+        best: The best of all sizes at `batch`.
+        batches: The best step of every batch size.
+        plain: Operations of a forward without drafts; empty for a measured plan.
+        drafted: Operations of a forward at the best size; empty for a measured plan.
+        notes: Assumptions behind the figures.
     """
 
     model: str
@@ -83,7 +113,7 @@ class Plan:
 
 
 def roofline_costs(card: ModelCard, context: int, peak: Peak) -> CostOf:
-    """Return costs by the roofline behind `context` cached tokens."""
+    """Return a function that gives the roofline cost after `context` cached tokens."""
 
     def cost(batch: int, size: int) -> Cost:
         products, attention = card.shapes.seconds(batch, size, context, peak)
@@ -92,60 +122,64 @@ def roofline_costs(card: ModelCard, context: int, peak: Peak) -> CostOf:
     return cost
 
 
-def steps_of(cost: CostOf, acceptance: Acceptance, batch: int, most: int) -> list[Step]:
-    """Return the forwards of a batch with up to `most` tokens a sequence, from 1."""
+def steps_of(cost: CostOf, acceptance: Acceptance, batch: int, max_size: int) -> list[Step]:
+    """Return the forwards of a batch with 1 to `max_size` query tokens per request."""
     plain = cost(batch, 1).seconds
-    found = []
-    for size in range(1, most + 1):
-        one = cost(batch, size)
-        found.append(Step(batch, size, *one, one.seconds / plain, acceptance.of(size - 1)))
-    return found
+    steps = []
+    for size in range(1, max_size + 1):
+        forward_cost = cost(batch, size)
+        steps.append(Step(batch, size, *forward_cost, forward_cost.seconds / plain, acceptance.of(size - 1)))
+    return steps
 
 
 def best_of(steps: list[Step]) -> Step:
-    """Return the step with the most tokens per second; of equals the smallest."""
+    """Return the step with the most tokens per second; of equal ones the smallest."""
     return max(steps, key=lambda step: step.speedup)
 
 
 def sizes_within(acceptance: Acceptance, context: int, context_length: int | None) -> int:
-    """Return the most tokens a forward may have for a sequence: what was measured, and what the model's context has room for.
+    """Return the maximum query tokens per request.
+
+    The limits are the largest measured tree and the free rest of the model's context.
 
     Raises:
-        ConfigError: no room behind `context` cached tokens.
+        ConfigError: `context` cached tokens leave no room in the model's context.
     """
-    most = acceptance.most + 1
+    max_size = acceptance.most + 1
     if context_length is None:
-        return most
+        return max_size
     if context >= context_length:
-        raise ConfigError(f"plan: context: got {context}; expected at most {context_length - 1}, as the model takes"
-                          f" {context_length} tokens. Reduce it.")  # fmt: skip
-    return min(most, context_length - context)
+        raise ConfigError(
+            f"plan: context: got {context}; expected at most {context_length - 1}, as the model"
+            f" takes {context_length} tokens. Reduce it."
+        )
+    return min(max_size, context_length - context)
 
 
 def plan_of(
     cost: CostOf,
     acceptance: Acceptance,
-    batch: int,
-    context: int,
-    most: int,
+    load: Load,
     model: str,
     hardware: str,
     notes: tuple[str, ...] = (),
 ) -> Plan:
-    """Return the plan by any costs."""
-    steps = steps_of(cost, acceptance, batch, most)
+    """Return the plan for a load, by any cost function."""
+    batch, context, max_size = load
+    steps = steps_of(cost, acceptance, batch, max_size)
     best = best_of(steps)
     shown = tuple(step for step in steps if step.size in (*SIZES, best.size))
-    batches = sorted({batch, *BATCHES})
-    found = tuple(best if one == batch else best_of(steps_of(cost, acceptance, one, most)) for one in batches)
-    return Plan(model, hardware, acceptance.source, batch, context, None, None, shown, best, found, notes=notes)
+    batches = tuple(
+        best if size == batch else best_of(steps_of(cost, acceptance, size, max_size)) for size in sorted({batch, *BATCHES})
+    )
+    return Plan(model, hardware, acceptance.source, batch, context, None, None, shown, best, batches, notes=notes)
 
 
 def budget_of(card: ModelCard, peak: Peak) -> float | None:
-    """Return the free budget of the products with [hidden, hidden] weights; None where they never become bound by arithmetic."""
+    """Return the free budget of [hidden, hidden] products; None if unbounded."""
     return free_budget(card.shapes.hidden, peak, card.shapes.width)
 
 
 def operations(card: ModelCard, batch: int, size: int, context: int) -> tuple[Work, ...]:
-    """Return what a forward is made of: table 1 of the paper."""
+    """Return the operations of a forward (table 1 of the paper)."""
     return (*card.shapes.products(batch, size), *card.shapes.attention(batch, size, context))

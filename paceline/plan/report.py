@@ -1,4 +1,4 @@
-"""Plans as tables, as JSON and as a picture."""
+"""Show plans as tables, and write them as JSON and as a picture."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from paceline.report.tables import Column, Table
 
 KIND = Kind("paceline plan", 1, Plan)
 _PAGE = (13.0, 4.6)  # inches
-_TITLE_COLUMNS = 165
+_TITLE_COLUMNS = 165  # characters of a title line
 _SIZE_AXIS = "s_q, nodes of the tree and its root"
 
 
 def tables(plan: Plan) -> list[Table]:
-    """Return the costs by size, the best size by batch, and the operations of a forward."""
-    found = [_by_size(plan), _by_batch(plan)]
+    """Return tables: costs by size, best size by batch, operations of a forward."""
+    sections = [_by_size(plan), _by_batch(plan)]
     if plan.peak is not None:
-        found.append(_operations(plan, plan.peak))
-    return found
+        sections.append(_operations(plan, plan.peak))
+    return sections
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Show the tables; default console: standard output."""
+    """Print the tables of a plan, by default on standard output."""
     for table in tables(plan):
         table.show(console or Console(highlight=False))
 
@@ -37,13 +37,13 @@ def write_plan(plan: Plan, path: Path) -> None:
     """Write the plan and its tables as JSON.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: The file cannot be written.
     """
     write_document(path, KIND, plan, sections=[table.data() for table in tables(plan)], speedup=plan.best.speedup)
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Draw what a size brings and costs, what the time goes to, and the best size by batch.
+    """Draw gain and cost by size, the shares of the time, and the best size by batch.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
@@ -141,10 +141,10 @@ def _draw_parts(axes: Any, plan: Plan) -> None:
 def _draw_batches(axes: Any, plan: Plan) -> None:
     batches = [step.batch for step in plan.batches]
     line(axes, batches, [step.size for step in plan.batches], "best s_q", COLOURS[1], "s")
-    beside = axes.twinx()
-    line(beside, batches, [step.speedup for step in plan.batches], "speed-up", COLOURS[2], "^")
-    beside.set_ylim(bottom=0)
-    beside.set_ylabel("speed-up", fontsize=9, color=COLOURS[2])
+    right_axis = axes.twinx()
+    line(right_axis, batches, [step.speedup for step in plan.batches], "speed-up", COLOURS[2], "^")
+    right_axis.set_ylim(bottom=0)
+    right_axis.set_ylabel("speed-up", fontsize=9, color=COLOURS[2])
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.set_ylim(bottom=0)

@@ -1,4 +1,7 @@
-"""What a forward costs by the roofline model (Marzollo et al. 2024, table 1, figure 3, section 3.2.1)."""
+"""Compute the cost of a forward by the roofline model.
+
+The formulas are those of Marzollo et al. 2024, table 1 and section 3.2.1.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What a device can do: FLOP/s in matrix products, and bytes/s of memory traffic."""
+    """Peak rates of a device: matrix products in FLOP/s, memory traffic in bytes/s."""
 
     flops: float
     bandwidth: float
 
     @property
     def ratio(self) -> float:
-        """FLOPs that fit into the time one byte takes."""
+        """Return the FLOPs that fit into the time of one byte."""
         return self.flops / self.bandwidth
-
-
-ASCEND = Peak(280e12, 0.8e12)  # the paper's device, 910B4
 
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """Matrix products of one kind: [tokens, inputs] times [inputs, outputs], `count` of them in the model.
+    """Matrix products of one kind: [tokens, inputs] times [inputs, outputs].
 
     Attributes:
-        experts, active: each token goes through `active` of `experts` such matrices; of a dense layer through its only one.
-        width: bytes of a weight; None = those of any other number.
+        name: Name of the product.
+        inputs, outputs: Size of a matrix.
+        count: Number of such products in the model.
+        experts: Matrices per product; 1 for a dense layer.
+        active: Matrices that each token uses.
+        width: Bytes of a weight; None uses the model's width.
     """
 
     name: str
@@ -39,18 +43,21 @@ class Matmul:
     width: float | None = None
 
     def touched(self, tokens: int) -> float:
-        """Return how many experts some of the tokens go through, each choosing evenly and for itself: the most on average."""
+        """Return the expected number of experts that `tokens` tokens use.
+
+        Every token chooses its experts independently and uniformly.
+        """
         return self.experts * (1 - (1 - self.active / self.experts) ** tokens)
 
     @property
     def weights(self) -> int:
-        """Numbers in all of its matrices."""
+        """Return the numbers in all matrices of this kind."""
         return self.inputs * self.outputs * self.experts * self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One operation of a forward: floating-point operations, bytes read and written, and how often it occurs."""
+    """An operation of a forward: FLOPs, bytes read and written, and its count."""
 
     name: str
     flops: float
@@ -60,22 +67,28 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """FLOPs per byte."""
+        """Return the arithmetic intensity in FLOPs per byte."""
         return self.flops / (self.read + self.written)
 
     def seconds(self, peak: Peak) -> float:
-        """Return the seconds of all its occurrences: arithmetic or memory, whichever takes longer."""
+        """Return the time of all occurrences: arithmetic or memory, whichever is longer."""
         return self.count * max(self.flops / peak.flops, (self.read + self.written) / peak.bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The sizes of a model that table 1 asks for.
+    """The sizes of a model that table 1 of the paper needs.
 
     Attributes:
-        hidden: size of the residual stream. heads, kv_heads, head_size: of attention. width: bytes of a number.
-        matmuls: every kind of matrix product, the LM head among them.
-        window, windowed: cached tokens that sliding layers read at most, and how many layers they are.
+        hidden: Size of the residual stream.
+        layers: Number of layers.
+        heads: Attention heads.
+        kv_heads: Key-value heads.
+        head_size: Size of a head.
+        width: Bytes of a number.
+        matmuls: All matrix products, the LM head included.
+        window: Cached tokens that a sliding-attention layer reads at most.
+        windowed: Number of sliding-attention layers.
     """
 
     hidden: int
@@ -89,19 +102,24 @@ class Shapes:
     windowed: int = 0
 
     def products(self, batch: int, size: int) -> list[Work]:
-        """Return the matrix products of a forward over `size` tokens of each of `batch` sequences."""
-        return [self._product(one, batch * size) for one in self.matmuls]
+        """Return the matrix products of a forward over `size` tokens per request."""
+        return [self._product(matmul, batch * size) for matmul in self.matmuls]
 
-    def _product(self, one: Matmul, tokens: int) -> Work:
-        rows, width = tokens * one.active, self.width if one.width is None else one.width
-        weights = width * one.touched(tokens) * one.inputs * one.outputs
-        read, written = self.width * rows * one.inputs + weights, float(self.width * rows * one.outputs)
-        return Work(one.name, 2.0 * rows * one.inputs * one.outputs, read, written, one.count)
+    def _product(self, matmul: Matmul, tokens: int) -> Work:
+        rows, width = tokens * matmul.active, self.width if matmul.width is None else matmul.width
+        weights = width * matmul.touched(tokens) * matmul.inputs * matmul.outputs
+        read, written = self.width * rows * matmul.inputs + weights, float(self.width * rows * matmul.outputs)
+        return Work(matmul.name, 2.0 * rows * matmul.inputs * matmul.outputs, read, written, matmul.count)
 
     def attention(self, batch: int, size: int, context: int) -> list[Work]:
-        """Return the attention over `context` cached tokens and the new ones: of a full layer and of a sliding one, if any.
+        """Return the attention of a full layer and of a sliding-attention layer, if any.
 
-        A mask has a byte per pair.
+        A mask takes one byte per pair of query and key.
+
+        Args:
+            batch: Number of requests.
+            size: Query tokens per request.
+            context: Cached tokens of each request.
         """
         kinds = (("attention", context, self.layers - self.windowed), ("attention (window)", self.window, self.windowed))
         return [self._attention(name, batch, size, min(reach, context), count) for name, reach, count in kinds if count]
@@ -115,43 +133,39 @@ class Shapes:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values of one token, in all layers."""
+        """Return the bytes of the keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size * self.width
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of the weights of all matrix products, every expert among them."""
-        return sum(one.weights * (self.width if one.width is None else one.width) for one in self.matmuls)
+        """Return the bytes of the weights of all matrix products, all experts included."""
+        return sum(matmul.weights * (self.width if matmul.width is None else matmul.width) for matmul in self.matmuls)
 
     def seconds(self, batch: int, size: int, context: int, peak: Peak) -> tuple[float, float]:
-        """Return the seconds of a forward by the roofline: matrix products, and attention."""
+        """Return the seconds of a forward: matrix products, and attention."""
         products, attention = self.products(batch, size), self.attention(batch, size, context)
-        return sum(one.seconds(peak) for one in products), sum(one.seconds(peak) for one in attention)
+        return (
+            sum(operation.seconds(peak) for operation in products),
+            sum(operation.seconds(peak) for operation in attention),
+        )
 
     def relative(self, batch: int, size: int, context: int, peak: Peak) -> float:
-        """Return the time of a forward over that of plain decoding, by the roofline."""
+        """Return the time of a forward over that of plain decoding."""
         return sum(self.seconds(batch, size, context, peak)) / sum(self.seconds(batch, 1, context, peak))
 
 
-LLAMA_2_7B = Shapes(  # the paper's model
-    4096, 32, 32, 32, 128, 2,
-    (
-        *(Matmul(name, 4096, 4096, 32) for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
-        *(Matmul(name, 4096, 11008, 32) for name in ("gate_proj", "up_proj")),
-        Matmul("down_proj", 11008, 4096, 32), Matmul("lm_head", 4096, 32000, 1),
-    ),
-)  # fmt: skip
-
-
 def free_budget(hidden: int, peak: Peak, width: int = 2) -> float | None:
-    """Return the tokens of a forward, b s_q, up to which the products with [hidden, hidden] weights are bound by memory.
+    """Return the query tokens up to which [hidden, hidden] products are memory-bound.
 
-    Solves 1 / (width (1 / hidden + 1 / (2 b s_q))) = FLOP/s over bytes/s.
+    The number is b s_q, requests times query tokens per request. It solves
+    1 / (width (1 / hidden + 1 / (2 b s_q))) = FLOP/s over bytes/s.
 
     Args:
-        width: bytes of a number.
+        hidden: Size of the residual stream.
+        peak: Peak rates of the device.
+        width: Bytes of a number.
     Returns:
-        None where such products never become bound by arithmetic.
+        None if such products are always bound by memory.
     """
     left = 1 / (width * peak.ratio) - 1 / hidden
     return 1 / (2 * left) if left > 0 else None

@@ -1,4 +1,7 @@
-"""Recorded answers run through a drafter without a model: `replay(drafter, traces, max_nodes)`."""
+"""Replay recorded answers through a drafter, without a model.
+
+result = replay(drafter, traces, max_nodes)
+"""
 
 from paceline.replay.run import ReplayResult, Trace, replay
 

@@ -1,4 +1,8 @@
-"""Fitting the calibration of `sssd` on recorded answers: what each offered token's evidence was, and whether it came true."""
+"""Fit the calibration of `sssd` on recorded answers.
+
+The samples are the tokens that the drafter offered: their match statistics, and whether the
+recorded answer contains them at that position.
+"""
 
 from __future__ import annotations
 
@@ -18,37 +22,26 @@ from paceline.drafters.sssd.features import FEATURES, HIDDEN
 from paceline.drafters.sssd.options import SssdOptions
 from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.errors import ConfigError
+from paceline.replay.fit_settings import (
+    ADAM_LEARNING_RATE,
+    FIT_ROUNDS,
+    KNOWN_TOKENS,
+    MAX_WRONG_CANDIDATES,
+    TREE_NODES,
+    FitOptions,
+)
 from paceline.replay.run import Trace, said
 
 Samples = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]  # inputs, labels, weights
-_TURNS = 2
-_NODES = 24  # of the trees whose offers are recorded
-_SPAN = 64  # known tokens shown at each step
-_KEPT = 24  # wrong offers of one step that are kept whole; of more, some are drawn and weighted
-_RATE = 6e-3  # of Adam at first; it falls to zero along a cosine
-
-
-@dataclass(frozen=True, slots=True)
-class FitOptions:
-    """Attributes:
-    epochs: passes over the samples. batch: samples of one step. seed: of the order and the first weights.
-    """
-
-    epochs: int = 24
-    batch: int = 2048
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch < 1:
-            raise ConfigError(f"fit: got epochs={self.epochs}, batch={self.batch}; expected at least 1 of each. Raise it.")
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Recorded answers of one kind, which counts as much as any other.
+    """Recorded answers of one kind. Every kind has the same weight in the fit.
 
     Attributes:
-        traces: the answers. datastore: folder of the store that is searched for them; None = the request alone.
+        traces: The answers as (prompt ids, output ids).
+        datastore: Folder of the datastore that is searched for them; None searches the request alone.
     """
 
     traces: ListLike[Trace]
@@ -56,23 +49,29 @@ class Answers:
 
 
 def calibrate(
-    kinds: Mapping[str, Answers], progress: Callable[[str], None] = lambda what: None, options: FitOptions | None = None
+    kinds: Mapping[str, Answers],
+    progress: Callable[[str], None] = lambda what: None,
+    options: FitOptions | None = None,
 ) -> Calibration:
-    """Fit on recorded answers, twice: the second time on the trees that the first calibration draws.
+    """Fit the calibration on recorded answers in two rounds.
+
+    The second round records the trees that the first calibration selects.
 
     Args:
-        kinds: answers by the name of their kind.
-        progress: called with what is being done.
+        kinds: Answers by the name of their kind.
+        progress: Called with a description of each stage.
     Raises:
-        ConfigError: no samples. DatastoreError: no store.
+        ConfigError: The answers give no samples.
+        DatastoreError: A datastore does not exist or is damaged.
     """
     fitted: Calibration | None = None
-    for turn in range(_TURNS):
+    for turn in range(FIT_ROUNDS):
         parts = []
         for name, answers in kinds.items():
             progress(f"turn {turn + 1}: {name}")
             store = None if answers.datastore is None else str(answers.datastore)
-            inputs, labels, weights = record(Sssd(SssdOptions(store, nodes=_NODES), fitted), answers.traces)
+            drafter = Sssd(SssdOptions(store, nodes=TREE_NODES), fitted)
+            inputs, labels, weights = record(drafter, answers.traces)
             parts.append((inputs, labels, weights / weights.sum() * len(weights)))
         samples = tuple(np.concatenate(column) for column in zip(*parts, strict=True))
         progress(f"turn {turn + 1}: {len(samples[1]):,} samples")
@@ -84,12 +83,13 @@ def calibrate(
 
 
 def record(drafter: Sssd, traces: Iterable[Trace], seed: int = 0) -> Samples:
-    """Run answers through the drafter and keep what it offered behind paths that came true.
+    """Run answers through the drafter and record the candidates of accepted paths.
 
     Returns:
-        inputs [samples, len(FEATURES)], labels [samples] (1 = came true), weights [samples].
+        Inputs [samples, len(FEATURES)], labels [samples] (1 = the answer has that token), and
+        weights [samples].
     Raises:
-        ConfigError: no samples.
+        ConfigError: The answers give no samples.
     """
     rng = np.random.default_rng(seed)
     parts: list[Samples] = []
@@ -100,15 +100,13 @@ def record(drafter: Sssd, traces: Iterable[Trace], seed: int = 0) -> Samples:
         drafter.start(seq)
         while seq.remaining:
             done = len(output) - seq.remaining
-            tree, inputs, labels = drafter.record(seq, output[done : done + _SPAN], _NODES)
-            parts.append(_thinned(inputs, labels, rng))
+            known = output[done : done + KNOWN_TOKENS]
+            tree, inputs, labels = drafter.record(seq, known, TREE_NODES)
+            parts.append(_subsample(inputs, labels, rng))
             seq.append(said(seq, tree, output).new_token_ids)
         drafter.stop(seq)
     if not sum(len(labels) for _, labels, _ in parts):
-        raise ConfigError(
-            "fit: got no samples from the traces, as nothing of them occurs twice; expected at least one. Use more or longer"
-            " answers."
-        )
+        raise ConfigError("fit: no token of the traces occurs twice, so they give no samples. Use more or longer answers.")
     inputs, labels, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
     return inputs, labels, weights
 
@@ -118,11 +116,11 @@ def fit(
     options: FitOptions | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> Calibration:
-    """Return the network with the least weighted log loss, found by Adam.
+    """Fit the network to the samples: minimise the weighted log loss with Adam.
 
     Args:
-        samples: what `record` returned.
-        progress: called after each epoch with its number and the loss.
+        samples: The result of `record`.
+        progress: Called after each epoch with its number and the loss.
     """
     options = options or FitOptions()
     centre, spread = samples[0].mean(axis=0), samples[0].std(axis=0) + 1e-3
@@ -130,7 +128,7 @@ def fit(
     rng = np.random.default_rng(options.seed)
     first, bias, second, last = network = _first_network(rng, float(np.average(samples[1], weights=samples[2])))
     steps, loss = options.epochs * -(-len(labels) // options.batch), 0.0
-    optimizer = torch.optim.Adam(network, lr=_RATE)
+    optimizer = torch.optim.Adam(network, lr=ADAM_LEARNING_RATE)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for epoch in range(options.epochs):
         losses = []
@@ -147,14 +145,26 @@ def fit(
         if progress is not None:
             progress(epoch + 1, loss)
     values = [part.detach().numpy() for part in network]
-    told = samples[0].std(axis=0) > 0  # an input that never changed has taught nothing: it must not count when it does
-    unscaled = values[0] / spread[:, None] * told[:, None]  # the drafter's inputs are not scaled: the weights are
+    # The weights of a constant input were never trained, so they are zero.
+    varies = samples[0].std(axis=0) > 0
+    # The drafter passes unscaled inputs, so the weights absorb the scaling.
+    unscaled = values[0] / spread[:, None] * varies[:, None]
     flat = np.concatenate([unscaled.ravel(), values[1] - centre @ unscaled, values[2], values[3]]).astype(np.float32)
-    return Calibration(flat, {"samples": len(labels), "log_loss": round(loss, 5), "epochs": options.epochs, "seed": options.seed})
+    about = {
+        "samples": len(labels),
+        "log_loss": round(loss, 5),
+        "epochs": options.epochs,
+        "seed": options.seed,
+    }
+    return Calibration(flat, about)
 
 
 def _first_network(rng: np.random.Generator, share: float) -> list[torch.Tensor]:
-    """Draw first weights [inputs, HIDDEN], [HIDDEN], [HIDDEN], [1]; the last one says what `share` of the samples came true."""
+    """Draw initial weights; the output bias is the logit of `share`.
+
+    Returns:
+        Tensors [inputs, HIDDEN], [HIDDEN], [HIDDEN] and [1].
+    """
     inputs = len(FEATURES)
     parts = [
         rng.standard_normal((inputs, HIDDEN)) * np.sqrt(1 / inputs),
@@ -165,12 +175,14 @@ def _first_network(rng: np.random.Generator, share: float) -> list[torch.Tensor]
     return [torch.tensor(part, dtype=torch.float32, requires_grad=True) for part in parts]
 
 
-def _thinned(inputs: NDArray[np.float32], labels: NDArray[np.float32], rng: np.random.Generator) -> Samples:
-    """Keep all that came true, and some of the rest, which weigh for those left out."""
+def _subsample(inputs: NDArray[np.float32], labels: NDArray[np.float32], rng: np.random.Generator) -> Samples:
+    """Keep all right candidates, and sample the wrong ones with weights."""
     wrong = np.flatnonzero(labels == 0)
     right = np.flatnonzero(labels)
-    kept = wrong if len(wrong) <= _KEPT else rng.choice(wrong, _KEPT, replace=False)
-    weights = np.ones(len(right) + len(kept), dtype=np.float32)
-    weights[len(right) :] = len(wrong) / max(1, len(kept))
-    chosen = np.concatenate([right, kept])
+    sampled = wrong
+    if len(wrong) > MAX_WRONG_CANDIDATES:
+        sampled = rng.choice(wrong, MAX_WRONG_CANDIDATES, replace=False)
+    weights = np.ones(len(right) + len(sampled), dtype=np.float32)
+    weights[len(right) :] = len(wrong) / max(1, len(sampled))
+    chosen = np.concatenate([right, sampled])
     return inputs[chosen], labels[chosen], weights

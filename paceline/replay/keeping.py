@@ -1,4 +1,4 @@
-"""A drafter that keeps what the target said at every place of an answer, whoever drafts."""
+"""A drafter wrapper that records the target's top tokens along an answer."""
 
 from __future__ import annotations
 
@@ -13,35 +13,39 @@ from paceline.engine.sequence import Sequence
 
 
 class KeepsTop(DelegatingDrafter):
-    """Passes everything on, and collects the target's most likely tokens along what was said.
+    """Wrap a drafter and record the target's top-k tokens along the answer.
 
     Args:
-        inner: drafts.
-        top: tokens kept a place.
+        inner: The drafter that proposes the trees.
+        top: Tokens to record per position.
     """
 
     def __init__(self, inner: Drafter, top: int) -> None:
         super().__init__(inner)
         self._top = top
         self.top_k = max(top, inner.top_k)
-        self._kept: dict[int, list[TopRows]] = {}  # sequence -> rows step by step, in the order in which they were started
+        # Request id -> recorded rows of each step; the requests stay in the order of their start.
+        self._recorded: dict[int, list[TopRows]] = {}
 
     def start(self, seq: Sequence) -> None:
-        """Keep for it."""
-        self._kept[seq.id] = []
+        """Start the inner drafter and an empty record for the request."""
+        self._recorded[seq.id] = []
         super().start(seq)
 
     def observe(self, outcomes: ListLike[Outcome]) -> None:
-        """Keep the rows behind which a token was said."""
+        """Record the rows that each new token was chosen from."""
         for outcome in outcomes:
-            assert outcome.target_top is not None, "a drafter with top_k gets them"
+            assert outcome.target_top is not None, "a drafter with top_k receives the top tokens"
             rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]
             with np.errstate(divide="ignore"):
                 log_probs = np.log(outcome.target_top.probs[rows, : self._top])
-            self._kept[outcome.seq.id].append(TopRows(outcome.target_top.token_ids[rows, : self._top], log_probs))
-        super().observe([outcome if self.inner.top_k else replace(outcome, target_top=None) for outcome in outcomes])
+            token_ids = outcome.target_top.token_ids[rows, : self._top]
+            self._recorded[outcome.seq.id].append(TopRows(token_ids, log_probs))
+        if not self.inner.top_k:
+            outcomes = [replace(outcome, target_top=None) for outcome in outcomes]
+        super().observe(outcomes)
 
     def taken(self) -> list[TopRows]:
-        """Return the rows of every sequence that was started since the last call, in order, and forget them."""
-        kept, self._kept = self._kept, {}
-        return [TopRows(*map(np.concatenate, zip(*rows, strict=True))) for rows in kept.values()]
+        """Return and clear the rows of all requests that were started since the last call."""
+        recorded, self._recorded = self._recorded, {}
+        return [TopRows(*map(np.concatenate, zip(*rows, strict=True))) for rows in recorded.values()]

@@ -1,6 +1,7 @@
-"""Prompts that a chat model makes up itself: it goes on where its template has a user begin (Magpie, Xu et al. 2024).
+"""Let a chat model write user prompts itself (Magpie, Xu et al. 2024).
 
-So answers can be recorded of a model whose users' prompts nobody has collected.
+The model continues its chat template where a user message begins. This gives prompts to record
+answers for when nobody has collected prompts of the model's users.
 """
 
 from __future__ import annotations
@@ -18,60 +19,73 @@ from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt
 
 CATEGORY = "made-up"
-_TRIES = 4  # for each prompt that is wanted
+_TRIES = 4  # texts that the model may write per requested prompt
 
 
 @dataclass(frozen=True, slots=True)
 class MadeUp:
-    """What a run of `make_up` has. Attributes: prompts: all different. tries: texts that were begun for them."""
+    """Prompts that a run of `make_up` has collected so far.
+
+    Attributes:
+        prompts: The prompts, without duplicates.
+        tries: Texts that the model began.
+    """
 
     prompts: list[Prompt]
     tries: int
 
 
 def make_up(llm: LLM, count: int, params: SamplingParams, batch: int = 32, progress: bool = False) -> Iterator[MadeUp]:
-    """Let a model make up prompts; yields what there is after every batch, `count` at last, or fewer after four tries for each.
+    """Let a model write prompts; yield the prompts so far after every batch.
 
-    A text that does not end within `params.max_new_tokens`, says nothing, or was there before, is left out.
+    The last result has `count` prompts, or fewer after four texts per prompt. A text is skipped if
+    it does not end within `params.max_new_tokens`, is empty, or repeats an earlier one.
 
     Args:
-        params: how they are sampled; text number n has seed + n.
-        batch: texts written together.
+        count: Number of prompts.
+        params: Sampling parameters; text number n has seed + n.
+        batch: Texts generated together.
     Raises:
-        ConfigError: greedy `params`, which would say the same each time; a model without a chat template.
+        ConfigError: `params` are greedy, so that all texts would be the same; the model has no chat
+            template; or no text can be used.
     """
     require_range("prompts", "count", count, 1)
     require_range("prompts", "batch", batch, 1)
     if params.temperature == 0:
-        raise ConfigError("prompts: temperature: got 0, with which all are the same; expected more. Set 1.")
+        raise ConfigError("prompts: temperature: got 0, which makes all prompts the same; expected more than 0. Set 1.")
     opening, params = _opening(llm, params)
-    found: dict[str, int] = {}  # text: its number
+    numbers: dict[str, int] = {}  # text -> its number
     with progress_bar(shown=progress) as bar:
         task = bar.add_task("prompts", total=count)
         for first in range(0, _TRIES * count, batch):
             tries = min(batch, _TRIES * count - first)
-            for number, made in enumerate(answer(llm, [opening] * tries, params, first), first):
-                text = made.text.strip()
-                if made.finish_reason == "stop" and text and len(found) < count:
-                    found.setdefault(text, number)
-            bar.update(task, completed=len(found))
-            yield MadeUp([Prompt(f"{CATEGORY}/{number}", CATEGORY, text) for text, number in found.items()], first + tries)
-            if len(found) == count:
+            completions = answer(llm, [opening] * tries, params, first)
+            for number, completion in enumerate(completions, first):
+                text = completion.text.strip()
+                if completion.finish_reason == "stop" and text and len(numbers) < count:
+                    numbers.setdefault(text, number)
+            bar.update(task, completed=len(numbers))
+            prompts = [Prompt(f"{CATEGORY}/{number}", CATEGORY, text) for text, number in numbers.items()]
+            yield MadeUp(prompts, first + tries)
+            if len(numbers) == count:
                 return
-    if not found:
+    if not numbers:
         raise ConfigError(
-            f"prompts: got none of {_TRIES * count} texts that ended within {params.max_new_tokens} tokens; expected some. Raise"
-            " max_new_tokens, or write prompts yourself."
+            f"prompts: none of {_TRIES * count} texts ended within {params.max_new_tokens} tokens."
+            " Raise max_new_tokens, or write prompts yourself."
         )
 
 
 def _opening(llm: LLM, params: SamplingParams) -> tuple[list[int], SamplingParams]:
-    """Return the ids before a question, and `params` that end with it."""
+    """Return the ids before a user message, and `params` that stop at its end."""
     if not getattr(llm.tokenizer, "chat_template", None):
-        raise ConfigError("prompts: got a model without a chat template; expected one that was taught to chat.")
+        raise ConfigError("prompts: the model has no chat template. Use a chat model.")
     before, behind = around_question(llm.tokenizer, "prompts")
     ids = [int(token) for token in llm.tokenizer(before, add_special_tokens=False)["input_ids"]]
     if not ids:
-        raise ConfigError("prompts: got a chat template with nothing before a question; expected a beginning to go on from.")
+        raise ConfigError(
+            "prompts: the chat template has nothing before the first user message, so the model"
+            " has no text to continue. Use another model."
+        )
     ends = (behind.strip(),) if behind.strip() else ()
     return ids, replace(params, stop=(*params.stop, *ends))

@@ -1,7 +1,7 @@
-"""Recording a model's own answers: prompts in, a file of `paceline.common.answers` out, which an interrupted run continues.
+"""Record a model's answers to prompts into a file (`paceline.common.answers`).
 
-Guesses never change an answer, so any drafter may make it; the settings name the drafter all the same, as in bfloat16 near ties
-may fall otherwise behind another one.
+An interrupted run is continued. Drafts never change an answer, so any drafter may be used. The
+file names the drafter anyway: in bfloat16, near-equal logits can give another token.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ from paceline.replay.keeping import KeepsTop
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt, encode, shortened
 
-_LEAST_ROOM = 8  # context tokens for a prompt
-_MOST_TOP = 64
+_MIN_PROMPT_TOKENS = 8  # that the context must have left for a prompt
+_MAX_TOP = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt as token ids, under the id and category of its file. `cut`: it was too long, and has lost its middle."""
+    """A prompt as token ids, with the id and category of its file.
+
+    Attributes:
+        cut: Whether the prompt was too long and has lost its middle.
+    """
 
     id: str
     category: str
@@ -45,12 +49,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a run of `record_answers` did.
+    """Counts of a finished run of `record_answers`.
 
     Attributes:
-        count: answers in the file, which is finished. new: those of this run. tokens: of the new ones.
-        cut: prompts that were too long, and cut.
-        seconds: that the new ones took.
+        count: Answers in the file.
+        new: Answers of this run.
+        tokens: Tokens of the new answers.
+        seconds: Time that the new answers took.
+        cut: Prompts that were too long and were cut.
     """
 
     count: int
@@ -61,24 +67,27 @@ class Recorded:
 
 
 def record_answers(
-    path: str | Path, llm: LLM, questions: ListLike[Question], params: SamplingParams, *, batch: int = 8, model: str = "",
-    drafter: str | None = None, top: int = 0, progress: bool = False,
+    path: str | Path, llm: LLM, questions: ListLike[Question], params: SamplingParams, *,
+    batch: int = 8, model: str = "", drafter: str | None = None, top: int = 0, progress: bool = False,
 ) -> Recorded:  # fmt: skip
-    """Answer all questions into a file; one that an interruption left unfinished is continued.
+    """Answer all prompts into a file, or continue an unfinished file.
 
     Args:
-        path: the file. A batch at a time is appended; an interruption of any kind loses at most the batch under way.
-        params: of all answers; question number n has seed + n.
-        batch: questions answered together, and written together.
-        model: name to note beside the model's fingerprint.
-        drafter: spec to note; default the drafter's name.
-        top: most likely tokens of the target to keep at every place, for replays of drafters that learn from them; 0 = none.
-        progress: whether to show a bar on standard error.
+        path: The file. It grows by a batch at a time, so an interruption loses at most one batch.
+        questions: The prompts.
+        params: Sampling parameters of all answers; prompt number n has seed + n.
+        batch: Prompts answered and written together.
+        model: Model name to store with the model's fingerprint.
+        drafter: Drafter spec to store. Default: the drafter's name.
+        top: Top-k tokens of the target to record per position, for replays of drafters that learn
+            from them; from 0 to 64; 0 records none.
+        progress: Show a progress bar on standard error.
     Raises:
-        ConfigError: no question, or a file that is of other settings, damaged, being written, or another one.
+        ConfigError: There is no prompt; or the file has other settings, is damaged, has a second
+            writer, or holds something else.
     """
     require_range("record", "batch", batch, 1)
-    require_range("record", "top", top, 0, _MOST_TOP)
+    require_range("record", "top", top, 0, _MAX_TOP)
     if not questions:
         raise ConfigError("record: got no prompt; expected at least one. Name a file that has some.")
     target, top = llm.model.model, min(top, llm.model.vocab_size)
@@ -88,7 +97,13 @@ def record_answers(
         "drafter": llm.drafter.name if drafter is None else drafter, "sampling": flat(params),
         "prompts": digest_of({"questions": list(map(_identity, questions))}), **({"top": top} if top else {}),
     }  # fmt: skip
-    columns = (TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TextColumn("answers"), TimeRemainingColumn())
+    columns = (
+        TextColumn("recording"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("answers"),
+        TimeRemainingColumn(),
+    )
     tokens = 0
     with writing(path, settings, len(questions), batch) as file, _keeping(llm, top) as keeper:
         begin, first = time.perf_counter(), file.done
@@ -96,18 +111,20 @@ def record_answers(
             task = bar.add_task("", total=len(questions), completed=first)
             for start in range(first, len(questions), batch):
                 group = questions[start : start + batch]
-                completions = answer(llm, [question.prompt_ids for question in group], params, start)
+                prompt_ids = [question.prompt_ids for question in group]
+                completions = answer(llm, prompt_ids, params, start)
                 answers = [_recorded(*pair) for pair in zip(group, completions, strict=True)]
                 file.write(answers, () if keeper is None else keeper.taken())
                 tokens += sum(len(completion.token_ids) for completion in completions)
                 bar.update(task, completed=file.done)
         cut = sum(question.cut for question in questions)
-        return Recorded(len(questions), len(questions) - first, tokens, time.perf_counter() - begin, cut)
+        seconds = time.perf_counter() - begin
+        return Recorded(len(questions), len(questions) - first, tokens, seconds, cut)
 
 
 @contextmanager
 def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
-    """Let the engine's drafter keep the most likely tokens while this is open, if any are wanted."""
+    """Record the target's top tokens while open; yield None if `top` is 0."""
     if not top:
         yield None
         return
@@ -121,30 +138,33 @@ def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
 
 
 def answer(llm: LLM, prompts: ListLike[list[int]], params: SamplingParams, first: int) -> list[Completion]:
-    """Answer prompts number `first`, `first` + 1, ... of a recording; number n has seed + n."""
-    return llm.generate(prompts, [replace(params, seed=params.seed + number) for number in range(first, first + len(prompts))])
+    """Answer prompts of a recording from number `first`; prompt n has seed + n."""
+    numbers = range(first, first + len(prompts))
+    return llm.generate(prompts, [replace(params, seed=params.seed + number) for number in numbers])
 
 
 def encode_prompts(prompts: ListLike[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None) -> list[Question]:
-    """Return prompts as token ids; one too long to leave room for its answer keeps its beginning and its end.
+    """Return prompts as token ids; cut the middle out of prompts that are too long.
 
     Args:
-        context: tokens of prompt and answer; default those of the model.
+        max_new_tokens: Tokens to leave room for after each prompt.
+        context: Maximum tokens of prompt and answer. Default: the model's context length.
     Raises:
-        CapacityError: hardly any room is left for prompts. ConfigError: no tokenizer, or a prompt without tokens.
+        CapacityError: The context leaves hardly any room for prompts.
+        ConfigError: The model has no tokenizer, or a prompt has no tokens.
     """
     if llm.tokenizer is None:
-        raise ConfigError("record: got a model without a tokenizer; expected one for prompts of text. Pass tokenizer=... to LLM.")
+        raise ConfigError("record: the model has no tokenizer, but the prompts are text. Pass tokenizer=... to LLM.")
     require_range("record", "max_new_tokens", max_new_tokens, 1)
     context = llm.max_length if context is None else context
     room = context - max_new_tokens
-    if room < _LEAST_ROOM:
+    if room < _MIN_PROMPT_TOKENS:
         raise CapacityError(
-            f"max_new_tokens: got {max_new_tokens} with a context of {context} tokens, which leaves {room} for prompts;"
-            f" expected at least {_LEAST_ROOM}. Reduce max_new_tokens."
+            f"max_new_tokens: got {max_new_tokens} with a context of {context} tokens, which leaves"
+            f" {room} for prompts; expected at least {_MIN_PROMPT_TOKENS}. Reduce max_new_tokens."
         )
-    whole = [(prompt, encode(prompt, llm.tokenizer)) for prompt in prompts]
-    return [Question(prompt.id, prompt.category, shortened(ids, room), len(ids) > room) for prompt, ids in whole]
+    encoded = [(prompt, encode(prompt, llm.tokenizer)) for prompt in prompts]
+    return [Question(prompt.id, prompt.category, shortened(ids, room), len(ids) > room) for prompt, ids in encoded]
 
 
 def _identity(question: Question) -> dict[str, Any]:
@@ -152,4 +172,10 @@ def _identity(question: Question) -> dict[str, Any]:
 
 
 def _recorded(question: Question, completion: Completion) -> RecordedAnswer:
-    return RecordedAnswer(question.id, question.category, question.prompt_ids, completion.token_ids, completion.finish_reason)
+    return RecordedAnswer(
+        question.id,
+        question.category,
+        question.prompt_ids,
+        completion.token_ids,
+        completion.finish_reason,
+    )

@@ -1,4 +1,4 @@
-"""Replays as a table, as JSON and as a picture."""
+"""Show replays as a table, and write them as JSON and as a picture."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _FIGURES = {  # column -> property of `ReplayResult`
     Column("drafted/step", ".3f"): "drafted_per_step",
     Column("us/step", ".1f"): "microseconds_per_step",
 }
-_WIDTH, _HEIGHT, _TITLE_COLUMNS = 5.0, 4.2, 110  # of a panel in inches; characters of a title line
+_WIDTH, _HEIGHT = 5.0, 4.2  # inches, of a panel
+_TITLE_COLUMNS = 110  # characters of a title line
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
-    """One replay and what it was of."""
+    """The result of one replay, with its drafter and its file of traces."""
 
     drafter: str
     traces: str
@@ -36,10 +37,17 @@ KIND = Kind("paceline replay", 1, dict)
 
 
 def print_replays(rows: ListLike[ReplayRow], console: Console | None = None) -> None:
-    """Show the table; default console: standard output."""
+    """Print the replays as a table, by default on standard output."""
     columns = [Column("traces"), Column("drafter", left=True), Column("nodes"), Column("batch"), *_FIGURES]
     cells = [
-        (row.traces, row.drafter, row.result.max_nodes, row.result.batch_size, *_figures(row.result).values()) for row in rows
+        (
+            row.traces,
+            row.drafter,
+            row.result.max_nodes,
+            row.result.batch_size,
+            *_figures(row.result).values(),
+        )
+        for row in rows
     ]
     Table.of("", columns, cells).show(console or Console(highlight=False))
 
@@ -48,16 +56,24 @@ def write_replays(rows: ListLike[ReplayRow], path: Path) -> None:
     """Write all counts and figures as JSON.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: The file cannot be written.
     """
-    found = [
-        {"drafter": row.drafter, "traces": row.traces, **dataclasses.asdict(row.result), **_figures(row.result)} for row in rows
+    entries = [
+        {
+            "drafter": row.drafter,
+            "traces": row.traces,
+            **dataclasses.asdict(row.result),
+            **_figures(row.result),
+        }
+        for row in rows
     ]
-    write_document(path, KIND, {"rows": found})
+    write_document(path, KIND, {"rows": entries})
 
 
 def draw_replays(rows: ListLike[ReplayRow], path: Path) -> None:
-    """Draw tokens per step against the tree size, a panel for each file of traces, a line for each drafter.
+    """Draw tokens per step against the tree size.
+
+    Each file of traces has a panel, and each drafter a line.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
@@ -68,11 +84,12 @@ def draw_replays(rows: ListLike[ReplayRow], path: Path) -> None:
     figure = page(_WIDTH * len(names), _HEIGHT)
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
-        for place, spec in enumerate(specs):
-            found = [row.result for row in rows if (row.traces, row.drafter, row.result.batch_size) == (name, spec, batch)]
-            rates = [one.tokens_per_step for one in found]
-            colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-            line(axes, [one.max_nodes for one in found], rates, _short(spec), colour, marker)
+        for index, spec in enumerate(specs):
+            key = name, spec, batch
+            results = [row.result for row in rows if (row.traces, row.drafter, row.result.batch_size) == key]
+            rates = [result.tokens_per_step for result in results]
+            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+            line(axes, [result.max_nodes for result in results], rates, _short(spec), colour, marker)
         reference_line(axes)
         axes.set_ylim(bottom=0)
         label(axes, name, "nodes of the tree", "tokens per step", "both", 2)
@@ -84,5 +101,6 @@ def _figures(result: ReplayResult) -> dict[str, float]:
 
 
 def _short(spec: str) -> str:
-    """A spec without the folders of its paths."""
-    return ",".join(part if "/" not in part else part[: part.find("=") + 1] + part.rsplit("/", 1)[-1] for part in spec.split(","))
+    """Return a spec without the folders of its paths."""
+    options = (part if "/" not in part else part[: part.find("=") + 1] + part.rsplit("/", 1)[-1] for part in spec.split(","))
+    return ",".join(options)

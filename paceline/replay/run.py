@@ -1,8 +1,9 @@
-"""Recorded answers run through a drafter without a model: a scripted target that says what was recorded.
+"""Run recorded answers through a drafter without a model.
 
-Each step is one of `decode_step`: the drafter proposes, the longest path of its tree that the record confirms is accepted,
-the next recorded token is the bonus, the drafter observes. The first step guesses from the prompt alone; prefill has no step
-of its own.
+A scripted target replays the recorded tokens. In each step the drafter proposes a tree, and the
+target accepts the longest path that the record confirms. The next recorded token is the bonus
+token. Then the drafter observes the outcome. The first step drafts from the prompt alone: there is
+no prefill step.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ Trace = tuple[ListLike[int], ListLike[int]]
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Counts of one replay; a step is one forward of the target for one sequence.
+    """Counts of one replay; a step is one forward of the target for one request.
 
     Attributes:
-        tokens: recorded tokens that were said. drafted, accepted: draft tokens. steps: of all sequences.
-        seconds: spent in the drafter.
+        max_nodes: Maximum nodes of a draft tree.
+        batch_size: Answers replayed together.
+        tokens: Recorded tokens, bonus tokens included.
+        steps: Steps of all requests.
+        drafted: Draft tokens.
+        accepted: Draft tokens that the target accepted.
+        seconds: Time spent in the drafter.
     """
 
     max_nodes: int
@@ -43,7 +49,7 @@ class ReplayResult:
 
     @property
     def tokens_per_step(self) -> float:
-        """Return the tokens said per step, the bonus included; plain decoding has exactly 1."""
+        """Return the tokens per step, bonus token included; plain decoding has exactly 1."""
         return self.tokens / max(1, self.steps)
 
     @property
@@ -58,7 +64,7 @@ class ReplayResult:
 
     @property
     def microseconds_per_step(self) -> float:
-        """Return the time of the drafter per sequence and step: start, propose, observe and stop."""
+        """Return the drafter's time per request and step, in microseconds."""
         return 1e6 * self.seconds / max(1, self.steps)
 
 
@@ -68,90 +74,90 @@ def replay(
     max_nodes: int = 16,
     *,
     batch_size: int = 1,
-    told: Iterable[TopTokens] | None = None,
+    top_tokens: Iterable[TopTokens] | None = None,
 ) -> ReplayResult:
     """Run recorded answers through a drafter.
 
     Args:
-        drafter: one that needs no model of its own, nor the target's predictions behind guesses that were wrong.
-        traces: (prompt ids, output ids) of each answer; those without output are skipped.
-        max_nodes: most nodes of a draft tree.
-        batch_size: answers that go on at a time; one that ends makes room for the next.
-        told: the target's most likely tokens at every place of each answer, [n, k] (`paceline record --top`).
+        drafter: A drafter that needs no model and no predictions of the target after wrong drafts.
+        traces: (prompt ids, output ids) of each answer; answers without output are skipped.
+        max_nodes: Maximum nodes of a draft tree.
+        batch_size: Answers replayed together. When an answer ends, the next one starts.
+        top_tokens: The target's top tokens at every position of each answer, [n, k], as
+            `paceline record --top` writes them.
     Raises:
-        ConfigError: max_nodes or batch_size out of range, traces that are no pairs of token ids, an empty prompt, or a drafter
-            that learns from the target's most likely tokens where they were not recorded, or from its predictions, which never
-            are.
+        ConfigError: `max_nodes` or `batch_size` is out of range. A trace is not a pair of token
+            ids, or a prompt is empty. The drafter learns from top tokens, which were not recorded,
+            or from the target's predictions, which are never recorded.
     """
     require_drafter("replay", drafter)
     if drafter.needs_predictions:
         raise ConfigError(
-            f"replay: got drafter {drafter.name!r}, which learns from what the target says behind every guess; expected one that"
-            " learns from text alone, as a record of answers holds nothing else. Measure it with `paceline bench`."
+            f"replay: drafter {drafter.name!r} learns from the target's predictions after every"
+            " draft token, which a record of answers does not hold. Measure it with"
+            " `paceline bench`."
         )
     require_count("replay", "max_nodes", max_nodes, 0)
     require_count("replay", "batch_size", batch_size, 1)
     traces = _checked(traces)
     run = _Run(drafter, max_nodes)
-    waiting = iter([_Answer(*trace, top) for trace, top in _with_told(drafter, traces, told) if len(trace[1])])
-    going: list[tuple[Sequence, _Answer]] = []
+    waiting = iter(_Answer(*trace, top) for trace, top in _with_top_tokens(drafter, traces, top_tokens) if len(trace[1]))
+    running: list[tuple[Sequence, _Answer]] = []
     try:
         while True:
-            while len(going) < batch_size and (answer := next(waiting, None)) is not None:
-                going.append((run.start(answer), answer))
-            if not going:
+            while len(running) < batch_size and (answer := next(waiting, None)) is not None:
+                running.append((run.start(answer), answer))
+            if not running:
                 return ReplayResult(max_nodes, batch_size, run.tokens, run.steps, run.drafted, run.accepted, run.seconds)
-            run.step(going)
-            for seq, _ in going:
+            run.step(running)
+            for seq, _ in running:
                 if not seq.remaining:
                     run.stop(seq)
-            going = [(seq, answer) for seq, answer in going if seq.remaining]
+            running = [(seq, answer) for seq, answer in running if seq.remaining]
     finally:
-        for seq, _ in going:
+        for seq, _ in running:
             drafter.stop(seq)
 
 
 def _checked(traces: Iterable[Trace]) -> list[Trace]:
-    """Return the traces, each a pair of what token ids can be."""
+    """Return the traces as lists; raise if one is not a pair of token ids."""
     try:
         pairs = [(np.asarray(prompt), np.asarray(output)) for prompt, output in traces]
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"replay: got traces that are no pairs ({error}); expected (prompt ids, output ids) of each."
-        ) from error
-    for place, pair in enumerate(pairs):
+        raise ConfigError(f"replay: the traces are not pairs ({error}). Pass (prompt ids, output ids) of each answer.") from error
+    for number, pair in enumerate(pairs):
         for ids in pair:
             if ids.size and (ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0):
-                raise ConfigError(f"replay: trace {place}: got {str(ids)[:60]!r}; expected token ids. Use the tokenizer first.")
+                raise ConfigError(f"replay: trace {number}: got {str(ids)[:60]!r}; expected token ids. Use the tokenizer first.")
     return [(prompt.tolist(), output.tolist()) for prompt, output in pairs]
 
 
 class _Answer(NamedTuple):
-    """What a sequence is going to say, and the target's most likely tokens at every place of it."""
+    """A recorded answer, and the target's top tokens at each of its positions."""
 
     prompt: ListLike[int]
     output: ListLike[int]
-    told: TopTokens | None
+    top_tokens: TopTokens | None
 
 
-def _with_told(
-    drafter: Drafter, traces: Iterable[Trace], told: Iterable[TopTokens] | None
+def _with_top_tokens(
+    drafter: Drafter, traces: Iterable[Trace], top_tokens: Iterable[TopTokens] | None
 ) -> Iterable[tuple[Trace, TopTokens | None]]:
     if not drafter.top_k:
         return ((trace, None) for trace in traces)
-    told = None if told is None else list(told)
-    kept = 0 if not told else told[0].token_ids.shape[1]
-    if told is None or kept < drafter.top_k:
+    top_tokens = None if top_tokens is None else list(top_tokens)
+    recorded = 0 if not top_tokens else top_tokens[0].token_ids.shape[1]
+    if top_tokens is None or recorded < drafter.top_k:
         raise ConfigError(
-            f"replay: drafter {drafter.name!r} learns from the target's {drafter.top_k} most likely tokens after every node: got"
-            f" answers with {kept} of them; expected a file of `paceline record --top {drafter.top_k}`. Record one, or choose"
-            " another drafter."
+            f"replay: drafter {drafter.name!r} learns from the target's {drafter.top_k} top tokens"
+            f" after every node, but {recorded} of them were recorded. Record them with"
+            f" `paceline record --top {drafter.top_k}`, or choose another drafter."
         )
-    return zip(traces, told, strict=True)
+    return zip(traces, top_tokens, strict=True)
 
 
 class _Run:
-    """A drafter at work, and what has been counted so far."""
+    """A running replay with its counts so far."""
 
     def __init__(self, drafter: Drafter, max_nodes: int) -> None:
         self._drafter, self._max_nodes = drafter, max_nodes
@@ -159,9 +165,11 @@ class _Run:
         self.seconds = 0.0
 
     def start(self, answer: _Answer) -> Sequence:
-        """Start a sequence."""
+        """Start a request for a recorded answer."""
         if not len(answer.prompt):
-            raise ConfigError("replay: got an empty prompt; expected at least one token. Put the first one of the answer there.")
+            raise ConfigError(
+                "replay: got an empty prompt; expected at least one token. Put the first token of the answer there."
+            )
         seq = Sequence(list(answer.prompt), SamplingParams(max_new_tokens=len(answer.output), ignore_eos=True))
         begin = time.perf_counter()
         self._drafter.start(seq)
@@ -169,20 +177,20 @@ class _Run:
         return seq
 
     def stop(self, seq: Sequence) -> None:
-        """Stop a sequence that has said everything."""
+        """Stop a request that has reached the end of its answer."""
         begin = time.perf_counter()
         self._drafter.stop(seq)
         self.seconds += time.perf_counter() - begin
 
-    def step(self, going: list[tuple[Sequence, _Answer]]) -> None:
-        """Run one step of all sequences."""
-        seqs = [seq for seq, _ in going]
+    def step(self, running: list[tuple[Sequence, _Answer]]) -> None:
+        """Run one step of all running requests."""
+        seqs = [seq for seq, _ in running]
         begin = time.perf_counter()
         trees = self._drafter.propose(seqs, [self._max_nodes] * len(seqs))
         self.seconds += time.perf_counter() - begin
-        outcomes = [said(seq, tree, answer.output) for (seq, answer), tree in zip(going, trees, strict=True)]
+        outcomes = [said(seq, tree, answer.output) for (seq, answer), tree in zip(running, trees, strict=True)]
         if self._drafter.top_k:
-            outcomes = [_with_top(outcome, answer.told) for outcome, (_, answer) in zip(outcomes, going, strict=True)]
+            outcomes = [_with_top(outcome, answer.top_tokens) for outcome, (_, answer) in zip(outcomes, running, strict=True)]
         for outcome in outcomes:
             outcome.seq.append(outcome.new_token_ids)
             self.tokens += len(outcome.new_token_ids)
@@ -195,7 +203,10 @@ class _Run:
 
 
 def said(seq: Sequence, tree: DraftTree, output: ListLike[int]) -> Outcome:
-    """Return what the scripted target says about a tree; after a wrong guess, the recorded token of that place."""
+    """Return the scripted target's outcome for a tree.
+
+    The prediction after a wrong draft token is the recorded token of that depth.
+    """
     rest = output[len(seq) - seq.prompt_length :]
     edges, node = tree.edges(), -1
     path: list[int] = []
@@ -208,12 +219,13 @@ def said(seq: Sequence, tree: DraftTree, output: ListLike[int]) -> Outcome:
     return Outcome(seq, tree, path, list(rest[: len(path) + 1]), argmax)
 
 
-def _with_top(outcome: Outcome, told: TopTokens | None) -> Outcome:
-    """Add what was recorded of the target's most likely tokens: after the root and the accepted nodes; of the others, zeros."""
-    assert told is not None, "a drafter with top_k gets them"
+def _with_top(outcome: Outcome, top_tokens: TopTokens | None) -> Outcome:
+    """Add the recorded top tokens to root and accepted nodes; others get zeros."""
+    assert top_tokens is not None, "a drafter with top_k receives the top tokens"
     first = len(outcome.seq) - outcome.seq.prompt_length
     rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]
-    shape = 1 + len(outcome.tree), told.token_ids.shape[1]
+    shape = 1 + len(outcome.tree), top_tokens.token_ids.shape[1]
     token_ids, probs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    token_ids[rows], probs[rows] = (some[first : first + len(rows)] for some in (told.token_ids, told.probs))
+    span = slice(first, first + len(rows))
+    token_ids[rows], probs[rows] = top_tokens.token_ids[span], top_tokens.probs[span]
     return replace(outcome, target_top=TopTokens(token_ids, probs))

@@ -1,4 +1,4 @@
-"""Recorded answers out of files of `paceline record`, or of other JSON lines, as token ids of any tokenizer."""
+"""Read recorded answers as token ids, from recordings or other JSON lines."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ def read_traces(path: str | Path, tokenizer: Any = None, limit: int | None = Non
     """Return (prompt ids, output ids) of each record of a file.
 
     Args:
-        path: a file of `paceline record`, or JSON lines with `prompt` and `output`, each text or ids.
-        tokenizer: of transformers, or one that is called like those; None where all are ids. For a file of `paceline record` its
-            fingerprint will do.
-        limit: read no more records.
+        path: A file of `paceline record`, or JSON lines with `prompt` and `output`, each as text or
+            token ids.
+        tokenizer: A tokenizer of transformers, or a callable with the same interface; None if all
+            records are ids. For a file of `paceline record`, its fingerprint is enough.
+        limit: Maximum number of records. Default: no limit.
     Raises:
-        ConfigError: a file that cannot be read, a line without these fields, text without a tokenizer, a recording that is
-            damaged, unfinished or of another tokenizer; the line is named.
+        ConfigError: The file cannot be read, or a line lacks these fields. There is text but no
+            tokenizer. A recording is damaged, unfinished or of another tokenizer.
     """
     if check_recorded(path, tokenizer):
         return [(answer.prompt_ids, answer.output_ids) for answer in read_answers(path, limit)]
     try:
         lines = read_text(path).split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"traces {str(path)!r}: got {error}; expected a file of UTF-8 text. Check its name.") from error
+        raise ConfigError(f"traces {str(path)!r}: the file cannot be read: {error}. Check its name.") from error
     traces: list[tuple[list[int], list[int]]] = []
     for number, line in enumerate(lines, 1):
         if line.strip() and (limit is None or len(traces) < limit):
@@ -45,20 +46,26 @@ def read_traces(path: str | Path, tokenizer: Any = None, limit: int | None = Non
 
 
 def read_told(path: str | Path, limit: int | None = None) -> list[TopTokens] | None:
-    """Return the target's most likely tokens at every place of each of `read_traces`; None where they were not recorded.
+    """Return the target's recorded top tokens at every position of each answer.
 
+    Returns:
+        None if they were not recorded.
     Raises:
-        ConfigError: the file beside the recording is missing, damaged or of other answers.
+        ConfigError: The file with the top tokens is missing, damaged or of other answers.
     """
-    found = read_tops(path, limit)
-    return None if found is None else [TopTokens(rows.token_ids, np.exp(rows.log_probs)) for rows in found]
+    tops = read_tops(path, limit)
+    if tops is None:
+        return None
+    return [TopTokens(rows.token_ids, np.exp(rows.log_probs)) for rows in tops]
 
 
 def tokenizer_of(paths: Iterable[str | Path]) -> str | None:
-    """Return the fingerprint of the tokenizer of files of `paceline record`; None where there is another file among them.
+    """Return the tokenizer fingerprint that files of `paceline record` share.
 
+    Returns:
+        None if there is another kind of file among them.
     Raises:
-        ConfigError: two of them are of different tokenizers.
+        ConfigError: Two of the files have different tokenizers.
     """
     known = None
     for path in paths:
@@ -83,5 +90,5 @@ def _ids(where: str, value: Any, tokenizer: Any) -> list[int]:
     if not isinstance(value, str):
         raise ConfigError(f"{where}: got {type(value).__name__}; expected prompt and output as text or a list of token ids.")
     if tokenizer is None:
-        raise ConfigError(f"{where}: got text without a tokenizer; expected token ids. Give --tokenizer.")
+        raise ConfigError(f"{where}: got text, but no tokenizer to encode it. Give --tokenizer.")
     return list(tokenizer(value, add_special_tokens=False)["input_ids"])

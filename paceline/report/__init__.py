@@ -1,1 +1,1 @@
-"""What every report is made of: documents, drawings, prompts."""
+"""Common parts of reports: documents, tables, drawings and prompts."""

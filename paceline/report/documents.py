@@ -1,4 +1,4 @@
-"""Results on disk: JSON documents of a kind and a schema, written whole or not at all, and read back as the objects they were."""
+"""Write results as JSON documents, atomically, and read them back as dataclasses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """What a document is: the name and the schema number it begins with, and the dataclass whose fields it holds."""
+    """A kind of document.
+
+    Attributes:
+        name: Name of the kind, which the document begins with.
+        schema: Version of its fields.
+        content: Dataclass whose fields it holds.
+    """
 
     name: str
     schema: int
@@ -29,10 +35,15 @@ class Kind(Generic[T]):
 
 
 def write_document(path: str | Path, kind: Kind[T], content: T, **derived: Any) -> None:
-    """Write the fields of `content`, preceded by what is `derived` from them for programs that only read figures.
+    """Write the fields of `content`, after `derived` figures for other programs.
 
+    Args:
+        path: The file.
+        kind: Kind of the document.
+        content: The result.
+        derived: Figures computed from it, which `read_document` ignores.
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: The file cannot be written.
     """
     values = {"schema": kind.schema, "kind": kind.name, **derived, **_CONVERTER.unstructure(content)}
     text = json.dumps(_CONVERTER.unstructure(values), indent=1, allow_nan=False)
@@ -40,17 +51,18 @@ def write_document(path: str | Path, kind: Kind[T], content: T, **derived: Any) 
 
 
 def read_document(path: str | Path, *kinds: Kind[T]) -> T:
-    """Read the content of a document that is of one of the `kinds`.
+    """Read the content of a document of one of the `kinds`.
 
     Raises:
-        ConfigError: no such file, a document of another kind or schema, or a field that is missing or of another type.
+        ConfigError: The file does not exist, its kind or schema is another, or a field is missing
+            or has another type.
     """
     document = _load(path)
-    found = document.get("kind"), document.get("schema")
-    kind = next((kind for kind in kinds if (kind.name, kind.schema) == found), None)
+    header = document.get("kind"), document.get("schema")
+    kind = next((kind for kind in kinds if (kind.name, kind.schema) == header), None)
     if kind is None:
         expected = " or ".join(f"kind {kind.name!r}, schema {kind.schema}" for kind in kinds)
-        raise ConfigError(f"{str(path)!r}: got kind {found[0]!r}, schema {found[1]!r}; expected {expected}. Measure it again.")
+        raise ConfigError(f"{str(path)!r}: got kind {header[0]!r}, schema {header[1]!r}; expected {expected}. Measure it again.")
     try:
         return structured(document, kind.content)
     except ValueError as error:
@@ -58,10 +70,10 @@ def read_document(path: str | Path, *kinds: Kind[T]) -> T:
 
 
 def structured(values: Mapping[str, Any], kind: type[T]) -> T:
-    """Return a dataclass from what JSON holds of it, every value of its field's type.
+    """Return a dataclass from its JSON values; check the type of every field.
 
     Raises:
-        ValueError: fields that are missing or of another type, up to three of which are named.
+        ValueError: Fields are missing or have another type; the message names up to three.
     """
     try:
         return _CONVERTER.structure(values, kind)
@@ -70,10 +82,10 @@ def structured(values: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def kind_of(path: str | Path) -> str:
-    """Return the name of the kind of a document.
+    """Return the name of a document's kind.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: The file cannot be read.
     """
     return str(_load(path).get("kind"))
 
@@ -82,16 +94,16 @@ def _load(path: str | Path) -> dict[str, Any]:
     try:
         document = parse_json(read_text(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read a result from {str(path)!r}: {error}") from error
+        raise ConfigError(f"The result {str(path)!r} cannot be read: {error}. Check its name.") from error
     return document if isinstance(document, dict) else {}
 
 
 class _WrongTypeError(TypeError):
-    """A value of another type than its field's."""
+    """A value has another type than its field."""
 
 
 def _exactly(value: Any, expected: type) -> Any:
-    """A plain value as it is: a text that looks like a number is a damaged file, not a number."""
+    """Return the value if it has exactly this type; a text of digits is not a number."""
     allowed = (int, float) if expected is float else expected
     if not isinstance(value, allowed) or (isinstance(value, bool) and expected is not bool):
         raise _WrongTypeError(f"got {value!r}; expected {expected.__name__}")
@@ -105,7 +117,7 @@ def _describe(error: BaseException, expected: type | None) -> str:
 
 
 def _omitted(kind: Any) -> dict[str, Any]:
-    """Options of single requests, which a whole run does not have."""
+    """Return overrides that omit the per-request options, which a run does not have."""
     return {field.name: override(omit=True) for field in fields(kind) if field.metadata.get("per_request")}
 
 

@@ -1,4 +1,4 @@
-"""Progress bars on standard error; into a file or a pipe nothing is written."""
+"""Show progress bars on standard error, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from rich.progress import Progress, ProgressColumn
 
 
 def progress_bar(*columns: str | ProgressColumn, shown: bool = True, auto_refresh: bool = True) -> Progress:
-    """Return a bar that goes when it is done.
+    """Return a progress bar that disappears when it is done.
 
     Args:
-        columns: of rich; none = its usual ones.
-        shown: whether it is wanted at all.
-        auto_refresh: redraw it from a thread of its own.
+        columns: Columns of rich. Default: the usual ones of rich.
+        shown: Show the bar if standard error is a terminal.
+        auto_refresh: Redraw it from a thread.
     """
     console = Console(stderr=True)
-    disable = not shown or not console.is_terminal  # else rich ends it with an empty line
+    disable = not shown or not console.is_terminal  # otherwise rich writes an empty line
     return Progress(*columns, console=console, transient=True, auto_refresh=auto_refresh, disable=disable)

@@ -1,4 +1,7 @@
-"""Prompts of a bench run: JSON lines with `id`, `category` and `turns`, of which the first turn is asked."""
+"""Read the prompts of a bench run from JSON lines.
+
+Each line has `id`, `category` and `turns`; only the first turn is used.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,19 @@ from paceline.common.text_files import read_text
 from paceline.common.tokens import text_ids
 from paceline.errors import ConfigError
 
-_HEAD = 4  # tokens kept from the front of a prompt that is too long: the chat template's opening
+_HEAD = 4  # first tokens kept of a prompt that is too long: the opening of the chat template
 _FIELDS = ("id", "category", "turns")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question. `category` groups the figures of a report."""
+    """A prompt of a bench run.
+
+    Attributes:
+        id: Unique name.
+        category: Group of the prompt in reports.
+        text: The user message.
+    """
 
     id: str
     category: str
@@ -29,31 +38,32 @@ class Prompt:
 
 
 def load_prompts(paths: ListLike[str | Path] = (), limit: int = 0, every: int = 1) -> list[Prompt]:
-    """Read prompts.
+    """Read prompts from JSONL files.
 
     Args:
-        paths: JSONL files; none = the embedded prompts.
-        limit: at most this many of each file; 0 = all.
-        every: only each n-th line of each file (counted before `limit`).
+        paths: The files. Default: the built-in prompts.
+        limit: Maximum prompts of each file; 0 reads all.
+        every: Read every n-th line of each file, counted before `limit`.
     Raises:
-        ConfigError: a missing file, a line that is no prompt (file and line are named), or no prompt at all.
+        ConfigError: A file is missing, a line is not a prompt (the message names file and line), or
+            there is no prompt at all.
     """
     require_range("bench", "limit", limit, 0)
     require_range("bench", "every", every, 1)
     prompts: list[Prompt] = []
     for path in [Path(path) for path in paths] or [demo.PROMPTS]:
-        found = _read(path)[::every]
-        prompts.extend(found[:limit] if limit else found)
+        entries = _read(path)[::every]
+        prompts.extend(entries[:limit] if limit else entries)
     if not prompts:
         raise ConfigError(f"bench: got no prompts in {', '.join(map(str, paths))}; expected at least one line.")
     return prompts
 
 
 def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
-    """Return the token ids of a prompt, through the chat template where the tokenizer has one.
+    """Return the token ids of a prompt, through the chat template if there is one.
 
     Raises:
-        ConfigError: a prompt without any token, or one that tokenizer or chat template cannot take.
+        ConfigError: The prompt has no tokens, or tokenizer or chat template reject it.
     """
     where = f"prompt {prompt.id!r}"
     if getattr(tokenizer, "chat_template", None):
@@ -66,21 +76,21 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
 
 
 def shortened(ids: list[int], limit: int) -> list[int]:
-    """Return at most `limit` ids: of more, the first 4 and the last `limit - 4`."""
+    """Return at most `limit` ids: the first 4 and the last ones."""
     return ids if len(ids) <= limit else ids[:_HEAD] + ids[len(ids) - (limit - _HEAD) :]
 
 
 def cut_note(count: int) -> str:
-    """Return the sentence about prompts that `shortened` has cut."""
-    longer, kept = ("1 prompt was", "It keeps its") if count == 1 else (f"{count} prompts were", "They keep their")
-    return f"{longer} too long for the context beside an answer, and cut. {kept} first {_HEAD} and last tokens."
+    """Return a sentence about the prompts that `shortened` has cut."""
+    longer, keeps = ("1 prompt was", "It keeps its") if count == 1 else (f"{count} prompts were", "They keep their")
+    return f"{longer} too long for the context beside an answer, and cut. {keeps} first {_HEAD} and last tokens."
 
 
 def _read(path: Path) -> list[Prompt]:
     try:
         lines = read_text(path).split("\n")  # splitlines() would cut texts at U+2028 and the like
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read prompts from {str(path)!r}: {error}") from error
+        raise ConfigError(f"The prompts {str(path)!r} cannot be read: {error}. Check the name.") from error
     return [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 

@@ -81,7 +81,7 @@ def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:
 
 
 def test_missing_and_empty_prompt_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read prompts"):
+    with pytest.raises(ConfigError, match=r"The prompts .* cannot be read"):
         load_prompts([tmp_path / "none.jsonl"])
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ConfigError, match="got no prompts"):
@@ -344,5 +344,5 @@ def test_other_files_are_no_results(tmp_path: Path) -> None:
         read_json(tmp_path / "a.json")
     with pytest.raises(ConfigError, match="cannot read"):
         read_json(tmp_path / "b.json")
-    with pytest.raises(ConfigError, match="cannot read prompts"):
+    with pytest.raises(ConfigError, match=r"The prompts .* cannot be read"):
         load_prompts([demo.TARGET])

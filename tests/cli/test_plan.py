@@ -39,7 +39,7 @@ def test_this_machine(tmp_path: Path) -> None:
         (("demo", "--hardware", "h100", "--context", "2048"), "context: got 2048; expected at most 2047"),
         (("demo", "--hardware", "h100", "--weight-bits", "3"), "weight_bits: got 3; expected 4, 8 or 16"),
         (("demo", "--hardware", "measured", "--tensor-parallel", "2"), "got 'measured' with weight_bits or tensor_parallel"),
-        (("nowhere", "--hardware", "h100"), "got 'nowhere', where there is no config.json"),
+        (("nowhere", "--hardware", "h100"), "there is no config.json at 'nowhere'"),
     ],
 )
 def test_what_is_refused(words: tuple[str, ...], message: str) -> None:

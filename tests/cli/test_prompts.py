@@ -65,13 +65,13 @@ def test_what_cannot_be_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) ->
     refused("temperature: got 0", replace(SAMPLED, temperature=0))
     refused("count: got 0", count=0)
     refused("batch: got 0", batch=0)
-    refused("none of 8 texts that ended within 1 tokens", replace(SAMPLED, max_new_tokens=1))
+    refused("none of 8 texts ended within 1 tokens", replace(SAMPLED, max_new_tokens=1))
     monkeypatch.setattr(llm.tokenizer, "chat_template", "{{ 'only this' }}")
     refused("leaves out what a user says")
     monkeypatch.setattr(llm.tokenizer, "chat_template", "{{ messages[0]['content'] }}")
-    refused("nothing before a question")
+    refused("nothing before the first user message")
     monkeypatch.setattr(llm.tokenizer, "chat_template", None)
-    refused("without a chat template")
+    refused("no chat template")
 
 
 def test_ctrl_c_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

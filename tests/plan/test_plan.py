@@ -1,4 +1,4 @@
-"""Plans: sizes out of config.json, devices, curves of acceptance, the best size; all against values computed by hand."""
+"""Test plans against values computed by hand: sizes, devices, curves, best sizes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.plan.acceptance import SHIPPED, Acceptance, read_acceptance
-from paceline.plan.config import _DENSE, _EXPERTS, read_card
+from paceline.plan.config import read_card
 from paceline.plan.hardware import HARDWARE, find_hardware
+from paceline.plan.model_settings import DENSE_MATRICES, EXPERT_SIZE_FIELDS
 from paceline.plan.named import plan_named
+from paceline.plan.plan_settings import LLAMA_2_7B
 from paceline.plan.planning import Cost, best_of, steps_of
 from paceline.plan.report import KIND, draw_plan, tables, write_plan
-from paceline.plan.roofline import LLAMA_2_7B, Matmul
+from paceline.plan.roofline import Matmul
 from paceline.report.documents import read_document
 from tests.support.models import TREES, make
 
@@ -35,13 +37,13 @@ def config(folder: Path, values: dict[str, Any]) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("name", [name for name, (kind, _) in TREES.items() if kind in {**_DENSE, **_EXPERTS}])
+@pytest.mark.parametrize("name", [name for name, (kind, _) in TREES.items() if kind in {**DENSE_MATRICES, **EXPERT_SIZE_FIELDS}])
 def test_sizes_are_those_of_the_real_model(name: str, tmp_path: Path) -> None:
-    """Every matrix of every architecture that is claimed is counted: the numbers of a plan are those transformers allocates."""
+    """A plan counts every matrix that transformers allocates for the architecture."""
     model = make(name)
     model.config.save_pretrained(tmp_path)
     card = read_card(str(tmp_path), "float32")
-    assert card.parameters == sum(one.numel() for one in model.parameters() if one.dim() > 1)
+    assert card.parameters == sum(weight.numel() for weight in model.parameters() if weight.dim() > 1)
     sliding = (getattr(model.config, "layer_types", None) or []).count("sliding_attention")
     if getattr(model.config, "layer_types", None):
         assert card.shapes.windowed == sliding
@@ -49,7 +51,7 @@ def test_sizes_are_those_of_the_real_model(name: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_that_is_claimed_is_tested_or_a_relative_of_one() -> None:
-    untested = {**_DENSE, **_EXPERTS}.keys() - {kind for kind, _ in TREES.values()}
+    untested = {**DENSE_MATRICES, **EXPERT_SIZE_FIELDS}.keys() - {kind for kind, _ in TREES.values()}
     assert untested <= {"olmo", "smollm3", "qwen2_moe"}
 
 
@@ -75,7 +77,8 @@ def test_experts_by_hand(tmp_path: Path) -> None:
     assert Matmul("dense", 4, 4, 1).touched(7) == 1
     card = read_card(config(tmp_path, MIXTRAL))
     assert card.parameters == pytest.approx(46.7e9, rel=1e-3)
-    work = next(one for one in card.shapes.products(1, 2) if one.name == "experts up_proj")
+    products = card.shapes.products(1, 2)
+    work = next(product for product in products if product.name == "experts up_proj")
     assert work.flops == 2 * (2 * 2) * 4096 * 14336, "two tokens through two experts each"
     assert work.read == 2 * (4 * 4096 + 3.5 * 4096 * 14336)
 
@@ -91,16 +94,16 @@ def test_sliding_layers_read_their_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mistrall"}, "model_type 'mistrall', whose layers are not modelled. Did you mean 'mistral'"),
-        ({"model_type": "deepseek_v3"}, "'deepseek_v3', whose layers are not modelled"),
+        ({"model_type": "mistrall"}, "model_type 'mistrall' is not supported. Did you mean 'mistral'"),
+        ({"model_type": "deepseek_v3"}, "'deepseek_v3' is not supported"),
         ({"hidden_size": None}, "hidden_size: got nothing; expected a whole number"),
         ({"vocab_size": "many"}, "vocab_size: got 'many'"),
-        ({"torch_dtype": None}, "dtype: got nothing; expected it in config.json"),
+        ({"torch_dtype": None}, "its config.json names no dtype"),
         ({"torch_dtype": "int8"}, "dtype: got 'int8'"),
         ({"model_type": "qwen3"}, "head_dim: got nothing"),
-        ({"layer_types": ["linear_attention"]}, "layers of linear_attention, which are not modelled"),
-        ({"quantization_config": {"quant_method": "odd"}}, "quantization_config of 'odd', which does not say how many bits"),
-        ({"model_type": "qwen2_moe", "mlp_only_layers": [0]}, "dense layers among those with experts"),
+        ({"layer_types": ["linear_attention"]}, "layers of linear_attention are not supported"),
+        ({"quantization_config": {"quant_method": "odd"}}, "quantization_config of 'odd' does not give the bits"),
+        ({"model_type": "qwen2_moe", "mlp_only_layers": [0]}, "dense layers between layers with experts"),
     ],
 )
 def test_configs_that_cannot_be(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -115,14 +118,14 @@ def test_devices() -> None:
         find_hardware("h10")
     with pytest.raises(ConfigError, match="got 'bfloat16'; expected one that NVIDIA T4 computes in: float16, float32"):
         find_hardware("t4").peak("bfloat16")
-    assert all(one.source and one.memory > 1e9 for one in HARDWARE.values())
+    assert all(device.source and device.memory > 1e9 for device in HARDWARE.values())
 
 
 def test_curves_of_acceptance(tmp_path: Path) -> None:
     assert [CURVE.of(nodes) for nodes in (0, 1, 2, 3)] == [1, 1.5, 2, pytest.approx(2.1)]
     for name in SHIPPED:
-        found = read_acceptance(name)
-        assert (found.nodes[:2], found.tokens[0], found.most) == ((0, 1), 1.0, 128)
+        curve = read_acceptance(name)
+        assert (curve.nodes[:2], curve.tokens[0], curve.most) == ((0, 1), 1.0, 128)
     path = tmp_path / "curve.json"
     rows = [
         {"drafter": "sssd", "max_nodes": 8, "tokens": 10, "steps": 5},
@@ -139,40 +142,40 @@ def test_curves_of_acceptance(tmp_path: Path) -> None:
 
 
 def test_the_best_size_by_hand() -> None:
-    """A row more costs a quarter of plain decoding's time: the third size is the best."""
+    """Each further row costs a quarter of plain decoding, so size 3 is the best."""
     steps = steps_of(lambda batch, size: Cost(4.0 + batch * (size - 1)), CURVE, 1, 5)
     assert [step.relative for step in steps] == [1, 1.25, 1.5, 1.75, 2]
     assert best_of(steps).size == 3
     assert best_of(steps).speedup == pytest.approx(2 / 1.5)
     assert best_of(steps).tokens_per_second == pytest.approx(2 / 6)
-    dear = steps_of(lambda batch, size: Cost(4.0 * size), CURVE, 1, 5)
-    assert best_of(dear).size == 1, "plain decoding, where every row costs a forward"
+    expensive = steps_of(lambda batch, size: Cost(4.0 * size), CURVE, 1, 5)
+    assert best_of(expensive).size == 1, "plain decoding is best if every row costs a forward"
 
 
 def test_the_paper_and_the_plan_agree_on_its_model(tmp_path: Path) -> None:
-    """Llama-2 7B by its config.json is the one the paper's figures use; the roofline bends at the free budget."""
+    """The config.json of Llama-2 7B gives the paper's shapes and its free budget."""
     values = LLAMA_3_8B | {
         "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 4096,
         "torch_dtype": "float16",
     }  # fmt: skip
     card = read_card(config(tmp_path, values))
     assert card.shapes == LLAMA_2_7B
-    found = plan_named(card, HARDWARE["ascend-910b4"], read_acceptance("chat"), batch=8)
-    assert found.budget == pytest.approx(422.14, abs=0.01)
-    by_size = {step.size: step.relative for step in found.steps}
+    plan = plan_named(card, HARDWARE["ascend-910b4"], read_acceptance("chat"), batch=8)
+    assert plan.budget == pytest.approx(422.14, abs=0.01)
+    by_size = {step.size: step.relative for step in plan.steps}
     assert by_size[48] < 1.2 < by_size[64] < by_size[128] / 1.6
 
 
 def test_a_plan_is_written_read_and_drawn(tmp_path: Path) -> None:
     card = read_card(config(tmp_path, LLAMA_3_8B))
-    found = plan_named(card, HARDWARE["rtx4090"], CURVE, batch=4, context=8190, devices=2)
-    assert [step.size for step in found.steps] == [1, 2], "the model's context ends there"
-    assert {step.batch for step in found.batches} >= {1, 4, 256}
-    write_plan(found, tmp_path / "plan.json")
-    assert read_document(tmp_path / "plan.json", KIND) == found
-    draw_plan(found, tmp_path / "plan.png")
+    plan = plan_named(card, HARDWARE["rtx4090"], CURVE, batch=4, context=8190, devices=2)
+    assert [step.size for step in plan.steps] == [1, 2], "the model's context ends there"
+    assert {step.batch for step in plan.batches} >= {1, 4, 256}
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_document(tmp_path / "plan.json", KIND) == plan
+    draw_plan(plan, tmp_path / "plan.png")
     assert (tmp_path / "plan.png").stat().st_size > 10000
-    assert [table.title.split(",")[0] for table in tables(found)][1:] == ["The best size by batch", "What a forward is made of"]
+    assert [table.title.split(",")[0] for table in tables(plan)][1:] == ["The best size by batch", "What a forward is made of"]
     crowded = plan_named(card, HARDWARE["rtx4090"], CURVE, batch=64, context=2048)
     assert any("do NOT fit into 24 GB" in note for note in crowded.notes)
 

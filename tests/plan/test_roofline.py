@@ -1,16 +1,17 @@
-"""Table 1 and the free budget of the SSSD paper: formulas, shapes of models, where the roofline bends."""
+"""Test the roofline: table 1 and the free budget of the SSSD paper, and shapes."""
 
 from __future__ import annotations
 
 import pytest
 
 from paceline.bench.papers.sssd.device import shapes_of
-from paceline.plan.roofline import ASCEND, LLAMA_2_7B, Matmul, Peak, free_budget
+from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
+from paceline.plan.roofline import Matmul, Peak, free_budget
 from tests.support.models import make
 
 
 def test_the_free_budget_of_the_paper() -> None:
-    """Its equation for h = 4096, 280 TFLOP/s and 0.8 TB/s; its text says 435."""
+    """The equation is for h = 4096, 280 TFLOP/s and 0.8 TB/s; the text has 435."""
     budget = free_budget(4096, ASCEND)
     assert budget == pytest.approx(422.14, abs=0.01)
     assert budget is not None
@@ -20,7 +21,7 @@ def test_the_free_budget_of_the_paper() -> None:
 
 @pytest.mark.parametrize(("batch", "size", "context"), [(1, 1, 128), (8, 16, 128), (8, 64, 4096)])
 def test_table_1_is_that_of_the_paper(batch: int, size: int, context: int) -> None:
-    """FLOPs per number read or written, as the paper simplifies them."""
+    """The formulas are FLOPs per number read or written, as the paper simplifies them."""
     works = {work.name: work for work in LLAMA_2_7B.products(batch, size)}
     hidden, tokens = LLAMA_2_7B.hidden, batch * size
     assert works["q_proj"].flops == 2 * tokens * hidden**2

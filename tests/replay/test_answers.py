@@ -1,4 +1,4 @@
-"""Files of recorded answers: interrupted anywhere, damaged anywhere, of other settings, and other people's files."""
+"""Test files of recorded answers: interrupted, damaged, and of other settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     settings = read_settings(path)
     assert settings is not None
     assert (settings["count"], settings["batch"], settings["sampling"]) == (5, 2, {"temperature": 0.0, "stop": ["\n"]})
-    assert [json.loads(line)["output_ids"] for line in path.read_text().splitlines()[1:]] == [one.output_ids for one in ANSWERS]
+    assert [json.loads(line)["output_ids"] for line in path.read_text().splitlines()[1:]] == [
+        answer.output_ids for answer in ANSWERS
+    ]
     before = path.stat()
     fill(path)
     assert path.stat() == before
@@ -42,13 +44,13 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_a_file_cut_at_any_byte_is_continued_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda handle: None)  # a thousand times; and nothing here loses power
-    whole = fill(tmp_path / "whole.jsonl").read_bytes()
-    ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
+    complete = fill(tmp_path / "complete.jsonl").read_bytes()
+    ends = [index + 1 for index, byte in enumerate(complete) if byte == ord("\n")]
     path = tmp_path / "cut.jsonl"
-    for cut in range(len(whole) + 1):
-        path.write_bytes(whole[:cut])
+    for cut in range(len(complete) + 1):
+        path.write_bytes(complete[:cut])
         there = max(0, sum(end <= cut for end in ends) - 1)
-        if cut < len(whole):
+        if cut < len(complete):
             with pytest.raises(ConfigError, match=f"got {there} of its 5" if cut >= ends[0] else "got something else"):
                 list(read_answers(path))
         if cut >= ends[0] and there:
@@ -56,37 +58,37 @@ def test_a_file_cut_at_any_byte_is_continued_to_the_same_bytes(tmp_path: Path, m
         with writing(path, SETTINGS, len(ANSWERS), 2) as file:
             assert file.done == (5 if there == 5 else there // 2 * 2)
         fill(path)
-        assert path.read_bytes() == whole
-    path.write_bytes(whole + b'{"half')
-    assert fill(path).read_bytes() == whole
+        assert path.read_bytes() == complete
+    path.write_bytes(complete + b'{"half')
+    assert fill(path).read_bytes() == complete
 
 
 def test_any_changed_byte_is_found(tmp_path: Path) -> None:
-    whole = fill(tmp_path / "whole.jsonl").read_bytes()
-    path, first = tmp_path / "changed.jsonl", whole.index(b"\n")
-    for place in range(len(whole)):
-        changed = bytearray(whole)
-        changed[place] ^= 1
+    complete = fill(tmp_path / "complete.jsonl").read_bytes()
+    path, first = tmp_path / "changed.jsonl", complete.index(b"\n")
+    for index in range(len(complete)):
+        changed = bytearray(complete)
+        changed[index] ^= 1
         path.write_bytes(changed)
         with pytest.raises(ConfigError, match=r"damaged|something else|version|of its 5"):
             list(read_answers(path))
-        if place > first:
-            line = whole.count(b"\n", 0, place) + 1
+        if index > first:
+            line = complete.count(b"\n", 0, index) + 1
             with pytest.raises(ConfigError, match=f"line {line}: got a damaged line|got 4 of its 5"):
                 list(read_answers(path))
 
 
 def test_lines_that_are_lost_doubled_or_moved_are_found_and_cutting_there_helps(tmp_path: Path) -> None:
     path = fill(tmp_path / "a.jsonl")
-    whole = path.read_bytes()
-    first, *lines = whole.splitlines(keepends=True)
+    complete = path.read_bytes()
+    first, *lines = complete.splitlines(keepends=True)
     for changed in (lines[:2] + lines[3:], [*lines[:2], lines[1], *lines[2:]], [*lines[:2], lines[3], lines[2], lines[4]]):
         path.write_bytes(b"".join([first, *changed]))
         for attempt in (lambda: list(read_answers(path)), lambda: fill(path)):
             with pytest.raises(ConfigError, match="line 4: got a damaged line, as its checksum does not match"):
                 attempt()
     path.write_bytes(b"".join([first, *lines[:2]]))
-    assert fill(path).read_bytes() == whole
+    assert fill(path).read_bytes() == complete
     with writing(tmp_path / "b.jsonl", SETTINGS, 5, 2) as file:
         file.write([*ANSWERS, ANSWERS[0]])
     with pytest.raises(ConfigError, match="line 7: got a damaged line, as there are more than the 5"):
@@ -160,10 +162,10 @@ def test_replays_and_stores_read_them_as_they_are(tmp_path: Path) -> None:
     path, other = fill(tmp_path / "a.jsonl"), fill(tmp_path / "b.jsonl", settings={**SETTINGS, "tokenizer": OTHER})
     unfinished, plain = fill(tmp_path / "c.jsonl", 1), tmp_path / "d.jsonl"
     plain.write_text('{"prompt": [1], "output": [2]}\n')
-    assert read_traces(path) == [(one.prompt_ids, one.output_ids) for one in ANSWERS]
+    assert read_traces(path) == [(answer.prompt_ids, answer.output_ids) for answer in ANSWERS]
     assert read_traces(path, FINGERPRINT, limit=2) == read_traces(unfinished, limit=2) == read_traces(path)[:2]
-    assert list(documents([str(path)], FINGERPRINT)) == [one.prompt_ids + one.output_ids for one in ANSWERS]
-    assert list(documents([str(path)], None, answers_only=True)) == [one.output_ids for one in ANSWERS]
+    assert list(documents([str(path)], FINGERPRINT)) == [answer.prompt_ids + answer.output_ids for answer in ANSWERS]
+    assert list(documents([str(path)], None, answers_only=True)) == [answer.output_ids for answer in ANSWERS]
     with pytest.raises(ConfigError, match="got 2 of its 5 answers"):
         read_traces(unfinished)
     with pytest.raises(ConfigError, match="got 2 of its 5 answers"):

@@ -1,4 +1,4 @@
-"""Replay: a scripted target, its figures, the command, and the fit."""
+"""Test replays with a scripted target, the command, and the fit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.features import FEATURES, HIDDEN
 from paceline.errors import ConfigError
 from paceline.replay import Trace, replay
-from paceline.replay.fit import FitOptions, fit, record
+from paceline.replay.fit import fit, record
+from paceline.replay.fit_settings import FitOptions
 from paceline.replay.traces import read_traces
 from tests.support.cli import call
 from tests.support.stores import store
 
 
 def some_traces(count: int = 6, seed: int = 0, vocab_size: int = 40) -> list[Trace]:
-    """Answers that quote their prompts, with slips."""
+    """Return answers that quote their prompts, with wrong tokens in between."""
     rng = random.Random(seed)
     traces: list[Trace] = []
     for _ in range(count):
@@ -54,8 +55,11 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["jacobi", "lookahead"])
 def test_drafters_that_learn_from_predictions_are_refused(name: str, tmp_path: Path) -> None:
-    """After a wrong guess a record would tell them the right token: a drafter would seem forty times as good as it is."""
-    with pytest.raises(ConfigError, match=f"got drafter '{name}', which learns from what the target says.*paceline bench"):
+    """Recorded predictions would reveal the right token after a wrong draft token.
+
+    Such a drafter would seem forty times as good as it is.
+    """
+    with pytest.raises(ConfigError, match=f"drafter '{name}' learns from the target's predictions.*paceline bench"):
         replay(create(name), some_traces())
 
 
@@ -67,12 +71,15 @@ def test_plain_decoding_is_one() -> None:
 
 @pytest.mark.parametrize("spec", ["prompt_lookup", "sssd:remember=0", "sssd:fusion=paper"])
 def test_the_batch_changes_nothing(spec: str) -> None:
-    one, many = replay(create(spec), some_traces(), 8), replay(create(spec), some_traces(), 8, batch_size=5)
-    assert (one.tokens, one.steps, one.drafted, one.accepted) == (many.tokens, many.steps, many.drafted, many.accepted)
-    assert one.tokens == sum(len(output) for _, output in some_traces())
-    assert one.tokens_per_step > 1.5
-    assert one.drafted_per_step <= 8
-    assert one.microseconds_per_step > 0
+    single = replay(create(spec), some_traces(), 8)
+    batch = replay(create(spec), some_traces(), 8, batch_size=5)
+    assert (single.tokens, single.steps, single.drafted, single.accepted) == (
+        batch.tokens, batch.steps, batch.drafted, batch.accepted,
+    )  # fmt: skip
+    assert single.tokens == sum(len(output) for _, output in some_traces())
+    assert single.tokens_per_step > 1.5
+    assert single.drafted_per_step <= 8
+    assert single.microseconds_per_step > 0
 
 
 def test_what_is_refused() -> None:
@@ -104,7 +111,7 @@ def test_traces_are_read(tmp_path: Path) -> None:
     assert read_traces(path) == some_traces()
     assert read_traces(path, limit=2) == some_traces()[:2]
     for line, message in [("{", "line 1: it is not JSON"), ('{"prompt": "a"}', "prompt and output"),
-                          ('{"prompt": "a", "output": [1]}', "without a tokenizer"), ('{"prompt": 3, "output": [1]}', "got int"),
+                          ('{"prompt": "a", "output": [1]}', "no tokenizer"), ('{"prompt": 3, "output": [1]}', "got int"),
                           ("", "no record")]:  # fmt: skip
         path.write_text(line)
         with pytest.raises(ConfigError, match=message):
@@ -133,7 +140,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_no_measurement_has_seen_the_answers_of_another(tmp_path: Path) -> None:
-    """`pia` keeps the answers it has been through; each line of the table starts without them."""
+    """Each row starts with a fresh drafter, as `pia` stores the answers it has seen."""
     path = write(tmp_path / "t.jsonl", some_traces())
     words = ["replay", str(path), "--drafters", "pia", "--nodes", "8,8", "--json", str(tmp_path / "r.json")]
     assert call(*words)[0] == 0
@@ -142,7 +149,7 @@ def test_no_measurement_has_seen_the_answers_of_another(tmp_path: Path) -> None:
 
 
 def test_an_input_that_never_changed_does_not_count_when_it_does() -> None:
-    """As those of the datastore, in a fit without one."""
+    """The datastore's inputs are constant in a fit without a datastore."""
     rng = np.random.default_rng(0)
     inputs = rng.random((400, len(FEATURES)), dtype=np.float32)
     inputs[:, 3] = 0.25
@@ -154,16 +161,20 @@ def test_an_input_that_never_changed_does_not_count_when_it_does() -> None:
 
 
 def test_a_fit_learns_what_comes_true(tmp_path: Path) -> None:
-    """From text whose copies hold, weights that trust copies; written by the command and read by the drafter."""
+    """Text that quotes its prompt gives weights that trust copies.
+
+    The command writes them, and the drafter reads them.
+    """
     drafter = create("sssd")
     assert isinstance(drafter, Sssd)
     samples = record(drafter, some_traces(20))
     assert set(samples[1].tolist()) == {0.0, 1.0}
     losses: list[float] = []
     options = FitOptions(epochs=5, batch=256)
-    one, two = fit(samples, options, lambda epoch, loss: losses.append(loss)), fit(samples, options)
+    first = fit(samples, options, lambda epoch, loss: losses.append(loss))
+    second = fit(samples, options)
     assert losses[-1] < losses[0]
-    assert one.weights.tolist() == two.weights.tolist()
+    assert first.weights.tolist() == second.weights.tolist()
     path = write(tmp_path / "t.jsonl", some_traces(20))
     assert call("replay", path, "--fit", tmp_path / "c.json")[0] == 0
     assert Calibration.load(tmp_path / "c.json").about["traces"] == {"t": 20}

@@ -1,4 +1,4 @@
-"""The target's most likely tokens beside recorded answers: written, continued, damaged, and replayed."""
+"""Test the top tokens of recorded answers: written, continued, damaged, replayed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def record(path: Path, pair: Pair, spec: str = "prompt_lookup", top: int = 8, te
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_they_are_the_targets_own(pair: Pair, tmp_path: Path, temperature: float) -> None:
-    """Whoever drafts: rows of the likeliest tokens of the plain forward at that place, three digits of their chance."""
+    """The recorded rows are the top-k of a plain forward, with any drafter."""
     path = record(tmp_path / "a.jsonl", pair, temperature=temperature)
     tops = read_tops(path)
     assert tops is not None
@@ -59,7 +59,7 @@ def test_answers_are_the_same_with_them_and_without(pair: Pair, tmp_path: Path) 
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bytes(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, path = record(tmp_path / "whole.jsonl", pair), tmp_path / "cut.jsonl"
+    complete, path = record(tmp_path / "complete.jsonl", pair), tmp_path / "cut.jsonl"
     with monkeypatch.context() as patch:
         interrupt(patch, 2)
         with pytest.raises(KeyboardInterrupt):
@@ -68,20 +68,20 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(pair: Pair, tmp_path: Path
         file.write(b"what a kill left between both files")
     assert len(path.read_bytes().splitlines()) == 3
     record(path, pair)
-    assert path.read_bytes() == whole.read_bytes()
-    assert top_path(path).read_bytes() == top_path(whole).read_bytes()
+    assert path.read_bytes() == complete.read_bytes()
+    assert top_path(path).read_bytes() == top_path(complete).read_bytes()
 
 
 def test_any_changed_byte_is_found_and_the_file_stays(pair: Pair, tmp_path: Path) -> None:
     path = record(tmp_path / "a.jsonl", pair)
-    whole = top_path(path).read_bytes()
-    for place in [*range(0, len(whole), 37), len(whole) - 1]:
-        changed = bytearray(whole)
-        changed[place] ^= 1
+    complete = top_path(path).read_bytes()
+    for index in [*range(0, len(complete), 37), len(complete) - 1]:
+        changed = bytearray(complete)
+        changed[index] ^= 1
         top_path(path).write_bytes(changed)
         with pytest.raises(ConfigError, match=r"a\.jsonl\.top.*Delete both"):
             list(read_tops(path) or ())
-    for other in (whole[:-1], b"notes", b""):
+    for other in (complete[:-1], b"notes", b""):
         top_path(path).write_bytes(other)
         with pytest.raises(ConfigError, match="got a file that cannot be used"):
             record(path, pair)
@@ -95,44 +95,44 @@ def test_any_changed_byte_is_found_and_the_file_stays(pair: Pair, tmp_path: Path
 
 
 class Watching(ScriptedDrafter):
-    """Scripted trees, and the target's two likeliest tokens."""
+    """A scripted drafter that receives the target's two most likely tokens."""
 
     top_k = 2
 
 
 def test_a_replay_tells_what_is_known_and_nothing_else() -> None:
     drafter = Watching([DraftTree([5, 1, 2, 9], [-1, -1, 1, 2]), DraftTree([7], [-1]), DraftTree([5, 6, 7], [-1, 0, 1])])
-    token_ids = np.array([[place + 1, 10 + place] for place in range(6)])
-    probs = np.array([[0.5 + place / 100, 0.25] for place in range(6)], dtype=np.float32)
-    replay(drafter, [([0], [1, 2, 3, 4, 5, 6])], told=[TopTokens(token_ids, probs)])
-    known = [[0, None, 1, 2, None], [3, None], [4, 5, None, None]]  # places of the answer at root and nodes
-    for outcome, places in zip(drafter.outcomes, known, strict=True):
+    token_ids = np.array([[position + 1, 10 + position] for position in range(6)])
+    probs = np.array([[0.5 + position / 100, 0.25] for position in range(6)], dtype=np.float32)
+    replay(drafter, [([0], [1, 2, 3, 4, 5, 6])], top_tokens=[TopTokens(token_ids, probs)])
+    known = [[0, None, 1, 2, None], [3, None], [4, 5, None, None]]  # positions of the answer at root and nodes
+    for outcome, positions in zip(drafter.outcomes, known, strict=True):
         top = outcome.target_top
         assert top is not None
-        for row, place in enumerate(places):
-            wanted = (token_ids[place].tolist(), probs[place].tolist()) if place is not None else ([0, 0], [0.0, 0.0])
+        for row, position in enumerate(positions):
+            wanted = (token_ids[position].tolist(), probs[position].tolist()) if position is not None else ([0, 0], [0.0, 0.0])
             assert (top.token_ids[row].tolist(), top.probs[row].tolist()) == wanted
 
 
 @pytest.mark.parametrize("spec", ["token_recycling", "token_recycling:tree=paper,keys=1", "auto"])
 def test_drafters_learn_from_them(pair: Pair, tmp_path: Path, spec: str) -> None:
     path = record(tmp_path / "a.jsonl", pair)
-    traces, told = read_traces(path), read_told(path)
-    assert told is not None
-    found = replay(create(spec), traces, 8, told=told)
-    nothing = [TopTokens(top.token_ids, np.zeros_like(top.probs)) for top in told]
-    without = replay(create(spec), traces, 8, told=nothing)
-    assert found.drafted > without.drafted
-    assert found.tokens_per_step >= without.tokens_per_step
-    assert spec == "auto" or found.tokens_per_step > without.tokens_per_step, "which has nothing else"
-    assert replay(create(spec), traces, 8, told=told, batch_size=1).accepted == found.accepted
+    traces, top_tokens = read_traces(path), read_told(path)
+    assert top_tokens is not None
+    result = replay(create(spec), traces, 8, top_tokens=top_tokens)
+    nothing = [TopTokens(top.token_ids, np.zeros_like(top.probs)) for top in top_tokens]
+    without = replay(create(spec), traces, 8, top_tokens=nothing)
+    assert result.drafted > without.drafted
+    assert result.tokens_per_step >= without.tokens_per_step
+    assert spec == "auto" or result.tokens_per_step > without.tokens_per_step, "which has nothing else"
+    assert replay(create(spec), traces, 8, top_tokens=top_tokens, batch_size=1).accepted == result.accepted
 
 
 def test_without_them_such_drafters_are_refused(pair: Pair, tmp_path: Path) -> None:
     path = record(tmp_path / "a.jsonl", pair, top=4)
     bare = record(tmp_path / "b.jsonl", pair, top=0)
-    for name, kept in ((path, 4), (bare, 0)):
-        with pytest.raises(ConfigError, match=f"drafter 'auto' learns .* got answers with {kept} of them; .*--top 8"):
+    for name, recorded in ((path, 4), (bare, 0)):
+        with pytest.raises(ConfigError, match=f"drafter 'auto' learns .* but {recorded} of them were recorded.*--top 8"):
             call("replay", name, "--drafters", "auto", "--nodes", "4")
         assert call("replay", name, "--drafters", "sssd", "--nodes", "4")[0] == 0
     with pytest.raises(ConfigError, match="top: got 65; expected from 0 to 64"):

@@ -1,4 +1,4 @@
-"""Progress bars are for terminals alone."""
+"""Test that progress bars are shown on terminals only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_into_a_pipe_nothing_is_written(
         monkeypatch.setenv("TERM", "xterm")
     with progress_bar(shown=shown) as bar:
         assert list(bar.track([1, 2], description="counting")) == [1, 2]
-    told = capfd.readouterr()
-    assert told.out == ""
-    assert ("counting" in told.err) == (shown and terminal)
-    assert terminal or told.err == ""
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert ("counting" in captured.err) == (shown and terminal)
+    assert terminal or captured.err == ""

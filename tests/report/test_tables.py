@@ -1,4 +1,4 @@
-"""One table, three renderings."""
+"""Test the three renderings of a table."""
 
 from __future__ import annotations
 

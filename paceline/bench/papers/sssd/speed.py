@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.bench.papers.part import Part
 from paceline.bench.papers.sssd.result import BATCHES, NOTHING, SIZES, Case, SssdResult
-from paceline.plan.roofline import ASCEND, LLAMA_2_7B
+from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
 
 TIMED = (4, 8, 16, 32)  # s_q by the clock
 MEASURED, ROOFLINE = "measured", "roofline"

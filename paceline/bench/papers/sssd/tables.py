@@ -6,7 +6,8 @@ from paceline.bench.papers.part import CPU_TIME, PICTURE, SPEEDUP, cells, column
 from paceline.bench.papers.sssd.acceptance import PER_STEP, figure_4a, figure_4bc, figure_5, section_4_2
 from paceline.bench.papers.sssd.result import BATCHES, SPLIT_BATCH, CostStudy, SssdResult
 from paceline.bench.papers.sssd.speed import COSTS, MEASURED, TIMED, best, by_the_clock, drafter, speeds
-from paceline.plan.roofline import ASCEND, LLAMA_2_7B, Peak, free_budget
+from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
+from paceline.plan.roofline import Peak, free_budget
 from paceline.report.tables import Cell, Column, Table
 
 PAPER_BUDGET, PAPER_BUDGET_SIZE = 435, 54  # b s_q, and s_q at batch 8, as the text has it
