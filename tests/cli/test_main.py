@@ -54,7 +54,7 @@ def test_chat_answers_and_leaves() -> None:
         (["generate", "x", "--drafter", "prompt_lookup:lenght=3"], "Did you mean 'length'?"),
         (["generate", "x", "-t", "-1"], "temperature: got -1.0"),
         (["generate", "x", "--top-p", "2"], "top_p: got 2.0"),
-        (["generate", "x", "-n", "0"], "max_new_tokens: got 0"),
+        (["generate", "x", "-n", "-1"], "max_new_tokens: got -1"),
         (["generate", ""], "prompt 0: got no token; expected at least one"),
         (["generate", "x", "-m", "no/such/folder"], "cannot load"),
         (["generate", "x", "-m", str(demo.TARGET), "--drafter", "draft_model"], "needs a draft model"),

@@ -17,10 +17,12 @@ from transformers.generation import (
     BaseStreamer,
 )
 
+from paceline.drafters import available
 from paceline.integrations.transformers import Strategy
 
 VOCAB = 256
 DRAFTERS = ("none", "prompt_lookup:length=6", "draft_model:length=4")
+EVERY_DRAFTER = (*DRAFTERS, *(name for name in available() if name not in ("none", "prompt_lookup", "draft_model")))
 GREEDY: dict[str, Any] = {"do_sample": False}
 PENALISED: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
 SAMPLED: dict[str, Any] = {

@@ -14,11 +14,13 @@ from transformers import (
 from paceline.integrations.transformers import Strategy
 from tests.integrations.common import (
     DRAFTERS,
+    EVERY_DRAFTER,
+    VOCAB,
     made,
     padded,
     words,
 )
-from tests.support.shared import without_budget
+from tests.support.shared import has_draft, near_copies, with_head, with_store, without_budget
 
 
 @pytest.fixture(scope="module")
@@ -57,4 +59,18 @@ def three() -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def strategies(draft: Any) -> dict[str, Strategy]:
-    return {spec: Strategy(without_budget(spec), draft_model=draft) for spec in DRAFTERS}
+    return {spec: strategy_of(spec, draft) for spec in DRAFTERS}
+
+
+@pytest.fixture(scope="module")
+def every_strategy(target: Any, draft: Any, one: Any, three: Any) -> dict[str, Strategy]:
+    """A strategy for every drafter of the registry; those that read a store read one of copies of the answers."""
+    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    texts = [row.tolist() for inputs in (one, three) for row in target.generate(**inputs, **options)]
+    store = near_copies(texts * 2, VOCAB)
+    return {spec: strategy_of(spec, draft, store) for spec in EVERY_DRAFTER}
+
+
+def strategy_of(spec: str, draft: Any, store: tuple[tuple[int, ...], ...] = ()) -> Strategy:
+    chosen = with_store(with_head(without_budget(spec), draft), store, VOCAB)
+    return Strategy(chosen, draft_model=draft if has_draft(spec) else None)

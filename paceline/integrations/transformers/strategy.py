@@ -48,7 +48,7 @@ class Strategy:
     `generate` of this module.
 
     Args:
-        drafter: "name", "name:key=value,key=value", or a `Drafter`.
+        drafter: "name", "name:key=value,key=value", or a `Drafter`; default "auto", as in `LLM`.
         draft_model: directory, hub id, GGUF file or loaded model, for the drafters that need one. It proposes its most likely
             tokens.
         batch_invariant: True, False or "auto", as in `LLM`: the same tokens under every drafter, in any batch and dtype.
@@ -62,7 +62,7 @@ class Strategy:
 
     def __init__(
         self,
-        drafter: str | Drafter = "none",
+        drafter: str | Drafter = "auto",
         draft_model: str | PreTrainedModel | None = None,
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
     ) -> None:
@@ -188,7 +188,7 @@ def generate(
     model: PreTrainedModel,
     inputs: Tensor | None = None,
     *,
-    drafter: str | Drafter | Strategy = "none",
+    drafter: str | Drafter | Strategy = "auto",
     draft_model: str | PreTrainedModel | None = None,
     streamer: Any = None,
     stop_strings: str | list[str] | None = None,
@@ -198,7 +198,7 @@ def generate(
     """`model.generate(inputs, ...)` with drafts, and with what transformers drops on the way to a `custom_generate`.
 
     Args:
-        drafter: "name", "name:key=value,key=value", a `Drafter`, or a `Strategy` to keep between calls.
+        drafter: "name", "name:key=value,key=value", a `Drafter`, or a `Strategy` to keep between calls; default "auto".
         draft_model: as in `Strategy`.
         streamer: gets the prompt, then the tokens as they are accepted; its `end` is called also when an error ends the call.
         stop_strings: end a row; also those of a `generation_config` or of the model's. They need `tokenizer`.
