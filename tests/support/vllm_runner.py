@@ -24,6 +24,8 @@ def vllm_config(paceline: dict[str, Any] | None = None, most: int = 8, context: 
             try_get_generation_config=lambda: {"eos_token_id": EOS},
             hf_config=SimpleNamespace(eos_token_id=[EOS]),
             model="tiny",
+            is_hybrid=False,
+            is_attention_free=False,
             tokenizer=None,
         ),
     )

@@ -30,7 +30,7 @@ _OUTLIER = 4.0  # times the median: the machine did something else
 # are believed to be cheap, so that they are tried; what was too dear is tried again when the window has forgotten it.
 _PRIOR = np.array([1.0, 0.0, 0.0, 0.01])
 _STRENGTH = np.array([0.01, 0.1, 1.0, 4.0])
-_MARGIN = 1.03  # of the seconds of a step with drafts: a gain that is smaller is no gain for sure
+_MARGIN = 1.1  # of the seconds of a step with drafts: a smaller gain is within the error of the fit
 _BEHIND = 2.5  # tokens by which a sequence is further, and e times less likely to be the last to end
 _UNKNOWN = 0.5  # the chance of a guess whose drafter says none, before it has been counted
 

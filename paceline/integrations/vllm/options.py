@@ -51,6 +51,24 @@ class EngineFacts:
     leads: bool
 
 
+def refuse_recurrent(config: Any) -> None:
+    """Refuse models with recurrent layers, whose answers speculation without drafts in every step makes wrong.
+
+    vLLM keeps the state behind accepted draft tokens in another slot than a step without drafts reads. No release of vLLM is
+    known to move it.
+
+    Raises:
+        ConfigError: the model of a `VllmConfig` is hybrid or has no attention at all.
+    """
+    model = config.model_config
+    if model.is_hybrid or model.is_attention_free:
+        raise ConfigError(
+            f"model {model.model!r} has recurrent layers. vLLM reads a stale state there in a step without draft tokens that"
+            " follows accepted ones (vllm-project/vllm#52942, in all releases up to 0.33), so answers would be wrong. Start vLLM"
+            " without speculative_config for this model."
+        )
+
+
 def read_options(config: Any) -> ProposerOptions:
     """Return the options in a `VllmConfig`.
 

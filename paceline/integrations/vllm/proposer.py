@@ -12,7 +12,7 @@ from paceline.integrations.vllm.building import Builder
 from paceline.integrations.vllm.drafting import Drafting
 from paceline.integrations.vllm.guarded import Faults, GuardedDrafter
 from paceline.integrations.vllm.metrics import Meter
-from paceline.integrations.vllm.options import read_facts, read_options
+from paceline.integrations.vllm.options import read_facts, read_options, refuse_recurrent
 from paceline.integrations.vllm.requests import Row
 
 _STORE_EVERY = 5.0  # seconds between two looks at the size of the store
@@ -24,10 +24,12 @@ class Proposer:
     Args:
         vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` has our options (`ProposerOptions`).
     Raises:
-        ConfigError: options that cannot be used, or a store of another tokenizer. Nothing is raised later.
+        ConfigError: a model with recurrent layers, options that cannot be used, or a store of another tokenizer. Nothing is
+            raised later.
     """
 
     def __init__(self, vllm_config: Any) -> None:
+        refuse_recurrent(vllm_config)
         self._options, self._facts = read_options(vllm_config), read_facts(vllm_config)
         self._lock = threading.Lock()  # held in a step, and while requests are forgotten
         self._drafting: Drafting | None = None

@@ -219,3 +219,11 @@ def test_the_log_is_not_flooded(caplog: pytest.LogCaptureFixture) -> None:
         faults.report("here", ValueError("x"))
     assert len(counted) == 100
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("kind", ["is_hybrid", "is_attention_free"])
+def test_models_with_recurrent_layers_are_refused(kind: str) -> None:
+    recurrent = config()
+    setattr(recurrent.model_config, kind, True)
+    with pytest.raises(ConfigError, match=r"recurrent layers.*stale state.*without\s*speculative_config"):
+        Proposer(recurrent)
