@@ -23,7 +23,6 @@ generate --foo                                          -> Unknown option: ..foo
 generate hi --temperature                               -> temperature
 generate hi --drafter                                   -> drafter
 generate hi -n                                          -> .
-generate hi -n 0                                        -> max_new_tokens: got 0
 generate hi -n -3                                       -> max_new_tokens: got -3
 generate hi -n 1.5                                      -> 1.5
 generate hi -n 1e3                                      -> 1e3
@@ -137,7 +136,7 @@ generate hi --lookahead-parallel                        -> torchrun
 generate hi --process-timeout 0                         -> process_timeout
 chat --foo                                              -> Unknown option
 chat hello                                              -> hello
-chat -n 0                                               -> max_new_tokens
+chat -n -1                                              -> max_new_tokens
 chat --drafter nothing                                  -> nothing
 chat -m @tiny                                           -> template|tokenizer
 chat --ignore-eos                                       -> ignore-eos
@@ -174,7 +173,7 @@ bench --memory --lookahead-parallel                     -> torchrun
 paper nothing                                           -> nothing
 paper lookahead --batch 0                               -> batch
 paper sssd --datastore /missing                         -> /missing|datastore
-record --out /missing/x/y.jsonl --limit 0 -n 0          -> max_new_tokens
+record --out /missing/x/y.jsonl --limit 0 -n -1         -> max_new_tokens
 record --out @store --limit 1 -n 2                      -> store
 record --out @prompts.jsonl --limit 1 -n 2              -> prompts.jsonl
 record --out @answers.jsonl --limit 1 -n 2              -> answers.jsonl
