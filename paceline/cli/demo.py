@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -81,11 +82,11 @@ def demo(
     """The main job on SmolLM2, else on the embedded pair: drafters beside transformers, a table, a picture, a streamed answer.
 
     Args:
-        output: folder for the table's JSON and the picture.
+        output: folder for the table's JSON, and for the picture where matplotlib is installed.
         small: run on the embedded pair, even where SmolLM2 is installed.
     """
     make_folder(output)
-    files = ResultFiles(output / "demo.json", output / "demo.png")
+    files = ResultFiles(output / "demo.json", output / "demo.png" if _can_draw() else None)
     show = _SMALL if small or not _has_real_model() else _REAL
     show = replace(show, drafters=show.drafters or model_free())
     models = replace(models, model=show.model)
@@ -128,6 +129,14 @@ def _check(show: _Show, models: ModelOptions, console: Console) -> bool:
 def model_free() -> tuple[str, ...]:
     """Return the drafters that need nothing but the target."""
     return tuple(name for name, one in REGISTRY.items() if not (one.needs_draft_model or one.needs_store or one.needs_trained))
+
+
+def _can_draw() -> bool:
+    """Return whether matplotlib is installed; if not, say how to get the picture."""
+    if find_spec("matplotlib") is None:
+        print_note("matplotlib is not installed, so no picture is drawn. For one: pip install 'paceline[bench]'")
+        return False
+    return True
 
 
 def _has_real_model() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,3 +68,11 @@ def test_it_shows_the_real_model(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     assert "smollm2 (135 M)" in shown(tmp_path)
     assert "smollm2" not in shown(tmp_path, "--small")
+
+
+def test_without_matplotlib_no_picture_is_drawn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module("paceline.cli.demo")
+    assert module._can_draw()
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert not module._can_draw()
+    assert "paceline[bench]" in capsys.readouterr().err
