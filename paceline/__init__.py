@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from paceline import demo
 
 if TYPE_CHECKING:
+    from paceline.core.drafter import Drafter, Outcome
+    from paceline.core.request import SamplingParams
+    from paceline.core.tree import DraftTree
     from paceline.drafters.scripted import ScriptedDrafter
-    from paceline.engine.drafter import Drafter, Outcome
-    from paceline.engine.sequence import SamplingParams
-    from paceline.engine.tree import DraftTree
     from paceline.llm import LLM, Chunk, Completion
 
 __version__ = "0.1.0"
@@ -27,9 +27,9 @@ __all__ = [
 _MODULES = {  # imported when one of their names is asked for: a command that only says what is wrong should not wait for torch
     "paceline.llm": ("LLM", "Chunk", "Completion"),
     "paceline.drafters.scripted": ("ScriptedDrafter",),
-    "paceline.engine.drafter": ("Drafter", "Outcome"),
-    "paceline.engine.sequence": ("SamplingParams",),
-    "paceline.engine.tree": ("DraftTree",),
+    "paceline.core.drafter": ("Drafter", "Outcome"),
+    "paceline.core.request": ("SamplingParams",),
+    "paceline.core.tree": ("DraftTree",),
 }
 
 

@@ -6,7 +6,7 @@
     |- CapacityError                   a sequence that does not fit the context or the cache
     |- DatastoreError                  a token store that is damaged, locked or belongs to another tokenizer
     |- LogitsError                     logits of a model that are not numbers
-    |- DrafterError                    a drafter that broke the contract of `paceline.engine.drafter`
+    |- DrafterError                    a drafter that broke the contract of `paceline.core.drafter`
     `- ParallelError                   a process of a parallel run that was lost
 
 Every message says what came, what is expected, and what to do: "NAME: got ...; expected .... Do ...".

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from paceline.common.text_files import MARK
-from paceline.common.threads import ForkableLock
 from paceline.errors import ConfigError
+from paceline.util.text_files import MARK
+from paceline.util.threads import ForkableLock
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +11,33 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from paceline.common.config import parse_spec, require_count
-from paceline.common.conversations import chat_ids
-from paceline.common.options import BATCH_INVARIANT, BatchInvariant
+from paceline.core.drafter import Drafter
+from paceline.core.metrics import EngineLoad, Timing
+from paceline.core.request import Request, SamplingParams
+from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
+from paceline.draft_budget.cost_curve import CostCurve
+from paceline.draft_budget.costs import Costs
 from paceline.drafters import Maker, create, entry
-from paceline.engine.answer import Chunk, Completion
-from paceline.engine.cost_curve import CostCurve
-from paceline.engine.costs import Costs
+from paceline.engine.async_engine import AsyncEngine
+from paceline.engine.completion import Chunk, Completion
 from paceline.engine.delivery import Chunks, completions_of
-from paceline.engine.drafter import Drafter
 from paceline.engine.engine import Engine, OnDrafterError
-from paceline.engine.invariance import Invariance
-from paceline.engine.loading import eos_token_ids, load_model, load_tokenizer
-from paceline.engine.metrics import Load, Timing
-from paceline.engine.model import CachedLM
+from paceline.engine.input_processor import InputProcessor
 from paceline.engine.parallel.model import check_columns
 from paceline.engine.parallel.ranks import Ranks, local_device
-from paceline.engine.reliability import Reliability
-from paceline.engine.requests import Intake
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.ticket import Progress
-from paceline.engine.waiters import Waiters
+from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
+from paceline.invariance.invariance import Invariance
+from paceline.model.cached_lm import CachedLM
+from paceline.model.loading import eos_token_ids, load_model, load_tokenizer
+from paceline.util.config import parse_spec, require_count
+from paceline.util.conversations import chat_ids
+from paceline.util.options import BATCH_INVARIANT, BatchInvariant
 
 __all__ = ["LLM", "Chunk", "Completion"]
 
-Prompt = str | ListLike[int] | NDArray[np.integer[Any]] | torch.Tensor
-Prompts = str | ListLike[Prompt] | NDArray[np.integer[Any]] | torch.Tensor
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | torch.Tensor
+Prompts = str | Sequence[Prompt] | NDArray[np.integer[Any]] | torch.Tensor
 
 
 class LLM:
@@ -122,7 +121,7 @@ class LLM:
             ranks=ranks, batch_invariant=batch_invariant, cache_gib=cache_gib, keep_prefixes=keep_prefixes,
             on_drafter_error=on_drafter_error, cost_curve=cost_curve,
         )  # fmt: skip
-        self._waiters = Waiters(self._engine)
+        self._waiters = AsyncEngine(self._engine)
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
         context = self.model.context_length
         self.max_length = context if max_length is None else min(max_length, context)
@@ -143,9 +142,9 @@ class LLM:
         return self._engine.invariance
 
     @property
-    def reliability(self) -> Reliability | None:
+    def acceptance_calibration(self) -> AcceptanceCalibration | None:
         """What the drafter's confidence was worth so far, by steps of it; None without a budget."""
-        return self._engine.reliability
+        return self._engine.acceptance_calibration
 
     @property
     def cost_curve(self) -> CostCurve | None:
@@ -173,8 +172,8 @@ class LLM:
     def generate(
         self,
         prompts: Prompts,
-        params: SamplingParams | ListLike[SamplingParams] | None = None,
-        progress: Callable[[Progress], object] | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: Callable[[CallProgress], object] | None = None,
     ) -> list[Completion]:
         """Answer all prompts, in their order.
 
@@ -188,12 +187,12 @@ class LLM:
             ConfigError, CapacityError: a prompt, or a drafter it names, that cannot be used. Nothing has been started then.
         """
         groups = self._intake.answers(prompts, params)
-        tickets = self._engine.submit([seq for group in groups for seq in group])
+        handles = self._engine.submit([request for group in groups for request in group])
         try:
-            self._engine.finish(tickets, lambda ended: None if progress is None else progress(Progress.of(tickets)))
+            self._engine.finish(handles, lambda ended: None if progress is None else progress(CallProgress.of(handles)))
         finally:
-            self._engine.withdraw(tickets)
-        return completions_of(groups, tickets, self.tokenizer)
+            self._engine.withdraw(handles)
+        return completions_of(groups, handles, self.tokenizer)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Chunk, None, None]:
         """Answer one prompt, a chunk per step. Closing the iterator frees everything it holds.
@@ -203,43 +202,43 @@ class LLM:
         """
         return self._stream(self._intake.single(prompt, params))
 
-    def _stream(self, seq: Sequence) -> Generator[Chunk, None, None]:
-        (ticket,) = self._engine.submit([seq], keep_outcomes=True)
-        chunks, done = Chunks(ticket, self.tokenizer), False
+    def _stream(self, request: Request) -> Generator[Chunk, None, None]:
+        (handle,) = self._engine.submit([request], keep_outcomes=True)
+        chunks, done = Chunks(handle, self.tokenizer), False
         try:
             while not done:
-                outcomes, done = self._engine.collect(ticket)
+                outcomes, done = self._engine.collect(handle)
                 yield from chunks.of(outcomes, done)
         finally:
-            self._engine.withdraw([ticket])
+            self._engine.withdraw([handle])
 
     async def agenerate(
-        self, prompts: Prompts, params: SamplingParams | ListLike[SamplingParams] | None = None
+        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
         """`generate` for asyncio: the event loop goes on meanwhile, and all calls share one batch.
 
         Cancelling it frees everything it holds.
         """
         groups = self._intake.answers(prompts, params)
-        tickets = await self._waiters.submit([seq for group in groups for seq in group])
-        async with self._waiters.holding(tickets):
-            await self._waiters.finish(tickets)
-        return completions_of(groups, tickets, self.tokenizer)
+        handles = await self._waiters.submit([request for group in groups for request in group])
+        async with self._waiters.holding(handles):
+            await self._waiters.finish(handles)
+        return completions_of(groups, handles, self.tokenizer)
 
     async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio; `aclose` frees everything it holds."""
-        seq = self._intake.single(prompt, params)
-        (ticket,) = await self._waiters.submit([seq], keep_outcomes=True)
-        chunks, done = Chunks(ticket, self.tokenizer), False
-        async with self._waiters.holding([ticket]):
+        request = self._intake.single(prompt, params)
+        (handle,) = await self._waiters.submit([request], keep_outcomes=True)
+        chunks, done = Chunks(handle, self.tokenizer), False
+        async with self._waiters.holding([handle]):
             while not done:
-                outcomes, done = await self._waiters.collect(ticket)
+                outcomes, done = await self._waiters.collect(handle)
                 for chunk in chunks.of(outcomes, done):
                     yield chunk
 
     def chat(
         self,
-        messages: ListLike[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         *,
@@ -253,7 +252,7 @@ class LLM:
 
     def chat_prompt(
         self,
-        messages: ListLike[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         chat_template_kwargs: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool | None = None,
@@ -283,13 +282,13 @@ class LLM:
         return self._engine.timing
 
     @property
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """What has been done since this object was built, and what there is to do now, over all callers."""
         return self._engine.load
 
     @property
-    def _intake(self) -> Intake:
-        return Intake(self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length)
+    def _intake(self) -> InputProcessor:
+        return InputProcessor(self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length)
 
 
 def _built_with_draft(spec: str, draft_model: object) -> bool:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, LlamaConfig
 
-from paceline.engine.attention import KeyOrder, tree_attention
-from paceline.engine.attention.forward import BY_POSITION, BY_SDPA
-from paceline.engine.layout import lay_out
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import DraftTree
+from paceline.attention import AttentionMetadata, tree_attention
+from paceline.attention.forward import BY_POSITION, BY_SDPA
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import DraftTree
+from paceline.model.padded_batch import lay_out
 
 HEADS, KEY_HEADS, DIM = 9, 3, 64
 CONTEXTS, QUERIES = (256, 1024, 4096), (1, 8, 32)
@@ -54,15 +54,15 @@ def bandwidth() -> float:
 
 @torch.inference_mode()
 def row(dtype: torch.dtype, context: int, queries: int, memory: float) -> str:
-    seq = Sequence([1] * (context + 1), SamplingParams())
-    seq.cached, seq.slot = context, 0
-    layout = lay_out([seq], [DraftTree([1] * (queries - 1), list(range(-1, queries - 2)))], chunk=1)
+    request = Request([1] * (context + 1), SamplingParams())
+    request.cached, request.slot = context, 0
+    layout = lay_out([request], [DraftTree([1] * (queries - 1), list(range(-1, queries - 2)))], chunk=1)
     keys = context + queries
     size = 2 * KEY_HEADS * keys * DIM * dtype.itemsize
     layers = [[torch.randn(1, KEY_HEADS, keys, DIM).to(dtype) for _ in range(2)] for _ in range(max(2, COLD // size))]
     query = torch.randn(1, queries, HEADS, DIM).to(dtype).transpose(1, 2)
     mask = None if layout.trivial else torch.from_numpy(layout.visible_mask(keys))[:, None]
-    order = KeyOrder.of(layout.cached, layout.places, layout.positions, layout.padding)
+    order = AttentionMetadata.of(layout.cached, layout.places, layout.positions, layout.padding)
     config, module = LlamaConfig(), nn.Module()
     setattr(module, "num_key_value_groups", HEADS // KEY_HEADS)  # noqa: B010 (mypy wants modules there)
 

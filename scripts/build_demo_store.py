@@ -25,11 +25,11 @@ import torch
 import transformers
 
 from paceline import LLM, SamplingParams, datastore, demo
-from paceline.common.answers import read_answers
 from paceline.datastore.layout import LOCK, read_manifest, write_manifest
-from paceline.engine.loading import load_tokenizer
+from paceline.model.loading import load_tokenizer
 from paceline.replay.recorder import encode_prompts, record_answers
 from paceline.report.prompts import Prompt
+from paceline.util.answers import read_answers
 
 SOURCES = {
     "gpteacher-codegen": "teknium1/GPTeacher, MIT",

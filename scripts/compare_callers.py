@@ -16,7 +16,7 @@ import torch
 
 from paceline import LLM, SamplingParams, demo
 from paceline.bench import CostScale, enlarge
-from paceline.engine.loading import load_model
+from paceline.model.loading import load_model
 
 ROUNDS = 3
 PARAMS = SamplingParams(max_new_tokens=32)

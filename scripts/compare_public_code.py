@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.common.config import split_spec
 from paceline.drafters import entry
-from paceline.engine.loading import load_model
+from paceline.model.loading import load_model
+from paceline.util.config import split_spec
 
 SETS = {"humaneval": slice(0, 40), "gsm8k": slice(0, 40), "spec_bench": slice(0, None, 9)}
 LONGEST, HEAD = 900, 4

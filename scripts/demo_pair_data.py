@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import StaticCache
 
-from paceline.engine.forward_arguments import cache_argument
+from paceline.model.forward_arguments import cache_argument
 
 SKIPPED_STDLIB = {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "__pycache__"}
 INSTRUCTIONS = [

@@ -26,8 +26,8 @@ import torch
 
 from paceline import LLM, SamplingParams, demo
 from paceline.bench.environment import look_around
-from paceline.engine.cost_curve import MeasuredCurve
-from paceline.engine.stopwatch import clock_of
+from paceline.draft_budget.cost_curve import MeasuredCurve
+from paceline.util.stopwatch import clock_of
 
 DEFAULT = Path(__file__).parent.parent / "docs" / "results" / "disturbed-costs.json"
 ALLOWED = 0.95  # of the speed with the quiet curve

@@ -8,8 +8,8 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from paceline.drafters.lookahead.window import Window
-from paceline.engine.tree import DraftTree, TreeBuilder, ancestor_mask, node_depths
+from paceline.core.tree import DraftTree, TreeBuilder, ancestor_mask, node_depths
+from paceline.drafters.lookahead.window import LookaheadWindow
 
 WIDTH, NGRAM, GUESSES = 5, 4, 2
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -24,7 +24,7 @@ def drawn_tree() -> tuple[DraftTree, list[str], list[str]]:
     rows = [f"level {level}" for level, size in enumerate(sizes) for _ in range(size)]
     levels = [[place for place, row in enumerate(rows) if row == f"level {level}"] for level in range(NGRAM - 1)]
     builder = TreeBuilder(len(labels) + GUESSES * (NGRAM - 1))
-    Window(levels, NGRAM).add_to_tree(builder.add)
+    LookaheadWindow(levels, NGRAM).add_to_tree(builder.add)
     for guess in range(GUESSES):
         builder.add_path([len(builder) + place for place in range(NGRAM - 1)])
         labels += [f"{'gh'[guess]}{place + 1}" for place in range(NGRAM - 1)]

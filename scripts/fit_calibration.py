@@ -20,10 +20,10 @@ import numpy as np
 from paceline import datastore
 from paceline.cli.datastore import vocabulary_of
 from paceline.cli.loading import load_tokenizer
-from paceline.common.answers import read_answers
 from paceline.datastore.inputs import documents
-from paceline.replay.fit import Answers, calibrate
+from paceline.replay.fit import AnswerKind, calibrate
 from paceline.replay.traces import read_traces
+from paceline.util.answers import read_answers
 
 TRACES = ("vicuna7b-mtbench", "gpt3-175b-gsm8k", "deepseek-coder-6.7b-classeval")
 TOKENIZER = "mistral-common"  # of the traces, which are text
@@ -50,13 +50,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         texts = store_of_texts(arguments.data / "text", Path(folder) / "texts", tokenizer)
         kinds = {
-            name: Answers(list(read_traces(arguments.data / "traces" / f"{name}.jsonl", tokenizer))[::step], texts)
+            name: AnswerKind(list(read_traces(arguments.data / "traces" / f"{name}.jsonl", tokenizer))[::step], texts)
             for name in TRACES
         }
         stored, fitted = own[::2], [(answer.prompt_ids, answer.output_ids) for answer in own[1::2]][::step]
         said = [np.array(answer.prompt_ids[-OPENING:] + answer.output_ids) for answer in stored]
         datastore.build(Path(folder) / "own", said, 1 + max(int(ids.max()) for ids in said))
-        kinds |= {"smollm2": Answers(fitted), "smollm2-store": Answers(fitted, Path(folder) / "own")}
+        kinds |= {"smollm2": AnswerKind(fitted), "smollm2-store": AnswerKind(fitted, Path(folder) / "own")}
         made = calibrate(kinds, lambda what: print(what, flush=True))
     made.save(arguments.out)
     print(made.about)

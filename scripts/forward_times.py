@@ -13,10 +13,10 @@ from functools import partial
 import torch
 
 from paceline import LLM
-from paceline.engine.forward_cost import run_forward
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.stopwatch import Stopwatch
-from paceline.engine.tree import DraftTree
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import DraftTree
+from paceline.invariance.forward_cost import run_forward
+from paceline.util.stopwatch import Stopwatch
 
 _CONTEXT, _ROUNDS = 300, 10
 _ROWS = (1, 4, 8, 10, 16, 17, 24, 32)
@@ -27,16 +27,16 @@ def main() -> None:
     torch.set_num_threads(1)
     counts = [int(text) for text in sys.argv[1:]] or list(_ROWS)
     model = LLM("smollm2", "none", dtype="bfloat16").model.apart()
-    seq = Sequence([place % 7 for place in range(_CONTEXT)], SamplingParams())
-    model.open(seq)
-    model.feed([seq])
-    seq.token_ids.append(1)
+    request = Request([place % 7 for place in range(_CONTEXT)], SamplingParams())
+    model.open(request)
+    model.feed([request])
+    request.token_ids.append(1)
     stopwatch = Stopwatch(model.device)
     best = dict.fromkeys(counts, float("inf"))
     for _ in range(_ROUNDS):
         for count in counts:  # by turns: all in the same weather
             tree = DraftTree.chain([place % 7 for place in range(count - 1)])
-            best[count] = min(best[count], stopwatch.seconds(partial(run_forward, model, seq, tree)))
+            best[count] = min(best[count], stopwatch.seconds(partial(run_forward, model, request, tree)))
     print("  ".join(f"{count}: {best[count] * 1e3:.1f}" for count in counts), "ms by number of rows")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.bench.invariance_cost import Cost, measure, table, write_cost
+from paceline.bench.invariance_cost import ContextCost, measure, table, write_cost
 
 DEFAULT = Path(__file__).parent.parent / "docs" / "results" / "invariance-cost.json"
 
@@ -35,7 +35,7 @@ def main() -> None:
     print("\n".join(table(result).markdown()))
 
 
-def show(cost: Cost) -> None:
+def show(cost: ContextCost) -> None:
     print(f"{cost.dtype}, context {cost.context}, batch {cost.batch}, drafts {cost.drafts}: {cost.speed:.3f}", flush=True)
 
 

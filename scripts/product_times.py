@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from paceline.engine.products.own import product
+from paceline.cpu.linear.own import product
 
 _LAYERS, _ROUNDS = 30, 9
 _SHAPES = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))  # of a layer, [out, in]

@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from paceline import demo
-from paceline.common.options import changed
 from paceline.drafters.specdec_pp.head import AcceptanceHead
-from paceline.engine.loading import load_model
-from paceline.head.calibrate import calibrate, print_curve
-from paceline.head.evaluate import evaluate, print_judgement
-from paceline.head.record import record
-from paceline.head.settings import RecordConfig, TrainConfig
-from paceline.head.train import train
+from paceline.model.loading import load_model
+from paceline.training.acceptance_head.calibrate import calibrate, print_curve
+from paceline.training.acceptance_head.evaluate import evaluate, print_judgement
+from paceline.training.acceptance_head.record import record
+from paceline.training.acceptance_head.settings import RecordConfig, TrainConfig
+from paceline.training.acceptance_head.train import train
+from paceline.util.options import changed
 
 PROMPTS = ("humaneval", "gsm8k", "spec_bench")
 TEXTS = ("gpteacher-codegen", "gpteacher-roleplay", "gpteacher-toolformer", "gsm8k-train")

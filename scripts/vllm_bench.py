@@ -92,7 +92,7 @@ def encoded(options: argparse.Namespace, tokenizer: Any) -> dict[str, list[list[
 def settings(options: argparse.Namespace, method: str, tokenizer: Any, store: Path) -> dict[str, Any]:
     """The engine of a method. Ours has a store of its own, which finished answers go to: an empty one, or of recorded answers."""
     from paceline import datastore
-    from paceline.common.answers import read_answers
+    from paceline.util.answers import read_answers
 
     spec, ours = METHODS[method], {}
     if spec is not None and "length" in spec:
@@ -115,20 +115,20 @@ def measured(options: argparse.Namespace, folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     from paceline.bench.environment import load_average, look_around
-    from paceline.bench.inside_vllm import Part, VllmResult
+    from paceline.bench.inside_vllm import VllmResult, VllmRun
 
     torch.set_num_threads(1)
     environment = look_around(torch.device("cpu"))
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     prompts = encoded(options, tokenizer)
-    parts: list[Part] = []
+    parts: list[VllmRun] = []
     plain: dict[str, list[list[int]]] = {}
     for number, method in enumerate(options.methods):
         engine = settings(options, method, tokenizer, folder / f"store{number}")
         for one in in_a_process({"engine": engine, "prompts": prompts, "max_tokens": options.max_tokens}):
             name, said = one.pop("name"), one.pop("said")
             equal = sum(ours == first for ours, first in zip(said, plain.setdefault(name, said), strict=True))
-            parts.append(Part(method, name, len(said), sum(map(len, said)), equal=equal, **one))
+            parts.append(VllmRun(method, name, len(said), sum(map(len, said)), equal=equal, **one))
             print(method, parts[-1], f"accepted per step {parts[-1].accepted_per_step:.3f}", flush=True)
     environment = replace(environment, load_end=load_average())
     counts = options.batch, options.most, options.max_tokens

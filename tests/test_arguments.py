@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import torch
 
 from paceline import LLM, Drafter, DraftTree, SamplingParams
 from paceline.cli.options import split_specs, with_store
-from paceline.common.config import parse_spec
-from paceline.engine.loading import load_model, load_tokenizer
-from paceline.engine.sequence import Sequence
+from paceline.core.request import Request
 from paceline.errors import ConfigError, DrafterError
+from paceline.model.loading import load_model, load_tokenizer
+from paceline.util.config import parse_spec
 from tests.conftest import DATA
 from tests.support.shared import Pair
 
@@ -154,32 +153,35 @@ class Faulty(Drafter):
 
     name = "faulty"
 
-    def __init__(self, fault: Callable[[ListLike[Sequence]], Any]) -> None:
+    def __init__(self, fault: Callable[[Sequence[Request]], Any]) -> None:
         self._fault = fault
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        result: list[DraftTree] = self._fault(seqs)
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        result: list[DraftTree] = self._fault(requests)
         return result
 
 
-def tree(token_ids: Any, parents: Any, **others: Any) -> Callable[[ListLike[Sequence]], Any]:
-    return lambda seqs: [DraftTree(token_ids, parents, **others)] * len(seqs)
+def tree(token_ids: Any, parents: Any, **others: Any) -> Callable[[Sequence[Request]], Any]:
+    return lambda requests: [DraftTree(token_ids, parents, **others)] * len(requests)
 
 
-FAULTS: dict[str, tuple[Callable[[ListLike[Sequence]], Any], str]] = {
-    "None": (lambda seqs: None, "proposed 'None'"),
-    "trees that are None": (lambda seqs: [None] * len(seqs), "proposed .*; expected a list of DraftTrees"),
-    "lists": (lambda seqs: [[1, 2]] * len(seqs), "proposed .*; expected a list of DraftTrees"),
-    "an array": (lambda seqs: np.zeros(len(seqs)), "ndarray.*; expected a list of DraftTrees"),
-    "a generator": (lambda seqs: (DraftTree([], []) for _ in seqs), "generator"),
+FAULTS: dict[str, tuple[Callable[[Sequence[Request]], Any], str]] = {
+    "None": (lambda requests: None, "proposed 'None'"),
+    "trees that are None": (lambda requests: [None] * len(requests), "proposed .*; expected a list of DraftTrees"),
+    "lists": (lambda requests: [[1, 2]] * len(requests), "proposed .*; expected a list of DraftTrees"),
+    "an array": (lambda requests: np.zeros(len(requests)), "ndarray.*; expected a list of DraftTrees"),
+    "a generator": (lambda requests: (DraftTree([], []) for _ in requests), "generator"),
     "arrays in a tree": (tree(np.array([3]), np.array([-1])), r"token_ids '\[3\]' \(ndarray\); .* Call tolist"),
     "numbers of NumPy": (tree([np.int64(3)], [-1]), "token_ids .*; expected a list of integers of Python"),
     "fractions": (tree([3.0], [-1]), "token_ids"),
     "nothing in a tree": (tree(None, None), "token_ids 'None'"),
     "an array of confidence": (tree([3], [-1], confidence=np.array([0.5])), "confidence .*; expected a list, or None"),
     "lists for distributions": (tree([3], [-1], probs=[[0.1] * 256]), r"probs .*; each is a tensor \[256\]"),
-    "an added token": (lambda seqs: [DraftTree([], [])] * len(seqs[0].token_ids.__iadd__([3])[:1]), "got changed token_ids"),
-    "another token": (lambda seqs: [seqs[0].token_ids.__setitem__(0, 4), DraftTree([], [])][1:], "got changed token_ids"),
+    "an added token": (
+        lambda requests: [DraftTree([], [])] * len(requests[0].token_ids.__iadd__([3])[:1]),
+        "got changed token_ids",
+    ),
+    "another token": (lambda requests: [requests[0].token_ids.__setitem__(0, 4), DraftTree([], [])][1:], "got changed token_ids"),
 }
 
 
@@ -195,7 +197,7 @@ def test_faulty_drafters_are_named(pair: Pair, fault: str) -> None:
 def test_a_drafter_that_changes_tokens_when_it_is_told_is_named(pair: Pair) -> None:
     class Late(Faulty):
         def observe(self, outcomes: Any) -> None:
-            outcomes[0].seq.token_ids[0] ^= 1
+            outcomes[0].request.token_ids[0] ^= 1
 
     with pytest.raises(DrafterError, match="drafter 'faulty': got changed token_ids"):
         LLM(pair.target, Late(tree([], []))).generate([GOOD], FOUR)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from paceline import LLM, Chunk, SamplingParams
-from paceline.engine.node_logits import NodeLogits
-from paceline.engine.ticket import Progress
-from paceline.engine.waiters import Waiters
+from paceline.engine.async_engine import AsyncEngine
+from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
+from paceline.model.node_logits import NodeLogits
 from tests.support.shared import COUNT, Pair
 
 PARAMS = SamplingParams(COUNT)
@@ -36,9 +36,9 @@ def count_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     forward = llm.model.forward_nodes
 
-    def counted(seqs: Any, trees: Any) -> NodeLogits:
-        rows.append(len(seqs))
-        return forward(seqs, trees)
+    def counted(requests: Any, trees: Any) -> NodeLogits:
+        rows.append(len(requests))
+        return forward(requests, trees)
 
     monkeypatch.setattr(llm.model, "forward_nodes", counted)
     return rows
@@ -72,10 +72,10 @@ def test_the_event_loop_goes_on(pair: Pair, llm: LLM, monkeypatch: pytest.Monkey
     """Each forward waits until the loop has had another turn."""
     forward, ticked, in_time = llm.model.forward_nodes, threading.Event(), list[bool]()
 
-    def slow(seqs: Any, trees: Any) -> NodeLogits:
+    def slow(requests: Any, trees: Any) -> NodeLogits:
         ticked.clear()
         in_time.append(ticked.wait(60))
-        return forward(seqs, trees)
+        return forward(requests, trees)
 
     monkeypatch.setattr(llm.model, "forward_nodes", slow)
 
@@ -186,13 +186,13 @@ def test_errors_reach_their_own_caller(pair: Pair, llm: LLM) -> None:
 
 def test_only_those_wake_up_who_have_news(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many wait for a place in the batch."""
-    llm, waits, wait = pair.engine("prompt_lookup", max_batch=2), [], Waiters._news
+    llm, waits, wait = pair.engine("prompt_lookup", max_batch=2), [], AsyncEngine._news
 
-    async def counted(self: Waiters, tickets: Any) -> None:
-        waits.append(len(tickets))
-        await wait(self, tickets)
+    async def counted(self: AsyncEngine, handles: Any) -> None:
+        waits.append(len(handles))
+        await wait(self, handles)
 
-    monkeypatch.setattr(Waiters, "_news", counted)
+    monkeypatch.setattr(AsyncEngine, "_news", counted)
 
     async def run() -> list[list[Chunk]]:
         return await asyncio.gather(*[streamed(llm, prompt, SamplingParams(8)) for prompt in pair.prompts * 8])
@@ -221,22 +221,22 @@ def test_a_step_that_cannot_be_made_is_told_to_all(pair: Pair, llm: LLM, monkeyp
 
 def test_progress(pair: Pair, llm: LLM) -> None:
     """After every step; it grows, and ends with everything."""
-    seen: list[Progress] = []
+    seen: list[CallProgress] = []
     params = [SamplingParams(5, 1.0, n=2), *[PARAMS] * 7]
     outs = llm.generate(pair.prompts[:8], params, progress=seen.append)
     assert [out.token_ids for out in outs[1:]] == pair.answers[1:8]
     assert seen == sorted(seen, key=lambda one: (one.new_tokens, one.finished))
-    assert seen[-1] == Progress(9, 9, 10 + 7 * COUNT)
+    assert seen[-1] == CallProgress(9, 9, 10 + 7 * COUNT)
     assert len(seen) > 10
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_progress_that_raises_ends_the_call(pair: Pair, llm: LLM, error: type[BaseException]) -> None:
-    def stop(progress: Progress) -> None:
+    def stop(progress: CallProgress) -> None:
         if progress.new_tokens > 20:
             raise error("enough")
 
-    check: Callable[[Progress], None] = stop
+    check: Callable[[CallProgress], None] = stop
     with pytest.raises(error, match="enough"):
         llm.generate(pair.prompts, PARAMS, progress=check)
     assert llm.model.open_sequences == 0

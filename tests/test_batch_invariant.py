@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline import LLM, DraftTree, SamplingParams
-from paceline.engine.invariance import Invariance, settle
-from paceline.engine.model import CachedLM
-from paceline.engine.row_classes import bits
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE
+from paceline.invariance.invariance import Invariance, resolve_batch_invariance
+from paceline.invariance.row_classes import bits
+from paceline.model.cached_lm import CachedLM
 from tests.support.models import EAGER_ONLY, TREES, VOCAB, make
 from tests.support.shared import SAME_SEED, Pair
 
@@ -56,7 +56,7 @@ class Alone:
     """Texts fed token by token, with nothing else in the forward; what two of them have in common is fed once."""
 
     def __init__(self, lm: CachedLM) -> None:
-        self._lm, self._seq = lm, Sequence([1], SamplingParams())
+        self._lm, self._seq = lm, Request([1], SamplingParams())
         self._logits: list[Tensor] = []
         lm.open(self._seq)
 
@@ -76,25 +76,25 @@ class Alone:
 def together(model: Any, found: Invariance, texts: list[list[int]], chunk: int, **changes: Any) -> list[tuple[list[int], Tensor]]:
     """Logits of texts in one batch: prompts in chunks, then a random tree on each; each with the text they belong to."""
     lm, chance = lm_of(model, found, chunk, **changes), random.Random(chunk)
-    seqs = [Sequence(text, SamplingParams()) for text in texts]
-    for seq in seqs:
-        lm.open(seq)
-    while any(seq.pending > chunk for seq in seqs):
-        lm.feed([seq for seq in seqs if seq.pending > chunk])
+    requests = [Request(text, SamplingParams()) for text in texts]
+    for request in requests:
+        lm.open(request)
+    while any(request.pending > chunk for request in requests):
+        lm.feed([request for request in requests if request.pending > chunk])
     seen = []
     for _ in range(2):
-        trees = [DraftTree([chance.randrange(3, VOCAB) for _ in BRANCHES], BRANCHES) for _ in seqs]
-        trees[-1] = EMPTY_TREE if len(seqs) > 1 else trees[-1]
-        logits = lm.forward(seqs, trees)
-        for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
+        trees = [DraftTree([chance.randrange(3, VOCAB) for _ in BRANCHES], BRANCHES) for _ in requests]
+        trees[-1] = EMPTY_TREE if len(requests) > 1 else trees[-1]
+        logits = lm.forward(requests, trees)
+        for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
             paths: list[list[int]] = [[]]
             for token, parent in zip(tree.token_ids, tree.parents, strict=True):
                 paths.append([*paths[parent + 1], token])
-            seen += [([*seq.token_ids, *path], logits[row, node].clone()) for node, path in enumerate(paths)]
+            seen += [([*request.token_ids, *path], logits[row, node].clone()) for node, path in enumerate(paths)]
         kept = [[2, 4] if len(tree) else [] for tree in trees]  # not the first nodes: they are moved in the cache
         lm.commit(kept)
-        for seq, tree, path in zip(seqs, trees, kept, strict=True):
-            seq.append([*(tree.token_ids[node] for node in path), 5])
+        for request, tree, path in zip(requests, trees, kept, strict=True):
+            request.append([*(tree.token_ids[node] for node in path), 5])
     return seen
 
 
@@ -113,7 +113,7 @@ def differing(model: Any, found: Invariance, **changes: Any) -> tuple[int, int]:
 @pytest.mark.parametrize("name", ALL)
 def test_logits_depend_on_the_text_alone(name: str) -> None:
     model = tiny(name, torch.bfloat16)
-    unequal, count = differing(model, settle(model, True))
+    unequal, count = differing(model, resolve_batch_invariance(model, True))
     assert count > 40
     assert unequal == 0
 
@@ -121,7 +121,7 @@ def test_logits_depend_on_the_text_alone(name: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logits_in_every_dtype_and_with_products_that_change(dtype: torch.dtype) -> None:
     model = tiny("llama", dtype, RowsMatter)
-    found = settle(model, True)
+    found = resolve_batch_invariance(model, True)
     assert found.least_rows >= 3
     assert differing(model, found)[0] == 0
     assert differing(model, found, least_rows=1)[0] > 0, "one row, not padded, must be seen"
@@ -130,12 +130,12 @@ def test_logits_in_every_dtype_and_with_products_that_change(dtype: torch.dtype)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
 def test_without_attention_by_position_they_differ(name: str) -> None:
     model = tiny(name, torch.bfloat16)
-    assert differing(model, settle(model, True), batch_invariant=False)[0] > 0
+    assert differing(model, resolve_batch_invariance(model, True), batch_invariant=False)[0] > 0
 
 
 @pytest.mark.parametrize("name", sorted(EXPERTS | OWN_ATTENTION))
 def test_what_cannot_be_is_off_and_says_why(name: str) -> None:
-    assert not settle(tiny(name, torch.bfloat16), "auto").on
+    assert not resolve_batch_invariance(tiny(name, torch.bfloat16), "auto").on
 
 
 def half(pair: Pair) -> Pair:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.common import threads
-from paceline.common.compiled import take_number
-from paceline.common.crew import Crew, Job, add_shared, awake, load_shared, pause
-from paceline.engine.products.own import product
+from paceline.cpu.linear.own import product
+from paceline.cpu.thread_team import SpinningThreadTeam, TeamJob, add_shared, awake, load_shared, pause
+from paceline.util import threads
+from paceline.util.compiled import take_number
 
 TASKS = 500
 
@@ -29,7 +29,7 @@ def _count_up(place: int) -> int:
     return done
 
 
-count_up = Job(_count_up)
+count_up = TeamJob(_count_up)
 
 
 def _meet(place: int) -> int:
@@ -42,7 +42,7 @@ def _meet(place: int) -> int:
     return 1
 
 
-meet = Job(_meet)
+meet = TeamJob(_meet)
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -53,7 +53,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         work()
         ended.set()
 
-    monkeypatch.setattr("paceline.common.crew.submit", lambda work: threads.submit(watch, work))
+    monkeypatch.setattr("paceline.cpu.thread_team.submit", lambda work: threads.submit(watch, work))
     return ended
 
 
@@ -72,7 +72,7 @@ def test_helpers_take_part_and_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     come = np.zeros(1, dtype=np.int64)
     for _ in range(30):
         come[0] = 0
-        crew = Crew(1)
+        crew = SpinningThreadTeam(1)
         crew.lead(meet.address, come.ctypes.data)
         crew.dismiss()
         assert ended.wait(30)
@@ -84,7 +84,7 @@ def test_helpers_take_part_and_leave(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_helper_that_is_forgotten_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = watched(monkeypatch)
-    Crew(1)
+    SpinningThreadTeam(1)
     assert ended.wait(30)
 
 

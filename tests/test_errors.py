@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.common.config import parse_spec
+from paceline.core.request import Request
 from paceline.drafters import available, create
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import Sequence
 from paceline.errors import CapacityError, ConfigError, DatastoreError, DrafterError, PacelineError, UnsupportedModelError
+from paceline.model.cached_lm import CachedLM
+from paceline.util.config import parse_spec
 from tests.conftest import DATA
 from tests.support.models import make
 from tests.support.shared import Pair
@@ -238,4 +238,4 @@ def test_a_model_without_a_head_is_refused() -> None:
 def test_a_sequence_beyond_the_context_is_refused() -> None:
     model = CachedLM(make("gpt2_short"))
     with pytest.raises(CapacityError, match="29 tokens; the model's context is 28"):
-        model.open(Sequence([1] * 29, SamplingParams()))
+        model.open(Request([1] * 29, SamplingParams()))

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams, datastore
-from paceline.common import threads
 from paceline.datastore import build
-from paceline.engine.node_logits import NodeLogits
 from paceline.integrations.transformers import Strategy
+from paceline.model.node_logits import NodeLogits
 from paceline.serve import create_app
+from paceline.util import threads
 from tests.support.forking import in_child
 from tests.support.shared import Pair
 
@@ -99,10 +99,10 @@ def inside_a_step(llm: LLM, prompt: list[int], monkeypatch: pytest.MonkeyPatch) 
     """Another thread is in the middle of a forward."""
     inside, leave, forward = threading.Event(), threading.Event(), llm.model.forward_nodes
 
-    def held(seqs: Any, trees: Any) -> NodeLogits:
+    def held(requests: Any, trees: Any) -> NodeLogits:
         inside.set()
         leave.wait()
-        return forward(seqs, trees)
+        return forward(requests, trees)
 
     monkeypatch.setattr(llm.model, "forward_nodes", held)
     thread = threading.Thread(target=lambda: llm.generate([prompt], SHORT))
@@ -192,7 +192,7 @@ def test_pools_and_locks_are_made_anew() -> None:
 
 OPENMP = """
 import torch
-from paceline.common import threads
+from paceline.util import threads
 from tests.support.forking import in_child
 heat = torch.ones(500, 500)
 ask = lambda: str((heat @ heat).exp().shape)

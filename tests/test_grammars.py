@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import weakref
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -74,7 +74,7 @@ def params(llm: LLM, **options: Any) -> SamplingParams:
     return SamplingParams(**{"max_new_tokens": LONGEST, "logits_processors": [grammar], **options})
 
 
-def same(mine: ListLike[Completion], plain: ListLike[Completion]) -> None:
+def same(mine: Sequence[Completion], plain: Sequence[Completion]) -> None:
     assert [(out.token_ids, out.finish_reason) for out in mine] == [(out.token_ids, out.finish_reason) for out in plain]
 
 

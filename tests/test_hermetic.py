@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.common import cache
+from paceline.util import cache
 from tests.support.hermetic import isolate
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +28,9 @@ def note(event, arguments):
         os.close(descriptor)
 sys.addaudithook(note)
 """
-TEST = "tests/engine/test_room.py::test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text[prompt_lookup-0]"
+TEST = (
+    "tests/engine/test_kv_cache_manager.py::test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text[prompt_lookup-0]"
+)
 
 
 def test_the_cache_in_use_is_a_temporary_one() -> None:

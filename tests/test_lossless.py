@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
+from paceline.core.request import Request
 from paceline.drafters.contract import leftovers
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import Sequence
+from paceline.model.cached_lm import CachedLM
 from tests.support.models import make
 from tests.support.shared import COUNT, MOST_SPECS, SAME_SEED, SPECS, VARIANTS, Pair, ScriptedTree, reference
 
 
-def with_batches(specs: ListLike[str], small: int, large: int) -> list[Any]:
+def with_batches(specs: Sequence[str], small: int, large: int) -> list[Any]:
     """Every spec with both batch sizes; variants with the small one are slow."""
     return [
         pytest.param(spec, batch, marks=pytest.mark.slow if spec in VARIANTS and batch == small else ())
@@ -190,9 +190,9 @@ class Overheard(DraftModel):
 
     notes: list[tuple[list[int], list[int]]]
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        trees = super().propose(seqs, max_nodes)
-        self.notes += [(list(seq.token_ids), tree.token_ids) for seq, tree in zip(seqs, trees, strict=True)]
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        trees = super().propose(requests, max_nodes)
+        self.notes += [(list(request.token_ids), tree.token_ids) for request, tree in zip(requests, trees, strict=True)]
         return trees
 
 
@@ -247,7 +247,7 @@ def test_a_stream_shows_nothing_of_a_stop_string(pair: Pair, tokenizer: Any, nam
 @pytest.mark.parametrize("name", MOST_SPECS)
 def test_a_stream_closed_early_leaves_nothing(pair: Pair, name: str) -> None:
     llm = pair.engine(name)
-    before = Sequence([1], SamplingParams()).id
+    before = Request([1], SamplingParams()).id
     stream = llm.stream(pair.prompts[1], SamplingParams(max_new_tokens=COUNT))
     assert next(stream).token_ids == pair.answers[1][:1] or name != "none"
     assert llm.model.open_sequences == 1
@@ -271,15 +271,15 @@ class Breaking(ScriptedTree):
             self._calls += 1
             raise RuntimeError(f"broken in {where}")
 
-    def start(self, seq: Sequence) -> None:
-        super().start(seq)
+    def start(self, request: Request) -> None:
+        super().start(request)
         self._maybe_break("start")
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         self._maybe_break("propose")
-        return super().propose(seqs, max_nodes)
+        return super().propose(requests, max_nodes)
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         self._maybe_break("observe")
         super().observe(outcomes)
 

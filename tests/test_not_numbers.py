@@ -13,8 +13,8 @@ import torch
 from transformers import InfNanRemoveLogitsProcessor
 
 from paceline import LLM, DraftTree, SamplingParams, ScriptedDrafter
-from paceline.engine.best_tokens import likeliest, most_likely
-from paceline.engine.not_numbers import NO_TOKEN
+from paceline.core.not_numbers import NO_TOKEN
+from paceline.cpu.topk import likeliest, most_likely
 from paceline.errors import ConfigError, LogitsError
 from paceline.integrations.transformers import Strategy
 from tests.support.serving import KEY, served
@@ -140,12 +140,12 @@ def test_a_prefill_that_was_cancelled_leaves_nothing_behind(pair: Pair) -> None:
     llm = LLM(broken(pair.target, bad), "none", max_batch=1, keep_prefixes=2)
     llm.model.prefill_chunk = 4
     prompt = pair.prompts[0]
-    seqs = llm._intake.answers([[*prompt[:20], bad, *prompt * 3]], SHORT)[0]
-    tickets = llm._engine.submit(seqs)
+    requests = llm._intake.answers([[*prompt[:20], bad, *prompt * 3]], SHORT)[0]
+    handles = llm._engine.submit(requests)
     for _ in range(8):
         llm._engine.step()
-    assert not tickets[0].done
-    llm._engine.withdraw(tickets)
+    assert not handles[0].done
+    llm._engine.withdraw(handles)
     (want,) = LLM(pair.target, "none").generate([prompt[:20]], SHORT)
     assert llm.generate([prompt[:20]], SHORT)[0].token_ids == want.token_ids
     assert llm.generate([prompt], SHORT)[0].token_ids == pair.answers[0][:COUNT]
@@ -168,7 +168,7 @@ def test_a_rejected_draw_of_a_bad_draft_leaves_the_law_as_it_is(pair: Pair) -> N
     probs = torch.full((256,), NAN)
 
     class Draws(ScriptedDrafter):
-        def draws(self, seq: Any) -> bool:
+        def draws(self, request: Any) -> bool:
             return True
 
     params = [SamplingParams(1, temperature=1.0, seed=seed) for seed in range(300)]

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from numba.core.caching import InTreeCacheLocator
 
-from paceline.common import cache
-from paceline.common.code_cache import CodeCache
+from paceline.util import cache
+from paceline.util.code_cache import CodeCache
 
-FUNCTION = "from paceline.common.compiled import compiled\n\n\n@compiled\ndef twice(number: int) -> int:\n    return 2 * number\n"
+FUNCTION = "from paceline.util.compiled import compiled\n\n\n@compiled\ndef twice(number: int) -> int:\n    return 2 * number\n"
 
 
 @pytest.fixture(autouse=True)
@@ -120,22 +120,22 @@ def test_a_disk_that_is_full_later(
 
 
 @dataclass
-class Finding:
+class ProbeResult:
     value: int
 
 
 def test_findings_stay_in_memory(unwritable: Path, caplog: pytest.LogCaptureFixture) -> None:
     measured: list[int] = []
 
-    def measure() -> Finding:
+    def measure() -> ProbeResult:
         measured.append(1)
-        return Finding(len(measured))
+        return ProbeResult(len(measured))
 
     for facts, value in (("a", 1), ("a", 1), ("b", 2), ("a", 1)):
-        place = cache.Place("test-v1", facts, "test", "found.json")
-        assert cache.remember(place, measure, lambda kept: Finding(**kept)) == Finding(value)
-    cache.keep(place, Finding(9))
-    assert cache.recall(place, lambda kept: Finding(**kept)) == Finding(9)
+        place = cache.CacheKey("test-v1", facts, "test", "found.json")
+        assert cache.remember(place, measure, lambda kept: ProbeResult(**kept)) == ProbeResult(value)
+    cache.keep(place, ProbeResult(9))
+    assert cache.recall(place, lambda kept: ProbeResult(**kept)) == ProbeResult(9)
     assert len(caplog.records) == 1
     assert "PACELINE_CACHE" in caplog.text
 
@@ -154,7 +154,7 @@ def test_a_disk_that_fills_while_a_finding_is_written(
         raise OSError(28, "No space left on device")
 
     for _ in range(2):
-        found = cache.remember_bytes(cache.Place("test-v1", "a", "test", "f"), measure, write, int)
+        found = cache.remember_bytes(cache.CacheKey("test-v1", "a", "test", "f"), measure, write, int)
         assert found == 7
     assert len(measured) == 1
     assert "No space left" in caplog.text
@@ -171,8 +171,8 @@ def test_a_user_without_home(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(cache.CacheError, match=r"user without home.*Set PACELINE_CACHE"):
         cache.root()
-    place = cache.Place("test-v1", "a", "test", "found.json")
-    assert cache.remember(place, lambda: Finding(3), lambda kept: Finding(**kept)) == Finding(3)
+    place = cache.CacheKey("test-v1", "a", "test", "found.json")
+    assert cache.remember(place, lambda: ProbeResult(3), lambda kept: ProbeResult(**kept)) == ProbeResult(3)
     assert "user without home" in caplog.text
 
 

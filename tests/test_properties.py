@@ -11,8 +11,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
-from paceline.engine import sampling
 from paceline.errors import PacelineError
+from paceline.sampling import sampler
 from tests.support.shared import Pair
 
 VOCAB, LONGEST = 256, 20
@@ -100,8 +100,8 @@ def _check(llm: LLM, prompt: Any, params: SamplingParams) -> None:
         adjusted = _adjusted(logits[end - 1], tokens[:end], len(ids), params, llm)
         allowed, certain = (_scores(adjusted, params, slack) for slack in (CLOSE, -CLOSE))
         if not params.greedy:
-            key = sampling.noise_key(params.seed, place, sampling.TARGET)
-            noise = sampling.exponential_noise([key], VOCAB, logits.device)[0].double().log()
+            key = sampler.noise_key(params.seed, place, sampler.TARGET)
+            noise = sampler.exponential_noise([key], VOCAB, logits.device)[0].double().log()
             allowed, certain = allowed - noise, certain - noise
         assert allowed[token] >= certain.max() - CLOSE * max(1.0, float(logits.abs().max()))
         assert _ends(llm, out.token_ids[: place + 1], params) == (place + 1 == len(out.token_ids) and out.finish_reason == "stop")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from paceline import LLM, Completion, DraftTree, SamplingParams
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
-from paceline.engine import adjustments
 from paceline.engine.engine import Engine
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE
 from paceline.errors import ConfigError
+from paceline.sampling import logit_adjustments
 from tests.support.shared import COUNT, MOST_SPECS, SAME_SEED, Pair, ScriptedTree
 
 LENGTH = 24
@@ -61,7 +61,7 @@ def requests(pair: Pair, temperature: float) -> list[SamplingParams]:
     return every
 
 
-def same(mine: ListLike[Completion], plain: ListLike[Completion]) -> None:
+def same(mine: Sequence[Completion], plain: Sequence[Completion]) -> None:
     for one, other in zip(mine, plain, strict=True):
         assert one.token_ids == other.token_ids
         assert one.finish_reason == other.finish_reason
@@ -127,7 +127,7 @@ def test_a_prefix_without_the_nodes_path_is_found_out(
 ) -> None:
     """The equalities above fail where penalties, bad words or min_tokens forget the nodes above."""
     known = {tuple(prompt): out.token_ids for prompt, out in zip(pair.prompts, plain[0.0], strict=True)}
-    monkeypatch.setattr(adjustments, name, FAULTS[name](getattr(adjustments, name)))
+    monkeypatch.setattr(logit_adjustments, name, FAULTS[name](getattr(logit_adjustments, name)))
     with pytest.raises((AssertionError, ConfigError)):
         same(LLM(pair.target, ScriptedTree(known, 256)).generate(pair.prompts, requests(pair, 0.0)), plain[0.0])
 
@@ -196,10 +196,10 @@ def test_log_probabilities_are_the_scores_of_transformers(pair: Pair) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_penalties_by_their_definition(pair: Pair, temperature: float) -> None:
     """presence and frequency are of the answer alone, not of the prompt."""
-    seq = Sequence([1, 2, 3], SamplingParams(temperature=temperature, presence_penalty=0.5, frequency_penalty=-1.5))
-    seq.append([2, 7, 7])
+    request = Request([1, 2, 3], SamplingParams(temperature=temperature, presence_penalty=0.5, frequency_penalty=-1.5))
+    request.append([2, 7, 7])
     logits = torch.randn(1, 4, 12, generator=torch.Generator().manual_seed(1))
-    scores = adjustments.adjusted(logits, [seq], [DraftTree([7, 4, 4], [-1, 0, -1])])[0]
+    scores = logit_adjustments.adjusted(logits, [request], [DraftTree([7, 4, 4], [-1, 0, -1])])[0]
     for row, path in enumerate([[], [7], [7, 4], [4]]):
         answer = [2, 7, 7, *path]
         expected = [float(logits[0, row, t]) + 1.5 * answer.count(t) - 0.5 * (t in answer) for t in range(12)]
@@ -221,7 +221,7 @@ def test_a_processor_that_changes_nothing_changes_nothing(pair: Pair, spec: str)
 def test_unasked_options_cost_nothing() -> None:
     """The logits come back as they are."""
     logits = torch.randn(1, 1, 12)
-    assert adjustments.adjusted(logits, [Sequence([1], SamplingParams())], [EMPTY_TREE]) is logits
+    assert logit_adjustments.adjusted(logits, [Request([1], SamplingParams())], [EMPTY_TREE]) is logits
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -295,12 +295,12 @@ def test_a_request_that_cannot_go_on_ends_alone(pair: Pair, options: dict[str, A
     """Its neighbours in the batch have their answers."""
     engine = Engine(pair.target, create("prompt_lookup"))
     params = [SamplingParams(COUNT, temperature, **options), SamplingParams(COUNT)]
-    seqs = [Sequence(pair.prompts[row % 2], one) for row, one in enumerate([*params, params[0]])]
-    tickets = engine.submit(seqs)
+    requests = [Request(pair.prompts[row % 2], one) for row, one in enumerate([*params, params[0]])]
+    handles = engine.submit(requests)
     while engine.unfinished:
         engine.step()
-    assert [type(ticket.error) for ticket in tickets] == [ConfigError, type(None), ConfigError]
-    assert tickets[1].seq.output_ids == pair.answers[1]
+    assert [type(handle.error) for handle in handles] == [ConfigError, type(None), ConfigError]
+    assert handles[1].request.output_ids == pair.answers[1]
     assert engine.model.open_sequences == 0
     with pytest.raises(ConfigError, match=words) as caught:
         LLM(pair.target, "draft_model", pair.draft).generate(pair.prompts[:2], params)

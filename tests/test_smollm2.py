@@ -7,8 +7,8 @@ import importlib.metadata
 import pytest
 
 from paceline import LLM, SamplingParams, demo
-from paceline.engine.loading import load_tokenizer
 from paceline.errors import ConfigError
+from paceline.model.loading import load_tokenizer
 
 
 def _absent(name: str) -> None:

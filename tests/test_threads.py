@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from paceline import LLM, SamplingParams
 from paceline.drafters import create
-from paceline.engine.model import CachedLM
-from paceline.engine.selfcheck import plain_logits
 from paceline.integrations.transformers import Strategy
+from paceline.model.cached_lm import CachedLM
+from paceline.model.self_check import plain_logits
 from tests.support.models import make
 from tests.support.shared import COUNT, Pair
 

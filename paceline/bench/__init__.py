@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from paceline.bench.result import BenchResult
     from paceline.bench.run import run_bench
     from paceline.bench.settings import BenchConfig, CostScale
-    from paceline.common.options import ModelOptions, PromptOptions
     from paceline.report.prompts import Prompt, load_prompts
+    from paceline.util.options import ModelOptions, PromptOptions
 
 _MODULES = {  # imported when one of their names is asked for: settings, and the command line's help, need no torch
     "paceline.bench.cost_scale": ("enlarge",),
@@ -37,7 +37,7 @@ _MODULES = {  # imported when one of their names is asked for: settings, and the
     "paceline.bench.result": ("BenchResult",),
     "paceline.bench.run": ("run_bench",),
     "paceline.bench.settings": ("BenchConfig", "CostScale"),
-    "paceline.common.options": ("ModelOptions", "PromptOptions"),
+    "paceline.util.options": ("ModelOptions", "PromptOptions"),
     "paceline.report.prompts": ("Prompt", "load_prompts"),
 }
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.bench.settings import CostScale
-from paceline.engine.identity import model_identity
-from paceline.engine.kept_vocabulary import KeptHead, keep_tokens
-from paceline.engine.reading.modules import reads_states
 from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.model.eagle.modules import uses_target_states
+from paceline.model.identity import model_identity
+from paceline.model.reduced_vocabulary import ReducedLMHead, keep_tokens
 
 _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
                 "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
@@ -53,7 +53,7 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
         UnsupportedModelError: another architecture; ConfigError: sizes that cannot be reached.
     """
     config = model.config
-    if reads_states(model):
+    if uses_target_states(model):
         raise UnsupportedModelError(
             "got a draft that reads its target's hidden states, whose ends are the target's; expected one with an embedding of"
             " its own to enlarge. Run the bench without a cost scale of the draft."
@@ -86,7 +86,7 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
         _fill(larger, model, torch.Generator().manual_seed(seed))
     larger.generation_config = copy.deepcopy(model.generation_config)
     head: Any = model.get_output_embeddings()
-    if isinstance(head, KeptHead):
+    if isinstance(head, ReducedLMHead):
         keep_tokens(larger, head.token_ids.tolist())
     moved: PreTrainedModel = larger.to(model.device).eval()
     return moved

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import paceline
-from paceline.common.machine import processor, usable_cores
+from paceline.util.machine import processor, usable_cores
 
 
 @dataclass(frozen=True, slots=True)

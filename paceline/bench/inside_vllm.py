@@ -9,12 +9,12 @@ from statistics import median
 from paceline.bench.environment import Environment
 from paceline.bench.report import provenance
 from paceline.drafters import PLAIN
-from paceline.report.documents import Kind, read_document, write_document
+from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.tables import Cell, Table
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class VllmRun:
     """One method on one file of prompts.
 
     Attributes:
@@ -60,10 +60,10 @@ class VllmResult:
     most: int
     max_tokens: int
     environment: Environment
-    parts: list[Part]
+    parts: list[VllmRun]
 
 
-KIND = Kind("vllm", 1, VllmResult)
+KIND = DocumentKind("vllm", 1, VllmResult)
 
 
 def read_vllm(path: str | Path) -> VllmResult:
@@ -90,7 +90,7 @@ def vllm_table(result: VllmResult) -> str:
     Where the methods were measured several times, by turns, speeds are beside plain decoding of the same turn.
     """
     files = list(dict.fromkeys(part.prompts_of for part in result.parts))
-    found: dict[str, dict[str, list[Part]]] = {part.method: {file: [] for file in files} for part in result.parts}
+    found: dict[str, dict[str, list[VllmRun]]] = {part.method: {file: [] for file in files} for part in result.parts}
     for part in result.parts:
         found[part.method][part.prompts_of].append(part)
     plain = _speeds(found[PLAIN])
@@ -111,11 +111,11 @@ def vllm_table(result: VllmResult) -> str:
     return "\n".join([*Table.of("", headings, rows).markdown(), setting])
 
 
-def _accepted(parts: list[Part]) -> float:
+def _accepted(parts: list[VllmRun]) -> float:
     return sum(part.accepted for part in parts) / max(1, sum(part.steps for part in parts))
 
 
-def _speeds(by_file: dict[str, list[Part]]) -> list[float]:
+def _speeds(by_file: dict[str, list[VllmRun]]) -> list[float]:
     """Tokens per second of processor time of each turn, over all files."""
     turns = zip(*by_file.values(), strict=True)
     return [sum(part.tokens for part in turn) / sum(part.processor for part in turn) for turn in turns]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,20 +12,20 @@ import torch
 
 from paceline.bench.environment import Environment, load_average, look_around
 from paceline.bench.report import provenance
-from paceline.engine.invariance import settle
-from paceline.engine.loading import load_model
-from paceline.engine.model import PREFILL_CHUNK, CachedLM
-from paceline.engine.per_layer import key_shapes
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
-from paceline.report.documents import Kind, read_document, write_document
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.invariance.invariance import resolve_batch_invariance
+from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
+from paceline.model.loading import load_model
+from paceline.model.per_layer import key_shapes
+from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.tables import Table
 
 _WARMUP = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class ContextCost:
     """Steps behind one length of context.
 
     Attributes:
@@ -59,21 +58,21 @@ class InvarianceCost:
     model: str
     clock: str
     reasons: dict[str, str]
-    costs: list[Cost]
+    costs: list[ContextCost]
     environment: Environment
 
 
-KIND = Kind("invariance-cost", 1, InvarianceCost)
+KIND = DocumentKind("invariance-cost", 1, InvarianceCost)
 
 
 def measure(
     model: str,
-    dtypes: ListLike[str],
-    batches: ListLike[int],
-    contexts: ListLike[int],
-    drafts: ListLike[int],
+    dtypes: Sequence[str],
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    drafts: Sequence[int],
     rounds: int,
-    finished: Callable[[Cost], None] = lambda cost: None,
+    finished: Callable[[ContextCost], None] = lambda cost: None,
 ) -> InvarianceCost:
     """Measure every combination; torch's number of threads must be set.
 
@@ -87,7 +86,7 @@ def measure(
     costs, reasons = [], {}
     for dtype in dtypes:
         loaded = load_model(model, dtype, "cpu")
-        found = settle(loaded, True, max(batches))
+        found = resolve_batch_invariance(loaded, True, max(batches))
         reasons[dtype] = found.reason
         for context in contexts:
             for batch in batches:
@@ -101,7 +100,7 @@ def measure(
                             spent = one.seconds(nodes, clock)
                             if turn >= _WARMUP:
                                 times[place].append(spent)
-                    costs.append(Cost(dtype, batch, context, nodes, *times))
+                    costs.append(ContextCost(dtype, batch, context, nodes, *times))
                     finished(costs[-1])
     environment = replace(environment, load_end=load_average())
     return InvarianceCost(model, "processor" if clock is time.process_time else "wall", reasons, costs, environment)
@@ -112,15 +111,15 @@ class _Steps:
 
     def __init__(self, lm: CachedLM, batch: int, context: int) -> None:
         self._lm = lm
-        self._seqs = [Sequence([1] * (context + 1), SamplingParams()) for _ in range(batch)]
+        self._seqs = [Request([1] * (context + 1), SamplingParams()) for _ in range(batch)]
         shapes = key_shapes(lm.model.config.get_text_config(decoder=True))
         lm.reserve(batch, context + 1 + 64)
-        for seq in self._seqs:
-            lm.open(seq)
+        for request in self._seqs:
+            lm.open(request)
             for layer, (heads, dim) in enumerate(shapes):
                 states = torch.randn(heads, context, dim, dtype=lm.model.dtype)
-                lm.load(seq, layer, 0, states, states)
-            seq.cached = context
+                lm.load(request, layer, 0, states, states)
+            request.cached = context
 
     def seconds(self, nodes: int, clock: Callable[[], float]) -> float:
         """Return the time of one step, of which nothing is committed."""

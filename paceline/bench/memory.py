@@ -14,8 +14,8 @@ from pathlib import Path
 from paceline.bench.environment import peak_memory
 from paceline.bench.run import run_bench
 from paceline.bench.settings import BenchConfig
-from paceline.common.options import changed, flat
 from paceline.errors import PacelineError
+from paceline.util.options import changed, flat
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,9 +15,9 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 
 from paceline.bench.result import Guarantee
 from paceline.bench.settings import ASSISTANT, PLAIN, lookup_tokens
-from paceline.engine.drafter import DelegatingDrafter, Drafter, Outcome
-from paceline.engine.metrics import Stats, Timing
-from paceline.engine.sequence import SamplingParams
+from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome
+from paceline.core.metrics import Stats, Timing
+from paceline.core.request import SamplingParams
 from paceline.llm import LLM
 
 _PAGE = 256  # positions of a block in transformers' paged cache
@@ -26,7 +25,7 @@ _MOST_TOKENS = 512  # of a forward there
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MethodAnswer:
     """The tokens of one answer, an end-of-sequence token included; counts where the method keeps any."""
 
     token_ids: list[int]
@@ -44,7 +43,7 @@ class Method(Protocol):
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Everything before the call, and the call."""
 
-    def collect(self, raw: Any, prompts: list[list[int]]) -> list[Answer]:
+    def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
         """The answers out of what the call returned."""
 
     def timing(self) -> Timing | None:
@@ -73,9 +72,9 @@ class Paceline:
         params = _with_length(self._params, max_new_tokens)
         return lambda: self._llm.generate(prompts, params)
 
-    def collect(self, raw: Any, prompts: list[list[int]]) -> list[Answer]:
+    def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
         """The completions' tokens and counts."""
-        return [Answer(completion.token_ids, completion.stats) for completion in raw]
+        return [MethodAnswer(completion.token_ids, completion.stats) for completion in raw]
 
     def timing(self) -> Timing | None:
         """That of the engine; on an accelerator forwards run on after they are launched, so None."""
@@ -84,7 +83,7 @@ class Paceline:
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:
         """Answer untimed, and note whether the drafter's trees carry distributions."""
         outcomes: list[Outcome] = []
-        self._llm.change_drafter(Watch(self._llm.drafter, outcomes.append))
+        self._llm.change_drafter(ObservedDrafter(self._llm.drafter, outcomes.append))
         self.prepare(prompts, max_new_tokens)()
         self.draws = any(outcome.tree.probs is not None for outcome in outcomes)
 
@@ -118,10 +117,10 @@ class Transformers:
         generate: Callable[..., Any] = model.generate
         return lambda: generate(input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, **extra)
 
-    def collect(self, raw: Any, prompts: list[list[int]]) -> list[Answer]:
+    def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
         """The new tokens, up to the first end-of-sequence token."""
         width = max(map(len, prompts))
-        return [Answer(_cut(row, self._eos)) for row in raw[:, width:].tolist()]
+        return [MethodAnswer(_cut(row, self._eos)) for row in raw[:, width:].tolist()]
 
     def timing(self) -> Timing | None:
         """Not known."""
@@ -140,20 +139,20 @@ class Continuous(Transformers):
         generate: Callable[..., Any] = self._model.generate_batch
         return lambda: generate(prompts, config, continuous_batching_config=sizes, warmup=False)
 
-    def collect(self, raw: Any, prompts: list[list[int]]) -> list[Answer]:
+    def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
         """The new tokens, up to the first end-of-sequence token."""
         by_number = sorted(raw.values(), key=lambda one: int(one.request_id.rpartition("_")[2]))
-        return [Answer(_cut(list(one.generated_tokens), self._eos)) for one in by_number]
+        return [MethodAnswer(_cut(list(one.generated_tokens), self._eos)) for one in by_number]
 
 
-class Watch(DelegatingDrafter):
+class ObservedDrafter(DelegatingDrafter):
     """Passes everything on to a drafter, and what the target said about its trees to `see` as well."""
 
     def __init__(self, inner: Drafter, see: Callable[[Outcome], None]) -> None:
         super().__init__(inner)
         self._see = see
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Show the outcomes, before the drafter learns from them."""
         for outcome in outcomes:
             self._see(outcome)

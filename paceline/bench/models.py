@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from transformers import PreTrainedModel
 from paceline import demo
 from paceline.bench.cost_scale import cost_label, enlarge, parameter_count
 from paceline.bench.settings import BenchConfig, CostScale
-from paceline.engine.architecture import Architecture
-from paceline.engine.drafter import Drafter
-from paceline.engine.loading import load_draft, load_model, load_tokenizer
+from paceline.core.drafter import Drafter
 from paceline.engine.parallel.ranks import local_device
 from paceline.errors import CapacityError, ConfigError
+from paceline.model.architecture import Architecture
+from paceline.model.loading import load_draft, load_model, load_tokenizer
 from paceline.report.prompts import Prompt, encode, load_prompts, shortened
 
 _LEAST_ROOM = 8  # context tokens for a prompt
@@ -70,7 +69,7 @@ def load_models(config: BenchConfig, target: PreTrainedModel | None, draft: PreT
     return Models(model, draft, tokenizer, label, draft_label)
 
 
-def make_units(config: BenchConfig, models: Models, prompts: ListLike[Prompt] | None = None) -> list[Unit]:
+def make_units(config: BenchConfig, models: Models, prompts: Sequence[Prompt] | None = None) -> list[Unit]:
     """The prompts, those of `config` where none are given, in their order and in batches.
 
     Raises:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from paceline.bench.methods import Answer
-from paceline.bench.result import Call
+from paceline.bench.methods import MethodAnswer
+from paceline.bench.result import TimedCall
 from paceline.bench.settings import BenchConfig
-from paceline.common.config import parse_spec
 from paceline.drafters import create, entry
 from paceline.engine.parallel.model import check_columns
 from paceline.engine.parallel.ranks import Ranks
 from paceline.errors import ConfigError
+from paceline.util.config import parse_spec
 
 
 class Lockstep:
@@ -49,11 +49,11 @@ class Lockstep:
         """Those that share the trees of a drafter; None where every process does all of it."""
         return self._ranks if spec in self._shared else None
 
-    def line_up(self, over: bool = False) -> bool:
+    def compact_slots(self, over: bool = False) -> bool:
         """Wait for all processes; whether `over` holds on rank 0, whose clock decides."""
         return over if self._ranks is None else bool(self._ranks.first(over))
 
-    def count_busiest(self, calls: Iterable[tuple[Call, list[Answer]]]) -> None:
+    def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:
         """Overwrite the fed tokens of the shared drafters' answers with those of the rank that has fed most."""
         for spec in self._shared:
             stats = [answer.stats for call, answers in calls if call.method == spec for answer in answers]

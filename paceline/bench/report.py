@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline.bench.environment import Environment
-from paceline.bench.result import BenchResult, Divergence, Figures
+from paceline.bench.result import BenchResult, Divergence, MethodFigures
 from paceline.bench.settings import PLAIN as TRANSFORMERS
-from paceline.report.documents import Kind, read_document, write_document
+from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.prompts import cut_note
 from paceline.report.tables import Cell, Column, Table
 
-KIND = Kind("paceline bench", 2, BenchResult)
-# Column -> the field of `Figures` it shows; the equal answers are a pair.
+KIND = DocumentKind("paceline bench", 2, BenchResult)
+# Column -> the field of `MethodFigures` it shows; the equal answers are a pair.
 MEASURES: dict[Column, str] = {
     Column("tokens/s", ".1f"): "tokens_per_second",
     Column("speed-up", ".2f"): "speedup",
@@ -118,7 +118,7 @@ def figures_table(result: BenchResult) -> Table:
     return Table.of("", [Column("method", code=True), *MEASURES], rows)
 
 
-def measured(figures: Figures | None, field: str) -> Cell:
+def measured(figures: MethodFigures | None, field: str) -> Cell:
     """Return a field of the figures as a cell: None where nothing is known, and "equal" as the pair of equal and compared."""
     if figures is None or (field == "equal" and not figures.compared):
         return None
@@ -138,7 +138,7 @@ def _category_tables(result: BenchResult) -> list[Table]:
     return [Table.of("Speed-up (tokens per forward) by category", [Column("method", code=True), *columns], rows)]
 
 
-def _category_cell(figures: Figures) -> str:
+def _category_cell(figures: MethodFigures) -> str:
     speedup = "" if figures.speedup is None else f"{figures.speedup:.2f}"
     forward = "" if figures.tokens_per_forward is None else f"({figures.tokens_per_forward:.2f})"
     return f"{speedup} {forward}".strip() or "-"
@@ -167,7 +167,7 @@ def _notes(result: BenchResult) -> list[str]:
     return [*notes, count, *map(_difference, found[:_SHOWN]), *more]
 
 
-def _slower(figures: list[Figures]) -> list[str]:
+def _slower(figures: list[MethodFigures]) -> list[str]:
     """Name the drafters that cost time here, and the one to take."""
     ours = [one for one in figures if one.tokens_per_second and not one.method.startswith(TRANSFORMERS)]
     speeds = {one.method: one.tokens_per_second or 0.0 for one in ours}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.bench.environment import Environment
 from paceline.bench.settings import PLAIN, BenchConfig
-from paceline.engine.metrics import Stats, Timing
+from paceline.core.metrics import Stats, Timing
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class AnswerCounts:
     """What the engine counted for one answer.
 
     Attributes:
@@ -31,18 +30,18 @@ class Counts:
     trees: int
 
     @staticmethod
-    def of(stats: Stats) -> Counts:
+    def of(stats: Stats) -> AnswerCounts:
         """From a completion's stats. While decoding one pending token is fed per forward, so the others are nodes."""
         nodes = [fed - 1 for fed in stats.fed[stats.prefill_forwards :]]
         rode_along = stats.drafted_tokens > sum(nodes)  # a tree on the last prefill chunk
-        return Counts(
+        return AnswerCounts(
             stats.target_forwards, stats.prefill_forwards, stats.draft_forwards, stats.drafted_tokens,
             stats.accepted_tokens, sum(stats.fed[stats.prefill_forwards :]), sum(n > 0 for n in nodes) + rode_along,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AnswerRow:
     """One answer. `equal`: same tokens as the reference method's; None where the two need not be equal."""
 
     prompt: str
@@ -50,11 +49,11 @@ class Row:
     prompt_tokens: int
     new_tokens: int
     equal: bool | None
-    counts: Counts | None
+    counts: AnswerCounts | None
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TimedCall:
     """One timed call: a prompt, or a batch of prompts, under one method.
 
     Attributes:
@@ -71,7 +70,7 @@ class Call:
     cpu_seconds: float
     timing: Timing | None
     peak_memory: int | None
-    rows: tuple[Row, ...]
+    rows: tuple[AnswerRow, ...]
 
     @property
     def new_tokens(self) -> int:
@@ -109,7 +108,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class MethodFigures:
     """One method's figures; None where a method does not know or nothing of that kind happened.
 
     Attributes:
@@ -175,7 +174,7 @@ class BenchResult:
     baseline: str
     reference: str | None
     skipped: dict[str, str]
-    calls: tuple[Call, ...]
+    calls: tuple[TimedCall, ...]
     divergences: tuple[Divergence, ...]
     cut_prompts: int = 0  # files of earlier versions have neither this nor what follows
     guarantees: dict[str, Guarantee] = field(default_factory=dict)
@@ -185,7 +184,7 @@ class BenchResult:
         """Categories of the prompts, in their order."""
         return list(dict.fromkeys(row.category for call in self.calls for row in call.rows))
 
-    def figures(self, category: str | None = None) -> list[Figures]:
+    def figures(self, category: str | None = None) -> list[MethodFigures]:
         """The methods' figures, over all prompts or one category. Times of mixed batches belong to no category."""
         return [self._figures(method, category) for method in self.methods]
 
@@ -202,19 +201,19 @@ class BenchResult:
             seconds[call.unit] = seconds.get(call.unit, 0.0) + call.seconds
         return {unit: tokens[unit] / seconds[unit] for unit in tokens}
 
-    def _calls(self, method: str, category: str | None) -> list[Call]:
+    def _calls(self, method: str, category: str | None) -> list[TimedCall]:
         """The calls of a method, all of whose prompts are of `category`."""
         mine = [call for call in self.calls if call.method == method]
         return [call for call in mine if category is None or all(row.category == category for row in call.rows)]
 
-    def _rate(self, method: str, category: str | None, seconds: Callable[[Call], float]) -> float | None:
+    def _rate(self, method: str, category: str | None, seconds: Callable[[TimedCall], float]) -> float | None:
         calls = self._calls(method, category)
         rows = sum(row.category == category for call in self.calls if call.method == method for row in call.rows)
         if not calls or (category is not None and rows != sum(len(call.rows) for call in calls)):
             return None
         return _ratio(sum(call.new_tokens for call in calls), sum(map(seconds, calls)))
 
-    def _figures(self, method: str, category: str | None) -> Figures:
+    def _figures(self, method: str, category: str | None) -> MethodFigures:
         mine = [call for call in self.calls if call.method == method]
         rows = [row for call in mine for row in call.rows if category in (None, row.category)]
         wall, base_wall = (self._rate(name, category, lambda call: call.seconds) for name in (method, self.baseline))
@@ -222,7 +221,7 @@ class BenchResult:
         new_tokens = sum(row.new_tokens for row in rows)
         ratios = self.unit_speedups(method, category) if wall else []
         peaks = [call.peak_memory for call in mine if call.peak_memory is not None]
-        return Figures(
+        return MethodFigures(
             method=method,
             answers=len(rows),
             new_tokens=new_tokens,
@@ -240,7 +239,7 @@ class BenchResult:
         )
 
 
-def _draft_figures(rows: ListLike[Row], method: str) -> dict[str, float | None]:
+def _draft_figures(rows: Sequence[AnswerRow], method: str) -> dict[str, float | None]:
     pairs = [(row, row.counts) for row in rows if row.counts is not None]
     forwards = sum(counts.target_forwards - counts.prefill_forwards for _, counts in pairs)
     drafted = sum(counts.drafted_tokens for _, counts in pairs)
@@ -258,7 +257,7 @@ def _draft_figures(rows: ListLike[Row], method: str) -> dict[str, float | None]:
     }
 
 
-def _shares(calls: ListLike[Call]) -> dict[str, float | None]:
+def _shares(calls: Sequence[TimedCall]) -> dict[str, float | None]:
     total = sum((call.timing for call in calls if call.timing is not None), Timing())
     known = total.step > 0
     return {

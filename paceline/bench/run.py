@@ -6,8 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import time
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,20 +15,20 @@ from rich.markup import escape
 from transformers import PreTrainedModel
 
 from paceline.bench.environment import load_average, look_around, peak_memory
-from paceline.bench.methods import Answer, Continuous, Method, Paceline, Transformers, same_rules
+from paceline.bench.methods import Continuous, Method, MethodAnswer, Paceline, Transformers, same_rules
 from paceline.bench.models import Models, Unit, feeding_all, load_models, make_units, torch_threads
 from paceline.bench.parallel import Lockstep
-from paceline.bench.result import BenchResult, Call, Counts, Divergence, Row
+from paceline.bench.result import AnswerCounts, AnswerRow, BenchResult, Divergence, TimedCall
 from paceline.bench.settings import CONTINUOUS, PLAIN, BenchConfig
+from paceline.core.drafter import Drafter
+from paceline.core.metrics import Timing
 from paceline.drafters import create
-from paceline.engine.drafter import Drafter
-from paceline.engine.forward_mode import mode_of
-from paceline.engine.loading import draft_lm, eos_token_ids
-from paceline.engine.metrics import Timing
-from paceline.engine.model import CachedLM
 from paceline.engine.parallel.ranks import Ranks
 from paceline.errors import ConfigError
 from paceline.llm import LLM
+from paceline.model.cached_lm import CachedLM
+from paceline.model.forward_mode import mode_of
+from paceline.model.loading import draft_lm, eos_token_ids
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt
 
@@ -46,7 +45,7 @@ def run_bench(
     target: PreTrainedModel | None = None,
     draft: PreTrainedModel | None = None,
     tokenizer: Any = None,
-    prompts: ListLike[Prompt] | None = None,
+    prompts: Sequence[Prompt] | None = None,
     made: Mapping[str, Maker] | None = None,
     progress: bool = True,
     loaded: Callable[[], None] | None = None,
@@ -80,20 +79,20 @@ def run_bench(
         gc.freeze()  # every call begins with a collection, which need not go through all modules and models
         environment = look_around(models.target.device)
         with same_rules(models.target, config.sampling, eos):
-            run = _Run(config, methods, units, models.target.device, lockstep)
+            run = _BenchRun(config, methods, units, models.target.device, lockstep)
             complete = run.all(progress)
         lockstep.count_busiest(run.calls)
         environment = dataclasses.replace(environment, load_end=load_average(), peak_memory=peak_memory())
         return _result(config, environment, models, methods, units, skipped, run, complete)
 
 
-class _Run:
+class _BenchRun:
     """The loop: repeats, units, methods in rotating order."""
 
     def __init__(
         self, config: BenchConfig, methods: list[Method], units: list[Unit], device: torch.device, lockstep: Lockstep
     ) -> None:
-        self.calls: list[tuple[Call, list[Answer]]] = []
+        self.calls: list[tuple[TimedCall, list[MethodAnswer]]] = []
         self._config, self._methods, self._units, self._device, self._lockstep = config, methods, units, device, lockstep
 
     def all(self, progress: bool) -> bool:
@@ -114,7 +113,7 @@ class _Run:
                     shift = turn % len(self._methods)
                     order = self._methods[shift:] + self._methods[:shift]
                     self.calls += [self._time(method, unit, repeat) for method in order]
-                    if self._lockstep.line_up(0 < self._config.max_seconds < time.perf_counter() - start):
+                    if self._lockstep.compact_slots(0 < self._config.max_seconds < time.perf_counter() - start):
                         break
             except KeyboardInterrupt:
                 return False
@@ -130,13 +129,13 @@ class _Run:
                 method.reset()
                 method.watch(list(unit.token_ids), length)
 
-    def _time(self, method: Method, unit: int, repeat: int) -> tuple[Call, list[Answer]]:
+    def _time(self, method: Method, unit: int, repeat: int) -> tuple[TimedCall, list[MethodAnswer]]:
         prompts = list(self._units[unit].token_ids)
         call = method.prepare(prompts, self._config.sampling.max_new_tokens)
         gc.collect()
         allocated = self._reset_peak()
         before = method.timing()
-        self._lockstep.line_up()
+        self._lockstep.compact_slots()
         self._synchronise()
         cpu, start = time.process_time(), time.perf_counter()
         raw = call()
@@ -145,7 +144,7 @@ class _Run:
         after = method.timing()
         timing: Timing | None = after - before if after is not None and before is not None else None
         peak = torch.cuda.max_memory_allocated(self._device) - allocated if self._device.type == "cuda" else None
-        return Call(method.name, unit, repeat, seconds, cpu_seconds, timing, peak, ()), method.collect(raw, prompts)
+        return TimedCall(method.name, unit, repeat, seconds, cpu_seconds, timing, peak, ()), method.collect(raw, prompts)
 
     def _synchronise(self) -> None:
         if self._device.type == "cuda":
@@ -201,13 +200,13 @@ def _methods(
 
 def _result(
     config: BenchConfig, environment: Any, models: Models, methods: list[Method], units: list[Unit],
-    skipped: dict[str, str], run: _Run, complete: bool,
+    skipped: dict[str, str], run: _BenchRun, complete: bool,
 ) -> BenchResult:  # fmt: skip
     names = tuple(method.name for method in methods)
     reference = _reference(config, names)
     comparable = {method.name for method in methods if config.sampling.greedy or _keeps_seed(method)}
     expected = {(call.unit, call.repeat): answers for call, answers in run.calls if call.method == reference}
-    calls: list[Call] = []
+    calls: list[TimedCall] = []
     differing: dict[tuple[str, str], tuple[list[int], list[int], list[int]]] = {}
     for call, answers in run.calls:
         unit, compare = units[call.unit], call.method in comparable and call.method != reference and reference is not None
@@ -217,8 +216,8 @@ def _result(
             equal = answer.token_ids == want if compare else None
             if equal is False and config.sampling.greedy:
                 differing.setdefault((call.method, prompt.id), (ids, want, answer.token_ids))
-            counts = None if answer.stats is None else Counts.of(answer.stats)
-            rows.append(Row(prompt.id, prompt.category, len(ids), len(answer.token_ids), equal, counts))
+            counts = None if answer.stats is None else AnswerCounts.of(answer.stats)
+            rows.append(AnswerRow(prompt.id, prompt.category, len(ids), len(answer.token_ids), equal, counts))
         calls.append(dataclasses.replace(call, rows=tuple(rows)))
     divergences = [_divergence(models.target, *key, *value) for key, value in differing.items()]
     return BenchResult(

@@ -7,11 +7,11 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.common.config import parse_spec, require_range
-from paceline.common.options import ModelOptions, PromptOptions, flat, refuse_per_request
+from paceline.core.request import SamplingParams
 from paceline.drafters import entry
-from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError, did_you_mean
+from paceline.util.config import parse_spec, require_range
+from paceline.util.options import ModelOptions, PromptOptions, flat, refuse_per_request
 
 PLAIN = "transformers"
 LOOKUP = "transformers:prompt_lookup"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,19 +13,19 @@ from torch import Tensor
 from paceline.bench.environment import Environment, load_average, look_around, peak_memory
 from paceline.bench.models import Models, feeding_all, load_models, make_units, torch_threads
 from paceline.bench.settings import BenchConfig
-from paceline.common.config import parse_spec
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.drafters import create
-from paceline.engine.drafter import Drafter, Outcome
 from paceline.engine.engine import Engine
-from paceline.engine.invariance import Invariance
-from paceline.engine.loading import draft_lm, eos_token_ids
-from paceline.engine.model import PREFILL_CHUNK, CachedLM
-from paceline.engine.node_logits import NodeLogits
-from paceline.engine.row_classes import bits
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import DraftTree
-from paceline.engine.verify import verify as verify_batch
+from paceline.invariance.invariance import Invariance
+from paceline.invariance.row_classes import bits
+from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
+from paceline.model.loading import draft_lm, eos_token_ids
+from paceline.model.node_logits import NodeLogits
 from paceline.report.progress import progress_bar
+from paceline.util.config import parse_spec
+from paceline.verification.verify import verify as verify_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class VerifyResult:
         return sum(verdict.answers for verdict in self.verdicts)
 
 
-class _Watch:
+class _DivergenceProbe:
     """The engine's rule of verification, which notes the logits where an answer leaves what was expected."""
 
     def __init__(self) -> None:
@@ -126,19 +125,19 @@ class _Watch:
         self.left: dict[int, tuple[int, Tensor]] = {}  # by sequence: position and logits [vocab]
         self.drawn = False  # a tree carried the distributions its nodes were drawn from
 
-    def verify(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLogits) -> list[Outcome]:
+    def verify(self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits) -> list[Outcome]:
         """Verify; the `Verifier` of an engine."""
-        outcomes = verify_batch(seqs, trees, logits)
-        for row, (seq, tree, outcome) in enumerate(zip(seqs, trees, outcomes, strict=True)):
+        outcomes = verify_batch(requests, trees, logits)
+        for row, (request, tree, outcome) in enumerate(zip(requests, trees, outcomes, strict=True)):
             self.drawn |= tree.probs is not None
-            expected = self.expected.get(seq.id)
-            if expected is None or seq.id in self.left:
+            expected = self.expected.get(request.id)
+            if expected is None or request.id in self.left:
                 continue
-            begin = len(seq.output_ids)
+            begin = len(request.output_ids)
             for place, token in enumerate(outcome.new_token_ids):
                 if expected[begin + place : begin + place + 1] != [token]:
                     column = 1 + outcome.accepted[place - 1] if place else 0
-                    self.left[seq.id] = begin + place, logits[row][column].clone()
+                    self.left[request.id] = begin + place, logits[row][column].clone()
                     break
         return outcomes
 
@@ -147,7 +146,7 @@ class _Side:
     """An engine for batches of one size, and what it takes to answer prompts with it."""
 
     def __init__(self, config: BenchConfig, models: Models, batch: int = 1, chunk: int = PREFILL_CHUNK) -> None:
-        self._watch = _Watch()
+        self._watch = _DivergenceProbe()
         self._sampling = config.sampling
         self._models = models
         self._eos = eos_token_ids(models.target, models.tokenizer)
@@ -169,29 +168,33 @@ class _Side:
 
     def answer(
         self,
-        prompts: ListLike[list[int]],
+        prompts: Sequence[list[int]],
         first: int,
-        expected: ListLike[list[int]] | None = None,
+        expected: Sequence[list[int]] | None = None,
         done: Callable[[int], object] = lambda count: None,
-    ) -> list[tuple[Sequence, tuple[int, Tensor] | None, float]]:
+    ) -> list[tuple[Request, tuple[int, Tensor] | None, float]]:
         """Answer prompts, as many together as there is room for: the sequence, where it left `expected`, its tokens per forward.
 
         Args:
             first: number of the first prompt; number n has seed + n.
             done: called after every step with how many answers have ended in it.
         """
-        seqs = [
-            Sequence(ids, self._params(first + place), eos_token_ids=self._eos, max_length=self.engine.model.context_length)
+        requests = [
+            Request(ids, self._params(first + place), eos_token_ids=self._eos, max_length=self.engine.model.context_length)
             for place, ids in enumerate(prompts)
         ]
-        self._watch.expected = {} if expected is None else {seq.id: one for seq, one in zip(seqs, expected, strict=True)}
+        self._watch.expected = (
+            {} if expected is None else {request.id: one for request, one in zip(requests, expected, strict=True)}
+        )
         self._watch.left = {}
-        tickets = self.engine.submit(seqs)
+        handles = self.engine.submit(requests)
         try:
-            self.engine.finish(tickets, done)
+            self.engine.finish(handles, done)
         finally:
-            self.engine.withdraw(tickets)
-        return [(ticket.seq, self._watch.left.get(ticket.seq.id), ticket.stats().tokens_per_forward) for ticket in tickets]
+            self.engine.withdraw(handles)
+        return [
+            (handle.request, self._watch.left.get(handle.request.id), handle.stats().tokens_per_forward) for handle in handles
+        ]
 
     def difference(
         self, prompt: str, number: int, ids: list[int], plain: list[int], drafted: list[int], left: tuple[int, Tensor]
@@ -216,8 +219,8 @@ class _Side:
 def run_verify(
     config: BenchConfig,
     finished: Callable[[DrafterVerdict], None] = lambda verdict: None,
-    batches: ListLike[int] = (1,),
-    prefill_chunks: ListLike[int] = (PREFILL_CHUNK,),
+    batches: Sequence[int] = (1,),
+    prefill_chunks: Sequence[int] = (PREFILL_CHUNK,),
     progress: bool = False,
 ) -> VerifyResult:
     """Answer every prompt alone and without drafts, then in batches with every drafter, and compare token by token.
@@ -244,7 +247,7 @@ def run_verify(
         runs = len(prefill_chunks) * len(batches) * len(config.drafters)
         task = bar.add_task("alone, without drafts", total=(1 + runs) * len(prompts))
         found = alone.answer([ids for _, ids in prompts], 0, done=partial(bar.advance, task))
-        plain = [seq.output_ids for seq, _, _ in found]
+        plain = [request.output_ids for request, _, _ in found]
         verdicts: list[DrafterVerdict] = []
         try:
             for chunk, batch in itertools.product(prefill_chunks, batches):
@@ -283,14 +286,14 @@ def _verdict(
 ) -> DrafterVerdict:
     found = side.answer([ids for _, ids in prompts], 0, plain, done)
     drawn = side.drawn
-    left = [] if drawn else [number for number, (seq, _, _) in enumerate(found) if seq.output_ids != plain[number]]
+    left = [] if drawn else [number for number, (request, _, _) in enumerate(found) if request.output_ids != plain[number]]
     first = None
     for number in left[:1]:
-        seq, where, _ = found[number]
+        request, where, _ = found[number]
         assert where is not None, "an answer of the same tokens that is shorter"
-        first = alone.difference(*prompts[number][:1], number, prompts[number][1], plain[number], seq.output_ids, where)
+        first = alone.difference(*prompts[number][:1], number, prompts[number][1], plain[number], request.output_ids, where)
     return DrafterVerdict(
         spec, side.batch, side.prefill_chunk, 0 if drawn else len(found), len(left),
-        sum(seq.counters.accepted_tokens for seq, _, _ in found), sum(len(seq.output_ids) for seq, _, _ in found),
+        sum(request.counters.accepted_tokens for request, _, _ in found), sum(len(request.output_ids) for request, _, _ in found),
         sum(speed for _, _, speed in found) / len(found), first,
     )  # fmt: skip

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from paceline.cli.show import INTERRUPTED, out, print_note, summary, write
-from paceline.common.files import STANDARD_OUTPUT, append, write_atomically
-from paceline.engine.sequence import SamplingParams
+from paceline.core.request import SamplingParams
+from paceline.util.files import STANDARD_OUTPUT, append, write_atomically
 
 if TYPE_CHECKING:
     from paceline.llm import LLM, Chunk, Completion
@@ -26,7 +25,7 @@ _HEADING = 60  # characters of a prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CliPrompt:
     """A prompt: its text, as it is shown, the id it has in a file, and what the model is given."""
 
     text: str
@@ -34,7 +33,7 @@ class Asked:
     prompt: Any
 
 
-def answered(llm: LLM, prompts: ListLike[Any], sampling: SamplingParams) -> Generator[tuple[int, Completion], None, None]:
+def answered(llm: LLM, prompts: Sequence[Any], sampling: SamplingParams) -> Generator[tuple[int, Completion], None, None]:
     """Yield the place and the answer of each prompt as it ends; they share batches. Closing it frees all that it holds.
 
     Raises:
@@ -58,7 +57,7 @@ def answered(llm: LLM, prompts: ListLike[Any], sampling: SamplingParams) -> Gene
             stream.close()
 
 
-def answer_all(llm: LLM, asked: ListLike[Asked], sampling: SamplingParams, output: Path | None) -> int:
+def answer_all(llm: LLM, asked: Sequence[CliPrompt], sampling: SamplingParams, output: Path | None) -> int:
     """Answer prompts and give the answers out in their order; return the exit status.
 
     Ctrl-C ends it; what is finished by then is given out, also behind a prompt whose answer is not.
@@ -85,18 +84,18 @@ def answer_all(llm: LLM, asked: ListLike[Asked], sampling: SamplingParams, outpu
     return 0
 
 
-def _heading_and_text(place: int, asked: Asked, completion: Completion) -> None:
+def _heading_and_text(place: int, asked: CliPrompt, completion: Completion) -> None:
     out.rule(Text(asked.text.strip().splitlines()[0][:_HEADING] if asked.text.strip() else ""), align="left")
     write(f"{completion.text}\n")
     sys.stdout.flush()
     print_note(summary(completion))
 
 
-def _line_to(output: Path) -> Callable[[int, Asked, Completion], None]:
+def _line_to(output: Path) -> Callable[[int, CliPrompt, Completion], None]:
     if output != STANDARD_OUTPUT:
         write_atomically(output, b"")
 
-    def give(place: int, asked: Asked, completion: Completion) -> None:
+    def give(place: int, asked: CliPrompt, completion: Completion) -> None:
         line = {
             "index": place, "id": asked.name, "prompt": asked.text, "text": completion.text, "token_ids": completion.token_ids,
             "finish_reason": completion.finish_reason, "seconds": completion.stats.seconds,

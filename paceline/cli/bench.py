@@ -16,9 +16,9 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.options import ParallelOptions, flattened, split_specs, with_store, without
 from paceline.cli.parallel import joined_ranks
 from paceline.cli.show import INTERRUPTED
-from paceline.common.options import ModelOptions, PromptOptions, flat
 from paceline.drafters import REGISTRY, available
 from paceline.errors import ConfigError
+from paceline.util.options import ModelOptions, PromptOptions, flat
 
 if TYPE_CHECKING:
     from paceline.bench import BenchResult

@@ -17,7 +17,7 @@ cache = App(
 @cache.command(name="list")
 def list_entries() -> None:
     """List what is kept, the oldest first."""
-    from paceline.common import cache as store
+    from paceline.util import cache as store
 
     found = store.entries()
     table = Table(box=None, pad_edge=False)
@@ -33,6 +33,6 @@ def list_entries() -> None:
 @cache.command(name="clear")
 def clear_entries() -> None:
     """Remove everything that is kept, except what another process is making at this moment."""
-    from paceline.common import cache as store
+    from paceline.util import cache as store
 
     print_note(f"{store.clear() / 1e6:.1f} MB removed from {store.root()}")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from paceline.cli.loading import DEFAULT_DRAFTER, build_llm
 from paceline.cli.options import without
-from paceline.cli.reading import lines_of, require_standard_input
+from paceline.cli.prompt_input import lines_of, require_standard_input
 from paceline.cli.show import print_error, print_note, print_stream
-from paceline.common.files import write_atomically
-from paceline.common.options import ModelOptions
+from paceline.core.request import SamplingParams
 from paceline.drafters import PLAIN
-from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError, PacelineError, did_you_mean
+from paceline.util.files import write_atomically
+from paceline.util.options import ModelOptions
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

@@ -14,7 +14,7 @@ COMMANDS = {
     "datastore": "Token stores for the retrieval drafters: build one, add to it, look at it, verify it.",
     "head": "Acceptance heads for the drafter specdec_pp: record a pair of models, train a head, judge it, measure thresholds.",
     "draft": "Draft models: train a small one for any target from the target's own answers, judge it.",
-    "foresight": "Foresight for the drafter auto: train what a model's hidden state tells of the tokens to come.",
+    "draft-head": "Foresight for the drafter auto: train what a model's hidden state tells of the tokens to come.",
     "drafters": "List the drafters with their options and defaults.",
     "cache": "Converted models and proofs that are kept between runs, below PACELINE_CACHE (~/.cache/paceline).",
     "verify": (
@@ -31,7 +31,7 @@ COMMANDS = {
 GROUPS = {
     "Use": ("generate", "chat", "serve"),
     "Measure": ("bench", "verify", "plan", "doctor"),
-    "Prepare": ("record", "prompts", "datastore", "draft", "foresight", "head", "cache"),
+    "Prepare": ("record", "prompts", "datastore", "draft", "draft-head", "head", "cache"),
     "Research": ("paper", "replay", "drafters", "demo"),
 }
 

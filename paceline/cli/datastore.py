@@ -17,8 +17,8 @@ from paceline.cli.loading import load_tokenizer
 from paceline.cli.options import flattened
 from paceline.cli.replay import Traces, TraceTokenizer, fit_calibration, read
 from paceline.cli.show import out, print_note, table_console
-from paceline.common.config import require_range
 from paceline.errors import ConfigError
+from paceline.util.config import require_range
 
 if TYPE_CHECKING:
     from paceline.datastore import Info

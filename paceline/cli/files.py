@@ -11,8 +11,8 @@ from rich.console import Console
 
 from paceline.cli.options import flattened
 from paceline.cli.show import print_note, table_console
-from paceline.common.files import STANDARD_OUTPUT, append, require_writable
 from paceline.errors import ConfigError
+from paceline.util.files import STANDARD_OUTPUT, append, require_writable
 
 
 @flattened("Files")

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from paceline.cli.answers import Asked, answer_all
+from paceline.cli.answers import CliPrompt, answer_all
 from paceline.cli.loading import DEFAULT_DRAFTER, build_llm
 from paceline.cli.options import ParallelOptions
 from paceline.cli.parallel import joined_ranks, refuse_standard_input
-from paceline.cli.reading import read_prompt
+from paceline.cli.prompt_input import read_prompt
 from paceline.cli.show import INTERRUPTED, print_stream
-from paceline.common.conversations import checked_messages, text_of
-from paceline.common.files import parse_json, require_writable
-from paceline.common.options import ModelOptions
-from paceline.common.text_files import read_text
-from paceline.common.tokens import require_text
-from paceline.engine.sequence import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
+from paceline.util.conversations import checked_messages, text_of
+from paceline.util.files import parse_json, require_writable
+from paceline.util.options import ModelOptions
+from paceline.util.text_files import read_text
+from paceline.util.tokens import require_text
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -63,14 +63,14 @@ def generate(
         refuse_standard_input(parallel.lookahead_parallel, prompts)
         texts = [read_prompt() if text == "-" else text for text in prompts]
         llm = build_llm(models, drafter, ranks, tokenizer=tokenizer, max_length=max_length)
-        asked = [*(Asked(text, None, text) for text in texts), *more]
+        asked = [*(CliPrompt(text, None, text) for text in texts), *more]
         ready = [replace(one, prompt=_prompt(llm, one, chat, system)) for one in asked]
         if len(ready) == 1 and output is None:
             return 0 if print_stream(llm.stream(ready[0].prompt, sampling)).complete else INTERRUPTED
         return answer_all(llm, ready, sampling, output)
 
 
-def read_prompts(path: Path) -> list[Asked]:
+def read_prompts(path: Path) -> list[CliPrompt]:
     """Return the prompts of a file.
 
     Args:
@@ -83,12 +83,12 @@ def read_prompts(path: Path) -> list[Asked]:
         lines = read_text(path, "surrogateescape").split("\n")
     except OSError as error:
         raise ConfigError(f"file: got {str(path)!r}, {error.strerror}; expected a file to read. Check the path.") from error
-    read = _record if path.suffix == ".jsonl" else lambda line, where: Asked(line, None, line)
+    read = _record if path.suffix == ".jsonl" else lambda line, where: CliPrompt(line, None, line)
     numbered = ((line.rstrip("\r"), f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
     return [read(require_text(where, line), where) for line, where in numbered]
 
 
-def _record(line: str, where: str) -> Asked:
+def _record(line: str, where: str) -> CliPrompt:
     """Return the prompt of a line of JSON."""
     try:
         record = parse_json(line)
@@ -100,14 +100,14 @@ def _record(line: str, where: str) -> Asked:
         found = found[0]
     name = str(record["id"]) if isinstance(record, dict) and "id" in record else None
     if isinstance(found, str):
-        return Asked(require_text(where, found), name, found)
+        return CliPrompt(require_text(where, found), name, found)
     if field == "messages":
         messages = checked_messages(found, f"{where}: messages")
-        return Asked(text_of(messages[-1]), name, messages)
+        return CliPrompt(text_of(messages[-1]), name, messages)
     raise ConfigError(f"{where}: got {line[:60]!r}; expected an object with {', '.join(_FIELDS)}. Add one of them.")
 
 
-def _prompt(llm: LLM, asked: Asked, chat: bool, system: str | None) -> str | list[int]:
+def _prompt(llm: LLM, asked: CliPrompt, chat: bool, system: str | None) -> str | list[int]:
     """Return what the model is given."""
     if isinstance(asked.prompt, str) and not chat:
         return asked.prompt

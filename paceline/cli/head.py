@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,15 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.loading import use_threads
 from paceline.cli.options import flattened, only, without
 from paceline.cli.show import print_note, table_console
-from paceline.common.config import require_range
-from paceline.common.files import make_folder
-from paceline.common.options import ModelOptions
-from paceline.head.settings import RecordConfig, TrainConfig
+from paceline.training.acceptance_head.settings import RecordConfig, TrainConfig
+from paceline.util.config import require_range
+from paceline.util.files import make_folder
+from paceline.util.options import ModelOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from paceline.head.recording import Recording
+    from paceline.training.acceptance_head.recording import Recording
 
 head = App(
     name="head",
@@ -50,8 +50,8 @@ def record(*, config: Annotated[RecordConfig, without("repetition_penalty", "sto
     Give the sampling settings that decoding will use. Interrupt it at any time; the same command goes on.
     """
     use_threads(config.models.threads)
-    from paceline.head.record import record as record_answers
     from paceline.report.prompts import cut_note
+    from paceline.training.acceptance_head.record import record as record_answers
 
     made = record_answers(config, progress=True)
     if cut := made.settings.get("cut"):
@@ -74,10 +74,10 @@ def train(
     """
     make_folder(out)
     use_threads(models.threads)
-    from paceline.head.evaluate import evaluate as judge
-    from paceline.head.evaluate import print_judgement
-    from paceline.head.recording import read_recording
-    from paceline.head.train import train as train_head
+    from paceline.training.acceptance_head.evaluate import evaluate as judge
+    from paceline.training.acceptance_head.evaluate import print_judgement
+    from paceline.training.acceptance_head.recording import read_recording
+    from paceline.training.acceptance_head.train import train as train_head
 
     read = [read_recording(folder) for folder in recordings]
     made = train_head(read, config, progress=True)
@@ -97,8 +97,8 @@ def evaluate(
     """Judge a head on prompts it was not trained on, beside the draft's own probabilities."""
     use_threads(models.threads)
     from paceline.drafters.specdec_pp.head import AcceptanceHead
-    from paceline.head.evaluate import draw_judgement, print_judgement, write_judgement
-    from paceline.head.evaluate import evaluate as judge
+    from paceline.training.acceptance_head.evaluate import draw_judgement, print_judgement, write_judgement
+    from paceline.training.acceptance_head.evaluate import evaluate as judge
 
     read, draft = _recordings(recordings, models.draft_model)
     judgement = judge(AcceptanceHead.load(head_folder, draft), read)
@@ -116,10 +116,10 @@ def calibrate(head_folder: HeadFolder, /, *recordings: Recordings, limit: int = 
     require_range("head calibrate", "limit", limit, 0)
     use_threads(models.threads)
     from paceline.drafters.specdec_pp.head import AcceptanceHead
-    from paceline.engine.loading import load_draft, load_model
-    from paceline.head.calibrate import calibrate as measure
-    from paceline.head.calibrate import print_curve
-    from paceline.head.recording import read_recording
+    from paceline.model.loading import load_draft, load_model
+    from paceline.training.acceptance_head.calibrate import calibrate as measure
+    from paceline.training.acceptance_head.calibrate import print_curve
+    from paceline.training.acceptance_head.recording import read_recording
 
     target = load_model(demo.target_of(models.model), models.dtype, models.device)
     draft = load_draft(models.draft_model or models.model, models.dtype, str(target.device))
@@ -130,10 +130,10 @@ def calibrate(head_folder: HeadFolder, /, *recordings: Recordings, limit: int = 
     print_note(f"wrote {head_folder}")
 
 
-def _recordings(folders: ListLike[Path], draft_model: str | None) -> tuple[list[Recording], PreTrainedModel]:
+def _recordings(folders: Sequence[Path], draft_model: str | None) -> tuple[list[Recording], PreTrainedModel]:
     """Return the recordings, and their draft model: the one named, else the one they name."""
-    from paceline.engine.loading import load_draft
-    from paceline.head.recording import read_recording
+    from paceline.model.loading import load_draft
+    from paceline.training.acceptance_head.recording import read_recording
 
     read = [read_recording(folder) for folder in folders]
     return read, load_draft(draft_model or read[0].settings["draft"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline import demo
-from paceline.common.config import split_spec
 from paceline.drafters import entry
+from paceline.util.config import split_spec
 
 if TYPE_CHECKING:
-    from paceline.common.options import ModelOptions
     from paceline.engine.parallel.ranks import Ranks
     from paceline.llm import LLM
+    from paceline.util.options import ModelOptions
 
 DEFAULT_DRAFTER = "auto"
 
@@ -50,7 +50,7 @@ def load_tokenizer(name: str) -> Any:
 
     if name == MISTRAL:
         return MistralTokenizer()
-    from paceline.engine import loading
+    from paceline.model import loading
 
     source = demo.target_of(name)
     return loading.load_tokenizer(source, source)

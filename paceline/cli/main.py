@@ -6,7 +6,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import get_args
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Group
@@ -61,7 +61,7 @@ class _Word(str):
         return not is_value and super().startswith(*arguments)  # type: ignore[arg-type]
 
 
-def run(words: ListLike[str]) -> int:
+def run(words: Sequence[str]) -> int:
     """Run a command line, and return its exit status.
 
     Raises:
@@ -92,7 +92,7 @@ def main() -> None:
     sys.exit(status)
 
 
-def _status(words: ListLike[str]) -> int:
+def _status(words: Sequence[str]) -> int:
     """Run a command line; say in one line what stopped it."""
     try:
         try:

@@ -13,10 +13,10 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from cyclopts import Group, Parameter
 from cyclopts.field_info import FieldInfo
 
-from paceline.common.config import cut_outside_quotes, in_quotes, require_range, split_spec
-from paceline.common.options import ModelOptions, PromptOptions
+from paceline.core.request import SamplingParams
 from paceline.drafters import entry
-from paceline.engine.sequence import SamplingParams
+from paceline.util.config import cut_outside_quotes, in_quotes, require_range, split_spec
+from paceline.util.options import ModelOptions, PromptOptions
 
 T = TypeVar("T")
 _SHORT = {"model": "-m", "draft_model": "-d", "max_new_tokens": "-n", "temperature": "-t"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import ConfigError, PacelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as ListLike
+    from collections.abc import Sequence
 
     from paceline.cli.options import ParallelOptions
     from paceline.engine.parallel.ranks import Ranks
@@ -45,12 +45,12 @@ def joined_ranks(options: ParallelOptions, device: str) -> Iterator[Ranks | None
         raise
 
 
-def prints_for_all(words: ListLike[str]) -> bool:
+def prints_for_all(words: Sequence[str]) -> bool:
     """Whether this process says what is wrong with a command line, which all processes of a parallel run have in common."""
     return "--lookahead-parallel" not in words or os.environ.get("RANK", "0") == "0"
 
 
-def refuse_standard_input(parallel: bool, prompts: ListLike[str]) -> None:
+def refuse_standard_input(parallel: bool, prompts: Sequence[str]) -> None:
     """Refuse a prompt from standard input in a parallel run: only one process could read it.
 
     Raises:

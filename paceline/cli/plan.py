@@ -11,9 +11,9 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.loading import build_llm
 from paceline.cli.options import without
 from paceline.cli.show import table_console
-from paceline.common.options import ModelOptions
 from paceline.errors import ConfigError
 from paceline.plan.hardware import HARDWARE, MEASURED, find_hardware
+from paceline.util.options import ModelOptions
 
 if TYPE_CHECKING:
     from paceline.plan.acceptance import Acceptance

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.loading import build_llm
 from paceline.cli.show import print_note
-from paceline.common.config import require_range
-from paceline.common.files import require_writable, write_atomically
-from paceline.common.options import ModelOptions
-from paceline.engine.sequence import SamplingParams
+from paceline.core.request import SamplingParams
+from paceline.util.config import require_range
+from paceline.util.files import require_writable, write_atomically
+from paceline.util.options import ModelOptions
 
 if TYPE_CHECKING:
     from paceline.replay.made_up import MadeUp

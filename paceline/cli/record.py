@@ -6,9 +6,9 @@ from pathlib import Path
 
 from paceline.cli.loading import build_llm
 from paceline.cli.show import print_note
-from paceline.common.config import require_range
-from paceline.common.options import ModelOptions, PromptOptions
-from paceline.engine.sequence import SamplingParams
+from paceline.core.request import SamplingParams
+from paceline.util.config import require_range
+from paceline.util.options import ModelOptions, PromptOptions
 
 
 def record(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -15,13 +15,13 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.loading import load_tokenizer
 from paceline.cli.options import split_specs, with_store, without
 from paceline.cli.show import INTERRUPTED, print_note
-from paceline.common.config import split_spec
-from paceline.common.files import require_writable
 from paceline.drafters import available, create, entry
 from paceline.errors import ConfigError
+from paceline.util.config import split_spec
+from paceline.util.files import require_writable
 
 if TYPE_CHECKING:
-    from paceline.engine.drafter import Drafter, TopTokens
+    from paceline.core.drafter import Drafter, TopTokens
     from paceline.replay.report import ReplayRow
     from paceline.replay.run import Trace
 
@@ -79,7 +79,7 @@ def replay(
     return 0 if complete else INTERRUPTED
 
 
-def read(traces: ListLike[Path], tokenizer: str | None, limit: int | None = None) -> tuple[dict[str, list[Trace]], Any]:
+def read(traces: Sequence[Path], tokenizer: str | None, limit: int | None = None) -> tuple[dict[str, list[Trace]], Any]:
     """Return the answers of each file, by its name, and their tokenizer, or its fingerprint; None = not known."""
     from paceline.replay.traces import read_traces, tokenizer_of
 
@@ -91,12 +91,12 @@ def fit_calibration(found: dict[str, list[Trace]], datastore: str | None, tokeni
     """Fit the calibration of sssd on recorded answers and write it."""
     require_writable(path)
     from paceline.datastore import open as open_store
-    from paceline.replay.fit import Answers, calibrate
+    from paceline.replay.fit import AnswerKind, calibrate
 
     if datastore is not None:
         open_store(datastore, tokenizer=tokenizer)  # of another tokenizer: refused before anything is recorded
     with Console(stderr=True, highlight=False).status("record") as status:
-        fitted = calibrate({name: Answers(some, datastore) for name, some in found.items()}, lambda what: status.update(what))
+        fitted = calibrate({name: AnswerKind(some, datastore) for name, some in found.items()}, lambda what: status.update(what))
     fitted.save(path)
     print_note(f"wrote {path}: {fitted.about}")
 

@@ -16,13 +16,13 @@ from cyclopts import Parameter
 from paceline.cli.loading import DEFAULT_DRAFTER, build_llm
 from paceline.cli.options import flattened, only
 from paceline.cli.show import print_note
-from paceline.common.config import require_range
-from paceline.common.options import ModelOptions
-from paceline.common.sockets import listen
-from paceline.common.text_files import read_text
-from paceline.engine.sequence import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
 from paceline.serve.settings import Settings
+from paceline.util.config import require_range
+from paceline.util.options import ModelOptions
+from paceline.util.sockets import listen
+from paceline.util.text_files import read_text
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -37,7 +37,7 @@ flattened("Limits")(Settings)
 
 @flattened("Address and keys")
 @dataclass(frozen=True, slots=True)
-class Door:
+class ListenOptions:
     """Where a server listens, and to whom.
 
     Attributes:
@@ -68,7 +68,7 @@ def serve(
     max_length: int | None = None,
     cache_gib: float | None = None,
     keep_prefixes: int = 32,
-    door: Door = Door(),
+    door: ListenOptions = ListenOptions(),
     settings: Settings = Settings(),
     models: Annotated[ModelOptions, only("draft_model", "dtype", "device", "threads", "batch_invariant")] = ModelOptions(),
 ) -> int:
@@ -110,7 +110,7 @@ def serve(
 def _run(app: FastAPI, listener: socket.socket) -> int:
     import uvicorn
 
-    from paceline.serve.drain import DrainingServer
+    from paceline.serve.shutdown import DrainingServer
 
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     logging.getLogger("paceline.serve").setLevel(logging.INFO)
@@ -134,7 +134,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _keys(door: Door) -> list[str]:
+def _keys(door: ListenOptions) -> list[str]:
     """The keys of all sources.
 
     Raises:

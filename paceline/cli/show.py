@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from paceline.engine.metrics import Stats
+    from paceline.core.metrics import Stats
     from paceline.llm import Chunk, Completion
 
 INTERRUPTED = 130  # exit status after Ctrl-C

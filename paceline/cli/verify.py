@@ -19,9 +19,9 @@ from paceline.cli.bench import chosen_drafters
 from paceline.cli.files import ResultFiles
 from paceline.cli.options import without
 from paceline.cli.show import INTERRUPTED, err, out, print_note
-from paceline.common.files import STANDARD_OUTPUT, write_atomically
 from paceline.errors import ConfigError
 from paceline.report.prompts import cut_note
+from paceline.util.files import STANDARD_OUTPUT, write_atomically
 
 if TYPE_CHECKING:
     from paceline.bench.verify import Difference, DrafterVerdict, VerifyResult

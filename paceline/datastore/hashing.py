@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import compiled, load_uint64
+from paceline.util.compiled import compiled, load_uint64
 
 PAGE = 4096  # bytes
 

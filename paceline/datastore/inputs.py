@@ -11,14 +11,14 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.answers import read_answers, read_settings
-from paceline.common.conversations import Message, chat_text, checked_messages, text_of
-from paceline.common.files import parse_json
-from paceline.common.text_files import open_text
-from paceline.common.tokens import require_text
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document
 from paceline.errors import ConfigError
+from paceline.util.answers import read_answers, read_settings
+from paceline.util.conversations import Message, chat_text, checked_messages, text_of
+from paceline.util.files import parse_json
+from paceline.util.text_files import open_text
+from paceline.util.tokens import require_text
 
 DATASET = "datasets:"  # prefix of the name of a data set
 _SUFFIXES = (".jsonl", ".txt", ".npy", ".parquet")
@@ -28,7 +28,7 @@ _Bad = Callable[[ConfigError], None]
 _FIELDS = "text, messages (a list of {role, content}), or prompt and output"
 
 
-class _Line(str):
+class _JsonLine(str):
     """A line of JSON lines, not read yet."""
 
     __slots__ = ()
@@ -107,7 +107,9 @@ def _texts(name: str, tokenizer: Any, answers_only: bool, bad: _Bad) -> Iterator
         return
     for where, record in _records(name):
         try:
-            parts = _parts(where, parse_record(where, record) if isinstance(record, _Line) else record, tokenizer, answers_only)
+            parts = _parts(
+                where, parse_record(where, record) if isinstance(record, _JsonLine) else record, tokenizer, answers_only
+            )
             for part in parts:
                 if isinstance(part, str):
                     require_text(where, part)
@@ -165,7 +167,7 @@ def _records(name: str) -> Iterator[tuple[str, Any]]:
         with _opened(Path(name)) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield f"{name}, line {number}", _Line(line)
+                    yield f"{name}, line {number}", _JsonLine(line)
 
 
 def _dataset(name: str) -> Iterator[Any]:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from paceline.common.files import digest_of, parse_json, write_atomically
-from paceline.common.limits import EMBEDDED
 from paceline.datastore.hashing import PAGE
 from paceline.datastore.rows import SUFFIXES_PER_PIVOT
 from paceline.errors import ConfigError, DatastoreError
+from paceline.util.files import digest_of, parse_json, write_atomically
+from paceline.util.limits import EMBEDDED
 
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
@@ -52,7 +52,7 @@ class ShardInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ShardLayout:
     """Where the parts of a shard begin, in bytes, and how long they are."""
 
     text: int
@@ -62,7 +62,7 @@ class Layout:
     size: int
 
     @classmethod
-    def of(cls, shard: ShardInfo, width: int) -> Layout:
+    def of(cls, shard: ShardInfo, width: int) -> ShardLayout:
         """Return the layout of a shard with tokens of `width` bytes."""
         text = PAGE
         array = text + padded((shard.tokens + shard.documents) * width)

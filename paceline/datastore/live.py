@@ -15,7 +15,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from paceline.common.threads import follow_forks
 from paceline.datastore.gathering import Document, checked
 from paceline.datastore.layout import Manifest, place_of, read_manifest, version_of
 from paceline.datastore.lock import LockedError, writing
@@ -24,6 +23,7 @@ from paceline.datastore.shard import Shard
 from paceline.datastore.store import Snapshot, check_tokenizer, open_shards
 from paceline.datastore.writer import Means, cleaned, extend
 from paceline.errors import ConfigError, DatastoreError
+from paceline.util.threads import follow_forks
 
 _PAUSES_PER_SORT = 50  # what is in memory is not sorted more than this share of the time
 _RETRY = 0.2  # seconds until a store that another writes is tried again

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.datastore.layout import MANIFEST, Layout, place_of, read_manifest
+from paceline.datastore.layout import MANIFEST, ShardLayout, place_of, read_manifest
 from paceline.datastore.shard import find_damage
 from paceline.errors import DatastoreError
 
@@ -69,7 +69,7 @@ def info(path: str | Path) -> Info:
     path = place_of(path)
     manifest = read_manifest(path)
     shards = tuple(
-        ShardReport(shard.name, shard.tokens, shard.documents, Layout.of(shard, manifest.width).size, shard.live)
+        ShardReport(shard.name, shard.tokens, shard.documents, ShardLayout.of(shard, manifest.width).size, shard.live)
         for shard in manifest.shards
     )
     return Info(path, manifest.vocab_size, f"uint{8 * manifest.width}", manifest.tokenizer, shards)

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import (
+from paceline.datastore.hashing import PAGE, xxh64
+from paceline.util.compiled import (
     kernel,
     load_int32,
     load_uint8,
@@ -28,7 +29,6 @@ from paceline.common.compiled import (
     record_dtype,
     store_uint8,
 )
-from paceline.datastore.hashing import PAGE, xxh64
 
 
 class ShardRow(NamedTuple):

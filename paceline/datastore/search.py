@@ -10,8 +10,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import Records, kernel
-from paceline.common.limits import SORTED
 from paceline.datastore.rows import (
     DAMAGED,
     PIVOT_BYTES,
@@ -24,6 +22,8 @@ from paceline.datastore.rows import (
     token_at,
     within,
 )
+from paceline.util.compiled import Records, kernel
+from paceline.util.limits import SORTED
 
 _FIRST_LENGTH = 4  # the length of a match that is tried first
 

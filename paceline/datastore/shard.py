@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.datastore.gathering import Gathering
 from paceline.datastore.hashing import PAGE, find_bad_pages, hash_pages, xxh64
-from paceline.datastore.layout import Layout, ShardInfo, header
+from paceline.datastore.layout import ShardInfo, ShardLayout, header
 from paceline.datastore.rows import SUFFIXES_PER_PIVOT, ShardRow
 from paceline.datastore.suffixes import suffix_array
 from paceline.errors import DatastoreError
@@ -53,7 +53,7 @@ class Shard:
         Raises:
             DatastoreError: it is damaged. FileNotFoundError: it is gone.
         """
-        layout = Layout.of(info, width)
+        layout = ShardLayout.of(info, width)
         pages = _map(path / info.name, layout.size)
         base = pages.ctypes.data
         if pages[:PAGE].tobytes() != header(info, vocab_size):
@@ -112,7 +112,7 @@ def write_shard(
     """
     array = suffix_array(text, info.separator, workers, done)
     info = replace(info, name=f"shard-{secrets.token_hex(8)}.bin")
-    layout = Layout.of(info, width)
+    layout = ShardLayout.of(info, width)
     target = path / info.name
     try:
         with target.open("xb") as file:
@@ -147,7 +147,7 @@ def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArr
     found = find_damage(path, info, vocab_size, width)
     if found is not None:
         raise DamagedShardError(path, info.name, found)
-    layout = Layout.of(info, width)
+    layout = ShardLayout.of(info, width)
     pages = _map(path / info.name, layout.size)
     size = (info.tokens + info.documents) * width
     return pages[layout.text : layout.text + size].view(f"u{width}").astype(np.uint32)
@@ -156,7 +156,7 @@ def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArr
 def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str | None:
     """Return what is wrong with a shard of the store at `path`, every page looked at; None if nothing is."""
     try:
-        shard_layout = Layout.of(info, width)
+        shard_layout = ShardLayout.of(info, width)
         Shard.mapped(path, info, vocab_size, width)
         pages = _map(path / info.name, shard_layout.size)
     except FileNotFoundError:

@@ -16,8 +16,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import compiled, load_uint64
-from paceline.common.limits import SORTED
+from paceline.util.compiled import compiled, load_uint64
+from paceline.util.limits import SORTED
 
 _SHORT = 12  # runs up to this size are sorted by comparing
 _LEAST_BUCKETS, _MOST_BUCKETS = 1 << 12, 1 << 22  # no more than tokens, for a small text of a large vocabulary

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.common.config import require_count, require_range
-from paceline.common.machine import usable_cores
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document, Gathering, checked
 from paceline.datastore.layout import (
@@ -27,6 +25,8 @@ from paceline.datastore.lock import writing
 from paceline.datastore.shard import read_text, write_shard
 from paceline.datastore.store import check_tokenizer
 from paceline.errors import ConfigError, DatastoreError
+from paceline.util.config import require_count, require_range
+from paceline.util.machine import usable_cores
 
 MEMORY = 2 << 30  # bytes
 _BYTES_PER_TOKEN = 12  # of a shard while it is sorted: text and array 4 each, keys and spare room the rest

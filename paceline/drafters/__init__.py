@@ -15,8 +15,8 @@ from functools import reduce
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.common.config import build_options, parse_spec
 from paceline.errors import ConfigError, did_you_mean
+from paceline.util.config import build_options, parse_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from paceline.engine.drafter import Drafter
-    from paceline.engine.model import CachedLM
+    from paceline.core.drafter import Drafter
+    from paceline.model.cached_lm import CachedLM
 
 GROUP = "paceline.drafters"
 PLAIN = "none"  # the drafter of plain decoding
@@ -33,7 +33,7 @@ _OF_FILES = "paceline.drafters.shared.file_options"  # the options of those that
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DrafterEntry:
     """Where the class of a drafter is found, and one line about it.
 
     Attributes:
@@ -117,7 +117,7 @@ def _imported(target: str) -> Any:
 
 def _missing(found: Any) -> str | None:
     """What `found` lacks to be a drafter that can be built from its options."""
-    from paceline.engine.drafter import Drafter  # it brings numpy along, and the names alone need none
+    from paceline.core.drafter import Drafter  # it brings numpy along, and the names alone need none
 
     if not isinstance(found, type) or not issubclass(found, Drafter):
         return "which is no subclass of paceline.Drafter"
@@ -129,10 +129,10 @@ def _missing(found: Any) -> str | None:
     return None if callable(getattr(found, "build", None)) else "which has no class method build"
 
 
-def _own(name: str, target: str, options: str, summary: str, needs: str = "") -> Entry:
+def _own(name: str, target: str, options: str, summary: str, needs: str = "") -> DrafterEntry:
     inside = f"paceline.drafters.{name}"
     light = f"{_OF_FILES if target.startswith(':') else inside}{options}"
-    return Entry(name, f"{inside}{target}", summary, "paceline", light, frozenset(needs.split()))
+    return DrafterEntry(name, f"{inside}{target}", summary, "paceline", light, frozenset(needs.split()))
 
 
 _OWN = (
@@ -180,7 +180,7 @@ _OWN = (
     ),
     _own("pia", ".drafter:Pia", ".options:PiaOptions", "phrases of the prompt and of all outputs so far, from tries"),
 )  # fmt: skip
-REGISTRY: dict[str, Entry] = {one.name: one for one in _OWN}
+REGISTRY: dict[str, DrafterEntry] = {one.name: one for one in _OWN}
 
 
 def available() -> list[str]:
@@ -188,7 +188,7 @@ def available() -> list[str]:
     return [*REGISTRY, *sorted({found.name for found in _installed()} - REGISTRY.keys())]
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> DrafterEntry:
     """Find a drafter by its name, or by "module:Class". A name of our own is never another package's.
 
     Raises:
@@ -208,17 +208,17 @@ def entry(name: str) -> Entry:
             f"drafter {first!r}: got {second!r} for its options; expected options as key=value. Write key=value, or leave it out."
         )
     if colon:
-        return Entry(name, name)
+        return DrafterEntry(name, name)
     raise ConfigError(f"there is no drafter {name!r}; expected a name or 'module:Class'.{did_you_mean(name, available())}")
 
 
-def _installed() -> Iterator[Entry]:
+def _installed() -> Iterator[DrafterEntry]:
     """The entry points of installed packages; none of them is imported."""
     from importlib.metadata import entry_points  # slow to import, and rarely needed
 
     for point in entry_points(group=GROUP):
         package = point.dist.name if point.dist is not None else "an unnamed package"
-        yield Entry(point.name, point.value, source=f"package {package}")
+        yield DrafterEntry(point.name, point.value, source=f"package {package}")
 
 
 def create(spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = None, **options: Any) -> Drafter:
@@ -230,7 +230,7 @@ def create(spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = 
     Raises:
         ConfigError: unknown name or option, a class that is no drafter, a value out of range, or a missing draft model.
     """
-    from paceline.engine.drafter import Drafter
+    from paceline.core.drafter import Drafter
 
     name, text = parse_spec(spec)
     cls = entry(name).load()
@@ -244,7 +244,7 @@ def create(spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = 
             f"drafter {name!r} needs a draft model: got none; expected a directory, hub id or loaded model. Pass draft_model=..."
         )
     if draft_model is not None and (cls.needs_draft_model or cls.takes_draft_model):
-        from paceline.engine.loading import draft_lm
+        from paceline.model.loading import draft_lm
 
         built = cls.build(chosen, draft_lm(draft_model))
     else:
@@ -273,7 +273,7 @@ class Maker:
             as `create`.
         """
         if entry(parse_spec(spec)[0]).takes_draft_model and self._loaded is None and self._named is not None:
-            from paceline.engine.loading import draft_lm, load_draft
+            from paceline.model.loading import draft_lm, load_draft
 
             self._loaded = draft_lm(load_draft(self._named, self._dtype, self._device))
         return create(spec, draft_model=self._loaded)

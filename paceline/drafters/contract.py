@@ -1,15 +1,14 @@
 """The drafter contract as a check to call in a test: `check_drafter(create("bigram"))`.
 
 It decodes a few prompts with the drafter under node budgets that change from step to step and from sequence to sequence, holds
-every tree against the rules of `paceline.engine.drafter`, and every answer against plain decoding.
+every tree against the rules of `paceline.core.drafter`, and every answer against plain decoding.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -17,15 +16,15 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline import demo
+from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome, check_vocabulary
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.drafters.none import NoDrafter
-from paceline.engine.drafter import DelegatingDrafter, Drafter, Outcome, check_vocabulary
-from paceline.engine.loading import eos_token_ids, load_model, load_tokenizer
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.engine.step import decode_step
-from paceline.engine.tree import DraftTree
-from paceline.engine.tree_rules import check_trees
 from paceline.errors import ConfigError, DrafterError
+from paceline.model.cached_lm import CachedLM
+from paceline.model.loading import eos_token_ids, load_model, load_tokenizer
+from paceline.verification.tree_rules import check_trees
 
 BUDGETS = (0, 1, 2, 5, 40)
 _PROMPTS = 5  # at least four: one goes on, one is stopped before it begins, one midway, one twice
@@ -58,29 +57,29 @@ class CheckedDrafter(DelegatingDrafter):
         drawn: whether a tree carried distributions.
     """
 
-    def __init__(self, inner: Drafter, vocab: int, budgets: ListLike[int] = BUDGETS, seed: int = 3) -> None:
+    def __init__(self, inner: Drafter, vocab: int, budgets: Sequence[int] = BUDGETS, seed: int = 3) -> None:
         super().__init__(inner)
         self.steps = self.nodes = self.accepted = self.empty_on_zero = 0
         self.drawn = False
         self._vocab, self._budgets = vocab, list(budgets)
         self._random = random.Random(seed)
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return the drafter's trees, which keep the contract.
 
         Raises:
             DrafterError: a tree breaks it.
         """
         budget = [min(limit, self._random.choice(self._budgets)) for limit in max_nodes]
-        trees = super().propose(seqs, list(budget))
-        check_trees(self.inner, seqs, budget, trees, self._vocab)
+        trees = super().propose(requests, list(budget))
+        check_trees(self.inner, requests, budget, trees, self._vocab)
         self.steps += len(trees)
         self.empty_on_zero += budget.count(0)
         self.nodes += sum(map(len, trees))
         self.drawn = self.drawn or any(tree.probs is not None for tree in trees)
         return trees
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Count what was accepted, and pass it on."""
         self.accepted += sum(len(outcome.accepted) for outcome in outcomes)
         super().observe(outcomes)
@@ -89,7 +88,7 @@ class CheckedDrafter(DelegatingDrafter):
 def check_drafter(
     drafter: Drafter,
     target: PreTrainedModel | None = None,
-    prompts: ListLike[ListLike[int]] | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
     *,
     max_new_tokens: int = 24,
 ) -> ContractReport:
@@ -132,9 +131,9 @@ def check_drafter(
 def check_aborts(
     model: CachedLM,
     drafter: Drafter,
-    prompts: ListLike[ListLike[int]],
-    answers: ListLike[ListLike[int]],
-    budgets: ListLike[int] = BUDGETS,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    budgets: Sequence[int] = BUDGETS,
 ) -> None:
     """Stop greedy sequences before their first proposal, midway and twice; nothing of them may be left, no other be disturbed.
 
@@ -144,25 +143,25 @@ def check_aborts(
         DrafterError: something is left in the drafter, or an answer differs.
     """
     chance, longest = random.Random(2), 10 * max(map(len, answers))
-    seqs = [Sequence(list(prompt), SamplingParams(longest)) for prompt in prompts[:4]]  # none ends by itself
+    requests = [Request(list(prompt), SamplingParams(longest)) for prompt in prompts[:4]]  # none ends by itself
     try:
-        for seq in seqs:
-            model.open(seq)
-            drafter.start(seq)
-        drafter.stop(seqs[3])
+        for request in requests:
+            model.open(request)
+            drafter.start(request)
+        drafter.stop(requests[3])
         for step in range(8):
-            group = seqs[:3] if step < _STEPS_BEFORE_AN_ABORT else seqs[1:3]
+            group = requests[:3] if step < _STEPS_BEFORE_AN_ABORT else requests[1:3]
             decode_step(model, drafter, group, [chance.choice(budgets) for _ in group])
             if step == _STEPS_BEFORE_AN_ABORT - 1:
-                drafter.stop(seqs[0])
+                drafter.stop(requests[0])
     finally:
-        for seq in seqs:
-            drafter.stop(seq)
-            model.close(seq)
-    _require_empty(drafter, seqs)
-    for seq, answer in zip(seqs, answers, strict=False):
-        length = min(len(answer), len(seq.output_ids))
-        _compare(drafter, [list(answer[:length])], [seq.output_ids[:length]])
+        for request in requests:
+            drafter.stop(request)
+            model.close(request)
+    _require_empty(drafter, requests)
+    for request, answer in zip(requests, answers, strict=False):
+        length = min(len(answer), len(request.output_ids))
+        _compare(drafter, [list(answer[:length])], [request.output_ids[:length]])
 
 
 def leftovers(drafter: Drafter, sequences: Iterable[int]) -> list[str]:
@@ -183,25 +182,25 @@ def _decode(
     model: CachedLM, drafter: Drafter, prompts: list[list[int]], params: SamplingParams, ends: Iterable[int]
 ) -> list[list[int]]:
     """The answers to all prompts, decoded together."""
-    seqs = [Sequence(prompt, params, eos_token_ids=ends) for prompt in prompts]
+    requests = [Request(prompt, params, eos_token_ids=ends) for prompt in prompts]
     try:
-        for seq in seqs:
-            model.open(seq)
-            drafter.start(seq)
-        while group := [seq for seq in seqs if seq.finish_reason is None]:
+        for request in requests:
+            model.open(request)
+            drafter.start(request)
+        while group := [request for request in requests if request.finish_reason is None]:
             decode_step(model, drafter, group, [max(BUDGETS)] * len(group))
     finally:
-        for seq in seqs:
-            drafter.stop(seq)
-            model.close(seq)
-    _require_empty(drafter, seqs)
-    return [seq.output_ids for seq in seqs]
+        for request in requests:
+            drafter.stop(request)
+            model.close(request)
+    _require_empty(drafter, requests)
+    return [request.output_ids for request in requests]
 
 
-def _require_empty(drafter: Drafter, seqs: list[Sequence]) -> None:
+def _require_empty(drafter: Drafter, requests: list[Request]) -> None:
     drafter = drafter.inner if isinstance(drafter, CheckedDrafter) else drafter
-    last = Sequence([0], SamplingParams()).id  # sequences the drafter opened for its own use lie between
-    kept = leftovers(drafter, range(seqs[0].id, last))
+    last = Request([0], SamplingParams()).id  # sequences the drafter opened for its own use lie between
+    kept = leftovers(drafter, range(requests[0].id, last))
     if kept:
         raise DrafterError(
             f"drafter {drafter.name!r}: got {', '.join(kept)} still holding stopped sequences; expected nothing of them. Free it"

@@ -16,14 +16,14 @@ random guesses of its own. B = 1 is plain decoding, and a block as long as the a
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.drafters.shared.file_options import JacobiOptions
-from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.origin import Origin
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 
 @dataclass(slots=True)
@@ -55,39 +55,39 @@ class Jacobi(Drafter):
         """Build it from its options."""
         return cls(options)
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, request: Request) -> None:
         """Begin without guesses, and with a source of them that depends on the request's seed only."""
-        self._iterates[seq.id] = _Iterate(random.Random(seq.params.seed))
+        self._iterates[request.id] = _Iterate(random.Random(request.params.seed))
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return the guesses up to the last token but one of the block, as many as fit; new places get random prompt tokens."""
         trees = []
-        for seq, limit in zip(seqs, max_nodes, strict=True):
-            length = min(limit, self._unsolved(seq) - 1)
-            iterate = self._iterates[seq.id]
+        for request, limit in zip(requests, max_nodes, strict=True):
+            length = min(limit, self._unsolved(request) - 1)
+            iterate = self._iterates[request.id]
             while len(iterate.guesses) < length:
-                iterate.guesses.append(seq.token_ids[iterate.random.randrange(seq.prompt_length)])
+                iterate.guesses.append(request.token_ids[iterate.random.randrange(request.prompt_length)])
             chain = DraftTree.chain(iterate.guesses[:length], origins=[Origin.WINDOW] * length) if length > 0 else EMPTY_TREE
             trees.append(chain)
         return trees
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Replace every guess that was evaluated, and drop those whose places are taken now."""
         for outcome in outcomes:
-            iterate = self._iterates[outcome.seq.id]
+            iterate = self._iterates[outcome.request.id]
             answers = _answers_along(iterate.guesses, outcome)
             iterate.guesses = [*answers, *iterate.guesses[len(answers) :]][len(outcome.new_token_ids) :]
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Drop the guesses."""
-        self._iterates.pop(seq.id, None)
+        self._iterates.pop(request.id, None)
 
-    def _unsolved(self, seq: Sequence) -> int:
+    def _unsolved(self, request: Request) -> int:
         """Return how many tokens are left of the block that the next one belongs to."""
         block = self._options.block
         if block is None:
-            return seq.remaining
-        return min(seq.remaining, block - (len(seq) - seq.prompt_length) % block)
+            return request.remaining
+        return min(request.remaining, block - (len(request) - request.prompt_length) % block)
 
 
 def _answers_along(guesses: list[int], outcome: Outcome) -> list[int]:

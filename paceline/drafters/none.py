@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.core.drafter import Plain
 from paceline.drafters.shared.file_options import NoOptions
-from paceline.engine.drafter import Plain
 
 
 class NoDrafter(Plain):

@@ -10,18 +10,17 @@ is the paper's chain); and places are kept in a dictionary, so that a step costs
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from paceline.core.drafter import Drafter
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.drafters.shared.file_options import PromptLookupOptions
 from paceline.drafters.shared.frequencies import Frequencies
 from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
-from paceline.engine.drafter import Drafter
-from paceline.engine.origin import Origin
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 # Chances behind a match of one token, two, three, and more, counted on 120 recorded answers of SmolLM2; the budget corrects them.
 # Of the first token that the first match proposes, of one that the second or a later one does; of the tokens behind these.
@@ -41,40 +40,42 @@ class PromptLookup(Drafter):
     def __init__(self, options: PromptLookupOptions) -> None:
         self._options = options
         self.budget = options.budget
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _IndexedText] = {}
 
     @classmethod
     def build(cls, options: PromptLookupOptions) -> PromptLookup:
         """Build it from its options."""
         return cls(options)
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, request: Request) -> None:
         """Begin with nothing; the prompt is taken in with the first proposal."""
-        self._texts[seq.id] = _Text(NgramIndex(self._options.min_ngram, self._options.max_ngram), Frequencies())
+        self._texts[request.id] = _IndexedText(NgramIndex(self._options.min_ngram, self._options.max_ngram), Frequencies())
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return a tree per sequence; first in it is what followed the longest, latest match."""
-        return [self._propose(seq, self._texts[seq.id], limit) for seq, limit in zip(seqs, max_nodes, strict=True)]
+        return [
+            self._propose(request, self._texts[request.id], limit) for request, limit in zip(requests, max_nodes, strict=True)
+        ]
 
-    def _propose(self, seq: Sequence, text: _Text, limit: int) -> DraftTree:
-        length = min(self._options.length, limit, seq.remaining - 1)
-        text.ngrams.update(seq.token_ids)
+    def _propose(self, request: Request, text: _IndexedText, limit: int) -> DraftTree:
+        length = min(self._options.length, limit, request.remaining - 1)
+        text.ngrams.update(request.token_ids)
         if self._options.most_frequent:
-            text.frequencies.update(seq.token_ids)
+            text.frequencies.update(request.token_ids)
         if length <= 0:
             return EMPTY_TREE
-        growing = _Growing(limit, seq.prompt_length)
-        found = text.ngrams.continuations(seq.token_ids, length)
+        growing = _Growing(limit, request.prompt_length)
+        found = text.ngrams.continuations(request.token_ids, length)
         growing.join(islice(found, _LOOKS * self._options.matches), self._options.matches)
         growing.add_frequent(text.frequencies.most_frequent(self._options.most_frequent))
         return growing.tree()
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Drop what is known of its text."""
-        self._texts.pop(seq.id, None)
+        self._texts.pop(request.id, None)
 
 
-class _Text(NamedTuple):
+class _IndexedText(NamedTuple):
     ngrams: NgramIndex
     frequencies: Frequencies
 

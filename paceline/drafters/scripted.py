@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
 
-Propose = Callable[[ListLike[Sequence], list[int]], list[DraftTree]]
-Script = Propose | ListLike[DraftTree | ListLike[int]]
+Propose = Callable[[Sequence[Request], list[int]], list[DraftTree]]
+Script = Propose | Sequence[DraftTree | Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ProposeCall:
     """What `propose` was asked for one sequence: its id, its tokens at that time, and its node budget."""
 
     sequence: int
@@ -42,39 +41,41 @@ class ScriptedDrafter(Drafter):
 
     def __init__(self, script: Script, name: str = "scripted") -> None:
         self.name = name
-        self.questions: list[Question] = []
+        self.questions: list[ProposeCall] = []
         self.outcomes: list[Outcome] = []
         self.open: set[int] = set()
         self._propose = script if callable(script) else self._next_of(script)
         self._steps: dict[int, int] = {}
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, request: Request) -> None:
         """Open the sequence at the first step of the script."""
-        self.open.add(seq.id)
-        self._steps[seq.id] = 0
+        self.open.add(request.id)
+        self._steps[request.id] = 0
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return what the script says for these sequences."""
-        self.questions += [Question(seq.id, list(seq.token_ids), limit) for seq, limit in zip(seqs, max_nodes, strict=True)]
-        return self._propose(seqs, max_nodes)
+        self.questions += [
+            ProposeCall(request.id, list(request.token_ids), limit) for request, limit in zip(requests, max_nodes, strict=True)
+        ]
+        return self._propose(requests, max_nodes)
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Record the outcomes."""
         self.outcomes += outcomes
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Close the sequence; once more does nothing."""
-        self.open.discard(seq.id)
-        self._steps.pop(seq.id, None)
+        self.open.discard(request.id)
+        self._steps.pop(request.id, None)
 
-    def _next_of(self, script: ListLike[DraftTree | ListLike[int]]) -> Propose:
+    def _next_of(self, script: Sequence[DraftTree | Sequence[int]]) -> Propose:
         trees = [one if isinstance(one, DraftTree) else DraftTree.chain(list(one)) for one in script]
 
-        def propose(seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        def propose(requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
             proposed = []
-            for seq, limit in zip(seqs, max_nodes, strict=True):
-                step = self._steps[seq.id]
-                self._steps[seq.id] = step + 1
+            for request, limit in zip(requests, max_nodes, strict=True):
+                step = self._steps[request.id]
+                self._steps[request.id] = step + 1
                 proposed.append(trees[step].first(limit) if step < len(trees) else EMPTY_TREE)
             return proposed
 

@@ -8,39 +8,38 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
-from paceline.common.options import BATCH_INVARIANT, BatchInvariant
-from paceline.engine.cost_curve import CostCurve
-from paceline.engine.costs import Costs
-from paceline.engine.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
-from paceline.engine.drafting import Part
-from paceline.engine.foresight.find import Foresights
-from paceline.engine.grouping import fed_by, parts_of
-from paceline.engine.interrupts import interrupts_held
-from paceline.engine.invariance import settle
+from paceline.core.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
+from paceline.core.metrics import EngineLoad, Timing
+from paceline.core.request import Request
+from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
+from paceline.draft_budget.budget import DraftBudget
+from paceline.draft_budget.cost_curve import CostCurve
+from paceline.draft_budget.costs import Costs
+from paceline.draft_budget.drafter_state import DrafterBatch
+from paceline.draft_head.find import DraftHeads
+from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker
+from paceline.engine.grouping import group_by_drafter, num_fed_tokens
+from paceline.engine.keyboard_interrupts import interrupts_held
+from paceline.engine.kv_cache_manager import KVCacheManager, most_cache_bytes
 from paceline.engine.lifecycle import Lifecycle
-from paceline.engine.metrics import Load, Timing
-from paceline.engine.model import PREFILL_CHUNK
 from paceline.engine.parallel.model import ParallelLM, check_columns, refuse_others
 from paceline.engine.parallel.ranks import Ranks
-from paceline.engine.reliability import Reliability
-from paceline.engine.room import Room, most_cache_bytes
-from paceline.engine.roster import Maker, Roster, no_maker
+from paceline.engine.request_handle import RequestHandle, raise_errors
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.selfcheck import checked_model
-from paceline.engine.sequence import Sequence
-from paceline.engine.spending import Spending
-from paceline.engine.step import Verifier, joint_step
-from paceline.engine.ticket import Ticket, raise_errors
+from paceline.engine.step import Verifier, run_step
 from paceline.engine.turn import Turn
-from paceline.engine.verify import verify as verify_batch
 from paceline.errors import ConfigError
+from paceline.invariance.invariance import resolve_batch_invariance
+from paceline.model.cached_lm import PREFILL_CHUNK
+from paceline.model.self_check import checked_model
+from paceline.util.options import BATCH_INVARIANT, BatchInvariant
+from paceline.verification.verify import verify as verify_batch
 
 OnDrafterError = Literal["raise", "plain"]
 
@@ -95,7 +94,7 @@ class Engine:
     ) -> None:
         if ranks is not None and batch_invariant == "auto":
             batch_invariant = False  # clocks decide there, and the ranks must do the same
-        self.invariance = settle(model, batch_invariant, max_batch or 1)
+        self.invariance = resolve_batch_invariance(model, batch_invariant, max_batch or 1)
         self._most_rows = self.invariance.most_rows
         options = self.invariance.of_model(prefill_chunk)
         self.model = checked_model(model, options)
@@ -108,16 +107,18 @@ class Engine:
             self._verify = self._parallel.verify
         # The ranks of a parallel run must take the same trees, and each has a clock of its own.
         self.costs = None if ranks is not None else Costs(self.model, self._most_rows, cost_curve)
-        self.spending = None if self.costs is None else Spending(self.costs.curve, None if self.costs.given else self.costs.renew)
-        self._foresights = None if ranks is not None else Foresights(self.model)
-        self._roster = Roster(make if ranks is None else refuse_others, self._check, ranks is None)
+        self.spending = (
+            None if self.costs is None else DraftBudget(self.costs.curve, None if self.costs.given else self.costs.renew)
+        )
+        self._draft_heads = None if ranks is not None else DraftHeads(self.model)
+        self._roster = DrafterPool(make if ranks is None else refuse_others, self._check, ranks is None)
         self._use(drafter, spec)
-        self._room = Room(self.model, max_batch, keep_prefixes, most_cache_bytes(model, cache_gib))
+        self._room = KVCacheManager(self.model, max_batch, keep_prefixes, most_cache_bytes(model, cache_gib))
         self._schedule = Scheduler(self.model, self._room, max_batch, self._most_rows, ranks is None)
         self._lifecycle = Lifecycle(self._schedule, self._room, on_drafter_error == "plain")
         self._turn = Turn(lambda: [self._drafters_turn, self._schedule.waiting.lock, *self._roster.locks])
         self._stepping = False
-        self._leaving: deque[Ticket] = deque()  # withdrawn during a step
+        self._leaving: deque[RequestHandle] = deque()  # withdrawn during a step
         self._steps = 0
         self._step_seconds = self._draft_seconds = 0.0
 
@@ -144,10 +145,10 @@ class Engine:
             self._use(drafter, None)
 
     @property
-    def reliability(self) -> Reliability | None:
+    def acceptance_calibration(self) -> AcceptanceCalibration | None:
         """What the drafter's confidence was worth so far; None where its trees are fed as they come."""
-        worth = self._roster.own.worth
-        return None if worth is None else worth.reliability
+        stats = self._roster.own.stats
+        return None if stats is None else stats.acceptance_calibration
 
     @property
     def unfinished(self) -> bool:
@@ -159,7 +160,7 @@ class Engine:
         return len(self._schedule.waiting) + len(self._schedule.active)
 
     @property
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """What it has done and what it has to do."""
         return self._lifecycle.load
 
@@ -168,11 +169,13 @@ class Engine:
         """Where the time of all steps went."""
         return Timing(self._step_seconds, self.model.forward_seconds, self._draft_seconds)
 
-    def submit(self, seqs: ListLike[Sequence], *, keep_outcomes: bool = False, keep_slots: bool = False) -> list[Ticket]:
+    def submit(
+        self, requests: Sequence[Request], *, keep_outcomes: bool = False, keep_slots: bool = False
+    ) -> list[RequestHandle]:
         """Queue sequences; they are admitted in order as places fall free. Never waits for a step.
 
         Args:
-            keep_outcomes: collect every step of theirs in `Ticket.outcomes`.
+            keep_outcomes: collect every step of theirs in `RequestHandle.outcomes`.
             keep_slots: leave what they have in the cache there when they end, until `withdraw`.
         Raises:
             CapacityError: a request that the cache could not even hold alone; and nothing has been queued then.
@@ -185,52 +188,54 @@ class Engine:
         if self._turn.inherited:
             self._drop_inherited()
         if self._parallel is not None:
-            self._parallel.check_requests(seqs, self._max_batch)
-        for seq in seqs:
-            self._room.check(seq)
+            self._parallel.check_requests(requests, self._max_batch)
+        for request in requests:
+            self._room.check(request)
         schedule = self._schedule
-        found = self._roster.find_all(seqs, lambda: {ticket.drafting for ticket in (*schedule.waiting, *schedule.active.copy())})
-        tickets = [
-            Ticket(seq, drafting, deque() if keep_outcomes else None, keep_slots, self.invariance.on)
-            for seq, drafting in zip(seqs, found, strict=True)
+        found = self._roster.find_all(
+            requests, lambda: {handle.drafter_state for handle in (*schedule.waiting, *schedule.active.copy())}
+        )
+        handles = [
+            RequestHandle(request, drafter_state, deque() if keep_outcomes else None, keep_slots, self.invariance.on)
+            for request, drafter_state in zip(requests, found, strict=True)
         ]
-        schedule.waiting.join(tickets)
-        return tickets
+        schedule.waiting.join(handles)
+        return handles
 
-    def has_drafters(self, seqs: ListLike[Sequence]) -> bool:
+    def has_drafters(self, requests: Sequence[Request]) -> bool:
         """Whether the drafters that sequences name are there already, so that `submit` makes none."""
-        return all(self._roster.knows(seq.params.speculation) for seq in seqs)
+        return all(self._roster.knows(request.params.speculation) for request in requests)
 
-    def advance(self, tickets: ListLike[Ticket]) -> None:
+    def advance(self, handles: Sequence[RequestHandle]) -> None:
         """Make one step for everybody, or find that another thread has made the one that was needed.
 
         Args:
             tickets: those the caller waits for.
         Raises:
-            whatever ended one of `tickets`; KeyboardInterrupt between two steps, where others share them.
+            whatever ended one of `handles`; KeyboardInterrupt between two steps, where others share them.
         """
         before = self._steps
         with self._turn:
-            if before == self._steps and not all(ticket.done for ticket in tickets):
-                mine = set(tickets)
+            if before == self._steps and not all(handle.done for handle in handles):
+                mine = set(handles)
                 with nullcontext() if mine.issuperset(self._schedule.active) or self._parallel is not None else interrupts_held():
                     self.step()
-        raise_errors(tickets)
+        raise_errors(handles)
 
-    def finish(self, tickets: ListLike[Ticket], stepped: Callable[[int], object] = lambda ended: None) -> None:
-        """Make steps, in turn with other threads, until all of `tickets` are done.
+    def finish(self, handles: Sequence[RequestHandle], stepped: Callable[[int], object] = lambda ended: None) -> None:
+        """Make steps, in turn with other threads, until all of `handles` are done.
 
         Args:
             stepped: called after each with how many of them have ended in it.
         Raises:
             as `advance`.
         """
-        while going := [ticket for ticket in tickets if not ticket.done]:
+        while going := [handle for handle in handles if not handle.done]:
             self.advance(going)
-            stepped(sum(ticket.done for ticket in going))
-        raise_errors(tickets)  # another thread's step may have ended one
+            stepped(sum(handle.done for handle in going))
+        raise_errors(handles)  # another thread's step may have ended one
 
-    def collect(self, ticket: Ticket) -> tuple[list[Outcome], bool]:
+    def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
         """Take out the steps of a ticket that keeps them, after making one if there is none yet.
 
         Returns:
@@ -238,13 +243,13 @@ class Engine:
         Raises:
             as `advance`.
         """
-        assert ticket.outcomes is not None, "submit with keep_outcomes=True"
+        assert handle.outcomes is not None, "submit with keep_outcomes=True"
         with self._turn:  # so that a step of another thread is seen whole
-            if not ticket.outcomes:
-                self.advance([ticket])
-            taken = list(ticket.outcomes)
-            ticket.outcomes.clear()
-            return taken, ticket.done and ticket.error is None
+            if not handle.outcomes:
+                self.advance([handle])
+            taken = list(handle.outcomes)
+            handle.outcomes.clear()
+            return taken, handle.done and handle.error is None
 
     def step(self) -> list[Outcome]:
         """Make one decode step of one group; sequences that end give their place back.
@@ -259,7 +264,7 @@ class Engine:
             if self._stepping:
                 raise ConfigError("got a call from inside a step of the same engine; expected none there. Use another LLM.")
             start, self._stepping = time.perf_counter(), True
-            group: list[Ticket] = []
+            group: list[RequestHandle] = []
             try:
                 self.admit()
                 group = self._schedule.next_group()
@@ -282,16 +287,16 @@ class Engine:
             with self._turn, self._drafters_turn:
                 self._lifecycle.admit()
 
-    def withdraw(self, tickets: Iterable[Ticket]) -> None:
+    def withdraw(self, handles: Iterable[RequestHandle]) -> None:
         """Drop requests, waiting or active, and free everything they still hold; those that have ended are no matter."""
         if self._turn.torn:
             return
         with self._turn, self._drafters_turn:
             if self._stepping:  # a stream that nobody holds any more may be closed in the middle of its own thread's step
-                self._leaving.extend(tickets)
+                self._leaving.extend(handles)
                 return
-            for ticket in tickets:
-                self._lifecycle.drop(ticket)
+            for handle in handles:
+                self._lifecycle.drop(handle)
 
     def _drop_inherited(self) -> None:
         """End the requests that were open when this process was forked."""
@@ -299,45 +304,47 @@ class Engine:
             self._turn.inherited = False
             self._lifecycle.disown()
 
-    def _decode(self, group: list[Ticket]) -> list[Outcome]:
-        parts = parts_of(group, self.model, self._max_nodes, self._most_rows)
-        self._add_foresight(parts)  # takes seconds once
-        start, fed = time.perf_counter(), sum(fed_by(group, self.model.prefill_chunk))
-        joint_step(self.model, parts, self._verify, self.spending)
+    def _decode(self, group: list[RequestHandle]) -> list[Outcome]:
+        batches = group_by_drafter(group, self.model, self._max_nodes, self._most_rows)
+        self._add_draft_head(batches)  # takes seconds once
+        start, fed = time.perf_counter(), sum(num_fed_tokens(group, self.model.prefill_chunk))
+        run_step(self.model, batches, self._verify, self.spending)
         self._schedule.note(fed, time.perf_counter() - start)
         self._lifecycle.count_forward()
-        self._draft_seconds += sum(part.draft_seconds for part in parts)
-        holders = {id(ticket.seq): ticket for ticket in group}
+        self._draft_seconds += sum(batch.draft_seconds for batch in batches)
+        holders = {id(handle.request): handle for handle in group}
         outcomes = []
-        for part in parts:
-            if part.error is not None and not self._lifecycle.drafter_failed([holders[id(seq)] for seq in part.seqs], part.error):
+        for batch in batches:
+            if batch.error is not None and not self._lifecycle.drafter_failed(
+                [holders[id(request)] for request in batch.requests], batch.error
+            ):
                 continue
-            for outcome in part.outcomes:
-                self._lifecycle.deliver(holders[id(outcome.seq)], outcome)
-            outcomes += part.outcomes
+            for outcome in batch.outcomes:
+                self._lifecycle.deliver(holders[id(outcome.request)], outcome)
+            outcomes += batch.outcomes
         self._schedule.make_room()
         if self.spending is not None:
             self.spending.renew()
         return outcomes
 
-    def _add_foresight(self, parts: list[Part]) -> None:
+    def _add_draft_head(self, batches: list[DrafterBatch]) -> None:
         """Give parts what their drafters ask for; never with ranks: a clock bounds its making."""
-        if self._foresights is None:
+        if self._draft_heads is None:
             return
-        for part in parts:
+        for batch in batches:
             try:
-                part.foresees = part.drafting.drafter.foresees()
-                part.foresight = self._foresights.of(part.drafting.drafter) if part.foresees else None
+                batch.num_head_tokens = batch.drafter_state.drafter.num_head_tokens()
+                batch.draft_head = self._draft_heads.of(batch.drafter_state.drafter) if batch.num_head_tokens else None
             except Exception as error:
-                part.error = error
+                batch.error = error
 
     def _check(self, drafter: Drafter) -> None:
         check_vocabulary(drafter, self.model.vocab_size, self._tokenizer)
         drafter.attach(self.model.model, self._tokenizer)
         if self._tokenizer is not None:
             drafter.check_tokenizer(self._tokenizer)
-        if self._foresights is not None:
-            self._foresights.check(drafter)
+        if self._draft_heads is not None:
+            self._draft_heads.check(drafter)
 
     def _use(self, drafter: Drafter, spec: str | None) -> None:
         self._roster.use(drafter, spec)

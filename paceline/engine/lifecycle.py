@@ -7,12 +7,12 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from paceline.engine.drafter import Outcome, Plain
-from paceline.engine.drafting import Drafting
-from paceline.engine.metrics import Load
-from paceline.engine.room import Room
+from paceline.core.drafter import Outcome, Plain
+from paceline.core.metrics import EngineLoad
+from paceline.draft_budget.drafter_state import DrafterState
+from paceline.engine.kv_cache_manager import KVCacheManager
+from paceline.engine.request_handle import RequestHandle
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.ticket import Ticket
 from paceline.errors import PacelineError
 
 _log = logging.getLogger(__name__)
@@ -25,13 +25,13 @@ class Lifecycle:
         goes_on: requests whose drafter raises go on without drafts.
     """
 
-    def __init__(self, schedule: Scheduler, room: Room, goes_on: bool) -> None:
+    def __init__(self, schedule: Scheduler, room: KVCacheManager, goes_on: bool) -> None:
         self._schedule, self._room = schedule, room
         self._goes_on = goes_on
-        self._load = Load()
+        self._load = EngineLoad()
 
     @property
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """What has been done, and what there is to do now."""
         schedule, room = self._schedule, self._room
         return replace(
@@ -41,99 +41,99 @@ class Lifecycle:
 
     def admit(self) -> None:
         """Give waiting requests their place in the cache and to their drafters, as far as there is room."""
-        while (ticket := self._schedule.waiting.first()) is not None:
+        while (handle := self._schedule.waiting.first()) is not None:
             try:
-                if not self._schedule.place(ticket):
+                if not self._schedule.place(handle):
                     return
-                self._begin(ticket)
+                self._begin(handle)
             except BaseException as error:
-                self.fail([ticket], error)
+                self.fail([handle], error)
                 if not isinstance(error, Exception):
                     raise
 
-    def _begin(self, ticket: Ticket) -> None:
+    def _begin(self, handle: RequestHandle) -> None:
         """Show a request that has its place to its drafter, unless that is so already."""
-        if ticket.started:
+        if handle.started:
             return
-        ticket.started, ticket.admitted = True, time.perf_counter()
-        self._load.prompt_tokens += ticket.seq.prompt_length
+        handle.started, handle.admitted = True, time.perf_counter()
+        self._load.prompt_tokens += handle.request.prompt_length
         try:
-            ticket.drafting.drafter.start(ticket.seq)
+            handle.drafter_state.drafter.start(handle.request)
         except Exception as error:
-            self.drafter_failed([ticket], error)
+            self.drafter_failed([handle], error)
 
     def count_forward(self) -> None:
         """Take in that the target has made a pass."""
         self._load.forwards += 1
 
-    def deliver(self, ticket: Ticket, outcome: Outcome) -> None:
+    def deliver(self, handle: RequestHandle, outcome: Outcome) -> None:
         """Give a request what a step has brought, which may be its end."""
-        ticket.prefilling = ticket.seq.cached == 0  # it is fed anew, with other rotary frequencies
+        handle.prefilling = handle.request.cached == 0  # it is fed anew, with other rotary frequencies
         self._load.new_tokens += len(outcome.new_token_ids)
         self._load.drafted_tokens += len(outcome.tree)
         self._load.accepted_tokens += len(outcome.accepted)
-        if ticket.seq.failure is not None:
-            self.fail([ticket], ticket.seq.failure)
+        if handle.request.failure is not None:
+            self.fail([handle], handle.request.failure)
             return
-        if ticket.outcomes is not None:
-            ticket.outcomes.append(outcome)
-        if ticket.seq.finish_reason is not None:
+        if handle.outcomes is not None:
+            handle.outcomes.append(outcome)
+        if handle.request.finish_reason is not None:
             try:
-                self._retire(ticket)
+                self._retire(handle)
             except Exception as error:  # it is this request's alone
-                ticket.error = error
+                handle.error = error
 
-    def drafter_failed(self, tickets: list[Ticket], error: Exception) -> bool:
+    def drafter_failed(self, handles: list[RequestHandle], error: Exception) -> bool:
         """Take requests from a drafter that raised; returns whether they go on."""
         if not self._goes_on:
-            self.fail(tickets, error)
+            self.fail(handles, error)
             return False
-        for ticket in tickets:
-            drafter, seq = ticket.drafting.drafter, ticket.seq
-            _log.warning("drafter %r failed; request %d goes on without drafts: %s", drafter.name, seq.id, error)
+        for handle in handles:
+            drafter, request = handle.drafter_state.drafter, handle.request
+            _log.warning("drafter %r failed; request %d goes on without drafts: %s", drafter.name, request.id, error)
             with suppress(Exception):  # the first error is the one to tell
-                drafter.stop(seq)
-            ticket.drafting = Drafting(Plain(), None)
-            seq.counters.note("drafter_failed")
-        self._load.drafter_failures += len(tickets)
+                drafter.stop(request)
+            handle.drafter_state = DrafterState(Plain(), None)
+            request.counters.note("drafter_failed")
+        self._load.drafter_failures += len(handles)
         return True
 
-    def fail(self, tickets: list[Ticket], error: BaseException) -> None:
+    def fail(self, handles: list[RequestHandle], error: BaseException) -> None:
         """End requests before their time; the error is theirs to raise."""
         reason = error if isinstance(error, Exception) else PacelineError(
             f"the step this request took part in was ended by {type(error).__name__} in another call. Send the request again."
         )  # fmt: skip
-        for ticket in tickets:
-            if ticket in self._schedule.active:
-                ticket.error = reason
+        for handle in handles:
+            if handle in self._schedule.active:
+                handle.error = reason
                 with suppress(Exception):  # the first error is the one to tell
-                    self._retire(ticket)
+                    self._retire(handle)
 
     def disown(self) -> None:
         """End all open requests of a process that was forked: its parent answers them."""
-        for ticket in (*self._schedule.waiting, *self._schedule.active):
-            ticket.error = PacelineError(
+        for handle in (*self._schedule.waiting, *self._schedule.active):
+            handle.error = PacelineError(
                 "this process was forked while the request was open; the parent answers it. Send it again."
             )
             with suppress(Exception):
-                self._retire(ticket)
+                self._retire(handle)
 
-    def drop(self, ticket: Ticket) -> None:
+    def drop(self, handle: RequestHandle) -> None:
         """End a request that nobody waits for any more, if it has not ended, and free everything it holds."""
-        if ticket in self._schedule.active or ticket in self._schedule.waiting:
-            self._retire(ticket)
-        if ticket.keep_slot:
-            self._room.free(ticket.seq)
+        if handle in self._schedule.active or handle in self._schedule.waiting:
+            self._retire(handle)
+        if handle.keep_slot:
+            self._room.free(handle.request)
 
-    def _retire(self, ticket: Ticket) -> None:
-        ticket.ended = time.perf_counter()
-        self._schedule.remove(ticket)
-        self._load.finished += ticket.seq.finish_reason is not None
-        self._load.aborted += ticket.seq.finish_reason is None
+    def _retire(self, handle: RequestHandle) -> None:
+        handle.ended = time.perf_counter()
+        self._schedule.remove(handle)
+        self._load.finished += handle.request.finish_reason is not None
+        self._load.aborted += handle.request.finish_reason is None
         try:
-            if ticket.started:
-                ticket.drafting.drafter.stop(ticket.seq)
+            if handle.started:
+                handle.drafter_state.drafter.stop(handle.request)
         finally:
-            if not ticket.keep_slot:
-                self._room.close(ticket.seq, reusable=ticket.error is None)
-            ticket.done = True
+            if not handle.keep_slot:
+                self._room.close(handle.request, reusable=handle.error is None)
+            handle.done = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from paceline.engine.grouping import prompts_together
-from paceline.engine.model import CachedLM
-from paceline.engine.pacing import PromptPace
-from paceline.engine.room import Room
-from paceline.engine.ticket import Ticket
-from paceline.engine.waiting_line import WaitingLine
+from paceline.draft_budget.prefill_chunking import PrefillChunkController
+from paceline.engine.grouping import select_prompts
+from paceline.engine.kv_cache_manager import KVCacheManager
+from paceline.engine.request_handle import RequestHandle
+from paceline.engine.request_queue import RequestQueue
+from paceline.model.cached_lm import CachedLM
 
 
 class Scheduler:
@@ -27,61 +27,61 @@ class Scheduler:
         preemptions: requests that had to give theirs back for a while.
     """
 
-    def __init__(self, model: CachedLM, room: Room, most: int | None, most_rows: int | None, paced: bool) -> None:
+    def __init__(self, model: CachedLM, room: KVCacheManager, most: int | None, most_rows: int | None, paced: bool) -> None:
         self._model, self._room, self._most, self._most_rows = model, room, most, most_rows
-        self.waiting = WaitingLine()
-        self.active: list[Ticket] = []
+        self.waiting = RequestQueue()
+        self.active: list[RequestHandle] = []
         self.preemptions = 0
         self._whole_chunk: int | None = None  # the model's, while it is shortened
-        self._pace = PromptPace(model.prefill_chunk) if paced else None
+        self._pace = PrefillChunkController(model.prefill_chunk) if paced else None
         self._feeds_prompts = False  # in the newest group
 
-    def place(self, ticket: Ticket) -> bool:
+    def place(self, handle: RequestHandle) -> bool:
         """Give a waiting request its place, also one that somebody of lesser priority has; returns whether there is any.
 
         Raises:
             CapacityError, MemoryError, RuntimeError: there never will be. It counts as active then.
         """
-        self.waiting.leave(ticket)
+        self.waiting.leave(handle)
         while True:
-            others = [other.seq for other in self.active]
-            self.active.append(ticket)
-            if (self._most is None or len(others) < self._most) and self._room.open(ticket.seq, others):
-                ticket.prefilling = ticket.seq.pending > 1
+            others = [other.request for other in self.active]
+            self.active.append(handle)
+            if (self._most is None or len(others) < self._most) and self._room.open(handle.request, others):
+                handle.prefilling = handle.request.pending > 1
                 return True
-            self.active.remove(ticket)
+            self.active.remove(handle)
             last = max(self.active, key=lambda other: other.rank, default=None)
-            if last is None or last.seq.params.priority <= ticket.seq.params.priority:
-                self.waiting.join([ticket])
+            if last is None or last.request.params.priority <= handle.request.params.priority:
+                self.waiting.join([handle])
                 return False
             self.preempt(last)
 
-    def preempt(self, ticket: Ticket) -> None:
+    def preempt(self, handle: RequestHandle) -> None:
         """Send an active request back to wait; it goes on where it was once it has a place again."""
-        self.active.remove(ticket)
-        self._room.close(ticket.seq)
-        ticket.seq.cached = 0
+        self.active.remove(handle)
+        self._room.close(handle.request)
+        handle.request.cached = 0
         self.preemptions += 1
-        self.waiting.join([ticket])
+        self.waiting.join([handle])
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, handle: RequestHandle) -> None:
         """Take a request out of where it is, waiting or active."""
-        if not self.waiting.leave(ticket):
-            self.active.remove(ticket)
+        if not self.waiting.leave(handle):
+            self.active.remove(handle)
 
     def make_room(self) -> None:
         """Let the cache grow with the answers; where it must not, those who came last give their place back."""
-        while not self._room.grow([ticket.seq for ticket in self.active]) and len(self.active) > 1:
-            self.preempt(max(self.active, key=lambda ticket: ticket.rank))
+        while not self._room.grow([handle.request for handle in self.active]) and len(self.active) > 1:
+            self.preempt(max(self.active, key=lambda handle: handle.rank))
 
-    def next_group(self) -> list[Ticket]:
+    def next_group(self) -> list[RequestHandle]:
         """Return those who take part in the next step, in the order of their slots; none where nobody is active."""
-        prompts = [ticket for ticket in self.active if ticket.prefilling]
-        others = [ticket for ticket in self.active if not ticket.prefilling]
+        prompts = [handle for handle in self.active if handle.prefilling]
+        others = [handle for handle in self.active if not handle.prefilling]
         if self._whole_chunk is not None:
             self._model.prefill_chunk, self._whole_chunk = self._whole_chunk, None
         most_rows = self._most_rows
-        if prompts and self._pace is not None and any(ticket.outcomes is not None for ticket in others):
+        if prompts and self._pace is not None and any(handle.outcomes is not None for handle in others):
             if self._feeds_prompts:
                 prompts = []
             else:
@@ -90,8 +90,8 @@ class Scheduler:
                 most_rows = chunk if most_rows is None else min(chunk, most_rows)
         self._feeds_prompts = bool(prompts)
         if prompts:
-            return prompts_together(prompts, self._model.prefill_chunk, most_rows, self._model.packs)
-        self._model.slots.gather([ticket.seq for ticket in others])
+            return select_prompts(prompts, self._model.prefill_chunk, most_rows, self._model.packs)
+        self._model.slots.gather([handle.request for handle in others])
         return sorted(others, key=attrgetter("seq.slot"))
 
     def note(self, tokens: int, seconds: float) -> None:

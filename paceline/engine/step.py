@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Container, Sequence
 
 import torch
 
-from paceline.engine.drafter import Drafter, Outcome, untouched
-from paceline.engine.drafting import Drafting, Part
-from paceline.engine.logprobs import score_prompts
-from paceline.engine.model import CachedLM
-from paceline.engine.node_logits import NodeLogits
-from paceline.engine.rotary import start_anew, within
-from paceline.engine.sequence import Sequence
-from paceline.engine.spending import Spending
-from paceline.engine.tree import EMPTY_TREE, DraftTree
-from paceline.engine.tree_rules import check_trees
-from paceline.engine.verify import verify as verify_batch
-from paceline.engine.verify import with_top_tokens
+from paceline.core.drafter import Drafter, Outcome, assert_tokens_unchanged
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.draft_budget.budget import DraftBudget
+from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState
+from paceline.model.cached_lm import CachedLM
+from paceline.model.node_logits import NodeLogits
+from paceline.model.rotary import start_anew, within
+from paceline.verification.logprobs import score_prompts
+from paceline.verification.tree_rules import check_trees
+from paceline.verification.verify import verify as verify_batch
+from paceline.verification.verify import with_top_tokens
 
-Verifier = Callable[[ListLike[Sequence], ListLike[DraftTree], NodeLogits], list[Outcome]]
+Verifier = Callable[[Sequence[Request], Sequence[DraftTree], NodeLogits], list[Outcome]]
 
 
 def decode_step(
-    model: CachedLM, drafter: Drafter, seqs: ListLike[Sequence], max_nodes: list[int], verify: Verifier = verify_batch
+    model: CachedLM, drafter: Drafter, requests: Sequence[Request], max_nodes: list[int], verify: Verifier = verify_batch
 ) -> list[Outcome]:
     """Advance every sequence by one forward of the target, all with one drafter, whose trees are fed as proposed.
 
@@ -35,18 +34,18 @@ def decode_step(
     Raises:
         DrafterError: the drafter broke its contract.
     """
-    part = Part(Drafting(drafter, None), list(seqs), max_nodes)
-    joint_step(model, [part], verify)
-    if part.error is not None:
-        raise part.error
-    return part.outcomes
+    batch = DrafterBatch(DrafterState(drafter, None), list(requests), max_nodes)
+    run_step(model, [batch], verify)
+    if batch.error is not None:
+        raise batch.error
+    return batch.outcomes
 
 
-def joint_step(
+def run_step(
     model: CachedLM,
-    parts: ListLike[Part],
+    batches: Sequence[DrafterBatch],
     verify: Verifier = verify_batch,
-    spending: Spending | None = None,
+    spending: DraftBudget | None = None,
 ) -> None:
     """Advance the sequences of all parts by one forward of the target; their outcomes are in their parts.
 
@@ -57,78 +56,84 @@ def joint_step(
         spending: cuts the trees to what pays; None = they are fed as proposed.
     """
     start = time.perf_counter()
-    for part in parts:
-        if part.error is None:
-            _propose(model, part)
-    parts = [part for part in parts if part.error is None]
-    seqs = parts[0].seqs if len(parts) == 1 else sorted((seq for part in parts for seq in part.seqs), key=lambda seq: seq.slot)
-    if not seqs:
+    for batch in batches:
+        if batch.error is None:
+            _propose(model, batch)
+    batches = [batch for batch in batches if batch.error is None]
+    requests = (
+        batches[0].requests
+        if len(batches) == 1
+        else sorted((request for batch in batches for request in batch.requests), key=lambda request: request.slot)
+    )
+    if not requests:
         return
-    asked = any(part.ready and part.drafting.worth is not None for part in parts)
+    asked = any(batch.ready and batch.drafter_state.stats is not None for batch in batches)
     if spending is not None and asked:
-        pending = [min(seq.pending, model.prefill_chunk) for seq in seqs]
-        spending.cut(parts, len(seqs), sum(pending) if model.packs else len(seqs) * max(pending), model.packs)
-    drafted = {seq.id: tree for part in parts for seq, tree in zip(part.ready, part.trees, strict=True)}
-    ready = [row for row, seq in enumerate(seqs) if seq.id in drafted]
-    trees = [drafted.get(seq.id, EMPTY_TREE) for seq in seqs]
+        pending = [min(request.pending, model.prefill_chunk) for request in requests]
+        spending.cut(batches, len(requests), sum(pending) if model.packs else len(requests) * max(pending), model.packs)
+    drafted = {request.id: tree for batch in batches for request, tree in zip(batch.ready, batch.trees, strict=True)}
+    ready = [row for row, request in enumerate(requests) if request.id in drafted]
+    trees = [drafted.get(request.id, EMPTY_TREE) for request in requests]
 
-    foreseeing = any(part.foresight is not None for part in parts)
-    kept = not model.reads_states and any(seq.states is not None for seq in seqs)  # a draft that steps reads its target's
-    layers = _layers(seqs) if kept else ()
-    fed = model.forward_with_states(seqs, trees, layers, kept) if foreseeing or kept else model.forward_nodes(seqs, trees)
-    if any(seq.scoring for seq in seqs):
-        fed = score_prompts(seqs, fed, model.prefill_chunk)
-    logits = fed.those(ready) if len(ready) < len(seqs) else fed
-    top_k = max(part.drafting.drafter.top_k for part in parts)
+    foreseeing = any(batch.draft_head is not None for batch in batches)
+    kept = not model.uses_target_states and any(
+        request.states is not None for request in requests
+    )  # a draft that steps reads its target's
+    layers = _layers(requests) if kept else ()
+    fed = model.forward_with_states(requests, trees, layers, kept) if foreseeing or kept else model.forward_nodes(requests, trees)
+    if any(request.scoring for request in requests):
+        fed = score_prompts(requests, fed, model.prefill_chunk)
+    logits = fed.those(ready) if len(ready) < len(requests) else fed
+    top_k = max(batch.drafter_state.drafter.top_k for batch in batches)
     if top_k and ready:
         logits = logits.with_top(top_k)
-    outcomes = verify([seqs[row] for row in ready], [trees[row] for row in ready], logits)
-    again = {outcome.seq: outcome.seq.cached for outcome in outcomes if not outcome.new_token_ids}
+    outcomes = verify([requests[row] for row in ready], [trees[row] for row in ready], logits)
+    again = {outcome.request: outcome.request.cached for outcome in outcomes if not outcome.new_token_ids}
     if again:
-        rows = [row for row, outcome in enumerate(outcomes) if outcome.seq not in again]
+        rows = [row for row, outcome in enumerate(outcomes) if outcome.request not in again]
         outcomes, ready, logits = [outcomes[row] for row in rows], [ready[row] for row in rows], logits.those(rows)
-        _leave_out(again, parts)
-    _hand_out(outcomes, parts, logits)
-    accepted: list[list[int]] = [[]] * len(seqs)
+        _leave_out(again, batches)
+    _hand_out(outcomes, batches, logits)
+    accepted: list[list[int]] = [[]] * len(requests)
     for row, outcome in zip(ready, outcomes, strict=True):
         accepted[row] = outcome.accepted
     if kept:
-        _keep_states(seqs, fed, layers, accepted)
+        _keep_states(requests, fed, layers, accepted)
     model.commit(accepted)
-    for seq, cached in again.items():
-        model.rewind(seq, cached)
-        model.clear_behind(seq)
+    for request, cached in again.items():
+        model.rewind(request, cached)
+        model.clear_behind(request)
     for outcome in outcomes:
         if outcome.unclean:
-            model.clear_behind(outcome.seq)
-        outcome.seq.append(outcome.new_token_ids, outcome.logprobs or ())
-        outcome.seq.without_draft = False
-        outcome.seq.counters.drafted_tokens += len(outcome.tree)
-        outcome.seq.counters.accepted_tokens += len(outcome.accepted)
-    for part in parts:
-        _observe(part)
+            model.clear_behind(outcome.request)
+        outcome.request.append(outcome.new_token_ids, outcome.logprobs or ())
+        outcome.request.without_draft = False
+        outcome.request.counters.drafted_tokens += len(outcome.tree)
+        outcome.request.counters.accepted_tokens += len(outcome.accepted)
+    for batch in batches:
+        _observe(batch)
     if spending is not None and asked and not again:
-        spending.observe(parts, time.perf_counter() - start)
+        spending.observe(batches, time.perf_counter() - start)
     if (switch := model.architecture.restart_length) is not None:
         for outcome in outcomes:
-            start_anew(outcome.seq, switch)
-    for part in parts:
-        part.outcomes += [_ended(seq) for seq in part.seqs if seq.fed_only and not seq.pending]
+            start_anew(outcome.request, switch)
+    for batch in batches:
+        batch.outcomes += [_ended(request) for request in batch.requests if request.fed_only and not request.pending]
 
 
-def _ended(seq: Sequence) -> Outcome:
+def _ended(request: Request) -> Outcome:
     """End a sequence that generates no tokens, now that its prompt is fed."""
-    seq.finish_reason = "length"
-    return Outcome(seq, EMPTY_TREE, [], [], [], logprobs=None if seq.params.logprobs is None else [])
+    request.finish_reason = "length"
+    return Outcome(request, EMPTY_TREE, [], [], [], logprobs=None if request.params.logprobs is None else [])
 
 
-def _layers(seqs: ListLike[Sequence]) -> tuple[int, ...]:
+def _layers(requests: Sequence[Request]) -> tuple[int, ...]:
     """Return the layers whose states are to be kept for any of the sequences."""
-    return tuple(sorted({layer for seq in seqs if seq.states is not None for layer in seq.states.layers}))
+    return tuple(sorted({layer for request in requests if request.states is not None for layer in request.states.layers}))
 
 
 def _keep_states(
-    seqs: ListLike[Sequence], logits: NodeLogits, layers: tuple[int, ...], accepted: ListLike[ListLike[int]]
+    requests: Sequence[Request], logits: NodeLogits, layers: tuple[int, ...], accepted: Sequence[Sequence[int]]
 ) -> None:
     """Keep the states of what stays in the cache, where a drafter has asked for them; before that is committed.
 
@@ -137,68 +142,68 @@ def _keep_states(
     """
     assert logits.states is not None, "asked for"
     assert logits.pending is not None, "asked for"
-    for seq, start, pending, path in zip(seqs, logits.starts, logits.pending, accepted, strict=True):
-        if seq.states is not None:
+    for request, start, pending, path in zip(requests, logits.starts, logits.pending, accepted, strict=True):
+        if request.states is not None:
             states = torch.cat((pending, logits.states[[start, *(start + 1 + node for node in path)]]))
-            if seq.states.layers != layers:
-                states = states[:, [0, *(1 + layers.index(layer) for layer in seq.states.layers)]]
-            seq.states.write(seq.cached, states)
+            if request.states.layers != layers:
+                states = states[:, [0, *(1 + layers.index(layer) for layer in request.states.layers)]]
+            request.states.write(request.cached, states)
 
 
-def _propose(model: CachedLM, part: Part) -> None:
+def _propose(model: CachedLM, batch: DrafterBatch) -> None:
     """Ask a part's drafter for the trees of those of its sequences that are ready and generate tokens."""
-    part.ready = [seq for seq in part.seqs if not seq.fed_only and model.reaches_end(seq)]
-    if not part.ready:
+    batch.ready = [request for request in batch.requests if not request.fed_only and model.reaches_end(request)]
+    if not batch.ready:
         return
-    limits = part.max_nodes
-    if len(part.ready) < len(part.seqs):
-        ready = {seq.id for seq in part.ready}
-        limits = [limit for seq, limit in zip(part.seqs, limits, strict=True) if seq.id in ready]
-    limits = [0 if seq.without_draft else limit for seq, limit in zip(part.ready, limits, strict=True)]
-    drafter, before = part.drafting.drafter, part.drafting.drafter.forward_seconds
+    limits = batch.max_nodes
+    if len(batch.ready) < len(batch.requests):
+        ready = {request.id for request in batch.ready}
+        limits = [limit for request, limit in zip(batch.requests, limits, strict=True) if request.id in ready]
+    limits = [0 if request.without_draft else limit for request, limit in zip(batch.ready, limits, strict=True)]
+    drafter, before = batch.drafter_state.drafter, batch.drafter_state.drafter.forward_seconds
     try:
-        with untouched(drafter, part.ready):
-            trees = drafter.propose(part.ready, limits)
-        check_trees(drafter, part.ready, limits, trees, model.vocab_size)
+        with assert_tokens_unchanged(drafter, batch.ready):
+            trees = drafter.propose(batch.ready, limits)
+        check_trees(drafter, batch.ready, limits, trees, model.vocab_size)
         if (switch := model.architecture.restart_length) is not None:
-            trees = [within(tree, seq, switch) for tree, seq in zip(trees, part.ready, strict=True)]
-        part.trees = trees if model.takes_trees else [tree.best_chain() for tree in trees]
+            trees = [within(tree, request, switch) for tree, request in zip(trees, batch.ready, strict=True)]
+        batch.trees = trees if model.takes_trees else [tree.best_chain() for tree in trees]
     except Exception as error:
-        part.error = error
-    part.draft_seconds = drafter.forward_seconds - before
+        batch.error = error
+    batch.draft_seconds = drafter.forward_seconds - before
 
 
-def _leave_out(again: Container[Sequence], parts: ListLike[Part]) -> None:
+def _leave_out(again: Container[Request], batches: Sequence[DrafterBatch]) -> None:
     """Take sequences that are to be fed again, without a draft tree, out of the parts; nothing is learnt of this step."""
-    for part in parts:
-        kept = [(seq, tree) for seq, tree in zip(part.ready, part.trees, strict=True) if seq not in again]
-        for seq in part.ready:
-            seq.without_draft = seq in again
-        part.ready, part.trees = [seq for seq, _ in kept], [tree for _, tree in kept]
-        part.flat, part.cost = None, 0.0
+    for batch in batches:
+        kept = [(request, tree) for request, tree in zip(batch.ready, batch.trees, strict=True) if request not in again]
+        for request in batch.ready:
+            request.without_draft = request in again
+        batch.ready, batch.trees = [request for request, _ in kept], [tree for _, tree in kept]
+        batch.flat, batch.cost = None, 0.0
 
 
-def _hand_out(outcomes: list[Outcome], parts: ListLike[Part], logits: NodeLogits) -> None:
+def _hand_out(outcomes: list[Outcome], batches: Sequence[DrafterBatch], logits: NodeLogits) -> None:
     """Give every part the outcomes of its sequences, with the likeliest tokens its drafter asks for, there and further on."""
-    rows = {outcome.seq.id: row for row, outcome in enumerate(outcomes)} if len(parts) > 1 else {}
-    for part in parts:
-        mine = [rows[seq.id] for seq in part.ready] if rows else range(len(outcomes))
-        part.outcomes = [outcomes[row] for row in mine]
-        top_k = part.drafting.drafter.top_k
-        own = logits.those(mine) if top_k or part.foresight is not None else logits
+    rows = {outcome.request.id: row for row, outcome in enumerate(outcomes)} if len(batches) > 1 else {}
+    for batch in batches:
+        mine = [rows[request.id] for request in batch.ready] if rows else range(len(outcomes))
+        batch.outcomes = [outcomes[row] for row in mine]
+        top_k = batch.drafter_state.drafter.top_k
+        own = logits.those(mine) if top_k or batch.draft_head is not None else logits
         if top_k:
-            part.outcomes = with_top_tokens(part.outcomes, own, top_k)
-        if part.foresight is not None:
+            batch.outcomes = with_top_tokens(batch.outcomes, own, top_k)
+        if batch.draft_head is not None:
             start = time.perf_counter()
-            part.outcomes = part.foresight.add_to(part.outcomes, own, part.foresees)
-            part.draft_seconds += time.perf_counter() - start
+            batch.outcomes = batch.draft_head.add_to(batch.outcomes, own, batch.num_head_tokens)
+            batch.draft_seconds += time.perf_counter() - start
 
 
-def _observe(part: Part) -> None:
+def _observe(batch: DrafterBatch) -> None:
     """Show a part's drafter what the target said."""
-    if part.outcomes:
+    if batch.outcomes:
         try:
-            with untouched(part.drafting.drafter, part.ready):
-                part.drafting.drafter.observe(part.outcomes)
+            with assert_tokens_unchanged(batch.drafter_state.drafter, batch.ready):
+                batch.drafter_state.drafter.observe(batch.outcomes)
         except Exception as error:
-            part.error = error
+            batch.error = error

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from paceline.common.threads import follow_forks
 from paceline.errors import ConfigError
+from paceline.util.threads import follow_forks
 
 
 class Lock(Protocol):

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.common.files import parse_json
-from paceline.common.text_files import read_text
 from paceline.errors import ConfigError, did_you_mean
+from paceline.util.files import parse_json
+from paceline.util.text_files import read_text
 
 _SHIPPED = Path(__file__).with_name("acceptance.json")
 SHIPPED = ("chat", "maths", "code")

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline import demo
-from paceline.common.files import parse_json
-from paceline.common.text_files import read_text
 from paceline.errors import ConfigError, did_you_mean
 from paceline.plan.model_settings import (
     BITS_OF_METHOD,
@@ -22,6 +20,8 @@ from paceline.plan.model_settings import (
     TIED_BY_DEFAULT,
 )
 from paceline.plan.roofline import Matmul, Shapes
+from paceline.util.files import parse_json
+from paceline.util.text_files import read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class _Reader:
 def _load(model: str) -> dict[str, Any]:
     source = Path(demo.target_of(model))
     if source.suffix.lower() == ".gguf":
-        from paceline.engine.gguf import unpacked
+        from paceline.model.gguf import unpacked
 
         source = unpacked(source)
     path = source / "config.json" if source.is_dir() else source

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.common.machine import processor
-from paceline.engine.costs import Costs
-from paceline.engine.model import CachedLM
+from paceline.draft_budget.costs import Costs
+from paceline.model.cached_lm import CachedLM
 from paceline.plan.acceptance import Acceptance
 from paceline.plan.named import check_sizes
-from paceline.plan.planning import Cost, Load, Plan, plan_of, sizes_within
+from paceline.plan.planning import ForwardTime, Load, Plan, plan_of, sizes_within
+from paceline.util.machine import processor
 
 _NOTES = (
     "The costs are those of one request after a short text; they are measured once and cached. Rows of"
@@ -35,8 +35,8 @@ def plan_measured(model: CachedLM, name: str, acceptance: Acceptance, batch: int
     max_size = sizes_within(acceptance, context, model.context_length)
     curve = Costs(model).curve()
 
-    def cost(sequences: int, size: int) -> Cost:
-        return Cost(float(curve.of(np.array([sequences * size]))[0]))
+    def cost(sequences: int, size: int) -> ForwardTime:
+        return ForwardTime(float(curve.of(np.array([sequences * size]))[0]))
 
     device = processor() if model.device.type == "cpu" else str(model.device)
     parameters = f"{model.model.num_parameters() / 1e9:.2f} B parameters"

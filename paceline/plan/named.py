@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.common.config import require_range
 from paceline.errors import ConfigError
 from paceline.plan.acceptance import Acceptance
 from paceline.plan.config import ModelCard
@@ -18,6 +17,7 @@ from paceline.plan.planning import (
     roofline_costs,
     sizes_within,
 )
+from paceline.util.config import require_range
 
 _SHARED = "Each of the {0} devices has 1/{0} of each matrix and of the heads. The cost of communication is not included."
 _LEFT_OUT = (

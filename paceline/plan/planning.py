@@ -13,10 +13,10 @@ from paceline.errors import ConfigError
 from paceline.plan.acceptance import Acceptance
 from paceline.plan.config import ModelCard
 from paceline.plan.plan_settings import BATCHES, SIZES
-from paceline.plan.roofline import Peak, Work, free_budget
+from paceline.plan.roofline import Operation, Peak, free_budget
 
 
-class Cost(NamedTuple):
+class ForwardTime(NamedTuple):
     """The time of one forward in seconds; None if a share is not known.
 
     Attributes:
@@ -30,7 +30,7 @@ class Cost(NamedTuple):
     attention: float | None = None
 
 
-CostOf = Callable[[int, int], Cost]  # of the number of requests, and of query tokens per request
+CostOf = Callable[[int, int], ForwardTime]  # of the number of requests, and of query tokens per request
 
 
 class Load(NamedTuple):
@@ -54,7 +54,7 @@ class Step:
     Attributes:
         batch: Number of requests.
         size: Query tokens per request.
-        seconds, products, attention: Times as in `Cost`.
+        seconds, products, attention: Times as in `ForwardTime`.
         relative: Time over that of plain decoding.
         tokens: Expected tokens per forward and request.
     """
@@ -107,17 +107,17 @@ class Plan:
     steps: tuple[Step, ...]
     best: Step
     batches: tuple[Step, ...]
-    plain: tuple[Work, ...] = ()
-    drafted: tuple[Work, ...] = ()
+    plain: tuple[Operation, ...] = ()
+    drafted: tuple[Operation, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def roofline_costs(card: ModelCard, context: int, peak: Peak) -> CostOf:
     """Return a function that gives the roofline cost after `context` cached tokens."""
 
-    def cost(batch: int, size: int) -> Cost:
+    def cost(batch: int, size: int) -> ForwardTime:
         products, attention = card.shapes.seconds(batch, size, context, peak)
-        return Cost(products + attention, products, attention)
+        return ForwardTime(products + attention, products, attention)
 
     return cost
 
@@ -180,6 +180,6 @@ def budget_of(card: ModelCard, peak: Peak) -> float | None:
     return free_budget(card.shapes.hidden, peak, card.shapes.width)
 
 
-def operations(card: ModelCard, batch: int, size: int, context: int) -> tuple[Work, ...]:
+def operations(card: ModelCard, batch: int, size: int, context: int) -> tuple[Operation, ...]:
     """Return the operations of a forward (table 1 of the paper)."""
     return (*card.shapes.products(batch, size), *card.shapes.attention(batch, size, context))

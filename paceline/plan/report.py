@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 
 from paceline.plan.planning import Plan, Step
-from paceline.plan.roofline import Peak, Work
-from paceline.report.documents import Kind, write_document
+from paceline.plan.roofline import Operation, Peak
+from paceline.report.documents import DocumentKind, write_document
 from paceline.report.drawing import COLOURS, INK, THEIRS, label, line, page, reference_line, save
 from paceline.report.tables import Column, Table
 
-KIND = Kind("paceline plan", 1, Plan)
+KIND = DocumentKind("paceline plan", 1, Plan)
 _PAGE = (13.0, 4.6)  # inches
 _TITLE_COLUMNS = 165  # characters of a title line
 _SIZE_AXIS = "s_q, nodes of the tree and its root"
@@ -103,7 +103,7 @@ def _operations(plan: Plan, peak: Peak) -> Table:
     return Table.of("What a forward is made of", [Column("operation"), Column("times"), *columns], rows, notes)
 
 
-def _figures(work: Work, peak: Peak) -> tuple[float, float, float, str]:
+def _figures(work: Operation, peak: Peak) -> tuple[float, float, float, str]:
     moved = work.read + work.written
     return work.flops / 1e6, moved / 1e6, work.intensity, "memory" if work.intensity < peak.ratio else "arithmetic"
 

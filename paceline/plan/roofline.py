@@ -56,7 +56,7 @@ class Matmul:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Operation:
     """An operation of a forward: FLOPs, bytes read and written, and its count."""
 
     name: str
@@ -101,17 +101,17 @@ class Shapes:
     window: int = 0
     windowed: int = 0
 
-    def products(self, batch: int, size: int) -> list[Work]:
+    def products(self, batch: int, size: int) -> list[Operation]:
         """Return the matrix products of a forward over `size` tokens per request."""
         return [self._product(matmul, batch * size) for matmul in self.matmuls]
 
-    def _product(self, matmul: Matmul, tokens: int) -> Work:
+    def _product(self, matmul: Matmul, tokens: int) -> Operation:
         rows, width = tokens * matmul.active, self.width if matmul.width is None else matmul.width
         weights = width * matmul.touched(tokens) * matmul.inputs * matmul.outputs
         read, written = self.width * rows * matmul.inputs + weights, float(self.width * rows * matmul.outputs)
-        return Work(matmul.name, 2.0 * rows * matmul.inputs * matmul.outputs, read, written, matmul.count)
+        return Operation(matmul.name, 2.0 * rows * matmul.inputs * matmul.outputs, read, written, matmul.count)
 
-    def attention(self, batch: int, size: int, context: int) -> list[Work]:
+    def attention(self, batch: int, size: int, context: int) -> list[Operation]:
         """Return the attention of a full layer and of a sliding-attention layer, if any.
 
         A mask takes one byte per pair of query and key.
@@ -124,12 +124,12 @@ class Shapes:
         kinds = (("attention", context, self.layers - self.windowed), ("attention (window)", self.window, self.windowed))
         return [self._attention(name, batch, size, min(reach, context), count) for name, reach, count in kinds if count]
 
-    def _attention(self, name: str, batch: int, size: int, context: int, count: int) -> Work:
+    def _attention(self, name: str, batch: int, size: int, context: int, count: int) -> Operation:
         flops = 4.0 * batch * size * (size + context) * self.heads * self.head_size
         tokens = 2 * (context + size) * self.kv_heads + size * self.heads
         mask = batch * size * (size + context) if size > 1 else 0
         read = batch * self.head_size * tokens * self.width + mask
-        return Work(name, flops, float(read), float(batch * size * self.heads * self.head_size * self.width), count)
+        return Operation(name, flops, float(read), float(batch * size * self.heads * self.head_size * self.width), count)
 
     @property
     def cache_bytes(self) -> int:

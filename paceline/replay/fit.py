@@ -6,8 +6,7 @@ recorded answer contains them at that position.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from paceline.core.request import Request, SamplingParams
 from paceline.drafters.sssd.calibration import Calibration
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.features import FEATURES, HIDDEN
 from paceline.drafters.sssd.options import SssdOptions
-from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.errors import ConfigError
 from paceline.replay.fit_settings import (
     ADAM_LEARNING_RATE,
@@ -36,7 +35,7 @@ Samples = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]  
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class AnswerKind:
     """Recorded answers of one kind. Every kind has the same weight in the fit.
 
     Attributes:
@@ -44,12 +43,12 @@ class Answers:
         datastore: Folder of the datastore that is searched for them; None searches the request alone.
     """
 
-    traces: ListLike[Trace]
+    traces: Sequence[Trace]
     datastore: str | Path | None = None
 
 
 def calibrate(
-    kinds: Mapping[str, Answers],
+    kinds: Mapping[str, AnswerKind],
     progress: Callable[[str], None] = lambda what: None,
     options: FitOptions | None = None,
 ) -> Calibration:
@@ -96,15 +95,15 @@ def record(drafter: Sssd, traces: Iterable[Trace], seed: int = 0) -> Samples:
     for prompt, output in traces:
         if not len(output):
             continue
-        seq = Sequence(list(prompt), SamplingParams(max_new_tokens=len(output), ignore_eos=True))
-        drafter.start(seq)
-        while seq.remaining:
-            done = len(output) - seq.remaining
+        request = Request(list(prompt), SamplingParams(max_new_tokens=len(output), ignore_eos=True))
+        drafter.start(request)
+        while request.remaining:
+            done = len(output) - request.remaining
             known = output[done : done + KNOWN_TOKENS]
-            tree, inputs, labels = drafter.record(seq, known, TREE_NODES)
+            tree, inputs, labels = drafter.record(request, known, TREE_NODES)
             parts.append(_subsample(inputs, labels, rng))
-            seq.append(said(seq, tree, output).new_token_ids)
-        drafter.stop(seq)
+            request.append(said(request, tree, output).new_token_ids)
+        drafter.stop(request)
     if not sum(len(labels) for _, labels, _ in parts):
         raise ConfigError("fit: no token of the traces occurs twice, so they give no samples. Use more or longer answers.")
     inputs, labels, weights = (np.concatenate(column) for column in zip(*parts, strict=True))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from paceline.common.top_tokens import TopRows
-from paceline.engine.drafter import DelegatingDrafter, Drafter, Outcome
-from paceline.engine.sequence import Sequence
+from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome
+from paceline.core.request import Request
+from paceline.util.top_tokens import TopRows
 
 
 class KeepsTop(DelegatingDrafter):
@@ -27,12 +27,12 @@ class KeepsTop(DelegatingDrafter):
         # Request id -> recorded rows of each step; the requests stay in the order of their start.
         self._recorded: dict[int, list[TopRows]] = {}
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, request: Request) -> None:
         """Start the inner drafter and an empty record for the request."""
-        self._recorded[seq.id] = []
-        super().start(seq)
+        self._recorded[request.id] = []
+        super().start(request)
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Record the rows that each new token was chosen from."""
         for outcome in outcomes:
             assert outcome.target_top is not None, "a drafter with top_k receives the top tokens"
@@ -40,7 +40,7 @@ class KeepsTop(DelegatingDrafter):
             with np.errstate(divide="ignore"):
                 log_probs = np.log(outcome.target_top.probs[rows, : self._top])
             token_ids = outcome.target_top.token_ids[rows, : self._top]
-            self._recorded[outcome.seq.id].append(TopRows(token_ids, log_probs))
+            self._recorded[outcome.request.id].append(TopRows(token_ids, log_probs))
         if not self.inner.top_k:
             outcomes = [replace(outcome, target_top=None) for outcome in outcomes]
         super().observe(outcomes)

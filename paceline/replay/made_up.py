@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from paceline.common.config import require_range
-from paceline.common.conversations import around_question
-from paceline.engine.sequence import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.replay.recorder import answer
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt
+from paceline.util.config import require_range
+from paceline.util.conversations import around_question
 
 CATEGORY = "made-up"
 _TRIES = 4  # texts that the model may write per requested prompt

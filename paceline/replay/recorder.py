@@ -1,4 +1,4 @@
-"""Record a model's answers to prompts into a file (`paceline.common.answers`).
+"""Record a model's answers to prompts into a file (`paceline.util.answers`).
 
 An interrupted run is continued. Drafts never change an answer, so any drafter may be used. The
 file names the drafter anyway: in bfloat16, near-equal logits can give another token.
@@ -7,8 +7,7 @@ file names the drafter anyway: in bfloat16, near-equal logits can give another t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,25 +15,25 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from paceline.common.answers import RecordedAnswer, writing
-from paceline.common.config import require_range
-from paceline.common.files import digest_of
-from paceline.common.options import flat
+from paceline.core.request import SamplingParams
 from paceline.datastore.fingerprint import fingerprint_of
-from paceline.engine.identity import model_identity
-from paceline.engine.sequence import SamplingParams
 from paceline.errors import CapacityError, ConfigError
 from paceline.llm import LLM, Completion
+from paceline.model.identity import model_identity
 from paceline.replay.keeping import KeepsTop
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt, encode, shortened
+from paceline.util.answers import RecordedAnswer, writing
+from paceline.util.config import require_range
+from paceline.util.files import digest_of
+from paceline.util.options import flat
 
 _MIN_PROMPT_TOKENS = 8  # that the context must have left for a prompt
 _MAX_TOP = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RecordingPrompt:
     """A prompt as token ids, with the id and category of its file.
 
     Attributes:
@@ -67,7 +66,7 @@ class Recorded:
 
 
 def record_answers(
-    path: str | Path, llm: LLM, questions: ListLike[Question], params: SamplingParams, *,
+    path: str | Path, llm: LLM, questions: Sequence[RecordingPrompt], params: SamplingParams, *,
     batch: int = 8, model: str = "", drafter: str | None = None, top: int = 0, progress: bool = False,
 ) -> Recorded:  # fmt: skip
     """Answer all prompts into a file, or continue an unfinished file.
@@ -137,13 +136,13 @@ def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
         llm.change_drafter(inner)
 
 
-def answer(llm: LLM, prompts: ListLike[list[int]], params: SamplingParams, first: int) -> list[Completion]:
+def answer(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, first: int) -> list[Completion]:
     """Answer prompts of a recording from number `first`; prompt n has seed + n."""
     numbers = range(first, first + len(prompts))
     return llm.generate(prompts, [replace(params, seed=params.seed + number) for number in numbers])
 
 
-def encode_prompts(prompts: ListLike[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None) -> list[Question]:
+def encode_prompts(prompts: Sequence[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None) -> list[RecordingPrompt]:
     """Return prompts as token ids; cut the middle out of prompts that are too long.
 
     Args:
@@ -164,14 +163,14 @@ def encode_prompts(prompts: ListLike[Prompt], llm: LLM, max_new_tokens: int, con
             f" {room} for prompts; expected at least {_MIN_PROMPT_TOKENS}. Reduce max_new_tokens."
         )
     encoded = [(prompt, encode(prompt, llm.tokenizer)) for prompt in prompts]
-    return [Question(prompt.id, prompt.category, shortened(ids, room), len(ids) > room) for prompt, ids in encoded]
+    return [RecordingPrompt(prompt.id, prompt.category, shortened(ids, room), len(ids) > room) for prompt, ids in encoded]
 
 
-def _identity(question: Question) -> dict[str, Any]:
+def _identity(question: RecordingPrompt) -> dict[str, Any]:
     return {"id": question.id, "category": question.category, "prompt_ids": question.prompt_ids}
 
 
-def _recorded(question: Question, completion: Completion) -> RecordedAnswer:
+def _recorded(question: RecordingPrompt, completion: Completion) -> RecordedAnswer:
     return RecordedAnswer(
         question.id,
         question.category,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from paceline.replay.run import ReplayResult
-from paceline.report.documents import Kind, write_document
+from paceline.report.documents import DocumentKind, write_document
 from paceline.report.drawing import COLOURS, MARKERS, label, line, page, reference_line, save
 from paceline.report.tables import Column, Table
 
@@ -33,10 +33,10 @@ class ReplayRow:
     result: ReplayResult
 
 
-KIND = Kind("paceline replay", 1, dict)
+KIND = DocumentKind("paceline replay", 1, dict)
 
 
-def print_replays(rows: ListLike[ReplayRow], console: Console | None = None) -> None:
+def print_replays(rows: Sequence[ReplayRow], console: Console | None = None) -> None:
     """Print the replays as a table, by default on standard output."""
     columns = [Column("traces"), Column("drafter", left=True), Column("nodes"), Column("batch"), *_FIGURES]
     cells = [
@@ -52,7 +52,7 @@ def print_replays(rows: ListLike[ReplayRow], console: Console | None = None) -> 
     Table.of("", columns, cells).show(console or Console(highlight=False))
 
 
-def write_replays(rows: ListLike[ReplayRow], path: Path) -> None:
+def write_replays(rows: Sequence[ReplayRow], path: Path) -> None:
     """Write all counts and figures as JSON.
 
     Raises:
@@ -70,7 +70,7 @@ def write_replays(rows: ListLike[ReplayRow], path: Path) -> None:
     write_document(path, KIND, {"rows": entries})
 
 
-def draw_replays(rows: ListLike[ReplayRow], path: Path) -> None:
+def draw_replays(rows: Sequence[ReplayRow], path: Path) -> None:
     """Draw tokens per step against the tree size.
 
     Each file of traces has a panel, and each drafter a line.

@@ -9,20 +9,19 @@ no prefill step.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from paceline.common.config import require_count
-from paceline.engine.drafter import Drafter, Outcome, TopTokens, require_drafter
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import DraftTree
+from paceline.core.drafter import Drafter, Outcome, TopTokens, require_drafter
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.errors import ConfigError
+from paceline.util.config import require_count
 
-Trace = tuple[ListLike[int], ListLike[int]]
+Trace = tuple[Sequence[int], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +99,9 @@ def replay(
     require_count("replay", "max_nodes", max_nodes, 0)
     require_count("replay", "batch_size", batch_size, 1)
     traces = _checked(traces)
-    run = _Run(drafter, max_nodes)
-    waiting = iter(_Answer(*trace, top) for trace, top in _with_top_tokens(drafter, traces, top_tokens) if len(trace[1]))
-    running: list[tuple[Sequence, _Answer]] = []
+    run = _ReplayRun(drafter, max_nodes)
+    waiting = iter(_TargetAnswer(*trace, top) for trace, top in _with_top_tokens(drafter, traces, top_tokens) if len(trace[1]))
+    running: list[tuple[Request, _TargetAnswer]] = []
     try:
         while True:
             while len(running) < batch_size and (answer := next(waiting, None)) is not None:
@@ -110,13 +109,13 @@ def replay(
             if not running:
                 return ReplayResult(max_nodes, batch_size, run.tokens, run.steps, run.drafted, run.accepted, run.seconds)
             run.step(running)
-            for seq, _ in running:
-                if not seq.remaining:
-                    run.stop(seq)
-            running = [(seq, answer) for seq, answer in running if seq.remaining]
+            for request, _ in running:
+                if not request.remaining:
+                    run.stop(request)
+            running = [(request, answer) for request, answer in running if request.remaining]
     finally:
-        for seq, _ in running:
-            drafter.stop(seq)
+        for request, _ in running:
+            drafter.stop(request)
 
 
 def _checked(traces: Iterable[Trace]) -> list[Trace]:
@@ -132,11 +131,11 @@ def _checked(traces: Iterable[Trace]) -> list[Trace]:
     return [(prompt.tolist(), output.tolist()) for prompt, output in pairs]
 
 
-class _Answer(NamedTuple):
+class _TargetAnswer(NamedTuple):
     """A recorded answer, and the target's top tokens at each of its positions."""
 
-    prompt: ListLike[int]
-    output: ListLike[int]
+    prompt: Sequence[int]
+    output: Sequence[int]
     top_tokens: TopTokens | None
 
 
@@ -156,7 +155,7 @@ def _with_top_tokens(
     return zip(traces, top_tokens, strict=True)
 
 
-class _Run:
+class _ReplayRun:
     """A running replay with its counts so far."""
 
     def __init__(self, drafter: Drafter, max_nodes: int) -> None:
@@ -164,35 +163,35 @@ class _Run:
         self.tokens = self.steps = self.drafted = self.accepted = 0
         self.seconds = 0.0
 
-    def start(self, answer: _Answer) -> Sequence:
+    def start(self, answer: _TargetAnswer) -> Request:
         """Start a request for a recorded answer."""
         if not len(answer.prompt):
             raise ConfigError(
                 "replay: got an empty prompt; expected at least one token. Put the first token of the answer there."
             )
-        seq = Sequence(list(answer.prompt), SamplingParams(max_new_tokens=len(answer.output), ignore_eos=True))
+        request = Request(list(answer.prompt), SamplingParams(max_new_tokens=len(answer.output), ignore_eos=True))
         begin = time.perf_counter()
-        self._drafter.start(seq)
+        self._drafter.start(request)
         self.seconds += time.perf_counter() - begin
-        return seq
+        return request
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Stop a request that has reached the end of its answer."""
         begin = time.perf_counter()
-        self._drafter.stop(seq)
+        self._drafter.stop(request)
         self.seconds += time.perf_counter() - begin
 
-    def step(self, running: list[tuple[Sequence, _Answer]]) -> None:
+    def step(self, running: list[tuple[Request, _TargetAnswer]]) -> None:
         """Run one step of all running requests."""
-        seqs = [seq for seq, _ in running]
+        requests = [request for request, _ in running]
         begin = time.perf_counter()
-        trees = self._drafter.propose(seqs, [self._max_nodes] * len(seqs))
+        trees = self._drafter.propose(requests, [self._max_nodes] * len(requests))
         self.seconds += time.perf_counter() - begin
-        outcomes = [said(seq, tree, answer.output) for (seq, answer), tree in zip(running, trees, strict=True)]
+        outcomes = [said(request, tree, answer.output) for (request, answer), tree in zip(running, trees, strict=True)]
         if self._drafter.top_k:
             outcomes = [_with_top(outcome, answer.top_tokens) for outcome, (_, answer) in zip(outcomes, running, strict=True)]
         for outcome in outcomes:
-            outcome.seq.append(outcome.new_token_ids)
+            outcome.request.append(outcome.new_token_ids)
             self.tokens += len(outcome.new_token_ids)
             self.accepted += len(outcome.accepted)
             self.drafted += len(outcome.tree)
@@ -202,12 +201,12 @@ class _Run:
         self.seconds += time.perf_counter() - begin
 
 
-def said(seq: Sequence, tree: DraftTree, output: ListLike[int]) -> Outcome:
+def said(request: Request, tree: DraftTree, output: Sequence[int]) -> Outcome:
     """Return the scripted target's outcome for a tree.
 
     The prediction after a wrong draft token is the recorded token of that depth.
     """
-    rest = output[len(seq) - seq.prompt_length :]
+    rest = output[len(request) - request.prompt_length :]
     edges, node = tree.edges(), -1
     path: list[int] = []
     while len(path) < len(rest) and (node := edges.get((node, rest[len(path)]), -2)) >= 0:
@@ -216,13 +215,13 @@ def said(seq: Sequence, tree: DraftTree, output: ListLike[int]) -> Outcome:
     for index, parent in enumerate(tree.parents):
         depths[index + 1] = depths[parent + 1] + 1
     argmax = [rest[min(depth, len(rest) - 1)] for depth in depths]
-    return Outcome(seq, tree, path, list(rest[: len(path) + 1]), argmax)
+    return Outcome(request, tree, path, list(rest[: len(path) + 1]), argmax)
 
 
 def _with_top(outcome: Outcome, top_tokens: TopTokens | None) -> Outcome:
     """Add the recorded top tokens to root and accepted nodes; others get zeros."""
     assert top_tokens is not None, "a drafter with top_k receives the top tokens"
-    first = len(outcome.seq) - outcome.seq.prompt_length
+    first = len(outcome.request) - outcome.request.prompt_length
     rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]
     shape = 1 + len(outcome.tree), top_tokens.token_ids.shape[1]
     token_ids, probs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.common.answers import read_answers, read_settings, read_tops
-from paceline.common.text_files import read_text
+from paceline.core.drafter import TopTokens
 from paceline.datastore.inputs import check_recorded, parse_record
-from paceline.engine.drafter import TopTokens
 from paceline.errors import ConfigError
+from paceline.util.answers import read_answers, read_settings, read_tops
+from paceline.util.text_files import read_text
 
 
 def read_traces(path: str | Path, tokenizer: Any = None, limit: int | None = None) -> list[tuple[list[int], list[int]]]:

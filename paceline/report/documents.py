@@ -12,15 +12,15 @@ import cattrs
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from cattrs.v import format_exception
 
-from paceline.common.files import parse_json, write_atomically
-from paceline.common.text_files import read_text
 from paceline.errors import ConfigError, PacelineError
+from paceline.util.files import parse_json, write_atomically
+from paceline.util.text_files import read_text
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class DocumentKind(Generic[T]):
     """A kind of document.
 
     Attributes:
@@ -34,7 +34,7 @@ class Kind(Generic[T]):
     content: type[T]
 
 
-def write_document(path: str | Path, kind: Kind[T], content: T, **derived: Any) -> None:
+def write_document(path: str | Path, kind: DocumentKind[T], content: T, **derived: Any) -> None:
     """Write the fields of `content`, after `derived` figures for other programs.
 
     Args:
@@ -50,7 +50,7 @@ def write_document(path: str | Path, kind: Kind[T], content: T, **derived: Any) 
     write_atomically(path, f"{text}\n".encode())
 
 
-def read_document(path: str | Path, *kinds: Kind[T]) -> T:
+def read_document(path: str | Path, *kinds: DocumentKind[T]) -> T:
     """Read the content of a document of one of the `kinds`.
 
     Raises:

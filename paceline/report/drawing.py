@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.common.files import write_atomically
 from paceline.errors import ConfigError
 from paceline.report.tables import Table
+from paceline.util.files import write_atomically
 
 # The palette of Okabe and Ito is distinguishable with every common colour blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -36,7 +36,7 @@ def page(width: float, height: float) -> Any:
     return figure
 
 
-def save(figure: Any, path: str | Path, setting: ListLike[str], columns: int, size: float = 9) -> None:
+def save(figure: Any, path: str | Path, setting: Sequence[str], columns: int, size: float = 9) -> None:
     """Write the setting above the figure, and the figure as a PNG file.
 
     Args:
@@ -79,7 +79,7 @@ def label(axes: Any, title: str, x_label: str, y_label: str, grid: str, legend: 
 
 
 def bars(
-    axes: Any, names: ListLike[str], series: ListLike[tuple[str, str, ListLike[float | None]]], reference: float | None = None
+    axes: Any, names: Sequence[str], series: Sequence[tuple[str, str, Sequence[float | None]]], reference: float | None = None
 ) -> None:
     """Draw groups of horizontal bars, one group per name, with a legend below.
 
@@ -124,8 +124,8 @@ def compared(axes: Any, table: Table, measured: str, published: str, setting: st
 
 def line(
     axes: Any,
-    positions: ListLike[float],
-    values: ListLike[float | None],
+    positions: Sequence[float],
+    values: Sequence[float | None],
     name: str,
     color: str,
     marker: str = "",

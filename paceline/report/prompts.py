@@ -5,18 +5,18 @@ Each line has `id`, `category` and `turns`; only the first turn is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline import demo
-from paceline.common.config import require_range
-from paceline.common.conversations import chat_ids
-from paceline.common.files import parse_json
-from paceline.common.text_files import read_text
-from paceline.common.tokens import text_ids
 from paceline.errors import ConfigError
+from paceline.util.config import require_range
+from paceline.util.conversations import chat_ids
+from paceline.util.files import parse_json
+from paceline.util.text_files import read_text
+from paceline.util.tokens import text_ids
 
 _HEAD = 4  # first tokens kept of a prompt that is too long: the opening of the chat template
 _FIELDS = ("id", "category", "turns")
@@ -37,7 +37,7 @@ class Prompt:
     text: str
 
 
-def load_prompts(paths: ListLike[str | Path] = (), limit: int = 0, every: int = 1) -> list[Prompt]:
+def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 1) -> list[Prompt]:
     """Read prompts from JSONL files.
 
     Args:

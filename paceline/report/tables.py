@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +75,7 @@ class Table:
         index = key if isinstance(key, int) else [column.heading for column in self.columns].index(key)
         return [row[index] for row in self.rows]
 
-    def only(self, headings: ListLike[str]) -> Table:
+    def only(self, headings: Sequence[str]) -> Table:
         """Return the table with only these columns."""
         indices = [index for index, column in enumerate(self.columns) if column.heading in headings]
         rows = (tuple(row[index] for index in indices) for row in self.rows)

@@ -8,32 +8,31 @@ sent is bounded by the tokens the request may have.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from collections.abc import Sequence as ListLike
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from paceline.engine.sequence import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.errors import BusyError
 from paceline.llm import LLM, Chunk, Completion
-from paceline.serve.limits import Gate
-from paceline.serve.metrics import Meter
+from paceline.serve.limits import AdmissionLimit
+from paceline.serve.metrics import ServerMetrics
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AnswerRequest:
     """One answer that is wanted: the token ids of its prompt, and how it is to be made."""
 
     prompt: list[int]
     params: SamplingParams
 
 
-class Answers:
+class CompletionSet:
     """The answers of one request, begun together; iterate over what they say.
 
     Args:
@@ -45,7 +44,9 @@ class Answers:
         ApiError: too many answers are open.
     """
 
-    def __init__(self, llm: LLM, asked: ListLike[Asked], seconds: float | None, gate: Gate, meter: Meter) -> None:
+    def __init__(
+        self, llm: LLM, asked: Sequence[AnswerRequest], seconds: float | None, gate: AdmissionLimit, meter: ServerMetrics
+    ) -> None:
         gate.enter(len(asked))
         self._llm, self._seconds, self._gate, self._meter = llm, seconds, gate, meter
         self._said: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
@@ -79,7 +80,7 @@ class Answers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _give(self, place: int, asked: Asked) -> None:
+    async def _give(self, place: int, asked: AnswerRequest) -> None:
         watch = self._meter.watch()
         try:
             async with asyncio.timeout(self._seconds), aclosing(self._llm.astream(asked.prompt, asked.params)) as chunks:

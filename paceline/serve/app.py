@@ -13,9 +13,9 @@ from paceline.serve.about import about_routes
 from paceline.serve.chat import chat_routes
 from paceline.serve.completions import completion_routes
 from paceline.serve.errors import ErrorBody, handle_errors
-from paceline.serve.guard import Doorkeeper, Keys
 from paceline.serve.limits import BodyLimit
 from paceline.serve.page import page_routes
+from paceline.serve.request_log import Keys, RequestLogMiddleware
 from paceline.serve.serving import Serving
 from paceline.serve.settings import Settings
 
@@ -54,5 +54,5 @@ def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str
     app.include_router(page_routes(serving, wants_key=bool(keys)))
     app.add_middleware(BodyLimit, most=settings.max_body * _KIB)
     app.add_middleware(Keys, keys=keys)
-    app.add_middleware(Doorkeeper, serving=serving)  # the outermost
+    app.add_middleware(RequestLogMiddleware, serving=serving)  # the outermost
     return app

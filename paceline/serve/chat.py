@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
-from paceline.serve.answers import Asked
+from paceline.serve.answers import AnswerRequest
 from paceline.serve.logprobs import Found, Spelling, of_chat
 from paceline.serve.requests import ChatRequest
 from paceline.serve.responding import EVENTS, respond
@@ -40,7 +40,7 @@ def chat_routes(serving: Serving) -> APIRouter:
         longest = body.max_completion_tokens or body.max_tokens or serving.llm.max_length
         params = await serving.aside(lambda: serving.sampler.params(body, longest, top))
         prompt = await serving.aside(lambda: prompt_of(serving, body))
-        asked = [Asked(prompt, one) for one in params]
+        asked = [AnswerRequest(prompt, one) for one in params]
         return await respond(serving, request, body, [prompt], asked, ChatForm(serving, request.state.id, asked, top))
 
     return router
@@ -68,13 +68,13 @@ class ChatForm:
         top: how many of the likeliest tokens are told in each place.
     """
 
-    def __init__(self, serving: Serving, id: str, asked: ListLike[Asked], top: int | None) -> None:
+    def __init__(self, serving: Serving, id: str, asked: Sequence[AnswerRequest], top: int | None) -> None:
         self._model, self._id = serving.names[0], f"chatcmpl-{id}"
         self._tokenizer, self._asked = serving.llm.tokenizer, asked
         self._spellings: dict[int, Spelling] = {}
         self._top = top
 
-    def whole(self, completions: ListLike[Completion], usage: Usage) -> ChatResponse:
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> ChatResponse:
         """All answers."""
         choices = [
             ChatChoice(

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.common.tokens import text_ids
-from paceline.engine.detokenizer import text_of
 from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
-from paceline.serve.answers import Asked
+from paceline.sampling.detokenizer import text_of
+from paceline.serve.answers import AnswerRequest
 from paceline.serve.logprobs import Found, Spelling, of_completion
 from paceline.serve.requests import CompletionRequest
 from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
 from paceline.serve.serving import Serving
+from paceline.util.tokens import text_ids
 
 _MAX_TOKENS = 16  # OpenAI's and vLLM's default
 Prompt = str | list[int]
-PromptFound = ListLike[Mapping[int, float] | None]
+PromptFound = Sequence[Mapping[int, float] | None]
 
 
 def completion_routes(serving: Serving) -> APIRouter:
@@ -40,7 +39,7 @@ def completion_routes(serving: Serving) -> APIRouter:
         scored = body.logprobs if body.echo else None
         params = await serving.aside(lambda: serving.sampler.params(body, longest, body.logprobs, scored))
         ids = [await serving.aside(lambda prompt=prompt: _ids(serving, prompt, longest)) for prompt in prompts]  # type: ignore[misc]
-        asked = [Asked(one, each) for one in ids for each in params]
+        asked = [AnswerRequest(one, each) for one in ids for each in params]
         echoed = [prompt if body.echo else None for prompt in prompts for _ in params]
         return await respond(serving, request, body, ids, asked, CompletionForm(serving, request.state.id, asked, echoed))
 
@@ -56,13 +55,13 @@ class CompletionForm:
             until the first answer is there.
     """
 
-    def __init__(self, serving: Serving, id: str, asked: ListLike[Asked], echoed: list[Prompt | None]) -> None:
+    def __init__(self, serving: Serving, id: str, asked: Sequence[AnswerRequest], echoed: list[Prompt | None]) -> None:
         self._tokenizer, self._model, self._id = serving.llm.tokenizer, serving.names[0], f"cmpl-{id}"
         self._asked, self._echoed = asked, echoed
         self._spellings: dict[int, Spelling] = {}
         self._offsets: dict[int, int] = {}  # characters before the next token, by place
 
-    def whole(self, completions: ListLike[Completion], usage: Usage) -> CompletionResponse:
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> CompletionResponse:
         """All answers."""
         choices = [
             CompletionChoice(

@@ -47,7 +47,7 @@ class BodyLimit:
         return ApiError(413, f"body: got {size} bytes; expected at most {self._most}. Shorten the request.")
 
 
-class Gate:
+class AdmissionLimit:
     """Counts open answers and refuses more than `most`; tells how soon one will have ended, by the pace of the last ones."""
 
     def __init__(self, most: int) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from paceline.engine.detokenizer import Detokenizer, TokenText
-from paceline.engine.token_bytes import any_text
+from paceline.sampling.detokenizer import Detokenizer, TokenText
+from paceline.sampling.token_bytes import any_text
 from paceline.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 
 _LEAST = -9999.0  # stands for minus infinity, which JSON has not; as in vLLM
-Found = ListLike[Mapping[int, float]]
+Found = Sequence[Mapping[int, float]]
 
 
 class Scored(NamedTuple):
@@ -42,11 +41,11 @@ class Spelling:
         skip_special_tokens: the answer hides special tokens.
     """
 
-    def __init__(self, tokenizer: Any, prompt_ids: ListLike[int] | None = None, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Any, prompt_ids: Sequence[int] | None = None, skip_special_tokens: bool = True) -> None:
         before = any_text(tokenizer) if prompt_ids is None else prompt_ids
         self._detokenizer = Detokenizer(tokenizer, before, skip_special_tokens)
 
-    def places(self, token_ids: ListLike[int], found: Found, last: bool) -> list[Place]:
+    def places(self, token_ids: Sequence[int], found: Found, last: bool) -> list[Place]:
         """Spell the next tokens.
 
         Args:
@@ -71,7 +70,7 @@ class Spelling:
 
 
 def of_completion(
-    spelling: Spelling, token_ids: ListLike[int], found: Found, offset: int, last: bool = True
+    spelling: Spelling, token_ids: Sequence[int], found: Found, offset: int, last: bool = True
 ) -> CompletionLogprobs:
     """Return those of tokens of a completion.
 
@@ -92,7 +91,7 @@ def of_completion(
     )
 
 
-def of_chat(spelling: Spelling, token_ids: ListLike[int], found: Found, top: int, last: bool = True) -> ChatLogprobs:
+def of_chat(spelling: Spelling, token_ids: Sequence[int], found: Found, top: int, last: bool = True) -> ChatLogprobs:
     """Return those of tokens of a chat's answer, with the `top` likeliest in each place.
 
     Args:

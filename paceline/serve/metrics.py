@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceline.engine.metrics import Stats
+from paceline.core.metrics import Stats
 from paceline.llm import LLM, Chunk
 from paceline.serve.tally import Tally
 
@@ -44,13 +44,13 @@ _COUNTERS = {
 }
 
 
-class Meter:
+class ServerMetrics:
     """Measures the answers of one application. It has a registry of its own; `tally` counts draft tokens by origin."""
 
     def __init__(self, llm: LLM, name: str) -> None:
         self.tally = Tally()
         self._registry = CollectorRegistry()
-        self._registry.register(_Engine(llm, name))
+        self._registry.register(_EngineCollector(llm, name))
         self._name = name
         self.first = self._histogram("time_to_first_token_seconds", "From the request to its first token.", _FIRST)
         self.between = self._histogram("inter_token_latency_seconds", "Between two steps with tokens of an answer.", _BETWEEN)
@@ -64,9 +64,9 @@ class Meter:
         self.ended = self._counter("request_success", "Answers that ended, by the reason.", "finished_reason")
         self.requests = self._counter("http_requests", "Requests to /v1, by status.", "status")
 
-    def watch(self) -> Watch:
+    def watch(self) -> AnswerTimer:
         """Begin to measure an answer."""
-        return Watch(self)
+        return AnswerTimer(self)
 
     def count_end(self, reason: str) -> None:
         """An answer has ended: "stop", "length" or "abort"."""
@@ -88,10 +88,10 @@ class Meter:
         return Counter(_PREFIX + name, documentation, [_LABEL, label], registry=self._registry)
 
 
-class Watch:
+class AnswerTimer:
     """The times of one answer."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: ServerMetrics) -> None:
         self._meter = meter
         self._began = time.perf_counter()
         self._first = self._last = 0.0
@@ -125,7 +125,7 @@ class Watch:
             self._meter.each.observe((now - self._first) / later)
 
 
-class _Engine(Collector):
+class _EngineCollector(Collector):
     """What the engine counts by itself, read when it is asked for."""
 
     def __init__(self, llm: LLM, name: str) -> None:

@@ -112,7 +112,7 @@ class CompletionRequest(GenerationRequest):
     add_special_tokens: Always = None
 
 
-class Part(BaseModel):
+class TextPart(BaseModel):
     """A part of a message: text."""
 
     type: Literal["text"]
@@ -124,7 +124,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     role: str = Field(min_length=1)
-    content: str | Annotated[list[Part], Field(min_length=1)] | None = None
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
 
 
 # `LLM.chat_prompt` checks the messages, so that the library and the server accept the same ones:

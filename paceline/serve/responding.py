@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from collections.abc import Sequence as ListLike
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from pydantic import BaseModel
@@ -14,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from paceline.llm import Chunk, Completion
-from paceline.serve.answers import Answers, Asked, unless_gone
+from paceline.serve.answers import AnswerRequest, CompletionSet, unless_gone
 from paceline.serve.errors import ApiError
 from paceline.serve.requests import GenerationRequest
 from paceline.serve.responses import CompletionDetails, PromptDetails, Usage
@@ -33,7 +32,7 @@ EVENTS = {"content": {"text/event-stream": {"schema": {
 class Form(Protocol):
     """How one endpoint writes answers."""
 
-    def whole(self, completions: ListLike[Completion], usage: Usage) -> BaseModel:
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> BaseModel:
         """All answers, in order of their places."""
         ...
 
@@ -60,7 +59,7 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], answers: Answers, seconds: float | None) -> None:
+    def __init__(self, events: AsyncIterator[str], answers: CompletionSet, seconds: float | None) -> None:
         super().__init__(events, headers=_EVENT_HEADERS)
         self._answers, self._seconds = answers, seconds
 
@@ -74,7 +73,12 @@ class EventStream(StreamingResponse):
 
 
 async def respond(
-    serving: Serving, request: Request, body: GenerationRequest, prompts: ListLike[list[int]], asked: ListLike[Asked], form: Form
+    serving: Serving,
+    request: Request,
+    body: GenerationRequest,
+    prompts: Sequence[list[int]],
+    asked: Sequence[AnswerRequest],
+    form: Form,
 ) -> Response:
     """Give the answers in the form of an endpoint.
 
@@ -86,7 +90,7 @@ async def respond(
         ApiError, PacelineError, TimeoutError, ClientDisconnect: what ended them.
     """
     seconds = serving.settings.timeout or None
-    answers = Answers(serving.llm, asked, seconds, serving.gate, serving.meter)
+    answers = CompletionSet(serving.llm, asked, seconds, serving.gate, serving.meter)
     request.state.answers, request.state.prompt_tokens = answers, sum(map(len, prompts))
     try:
         if not body.stream:
@@ -101,7 +105,7 @@ async def respond(
     return EventStream(events, answers, None if seconds is None else seconds + _LINGER)
 
 
-def usage_of(prompts: ListLike[list[int]], completions: ListLike[Completion]) -> Usage:
+def usage_of(prompts: Sequence[list[int]], completions: Sequence[Completion]) -> Usage:
     """The counts of a request, given all of its answers in order."""
     each = len(completions) // len(prompts)
     stats = [completion.stats for completion in completions]
@@ -118,7 +122,7 @@ def usage_of(prompts: ListLike[list[int]], completions: ListLike[Completion]) ->
 
 
 async def _events(
-    serving: Serving, body: GenerationRequest, prompts: ListLike[list[int]], answers: Answers, form: Form,
+    serving: Serving, body: GenerationRequest, prompts: Sequence[list[int]], answers: CompletionSet, form: Form,
     first: tuple[int, Chunk], said: AsyncIterator[tuple[int, Chunk]],
 ) -> AsyncIterator[str]:  # fmt: skip
     opened: set[int] = set()

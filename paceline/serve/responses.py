@@ -107,28 +107,28 @@ class ChatChunkChoice(BaseModel):
     finish_reason: FinishReason | None = None
 
 
-class _Answer(BaseModel):
+class _AnswerBase(BaseModel):
     id: str
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
     usage: Usage | None = None
 
 
-class CompletionResponse(_Answer):
+class CompletionResponse(_AnswerBase):
     """Answers to prompts, or an event of their stream."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
 
 
-class ChatResponse(_Answer):
+class ChatResponse(_AnswerBase):
     """Answers to a conversation."""
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
 
 
-class ChatChunk(_Answer):
+class ChatChunk(_AnswerBase):
     """An event of a chat's stream."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

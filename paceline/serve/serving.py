@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from paceline.common.threads import Threads
 from paceline.errors import ConfigError, did_you_mean
 from paceline.llm import LLM
-from paceline.serve.drain import Drain
 from paceline.serve.errors import ApiError
-from paceline.serve.limits import Gate
-from paceline.serve.metrics import Meter
+from paceline.serve.limits import AdmissionLimit
+from paceline.serve.metrics import ServerMetrics
 from paceline.serve.sampling import Sampler
 from paceline.serve.settings import Settings
+from paceline.serve.shutdown import ShutdownState
 from paceline.serve.speculation import Speculations
+from paceline.util.threads import Threads
 
 T = TypeVar("T")
 
@@ -39,9 +39,9 @@ class Serving:
         self.sampler = Sampler(
             llm, Speculations(llm.drafter.name, settings.allow_drafter), settings.ignore_generation_config
         )  # fmt: skip
-        self.gate = Gate(settings.max_open)
-        self.meter = Meter(llm, self.names[0])
-        self.drain = Drain()
+        self.gate = AdmissionLimit(settings.max_open)
+        self.meter = ServerMetrics(llm, self.names[0])
+        self.drain = ShutdownState()
         self._intake = Threads(1, "paceline-intake")  # a tokenizer is one thread's at a time
 
     def check_model(self, name: str | None) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from paceline.common.config import in_quotes, is_truth, parse_spec, spec_key, split_spec
 from paceline.drafters import PLAIN, available, entry
 from paceline.errors import ConfigError, did_you_mean
 from paceline.serve.requests import Speculation
+from paceline.util.config import in_quotes, is_truth, parse_spec, spec_key, split_spec
 
 _WORDS = {"rule", "verification", "fusion", "inspiration", "bad_pool"}  # options that are words of a few, and no files
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from paceline.engine.drafter import Outcome
-from paceline.engine.origin import Origin
+from paceline.core.drafter import Outcome
+from paceline.core.origin import Origin
 
 
 class Tally:

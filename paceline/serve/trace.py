@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.engine.detokenizer import REPLACEMENT, Detokenizer
-from paceline.engine.drafter import Outcome
-from paceline.engine.origin import Origin
-from paceline.engine.token_bytes import any_text
-from paceline.engine.tree import node_depths
+from paceline.core.drafter import Outcome
+from paceline.core.origin import Origin
+from paceline.core.tree import node_depths
 from paceline.llm import Chunk
+from paceline.sampling.detokenizer import REPLACEMENT, Detokenizer
+from paceline.sampling.token_bytes import any_text
 
 ACCEPTED = "accepted"
 OTHER = "other"  # the target chose another token in its place: `instead`

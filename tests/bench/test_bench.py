@@ -28,10 +28,10 @@ from paceline.bench import (
     write_json,
     write_png,
 )  # fmt: skip
-from paceline.bench.papers.part import Part
-from paceline.common.options import changed
+from paceline.bench.papers.part import BenchPart
 from paceline.errors import CapacityError, ConfigError
 from paceline.report.prompts import encode, shortened
+from paceline.util.options import changed
 from tests.support.models import byte_tokenizer
 from tests.support.shared import Pair, interrupt
 
@@ -246,7 +246,7 @@ def test_prompts_that_were_cut_are_counted(bench: Bench, tmp_path: Path, long: i
     assert result.cut_prompts == long
     assert ("too long" in markdown(result)) == bool(long)
     assert words in markdown(result)
-    setting = " ".join(Part.of("a part of a paper", result).setting)
+    setting = " ".join(BenchPart.of("a part of a paper", result).setting)
     assert (f"{long} prompts too long" in setting) == bool(long)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from paceline.bench.environment import look_around
-from paceline.bench.inside_vllm import Part, VllmResult, vllm_table
+from paceline.bench.inside_vllm import VllmResult, VllmRun, vllm_table
 
 
-def part(method: str, file: str, accepted: int, processor: float) -> Part:
-    return Part(method, file, 2, 22, 2 * accepted, accepted, 9.0, processor, 0, 2)
+def part(method: str, file: str, accepted: int, processor: float) -> VllmRun:
+    return VllmRun(method, file, 2, 22, 2 * accepted, accepted, 9.0, processor, 0, 2)
 
 
-def rows(*parts: Part) -> list[list[str]]:
+def rows(*parts: VllmRun) -> list[list[str]]:
     result = VllmResult("tiny", "0.32.0", "float32", 2, 8, 11, look_around(torch.device("cpu")), [*parts])
     lines = [line for line in vllm_table(result).splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -31,10 +31,10 @@ from paceline.bench.serving import (
 from paceline.bench.serving.clients import closed_loop, open_loop, poisson, waited
 from paceline.bench.serving.prompts import grown
 from paceline.bench.serving.result import Soak, percentile
-from paceline.bench.serving.transports import Http, Piece, Request, Transport, transport_to
-from paceline.common.options import ModelOptions
+from paceline.bench.serving.transports import ClientRequest, Http, Piece, Transport, transport_to
 from paceline.errors import CapacityError, ConfigError, PacelineError
 from paceline.report.prompts import Prompt, load_prompts
+from paceline.util.options import ModelOptions
 from tests.support.cli import call
 
 PROMPTS = [Prompt("a", "code", "def add(a, b):\n    return a"), Prompt("b", "code", "class Stack:\n    def pop(self):")]
@@ -113,7 +113,7 @@ class Wrong:
     def __init__(self, inner: Transport) -> None:
         self._inner, self._asked = inner, 0
 
-    async def pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
         self._asked += request.length > 2
         number = self._asked
         async for piece in self._inner.pieces(request):
@@ -143,7 +143,7 @@ class Slow:
     def __init__(self) -> None:
         self.open = self.most = 0
 
-    async def pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
         self.open += 1
         self.most = max(self.most, self.open)
         for token in (1, 2):
@@ -155,7 +155,7 @@ class Slow:
 
 
 def test_clients() -> None:
-    requests = [Request(str(number), [1], 2, None) for number in range(7)]
+    requests = [ClientRequest(str(number), [1], 2, None) for number in range(7)]
     slow = Slow()
     replies = waited(closed_loop(slow, requests, 3))
     assert slow.most == 3
@@ -167,7 +167,7 @@ def test_clients() -> None:
     assert times == poisson(4.0, 4000, seed=1) != poisson(4.0, 4000, seed=2)
     assert times[-1] == pytest.approx(1000, rel=0.1)
     with pytest.raises(PacelineError, match="no"):
-        waited(closed_loop(slow, [Request("bad", [1], 2, None)], 1))
+        waited(closed_loop(slow, [ClientRequest("bad", [1], 2, None)], 1))
 
 
 def test_prompts_are_as_long_as_they_should_be() -> None:
@@ -211,8 +211,8 @@ def test_a_server_that_refuses_ends_the_run() -> None:
     with transport_to(llm, config, 2) as transport:
         assert isinstance(transport, Http)
         with pytest.raises(PacelineError, match=r"the server refused a request: HTTP/1\.1 400"):
-            waited(closed_loop(transport, [Request("a", [5] * 30, 4, None)], 1))
-        (reply,) = waited(closed_loop(transport, [Request("a", [5] * 8, 4, None)], 1))
+            waited(closed_loop(transport, [ClientRequest("a", [5] * 30, 4, None)], 1))
+        (reply,) = waited(closed_loop(transport, [ClientRequest("a", [5] * 8, 4, None)], 1))
         assert reply.tokens == 4
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.cli.main import main
-from paceline.common.conversations import chat_ids
-from paceline.common.options import ModelOptions
-from paceline.common.tokens import is_text
 from paceline.datastore import verify
 from paceline.errors import ConfigError, DatastoreError
 from paceline.report.prompts import encode, load_prompts
+from paceline.util.conversations import chat_ids
+from paceline.util.options import ModelOptions
+from paceline.util.tokens import is_text
 from tests.support.cli import call
 
 HALF = "\udcff"  # what Python makes of a byte that is not UTF-8; "\ud800" in JSON is of the same kind

@@ -14,20 +14,20 @@ import pytest
 
 from paceline import datastore
 from paceline.cli.generate import read_prompts
-from paceline.cli.reading import lines_of, read_prompt
-from paceline.cli.serve import Door, _keys
-from paceline.common.answers import read_answers
-from paceline.common.files import parse_json
-from paceline.common.text_files import read_text
+from paceline.cli.prompt_input import lines_of, read_prompt
+from paceline.cli.serve import ListenOptions, _keys
 from paceline.datastore.inputs import documents
 from paceline.demo import TARGET
-from paceline.engine.loading import load_tokenizer
 from paceline.errors import ConfigError
+from paceline.model.loading import load_tokenizer
 from paceline.plan.acceptance import read_acceptance
 from paceline.plan.config import read_card
 from paceline.replay.traces import read_traces
 from paceline.report.documents import kind_of
 from paceline.report.prompts import load_prompts
+from paceline.util.answers import read_answers
+from paceline.util.files import parse_json
+from paceline.util.text_files import read_text
 from tests.support.cli import call
 
 PROMPTS = [{"prompt": "def add(a, b):"}, {"prompt": "class Stack:"}]
@@ -50,7 +50,7 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
     "records": ("d.jsonl", lines([{"text": "some words"}, {"text": "more"}]), tokens),
     "text": ("d.txt", b"some words\r\nand more", tokens),
     "traces": ("t.jsonl", lines(PAIRS), lambda path: read_traces(path)),
-    "keys": ("keys", b"one\r\ntwo", lambda path: _keys(Door(api_key_file=path))),
+    "keys": ("keys", b"one\r\ntwo", lambda path: _keys(ListenOptions(api_key_file=path))),
     "plan": ("config.json", (Path(TARGET) / "config.json").read_bytes(), lambda path: read_card(str(path))),
     "acceptance": ("a.json", b'{"0": 1.0, "8": 2.0}', lambda path: read_acceptance(str(path))),
     "results": ("r.json", b'{"kind": "bench"}', lambda path: kind_of(path)),

@@ -19,11 +19,11 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from paceline import LLM, SamplingParams
-from paceline.cli import chat, reading
+from paceline.cli import chat, prompt_input
 from paceline.cli.chat import Conversation
 from paceline.cli.main import run
+from paceline.core.metrics import Stats
 from paceline.drafters import create
-from paceline.engine.metrics import Stats
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import Chunk, Completion
 
@@ -131,7 +131,7 @@ def test_ctrl_c_on_a_terminal_ends_nothing(monkeypatch: pytest.MonkeyPatch, capf
 
 def test_lines_are_read_with_and_without_an_editor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\r\n\ntwo \xff\nlast")))
-    read = reading.lines_of([])
+    read = prompt_input.lines_of([])
     assert (read(), read()) == ("one", "")
     with pytest.raises(ConfigError, match="expected text in UTF-8"):
         read()
@@ -140,7 +140,7 @@ def test_lines_are_read_with_and_without_an_editor(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
     typed = iter(["typed"])
     monkeypatch.setattr(builtins, "input", lambda prompt: next(typed, None) or (_ for _ in ()).throw(EOFError))
-    read = reading.lines_of([])
+    read = prompt_input.lines_of([])
     assert (read(), read()) == ("typed", None)
 
 
@@ -173,7 +173,7 @@ def typed(read: Callable[[], str | None], keys: PipeInput, first: str, then: str
 
 
 def test_the_editor_edits_pastes_and_remembers(keys: PipeInput, tmp_path: Path) -> None:
-    read, three = reading.lines_of(["/help", "/reset"]), "first\n\nthird "
+    read, three = prompt_input.lines_of(["/help", "/reset"]), "first\n\nthird "
     keys.send_text(f"helo{LEFT}l{ENTER}")
     assert read() == "hello"
     keys.send_text(f"{PASTE.format(three)}{ENTER}")  # the end of a line inside a paste ends nothing
@@ -192,12 +192,12 @@ def test_the_next_run_remembers_where_it_can(keys: PipeInput, tmp_path: Path, wr
     if not writable:
         (tmp_path / "chat_history").mkdir()  # no file can be there
     for _ in range(2):
-        read = reading.lines_of([])
+        read = prompt_input.lines_of([])
         keys.send_text(f"hello{ENTER}")
         assert read() == "hello"
         assert typed(read, keys, "", f"{UP}, you", "hello, you") == "hello, you"
     remembered = "hello, you" if writable else ""
-    assert typed(reading.lines_of([]), keys, "", UP, remembered) == remembered
+    assert typed(prompt_input.lines_of([]), keys, "", UP, remembered) == remembered
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -10,8 +10,8 @@ import pytest
 
 from paceline import demo
 from paceline.cli import demo as command
-from paceline.engine import gguf
 from paceline.errors import ConfigError
+from paceline.model import gguf
 from tests.support.cli import call
 
 

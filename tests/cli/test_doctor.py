@@ -10,8 +10,8 @@ import pytest
 
 from paceline import demo
 from paceline.cli import doctor
-from paceline.engine.stopwatch import Conditions
 from paceline.errors import ConfigError
+from paceline.util.stopwatch import Conditions
 from tests.support.cli import call
 
 MODEL = ("doctor", "-m", demo.NAME, "--threads", "1", "--dtype", "float32")

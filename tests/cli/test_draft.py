@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline import demo
-from paceline.engine.kept_vocabulary import FILE
+from paceline.model.reduced_vocabulary import FILE
 from tests.support.cli import call
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.cli import answers, demo, generate, replay
-from paceline.cli.answers import Asked, answer_all, answered
+from paceline.cli.answers import CliPrompt, answer_all, answered
 from paceline.cli.generate import read_prompts
 from paceline.cli.main import run
-from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
 from tests.support.cli import call
 
 PROMPTS = [f"Count to {number}." for number in range(11)]
@@ -51,9 +51,9 @@ def test_several_are_in_the_model_at_a_time_and_none_afterwards(llm: LLM, monkey
     together: list[int] = []
     honest = CachedLM.forward_nodes
 
-    def watched(self: CachedLM, seqs: Any, trees: Any) -> Any:
-        together.append(len(seqs))
-        return honest(self, seqs, trees)
+    def watched(self: CachedLM, requests: Any, trees: Any) -> Any:
+        together.append(len(requests))
+        return honest(self, requests, trees)
 
     monkeypatch.setattr(CachedLM, "forward_nodes", watched)
     going = answered(llm, PROMPTS, PARAMS)
@@ -101,7 +101,7 @@ def test_an_interruption_keeps_what_is_finished(
 ) -> None:
     out = tmp_path / "out.jsonl"
     interrupted_after(3, monkeypatch)
-    assert answer_all(llm, [Asked(text, None, text) for text in PROMPTS], PARAMS, out) == 130
+    assert answer_all(llm, [CliPrompt(text, None, text) for text in PROMPTS], PARAMS, out) == 130
     assert len(out.read_text().splitlines()) == 3
     assert f"3 of {len(PROMPTS)} prompts were answered" in capfd.readouterr().err
     assert llm.model.open_sequences == 0

@@ -13,14 +13,14 @@ from paceline.cli.chat import ChatSampling
 from paceline.cli.commands import COMMANDS as COMMAND_LIST
 from paceline.cli.commands import GROUPS
 from paceline.cli.main import app
-from paceline.common.options import ModelOptions, changed, flat
-from paceline.engine.sequence import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
-from paceline.head.settings import RecordConfig
+from paceline.training.acceptance_head.settings import RecordConfig
+from paceline.util.options import ModelOptions, changed, flat
 
 COMMANDS = [
     *(["generate"], ["chat"], ["bench"], ["prompts"], ["record"], ["replay"], ["drafters"], ["demo"]),
-    *(["verify"], ["doctor"], ["serve"], ["plan"], ["draft", "train"], ["draft", "evaluate"], ["foresight", "train"]),
+    *(["verify"], ["doctor"], ["serve"], ["plan"], ["draft", "train"], ["draft", "evaluate"], ["draft-head", "train"]),
     *(["cache", name] for name in ("list", "clear")),
     *(["paper", name] for name in ("lookahead", "ouroboros", "specdec_pp", "sssd")),
     *(["datastore", name] for name in ("build", "add", "info", "verify", "calibrate")),

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.bench import read_json, run_bench
 from paceline.cli.main import main
-from paceline.common.options import changed
+from paceline.util.options import changed
 from tests.support.processes import Group, command
 
 WINDOW = "lookahead:window=15,ngram=5,guesses=15,budget=false"

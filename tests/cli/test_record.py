@@ -13,16 +13,16 @@ import torch
 
 from paceline import LLM, SamplingParams, datastore, demo
 from paceline.cli.loading import load_tokenizer
-from paceline.common.answers import read_answers, read_settings
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.drafters import create
 from paceline.drafters.sssd.calibration import Calibration
-from paceline.engine.identity import model_identity
 from paceline.errors import CapacityError, ConfigError, DatastoreError
-from paceline.head.recording import _COLUMNS as COLUMNS
+from paceline.model.identity import model_identity
 from paceline.replay import replay
-from paceline.replay.recorder import Question, record_answers
+from paceline.replay.recorder import RecordingPrompt, record_answers
 from paceline.replay.traces import read_traces
+from paceline.training.acceptance_head.recording import _COLUMNS as COLUMNS
+from paceline.util.answers import read_answers, read_settings
 from tests.support.cli import call
 from tests.support.commands import start_command
 from tests.support.recordings import quick
@@ -149,7 +149,7 @@ def test_long_prompts_keep_their_beginning_and_end(tmp_path: Path, plain: LLM) -
 
 
 def test_programs_record_without_a_tokenizer(tmp_path: Path, pair: Pair) -> None:
-    questions = [Question(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)]
+    questions = [RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)]
     made = record_answers(tmp_path / "a.jsonl", pair.engine(), questions, SamplingParams(40, ignore_eos=True), batch=3)
     assert (made.count, made.new, made.tokens) == (len(questions), len(questions), 40 * len(questions))
     assert [output for _, output in read_traces(tmp_path / "a.jsonl")] == pair.answers
@@ -160,7 +160,7 @@ def test_programs_record_without_a_tokenizer(tmp_path: Path, pair: Pair) -> None
 
 @pytest.mark.parametrize("spec", ["prompt_lookup:budget=false,frequent=16", "sssd"])  # a replay feeds what is proposed
 def test_a_replay_counts_what_decoding_counts(tmp_path: Path, pair: Pair, spec: str) -> None:
-    questions = [Question(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)]
+    questions = [RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)]
     params = SamplingParams(40, ignore_eos=True)
     record_answers(tmp_path / "a.jsonl", pair.engine(), questions, params, batch=1)
     llm = pair.engine(spec, max_nodes=6)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.files import ResultFiles
-from paceline.common.files import append, make_folder, require_writable, write_atomically
 from paceline.errors import ConfigError
+from paceline.util.files import append, make_folder, require_writable, write_atomically
 from tests.support.commands import run_command
 
 

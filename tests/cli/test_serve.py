@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import serve
-from paceline.cli.serve import Door, _keys, _listen
+from paceline.cli.serve import ListenOptions, _keys, _listen
 from paceline.errors import ConfigError
 from tests.support.cli import call
 
@@ -17,8 +17,8 @@ from tests.support.cli import call
 def test_keys_of_all_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keys").write_text("three\n\n four \n")
     monkeypatch.setenv("PACELINE_API_KEYS", "one, two,")
-    assert _keys(Door(api_key=("zero",), api_key_file=tmp_path / "keys")) == ["zero", "one", "two", "three", "four"]
-    assert _keys(Door()) == ["one", "two"]
+    assert _keys(ListenOptions(api_key=("zero",), api_key_file=tmp_path / "keys")) == ["zero", "one", "two", "three", "four"]
+    assert _keys(ListenOptions()) == ["one", "two"]
 
 
 @pytest.mark.parametrize("words", [["--api-key", ""], ["--api-key-file", "nowhere"], ["--api-key-file", "/dev/null"]])

@@ -17,9 +17,9 @@ from paceline.bench.environment import look_around
 from paceline.bench.models import Models, load_models
 from paceline.bench.verify import DrafterVerdict, Logit, VerifyResult
 from paceline.cli.verify import _write_json
-from paceline.engine.invariance import Invariance
-from paceline.engine.products.own import Products
+from paceline.cpu.linear.own import Products
 from paceline.errors import ConfigError
+from paceline.invariance.invariance import Invariance
 from tests.support.cli import call
 from tests.support.shared import without_budget
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import datastore
-from paceline.common.limits import SORTED
-from paceline.common.machine import usable_cores
 from paceline.datastore.hashing import hash_pages
 from paceline.datastore.rows import DAMAGED, within
 from paceline.datastore.search import narrow, range_of, read, suffix_at
 from paceline.datastore.suffixes import suffix_array
 from paceline.errors import ConfigError, DatastoreError
+from paceline.util.limits import SORTED
+from paceline.util.machine import usable_cores
 from tests.support.stores import Documents, expected, looked_up, some_documents, store
 
 VOCABULARIES = [1, 2, 300, 65535, 65536, 2**20, 2**23, 2**32 - 1, 2**32]

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from paceline import LLM, DraftTree, SamplingParams, demo
-from paceline.drafters.auto.asking import Asking, Askings
-from paceline.engine.drafter import DelegatingDrafter, Outcome
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE
+from paceline.core.drafter import DelegatingDrafter, Outcome
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE
+from paceline.drafters.auto.draft_model_gate import DraftModelGate, DraftModelGates
 from tests.support.shared import COUNT, Pair
 
 
-def asked(asking: Asking, steps: int, gain: int, seconds: float) -> int:
+def asked(asking: DraftModelGate, steps: int, gain: int, seconds: float) -> int:
     """How many of so many steps ask, if that adds so many tokens to one of the others and a second."""
     count = 0
     for _ in range(steps):
         asks = asking.asks(1)
         asking.note(1 + gain if asks else 1, 1.0 + (seconds if asks else 0.0))
         if asks:
-            asking.note_price(seconds)
-            asking.note_gain(gain)
+            asking.record_cost(seconds)
+            asking.record_gain(gain)
         count += asks
     return count
 
 
 @pytest.mark.parametrize(("gain", "seconds", "pays"), [(1, 0.5, True), (1, 1.5, False), (0, 0.1, False), (3, 2.0, True)])
 def test_it_is_asked_where_that_pays_and_ever_more_rarely_where_not(gain: int, seconds: float, pays: bool) -> None:
-    asking = Asking()
+    asking = DraftModelGate()
     early, late = asked(asking, 100, gain, seconds), asked(asking, 1000, gain, seconds)
     if pays:
         assert early > 80
@@ -41,13 +41,13 @@ def test_it_is_asked_where_that_pays_and_ever_more_rarely_where_not(gain: int, s
 
 
 def test_a_few_unlucky_trials_do_not_decide() -> None:
-    asking = Asking()
+    asking = DraftModelGate()
     for gain in (0, -1, -1, 0, 2, 3, 0, -1):
         assert asked(asking, 1, gain, 0.1) == 1
 
 
 def test_what_several_sequences_win_together_pays_for_one_asking() -> None:
-    asking = Asking()
+    asking = DraftModelGate()
     asked(asking, 40, 0, 0.9)
     assert not asking.asks(1)
     assert asking.asks(4)
@@ -55,7 +55,7 @@ def test_what_several_sequences_win_together_pays_for_one_asking() -> None:
 
 @pytest.mark.parametrize("pays", [True, False])
 def test_a_source_that_begins_or_ceases_to_pay_is_noticed(pays: bool) -> None:
-    asking = Asking()
+    asking = DraftModelGate()
     asked(asking, 500, 0 if pays else 2, 0.5)
     asked(asking, 2500, 2 if pays else 0, 0.5)
     assert (asked(asking, 100, 2 if pays else 0, 0.5) > 50) is pays
@@ -89,19 +89,19 @@ def gains(others: DraftTree, fed: DraftTree, said: list[int], later: list[int], 
     noted: list[int] = []
     prices: list[float] = []
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Asking, "note_gain", lambda self, gain: noted.append(gain))
-        monkeypatch.setattr(Asking, "note_price", lambda self, seconds: prices.append(seconds))
-        seq, askings = Sequence([1], SamplingParams()), Askings()
-        assert askings.begin({seq.id: others}, telling=True)
+        monkeypatch.setattr(DraftModelGate, "record_gain", lambda self, gain: noted.append(gain))
+        monkeypatch.setattr(DraftModelGate, "record_cost", lambda self, seconds: prices.append(seconds))
+        request, askings = Request([1], SamplingParams()), DraftModelGates()
+        assert askings.begin({request.id: others}, telling=True)
         askings.asked()
-        seq.append(said)
-        askings.end([Outcome(seq, fed, [], said, [])])
+        request.append(said)
+        askings.end([Outcome(request, fed, [], said, [])])
         for token in later:
-            askings.begin({seq.id: EMPTY_TREE}, telling=True)
-            seq.append([token])
-            askings.end([Outcome(seq, EMPTY_TREE, [], [token], [])])
+            askings.begin({request.id: EMPTY_TREE}, telling=True)
+            request.append([token])
+            askings.end([Outcome(request, EMPTY_TREE, [], [token], [])])
         if ended:
-            askings.stop(seq)
+            askings.stop(request)
     (seconds,) = prices
     assert seconds > 0
     return noted
@@ -112,9 +112,9 @@ class Slow(DelegatingDrafter):
 
     now = 0.0
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         self.now += 30.0 if any(max_nodes) else 0.1
-        return super().propose(seqs, max_nodes)
+        return super().propose(requests, max_nodes)
 
 
 def test_a_draft_model_that_takes_long_is_left_out_with_the_budget_only(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_draft_model_that_takes_long_is_left_out_with_the_budget_only(pair: Pa
         llm = LLM(pair.target, f"auto:budget={budget},nodes=8", draft_model=pair.draft, max_batch=1)
         auto: Any = llm.drafter
         auto._model.inner = slow = Slow(auto._model.inner)
-        monkeypatch.setattr("paceline.drafters.auto.asking.perf_counter", lambda slow=slow: slow.now)
+        monkeypatch.setattr("paceline.drafters.auto.draft_model_gate.perf_counter", lambda slow=slow: slow.now)
         outs = llm.generate(pair.prompts * 3, SamplingParams(max_new_tokens=COUNT))
         assert [out.token_ids for out in outs] == pair.answers * 3
         shares[budget] = sum(out.stats.draft_forwards for out in outs) / sum(out.stats.target_forwards for out in outs)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams, ScriptedDrafter
+from paceline.core.request import Request
 from paceline.drafters import available
 from paceline.drafters.contract import CheckedDrafter, leftovers
-from paceline.engine.sequence import Sequence
 from paceline.errors import DrafterError
 from tests.support.shared import COUNT, MOST_SPECS, RAGGED, SPECS, Pair, check_aborts
 
@@ -20,10 +19,10 @@ from tests.support.shared import COUNT, MOST_SPECS, RAGGED, SPECS, Pair, check_a
 class Watched(CheckedDrafter):
     """Holds the engine's side of the contract, too."""
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             count = len(outcome.new_token_ids)
-            assert outcome.seq.token_ids[-count:] == outcome.new_token_ids
+            assert outcome.request.token_ids[-count:] == outcome.new_token_ids
             assert [outcome.tree.token_ids[node] for node in outcome.accepted] == outcome.new_token_ids[: len(outcome.accepted)]
             assert count - len(outcome.accepted) in (0, 1)
             assert len(outcome.target_argmax) == 1 + len(outcome.tree)
@@ -35,7 +34,7 @@ def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: fl
     """Budgets of 0, 1, 2, ... nodes that differ by sequence and by step."""
     drafter = Watched(pair.engine(name).drafter, 256)  # without a budget but where the name says so
     llm = LLM(pair.target, drafter=drafter, max_batch=5)
-    before = Sequence([1], SamplingParams()).id
+    before = Request([1], SamplingParams()).id
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))
     if temperature == 0.0:
         assert [out.token_ids for out in outs] == pair.answers
@@ -66,7 +65,7 @@ def one_each(*args: Any) -> Callable[[int], list[DraftTree]]:
 
 def constant(trees: Callable[[int], list[DraftTree]]) -> ScriptedDrafter:
     """Answers every sequence with the same trees."""
-    return ScriptedDrafter(lambda seqs, max_nodes: trees(len(seqs)), name="constant")
+    return ScriptedDrafter(lambda requests, max_nodes: trees(len(requests)), name="constant")
 
 
 EVEN = torch.full((256,), 1 / 256)
@@ -92,7 +91,7 @@ BREACHES: dict[str, tuple[Callable[[int], list[DraftTree]], str]] = {
 def test_a_breach_is_named_and_leaves_nothing(pair: Pair, breach: str) -> None:
     trees, rule = BREACHES[breach]
     llm = LLM(pair.target, drafter=constant(trees), max_nodes=8)
-    before = Sequence([1], SamplingParams()).id
+    before = Request([1], SamplingParams()).id
     with pytest.raises(DrafterError, match=rule) as caught:
         llm.generate([pair.prompts[1]] * 2, SamplingParams(max_new_tokens=9))
     text = str(caught.value)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE
+from paceline.drafters.draft_model.draft_calibration import DraftCalibration
+from paceline.drafters.draft_model.draft_tree_builder import DraftForwardInput, GuessTree, NodePrediction
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions, adjusted_answers, greedy_answers
-from paceline.drafters.draft_model.guess_tree import Answer, GuessTree, Question
-from paceline.drafters.draft_model.hit_rates import HitRates
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE
+from paceline.model.cached_lm import CachedLM
 from tests.support.shared import COUNT, Pair
 
 
@@ -22,7 +22,7 @@ def nothing(path: list[int], length: int) -> list[int]:
 
 
 def ask(
-    tree: GuessTree, answers: dict[tuple[int, ...], tuple[list[int], list[float]]], text: ListLike[int] = (),
+    tree: GuessTree, answers: dict[tuple[int, ...], tuple[list[int], list[float]]], text: Sequence[int] = (),
     likely: DraftTree = EMPTY_TREE,
 ) -> DraftTree:  # fmt: skip
     """One draft forward of a model that says `answers[path]`, the likeliest first.
@@ -36,12 +36,12 @@ def ask(
         return () if node < 0 else (*path(question.tree.parents[node]), question.tree.token_ids[node])
 
     said = [answers.get(path(place - 1), ([0, 1], [0.001, 0.001])) for place in question.asked]
-    tree.learn_answers(question, [Answer(tokens[0], tokens, probs) for tokens, probs in said])
+    tree.learn_answers(question, [NodePrediction(tokens[0], tokens, probs) for tokens, probs in said])
     return question.tree
 
 
 def grown(limit: int = 10, longest: int = 5, branch_above: float = 0.1, stop_below: float = 0.5) -> GuessTree:
-    return GuessTree(HitRates(), limit, longest, branch_above, stop_below)
+    return GuessTree(DraftCalibration(), limit, longest, branch_above, stop_below)
 
 
 def test_likely_siblings_are_kept_and_asked_about_in_one_forward() -> None:
@@ -100,15 +100,15 @@ def test_the_first_choice_is_guessed_however_unlikely_and_limits_hold() -> None:
 
 
 def test_hit_rates_move_from_the_prior_to_what_happened() -> None:
-    rates = HitRates()
+    rates = DraftCalibration()
     before = rates.confidence(0.35)
     assert 0.35 < before < 1
     tree = DraftTree([1, 2, 3], [-1, 0, 1])
-    outcome = Outcome(Sequence([1, 2], SamplingParams()), tree, [0], [1, 9], [0] * 4)
+    outcome = Outcome(Request([1, 2], SamplingParams()), tree, [0], [1, 9], [0] * 4)
     for _ in range(200):
         rates.learn(outcome, [0.95, 0.35, 0.35])  # the third was never reached
     assert rates.confidence(0.35) < 0.05 < before < 0.9 < rates.confidence(0.95) <= 1
-    assert rates.confidence(0.65) == HitRates().confidence(0.65)
+    assert rates.confidence(0.65) == DraftCalibration().confidence(0.65)
 
 
 class Overheard(DraftModel):
@@ -116,9 +116,9 @@ class Overheard(DraftModel):
 
     notes: list[tuple[list[int], DraftTree]]
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        trees = super().propose(seqs, max_nodes)
-        self.notes += [(list(seq.token_ids), tree) for seq, tree in zip(seqs, trees, strict=True)]
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        trees = super().propose(requests, max_nodes)
+        self.notes += [(list(request.token_ids), tree) for request, tree in zip(requests, trees, strict=True)]
         return trees
 
 
@@ -158,9 +158,9 @@ def test_what_is_read_off_greedy_rows_is_what_is_drawn() -> None:
     """The short way beside the general one, which a bias of nothing takes."""
     logits = torch.randn(2, 4, 256).bfloat16()
     trees = [DraftTree([5, 6, 7], [-1, 0, 0]), DraftTree([8], [-1])]
-    questions = [Question(trees[0], [-1, 0, 1, 2], [0, 2, 3]), None]
-    seqs = [Sequence([1, 2], SamplingParams(logit_bias={3: 0.0})) for _ in trees]
-    found = [greedy_answers(logits, questions), adjusted_answers(logits, seqs, trees, questions)]
+    questions = [DraftForwardInput(trees[0], [-1, 0, 1, 2], [0, 2, 3]), None]
+    requests = [Request([1, 2], SamplingParams(logit_bias={3: 0.0})) for _ in trees]
+    found = [greedy_answers(logits, questions), adjusted_answers(logits, requests, trees, questions)]
     assert [len(one) for one in found[0]] == [3, 0]
     for one, other in zip(found[0][0], found[1][0], strict=True):
         assert (one.choice, list(one.likeliest)) == (other.choice, list(other.likeliest))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 import pytest
 
 from paceline import Drafter, DraftTree, Outcome
+from paceline.core.drafter import DelegatingDrafter
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import EMPTY_TREE
+from paceline.draft_budget.budget import DraftBudget
+from paceline.draft_budget.cost_curve import CostCurve
+from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState, DrafterStats
 from paceline.drafters.shared.trees import likeliest_first, outcome_of
-from paceline.engine.cost_curve import CostCurve
-from paceline.engine.drafter import DelegatingDrafter
-from paceline.engine.drafting import Drafting, Part, Worth
 from paceline.engine.engine import Engine
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.spending import Spending
-from paceline.engine.tree import EMPTY_TREE
 from tests.support.shared import COUNT, Pair
 
 CURVES = {
@@ -34,13 +34,13 @@ class Seen(DelegatingDrafter):
         self.notes: list[tuple[DraftTree, DraftTree, bool]] = []
         self.trees: list[DraftTree] = []
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        self.trees = super().propose(seqs, max_nodes)
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        self.trees = super().propose(requests, max_nodes)
         return self.trees
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         for tree, outcome in zip(self.trees, outcomes, strict=True):
-            prompt = len(outcome.seq.output_ids) == len(outcome.new_token_ids)
+            prompt = len(outcome.request.output_ids) == len(outcome.new_token_ids)
             self.notes.append((tree, outcome.tree, prompt))
         super().observe(outcomes)
 
@@ -48,9 +48,9 @@ class Seen(DelegatingDrafter):
 def decoded(pair: Pair, spec: str, curve: str, params: SamplingParams, batch: int) -> tuple[list[list[int]], Seen]:
     drafter = Seen(pair.engine(f"{spec}{',' if ':' in spec else ':'}budget=true").drafter)
     engine = Engine(pair.target, drafter, max_batch=batch, cost_curve=CURVES[curve])
-    seqs = [Sequence(prompt, params) for prompt in pair.prompts[:6]]
-    engine.finish(engine.submit(seqs))
-    return [seq.output_ids for seq in seqs], drafter
+    requests = [Request(prompt, params) for prompt in pair.prompts[:6]]
+    engine.finish(engine.submit(requests))
+    return [request.output_ids for request in requests], drafter
 
 
 @pytest.mark.parametrize(("curve", "batch"), [("free", 3), ("knee", 1), ("dear", 1)])
@@ -78,7 +78,7 @@ def test_no_clock_decides_about_draws(pair: Pair, spec: str) -> None:
 
 def test_that_is_noticed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter that does not say that it draws is left out where it is dear, and the text is another."""
-    monkeypatch.setattr(Seen, "draws", lambda self, seq: False)
+    monkeypatch.setattr(Seen, "draws", lambda self, request: False)
     params = SamplingParams(30, temperature=1.0, seed=5)
     texts = [decoded(pair, "draft_model", curve, params, 3)[0] for curve in ("free", "dear")]
     assert texts[0] != texts[1]
@@ -90,10 +90,10 @@ def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
     class Slow(DelegatingDrafter):
         spent = 0.0
 
-        def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
             if any(max_nodes):
                 self.spent += 1000.0
-            return super().propose(seqs, max_nodes)
+            return super().propose(requests, max_nodes)
 
         @property
         def forward_seconds(self) -> float:
@@ -101,11 +101,11 @@ def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
 
     drafter = Slow(pair.engine("draft_model:budget=true").drafter)
     engine = Engine(pair.target, drafter, cost_curve=CURVES["free"])
-    seqs = [Sequence(prompt, SamplingParams(COUNT)) for prompt in pair.prompts]
-    for seq in seqs:
-        engine.finish(engine.submit([seq]))
-    assert [seq.output_ids for seq in seqs] == pair.answers
-    assert drafter.spent < 1000.0 * 0.12 * COUNT * len(seqs)  # bursts of 8 steps, with ever longer pauses
+    requests = [Request(prompt, SamplingParams(COUNT)) for prompt in pair.prompts]
+    for request in requests:
+        engine.finish(engine.submit([request]))
+    assert [request.output_ids for request in requests] == pair.answers
+    assert drafter.spent < 1000.0 * 0.12 * COUNT * len(requests)  # bursts of 8 steps, with ever longer pauses
 
 
 def test_asking_costs_whatever_is_fed_and_who_is_not_asked_is_not_judged() -> None:
@@ -120,8 +120,8 @@ def test_asking_costs_whatever_is_fed_and_who_is_not_asked_is_not_judged() -> No
         (DraftTree.chain([5], confidence=[0.0]), 50.0, 1.5),
         (DraftTree.chain([5, 6]), 50.0, 1.03 * 1.05 + 0.5),
     ):
-        part = Part(Drafting(Asks(), Worth()), [], [], trees=[tree], draft_seconds=seconds)
-        Spending(lambda: CURVES["knee"]).cut([part], 1, 1)
+        part = DrafterBatch(DrafterState(Asks(), DrafterStats()), [], [], trees=[tree], draft_seconds=seconds)
+        DraftBudget(lambda: CURVES["knee"]).cut([part], 1, 1)
         assert part.cost == pytest.approx(cost)
 
 
@@ -150,6 +150,6 @@ def test_any_tree_keeps_its_paths(seed: int) -> None:
 
 def test_what_a_text_makes_of_a_tree_that_was_cut() -> None:
     tree = DraftTree([1, 2, 3, 4], [-1, 0, -1, 1])
-    outcome = Outcome(Sequence([9], SamplingParams()), tree.first(1), [0], [1, 2, 7], [1, 2])
+    outcome = Outcome(Request([9], SamplingParams()), tree.first(1), [0], [1, 2, 7], [1, 2])
     assert outcome_of(tree, outcome).accepted == [0, 1]
     assert outcome_of(outcome.tree, outcome) is outcome

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams
+from paceline.core.request import Request
 from paceline.drafters.contract import leftovers
 from paceline.drafters.jacobi import Jacobi
 from paceline.drafters.shared.file_options import JacobiOptions
-from paceline.engine.sequence import Sequence
-from paceline.engine.verify import follow
 from paceline.errors import ConfigError
+from paceline.verification.verify import follow
 from tests.support.models import make
 from tests.support.shared import COUNT, RAGGED, Pair, check_aborts, reference
 
-Target = Callable[[ListLike[int]], int]  # prompt and answer so far -> the next token
+Target = Callable[[Sequence[int]], int]  # prompt and answer so far -> the next token
 BLOCKS = [None, 1, 4]
 
 
@@ -28,29 +27,29 @@ def jacobi(block: int | None = None) -> Jacobi:
     return Jacobi.build(JacobiOptions(block))
 
 
-def judge(seq: Sequence, tree: DraftTree, target: Target) -> Outcome:
+def judge(request: Request, tree: DraftTree, target: Target) -> Outcome:
     """What `target` says about a tree, appended to the sequence as a step does it."""
-    prefixes = [seq.token_ids]
+    prefixes = [request.token_ids]
     for token, parent in zip(tree.token_ids, tree.parents, strict=True):
         prefixes.append([*prefixes[parent + 1], token])
     said = [target(prefix) for prefix in prefixes]
-    accepted, run = follow(tree, lambda node: said[node + 1], seq.end_reason)
-    seq.append(run)
-    return Outcome(seq, tree, accepted, run, said)
+    accepted, run = follow(tree, lambda node: said[node + 1], request.end_reason)
+    request.append(run)
+    return Outcome(request, tree, accepted, run, said)
 
 
-def decode(drafter: Jacobi, seq: Sequence, target: Target, limits: ListLike[int] = (99,)) -> list[tuple[list[int], list[int]]]:
+def decode(drafter: Jacobi, request: Request, target: Target, limits: Sequence[int] = (99,)) -> list[tuple[list[int], list[int]]]:
     """Answer alone: per forward the guesses fed and the tokens emitted. The last of `limits` holds from then on."""
     steps: list[tuple[list[int], list[int]]] = []
-    drafter.start(seq)
-    while seq.finish_reason is None:
-        (tree,) = drafter.propose([seq], [limits[min(len(steps), len(limits) - 1)]])
+    drafter.start(request)
+    while request.finish_reason is None:
+        (tree,) = drafter.propose([request], [limits[min(len(steps), len(limits) - 1)]])
         assert tree.is_chain()
         assert tree.probs is None
-        outcome = judge(seq, tree, target)
+        outcome = judge(request, tree, target)
         drafter.observe([outcome])
         steps.append((tree.token_ids, outcome.new_token_ids))
-    drafter.stop(seq)
+    drafter.stop(request)
     return steps
 
 
@@ -67,12 +66,12 @@ TABLE = [
 ]
 
 
-def by_table(prefix: ListLike[int]) -> int:
+def by_table(prefix: Sequence[int]) -> int:
     return TABLE[len(prefix) - 1][prefix[-1]]
 
 
-def sevens(count: int) -> Sequence:
-    return Sequence([7], SamplingParams(max_new_tokens=count))
+def sevens(count: int) -> Request:
+    return Request([7], SamplingParams(max_new_tokens=count))
 
 
 def test_algorithm_2_by_hand() -> None:
@@ -117,39 +116,39 @@ def test_a_smaller_budget_keeps_better_guesses() -> None:
 
 
 def test_a_shorter_tree_than_proposed() -> None:
-    drafter, seq = jacobi(), sevens(6)
-    drafter.start(seq)
-    assert drafter.propose([seq], [9])[0].token_ids == [7, 7, 7, 7, 7]
-    drafter.observe([judge(seq, DraftTree.chain([7, 7]), by_table)])
-    assert drafter.propose([seq], [9])[0].token_ids == [9, 3, 7, 7]
+    drafter, request = jacobi(), sevens(6)
+    drafter.start(request)
+    assert drafter.propose([request], [9])[0].token_ids == [7, 7, 7, 7, 7]
+    drafter.observe([judge(request, DraftTree.chain([7, 7]), by_table)])
+    assert drafter.propose([request], [9])[0].token_ids == [9, 3, 7, 7]
 
 
 def test_a_tree_of_several_drafters() -> None:
     """The guesses are one branch of it and another branch is accepted: every guess is still for its own place."""
-    drafter, seq = jacobi(), sevens(6)
-    drafter.start(seq)
-    drafter.propose([seq], [9])
-    outcome = judge(seq, DraftTree([1, 7, 7, 7, 7], [-1, -1, 1, 2, 3]), by_table)
+    drafter, request = jacobi(), sevens(6)
+    drafter.start(request)
+    drafter.propose([request], [9])
+    outcome = judge(request, DraftTree([1, 7, 7, 7, 7], [-1, -1, 1, 2, 3]), by_table)
     assert outcome.new_token_ids == [1, 2]
     drafter.observe([outcome])
-    assert drafter.propose([seq], [9])[0].token_ids == [3, 8, 5]  # of 1 9 3 8 5
+    assert drafter.propose([request], [9])[0].token_ids == [3, 8, 5]  # of 1 9 3 8 5
 
 
 def test_a_tree_without_the_guesses() -> None:
-    drafter, seq = jacobi(), sevens(6)
-    drafter.start(seq)
-    drafter.propose([seq], [9])
-    drafter.observe([judge(seq, DraftTree([1, 2, 3, 4], [-1, 0, 1, 2]), by_table)])
-    assert seq.output_ids == [1, 2, 3, 4, 5]
-    assert drafter.propose([seq], [9])[0].token_ids == []
+    drafter, request = jacobi(), sevens(6)
+    drafter.start(request)
+    drafter.propose([request], [9])
+    drafter.observe([judge(request, DraftTree([1, 2, 3, 4], [-1, 0, 1, 2]), by_table)])
+    assert request.output_ids == [1, 2, 3, 4, 5]
+    assert drafter.propose([request], [9])[0].token_ids == []
 
 
 def first_guesses(prompt: list[int], seed: int, *neighbours: int) -> list[int]:
     drafter = jacobi()
-    seqs = [Sequence(prompt, SamplingParams(max_new_tokens=20, seed=one)) for one in (*neighbours, seed)]
-    for seq in seqs:
-        drafter.start(seq)
-    return drafter.propose(seqs, [50] * len(seqs))[-1].token_ids
+    requests = [Request(prompt, SamplingParams(max_new_tokens=20, seed=one)) for one in (*neighbours, seed)]
+    for request in requests:
+        drafter.start(request)
+    return drafter.propose(requests, [50] * len(requests))[-1].token_ids
 
 
 def test_initial_guesses_are_random_prompt_tokens_of_the_seed() -> None:
@@ -185,10 +184,10 @@ def test_equals_the_printed_algorithm(seed: int, count: int, block: int | None) 
     table = {(a, b): chance.randrange(3) for a in range(3) for b in range(3)}
     prompt = [chance.randrange(3) for _ in range(4)]
 
-    def target(prefix: ListLike[int]) -> int:
+    def target(prefix: Sequence[int]) -> int:
         return table[prefix[-2], prefix[-1]]
 
-    steps = decode(jacobi(block), Sequence(prompt, SamplingParams(max_new_tokens=count, seed=seed)), target)
+    steps = decode(jacobi(block), Request(prompt, SamplingParams(max_new_tokens=count, seed=seed)), target)
     assert len(steps) <= count
 
     source = random.Random(seed)
@@ -212,7 +211,7 @@ def test_equals_the_printed_algorithm(seed: int, count: int, block: int | None) 
 def test_greedy_equals_generate(pair: Pair, block: int | None, batch: int) -> None:
     drafter = jacobi(block)
     llm = LLM(pair.target, drafter=drafter, max_batch=batch)
-    before = Sequence([1], SamplingParams()).id
+    before = Request([1], SamplingParams()).id
     lengths = [random.Random(place).randrange(1, COUNT + 1) for place in range(len(pair.prompts))]
     outs = llm.generate(pair.prompts, [SamplingParams(max_new_tokens=length) for length in lengths])
     assert [out.token_ids for out in outs] == [answer[:length] for answer, length in zip(pair.answers, lengths, strict=True)]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.core.request import Request
 from paceline.drafters import create
 from paceline.drafters.ouroboros.pool_file import pool_bytes
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.drafters.shared.recycled_file import entries_of, read_table
 from paceline.drafters.shared.recycler import Recycler
-from paceline.engine.sequence import Sequence
 from paceline.errors import ConfigError
 from tests.drafters.test_pool_file import spoil
 from tests.drafters.test_recycling import teach
@@ -55,8 +55,8 @@ def test_what_was_kept_comes_back(tmp_path: Path, rows: int) -> None:
     for column in (0, 1):
         assert (again.chances[column] == first.chances[column]).all()
     for text in ([1, 2], [8, 2], [8, 2, 7], [3]):
-        seqs = [Sequence(text, SamplingParams(max_new_tokens=8)) for _ in range(2)]
-        assert again.draft(seqs[0], 8, 0.0) == first.draft(seqs[1], 8, 0.0)
+        requests = [Request(text, SamplingParams(max_new_tokens=8)) for _ in range(2)]
+        assert again.draft(requests[0], 8, 0.0) == first.draft(requests[1], 8, 0.0)
     assert int(again.table.clock[0]) == len(entries_of(first.table))
 
 

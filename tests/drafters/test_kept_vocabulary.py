@@ -6,8 +6,7 @@ import copy
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,24 @@ from transformers import AutoModelForCausalLM
 
 from paceline import LLM, DraftTree, SamplingParams
 from paceline.bench import enlarge
+from paceline.core.request import Request
 from paceline.drafters import create
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
-from paceline.engine.identity import model_identity
-from paceline.engine.kept_vocabulary import FILE, KeptHead, keep_tokens, read_kept, save_kept
-from paceline.engine.loading import draft_lm, load_draft
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import Sequence
 from paceline.errors import ConfigError
-from tests.engine.test_distribution import EOS, PLAIN, TRUNCATED, answers, law, sample
+from paceline.model.cached_lm import CachedLM
+from paceline.model.identity import model_identity
+from paceline.model.loading import draft_lm, load_draft
+from paceline.model.reduced_vocabulary import FILE, ReducedLMHead, keep_tokens, read_kept, save_kept
 from tests.support.models import make
 from tests.support.shared import COUNT, Pair, fits, with_head, without_budget
+from tests.verification.test_distribution import EOS, PLAIN, TRUNCATED, answers, law, sample
 
 DATA = Path(__file__).parents[1] / "data"
 KEPT = [EOS, 3, 4]  # of six tokens
 SPECS = ["draft_model", "draft_model:length=2", "specdec_pp:min=1", "ouroboros:gamma=2,window=1,ngram=3", "auto:draft=true"]
 
 
-def reduced(model: Any, token_ids: ListLike[int]) -> Any:
+def reduced(model: Any, token_ids: Sequence[int]) -> Any:
     """A copy that can say these tokens only."""
     made = copy.deepcopy(model)
     keep_tokens(made, token_ids)
@@ -75,8 +74,8 @@ def test_a_seed_gives_the_same_text_under_follow(spec: str) -> None:
 class WholeVocabulary(DraftModel):
     """Draws from the kept tokens, and says it drew from all of them."""
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        trees = super().propose(seqs, max_nodes)
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        trees = super().propose(requests, max_nodes)
         flat = torch.full((6,), 0.25 / 6)
         return [
             dataclasses.replace(tree, probs=[None if probs is None else 0.75 * probs + flat for probs in tree.probs or []])
@@ -106,7 +105,7 @@ def test_tokens_outside_have_probability_0_and_the_others_their_own_logits(pair:
     assert torch.isfinite((said.float() + allowed.float()).softmax(-1)).all()  # a grammar may want others than the kept ones
 
 
-def folder_with(tmp_path: Path, kept: ListLike[int]) -> Path:
+def folder_with(tmp_path: Path, kept: Sequence[int]) -> Path:
     folder = tmp_path / "draft"
     shutil.copytree(DATA / "tiny_noisy_0.05", folder)
     save_kept(folder, kept, int(load_draft(folder).config.vocab_size))
@@ -129,12 +128,12 @@ def test_a_folder_with_kept_tokens_is_a_plain_checkpoint_too(pair: Pair, tmp_pat
     folder = folder_with(tmp_path, kept)
     loaded = load_draft(folder)
     head: Any = loaded.get_output_embeddings()
-    assert isinstance(head, KeptHead)
+    assert isinstance(head, ReducedLMHead)
     assert head.token_ids.tolist() == sorted(kept)
     plain = AutoModelForCausalLM.from_pretrained(folder)
     assert plain.get_output_embeddings().weight.shape[0] == plain.config.vocab_size
     assert model_identity(loaded) == model_identity(plain)  # heads for one are heads for the other
-    assert isinstance(draft_lm(folder).model.get_output_embeddings(), KeptHead)
+    assert isinstance(draft_lm(folder).model.get_output_embeddings(), ReducedLMHead)
     outs = LLM(pair.target, "draft_model", folder).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert [out.token_ids for out in outs] == pair.answers
 

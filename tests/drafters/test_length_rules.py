@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline import LLM, DraftTree, SamplingParams
+from paceline.core.request import Request
 from paceline.drafters import create
 from paceline.drafters.shared.length_rules import (
     Chain,
@@ -26,7 +26,6 @@ from paceline.drafters.shared.length_rules import (
     ThresholdRule,
 )
 from paceline.drafters.specdec_pp.head_rule import HeadRule
-from paceline.engine.sequence import Sequence
 from paceline.errors import ConfigError
 from tests.support.enumeration import PLAIN, Growing, Oracle, emitted
 from tests.support.shared import COUNT, Pair, Watch, room
@@ -41,7 +40,7 @@ def sharp(pair: Pair) -> Pair:
     return Pair(models[0], models[1], pair.prompts, pair.answers)
 
 
-def watched(pair: Pair, spec: str, params: SamplingParams, batch: int = 1, eos: ListLike[int] = ()) -> Watch:
+def watched(pair: Pair, spec: str, params: SamplingParams, batch: int = 1, eos: Sequence[int] = ()) -> Watch:
     """What the drafter `spec` proposes for all prompts."""
     watch = Watch(pair.engine(spec).drafter)
     llm = LLM(pair.target, drafter=watch, max_batch=batch)
@@ -55,8 +54,8 @@ def test_a_constant_length_is_kept(pair: Pair) -> None:
     for temperature in (0.0, 1.0):
         watch = watched(pair, "draft_model:length=4", SamplingParams(COUNT, temperature), eos=[pair.answers[1][6]])
         assert watch.notes
-        for seq, tokens, tree in watch.notes:
-            assert len(tree) == min(4, room(seq, tokens))
+        for request, tokens, tree in watch.notes:
+            assert len(tree) == min(4, room(request, tokens))
 
 
 @pytest.mark.parametrize(
@@ -79,11 +78,11 @@ def test_the_heuristic_in_use(pair: Pair, spec: str) -> None:
     """Each sequence begins anew; limits of the answer shorten drafts."""
     watch = watched(pair, spec, SamplingParams(COUNT))
     lengths: dict[int, int] = {}
-    for (seq, tokens, tree), accepted in zip(watch.notes, watch.accepted, strict=True):
-        length = lengths.setdefault(seq.id, 1 if "length=1" in spec else 5)
-        assert len(tree) == min(length, room(seq, tokens))
+    for (request, tokens, tree), accepted in zip(watch.notes, watch.accepted, strict=True):
+        length = lengths.setdefault(request.id, 1 if "length=1" in spec else 5)
+        assert len(tree) == min(length, room(request, tokens))
         if len(tree):
-            lengths[seq.id] = length + 2 if accepted == len(tree) else max(1, length - 1)
+            lengths[request.id] = length + 2 if accepted == len(tree) else max(1, length - 1)
     assert len(set(lengths.values())) > 1
 
 
@@ -107,7 +106,7 @@ CERTAIN, UNSURE, EVEN = [0.9, 0.1, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0], [0.25] * 4
 @pytest.mark.parametrize("at_once", [True, False])
 def test_where_rules_stop(rule: LengthRule, table: list[list[float]], stop: int | None, at_once: bool) -> None:
     """Token 0 is drawn every time, in one forward or in several; a second chain of the batch goes its own way."""
-    chains = [Chain(Sequence([1], SamplingParams()), 9, True, True) for _ in range(2)]
+    chains = [Chain(Request([1], SamplingParams()), 9, True, True) for _ in range(2)]
     stops: list[int | None] = []
     for step in [table] if at_once else [[row] for row in table]:
         rows = [*step, *([CERTAIN] * len(step))]
@@ -130,13 +129,13 @@ def test_the_confidence_rule_goes_by_the_draft_models_figures(sharp: Pair, tempe
     end = sharp.answers[1][6]
     watch = watched(sharp, spec, SamplingParams(COUNT, temperature), batch=4, eos=[end])
     lengths = set()
-    for seq, tokens, tree in watch.notes[::3]:
+    for request, tokens, tree in watch.notes[::3]:
         path = torch.tensor([tokens + tree.token_ids])
         probs = sharp.draft(path).logits[0, len(tokens) - 1 : -1].detach().softmax(-1)
         own = [float(row[token]) for row, token in zip(probs, tree.token_ids, strict=True)]
         over = [chance < 0.3 or token == end for chance, token in zip(own, tree.token_ids, strict=True)]
         assert not any(over[:-1])
-        assert not over or over[-1] or len(tree) == min(7, room(seq, tokens))
+        assert not over or over[-1] or len(tree) == min(7, room(request, tokens))
         lengths.add(len(tree))
     assert len(lengths) > 3
 
@@ -206,7 +205,7 @@ RULES: dict[str, Callable[[], ThresholdRule]] = {
 def chain(oracle: Oracle, rule: ThresholdRule, undraws: bool = False) -> DraftTree:
     """Draft as the rule says; `undraws` takes the token of the stopping step back where it is unlikely."""
     tree, node = Growing(oracle), -1
-    state = Chain(Sequence([1], SamplingParams()), 3, open=True, draws=True)
+    state = Chain(Request([1], SamplingParams()), 3, open=True, draws=True)
     while len(state.tokens) < 3:
         hidden = torch.zeros(1, 4)
         hidden[0, tree.tokens[node] if node >= 0 else 0] = 1.0

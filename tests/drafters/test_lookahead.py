@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams
+from paceline.core.request import Request
+from paceline.core.tree import TreeBuilder, ancestor_mask, node_depths
 from paceline.drafters import create
 from paceline.drafters.lookahead.drafter import WINDOW_LEFT_OUT, Lookahead
-from paceline.drafters.lookahead.window import Window
+from paceline.drafters.lookahead.window import LookaheadWindow
 from paceline.drafters.shared.ngram_pool import NgramPool
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import TreeBuilder, ancestor_mask, node_depths
 from paceline.errors import ConfigError
 from tests.support.models import make
 from tests.support.shared import COUNT, Pair, reference
@@ -53,7 +53,7 @@ def test_the_defaults_need_fewer_forwards(pair: Pair, name: str) -> None:
 def test_the_window_is_the_papers_mask() -> None:
     """W=3 N=3, two guesses: the figure in the specification of the method, rows and columns c a1 a2 b0 b1 b2 g1 g2 h1 h2."""
     builder = TreeBuilder(99)
-    newest = Window([[1, 2], [3, 4, 5]], 3).add_to_tree(builder.add_probe)
+    newest = LookaheadWindow([[1, 2], [3, 4, 5]], 3).add_to_tree(builder.add_probe)
     for guess in ([6, 7], [8, 9]):
         builder.add_path(guess)
     tree = builder.build()
@@ -65,7 +65,7 @@ def test_the_window_is_the_papers_mask() -> None:
 
 
 def test_a_window_slides() -> None:
-    window = Window([[1, 2], [3, 4, 5]], 3)
+    window = LookaheadWindow([[1, 2], [3, 4, 5]], 3)
     assert window.full
     assert len(window) == 5
     assert list(window.ngrams((9, 0), [6, 7, 8])) == [((9, 0), (3, 6)), ((0, 1), (4, 7)), ((1, 2), (5, 8))]
@@ -75,7 +75,7 @@ def test_a_window_slides() -> None:
 
 
 def test_bigrams_need_one_level_only() -> None:
-    window = Window([[1, 2]], 2)
+    window = LookaheadWindow([[1, 2]], 2)
     assert window.full
     assert window.add_to_tree(TreeBuilder(9).add_probe) == [-1, 0, 1]
     assert list(window.ngrams((0,), [5, 6, 7])) == [((0,), (5,)), ((0, 1), (6,)), ((1, 2), (7,))]
@@ -85,14 +85,14 @@ def test_bigrams_need_one_level_only() -> None:
 
 @pytest.mark.parametrize(("width", "ngram"), [(1, 3), (2, 4), (5, 5), (7, 3)])
 def test_the_warm_up_fills_the_window(width: int, ngram: int) -> None:
-    window = Window.from_tokens([4, 5, 6], width, ngram, random.Random(1))
+    window = LookaheadWindow.from_tokens([4, 5, 6], width, ngram, random.Random(1))
     for step in range(ngram - 2):
         assert not window.full
         assert 1 + len(window) == ((step + 1) * (width + ngram - 2 - step) if step else width + ngram - 2)
         window.slide([9] * len(window.add_to_tree(TreeBuilder(99).add_probe)))
     assert window.full
     assert len(window) == (ngram - 1) * width - 1
-    phrases = Window.from_phrases([4, 5, 6], width, ngram, random.Random(1))
+    phrases = LookaheadWindow.from_phrases([4, 5, 6], width, ngram, random.Random(1))
     assert [len(level) for level in phrases.levels] == [len(level) for level in window.levels]
 
 
@@ -108,50 +108,50 @@ def test_the_pool_keeps_the_newest() -> None:
     assert list(pool.newest_first((5,))) == []
 
 
-def answer(drafter: Lookahead, seq: Sequence, tree: DraftTree, accepted: list[int], bonus: int, argmax: list[int]) -> None:
+def answer(drafter: Lookahead, request: Request, tree: DraftTree, accepted: list[int], bonus: int, argmax: list[int]) -> None:
     """Let the target say something about `tree`."""
     run = [tree.token_ids[node] for node in accepted] + [bonus]
-    seq.append(run)
-    drafter.observe([Outcome(seq, tree, accepted, run, argmax)])
+    request.append(run)
+    drafter.observe([Outcome(request, tree, accepted, run, argmax)])
 
 
-def started(spec: str, prompt: list[int]) -> tuple[Lookahead, Sequence]:
+def started(spec: str, prompt: list[int]) -> tuple[Lookahead, Request]:
     drafter = create(spec)
     assert isinstance(drafter, Lookahead)
-    seq = Sequence(prompt, SamplingParams(max_new_tokens=50))
-    drafter.start(seq)
-    return drafter, seq
+    request = Request(prompt, SamplingParams(max_new_tokens=50))
+    drafter.start(request)
+    return drafter, request
 
 
 def test_longer_keys_come_first_and_wrong_guesses_leave() -> None:
     """The prompt continues 2 with 3 after 1 and, later, with 5 after 4: after (1, 2) the older one is the better guess."""
-    drafter, seq = started("lookahead:window=1,ngram=2,guesses=2,pool=4", [1, 2, 3, 4, 2, 5, 1, 2])
-    (tree,) = drafter.propose([seq], [9])
+    drafter, request = started("lookahead:window=1,ngram=2,guesses=2,pool=4", [1, 2, 3, 4, 2, 5, 1, 2])
+    (tree,) = drafter.propose([request], [9])
     assert tree.token_ids[0] == 3
-    answer(drafter, seq, tree, [], 5, [5] * (1 + len(tree)))  # it was wrong, so it is forgotten
-    seq.append([1])
-    seq.append([2])
-    (tree,) = drafter.propose([seq], [9])
+    answer(drafter, request, tree, [], 5, [5] * (1 + len(tree)))  # it was wrong, so it is forgotten
+    request.append([1])
+    request.append([2])
+    (tree,) = drafter.propose([request], [9])
     assert tree.token_ids == [5, 1]
     assert tree.parents == [-1, 0]
 
 
 def test_shared_prefixes_are_merged_and_guesses_cut_at_the_end() -> None:
     prompt = [7, 1, 2, 3, 7, 1, 2, 4, 7]
-    drafter, seq = started("lookahead:window=1,ngram=4,guesses=4", prompt)
-    (tree,) = drafter.propose([seq], [99])
+    drafter, request = started("lookahead:window=1,ngram=4,guesses=4", prompt)
+    (tree,) = drafter.propose([request], [99])
     paths = {
         tuple(tree.token_ids[node] for node in range(len(tree)) if ancestor_mask(tree.parents)[leaf, node])
         for leaf in range(len(tree))
     }
     assert {(1,), (1, 2), (1, 2, 3), (1, 2, 4)} <= paths
     assert tree.token_ids.count(1) <= 2  # once among the guesses, and perhaps further down
-    seq.max_length = len(seq) + 3
-    (tree,) = drafter.propose([seq], [99])
+    request.max_length = len(request) + 3
+    (tree,) = drafter.propose([request], [99])
     guessed = [node for node in range(len(tree)) if node >= 2]
     assert all(depth <= 2 for depth in node_depths(tree.parents)[guessed])
-    seq.max_length = len(seq) + 1
-    assert drafter.propose([seq], [99]) == [DraftTree([], [])]
+    request.max_length = len(request) + 1
+    assert drafter.propose([request], [99]) == [DraftTree([], [])]
 
 
 def test_a_window_too_large_is_left_out_and_counted(pair: Pair) -> None:
@@ -162,17 +162,17 @@ def test_a_window_too_large_is_left_out_and_counted(pair: Pair) -> None:
     assert all(out.stats.notes[WINDOW_LEFT_OUT] >= 1 for out in outs)
     assert max(fed for out in outs for fed in out.stats.fed[1:]) <= 21
     assert any(out.stats.accepted_tokens for out in outs)  # guesses of prompt and answer go on
-    drafter, seq = started("lookahead:window=3,ngram=3,guesses=4,prompt_pool=false", [1, 2, 3, 4, 5, 6])
-    window = [list(level) for level in drafter._states[seq.id].window.levels]  # type: ignore[union-attr]
-    (tree,) = drafter.propose([seq], [4])
-    answer(drafter, seq, tree, [], 9, [9] * (1 + len(tree)))
-    assert drafter._states[seq.id].window.levels == window  # type: ignore[union-attr]
+    drafter, request = started("lookahead:window=3,ngram=3,guesses=4,prompt_pool=false", [1, 2, 3, 4, 5, 6])
+    window = [list(level) for level in drafter._states[request.id].window.levels]  # type: ignore[union-attr]
+    (tree,) = drafter.propose([request], [4])
+    answer(drafter, request, tree, [], 9, [9] * (1 + len(tree)))
+    assert drafter._states[request.id].window.levels == window  # type: ignore[union-attr]
 
 
 def test_compat_keeps_to_max_nodes() -> None:
-    drafter, seq = started("lookahead:window=2,ngram=3,guesses=3,compat=true", [1, 2, 3, 1, 4, 5, 1, 6, 7, 1])
+    drafter, request = started("lookahead:window=2,ngram=3,guesses=3,compat=true", [1, 2, 3, 1, 4, 5, 1, 6, 7, 1])
     for limit in range(12):
-        (tree,) = drafter.propose([seq], [limit])
+        (tree,) = drafter.propose([request], [limit])
         assert len(tree) <= limit
         assert tree.candidates <= tree.probes
 

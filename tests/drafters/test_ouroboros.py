@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline import LLM, Completion, DraftTree, Outcome, SamplingParams
+from paceline.core.request import Request
+from paceline.core.tree import node_depths
 from paceline.drafters.contract import leftovers
 from paceline.drafters.ouroboros.drafter import Ouroboros, OuroborosOptions
 from paceline.drafters.ouroboros.learning import inspirations, refine
 from paceline.drafters.ouroboros.proposal import Proposal
 from paceline.drafters.shared.ngram_pool import NgramPool
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import node_depths
 from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
 from tests.drafters.test_contract import Watched
 from tests.support.shared import COUNT, RAGGED, Pair, check_aborts
 
@@ -85,7 +85,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(pair: Pair, options: dict[str, 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_the_contract_is_kept(pair: Pair, options: dict[str, Any], temperature: float) -> None:
     drafter = Watched(Ouroboros(OuroborosOptions(**options), CachedLM(pair.draft)), 256)
-    before = Sequence([1], SamplingParams()).id
+    before = Request([1], SamplingParams()).id
     outs = LLM(pair.target, drafter=drafter, max_batch=5).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature)
     )
@@ -122,10 +122,10 @@ def test_a_prompt_beyond_the_drafts_context_gets_no_drafts(pair: Pair, monkeypat
     assert out.stats.drafted_tokens == 0
 
 
-def outcome_of(tree: DraftTree, argmax: list[int], new: list[int], text: ListLike[int] = (1, 2)) -> Outcome:
-    seq = Sequence(list(text), SamplingParams())
-    seq.append(new)
-    return Outcome(seq, tree, list(range(len(new) - 1)), new, argmax)
+def outcome_of(tree: DraftTree, argmax: list[int], new: list[int], text: Sequence[int] = (1, 2)) -> Outcome:
+    request = Request(list(text), SamplingParams())
+    request.append(new)
+    return Outcome(request, tree, list(range(len(new) - 1)), new, argmax)
 
 
 def test_the_rules_of_inspiration() -> None:
@@ -169,7 +169,7 @@ def test_the_tree_is_the_papers_without_branches(pair: Pair) -> None:
     trees: list[DraftTree] = []
 
     class Kept(Ouroboros):
-        def observe(self, outcomes: ListLike[Outcome]) -> None:
+        def observe(self, outcomes: Sequence[Outcome]) -> None:
             trees.extend(outcome.tree for outcome in outcomes)
             super().observe(outcomes)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor
 
 from paceline import DraftTree, SamplingParams
+from paceline.core.request import Request
 from paceline.drafters.ouroboros.drafter import Ouroboros, OuroborosOptions
-from paceline.engine.model import CachedLM
-from paceline.engine.node_logits import NodeLogits
-from paceline.engine.sequence import Sequence
 from paceline.engine.step import decode_step
+from paceline.model.cached_lm import CachedLM
+from paceline.model.node_logits import NodeLogits
 
 PAGE = Path(__file__).parents[2] / "docs" / "ouroboros.md"
 
@@ -25,46 +24,46 @@ PAGE = Path(__file__).parents[2] / "docs" / "ouroboros.md"
 class Alphabet:
     """Stands in for a `CachedLM`: which letter follows a text is given by a function."""
 
-    vocab_size, context_length, takes_trees, forward_seconds, reads_states = 26, 1000, True, 0.0, False
+    vocab_size, context_length, takes_trees, forward_seconds, uses_target_states = 26, 1000, True, 0.0, False
     model = SimpleNamespace(get_output_embeddings=lambda: None)  # it may say all letters
 
     def __init__(self, after: Callable[[str], str]) -> None:
         self._after = after
-        self._seqs: list[Sequence] = []
+        self._seqs: list[Request] = []
 
     def reserve(self, slots: int, positions: int) -> None: ...
 
-    def open(self, seq: Sequence) -> None: ...
+    def open(self, request: Request) -> None: ...
 
-    def close(self, seq: Sequence) -> None: ...
+    def close(self, request: Request) -> None: ...
 
-    def reaches_end(self, seq: Sequence) -> bool:
+    def reaches_end(self, request: Request) -> bool:
         return True
 
-    def forward_nodes(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> NodeLogits:
-        self._seqs = list(seqs)
-        logits = torch.zeros(len(seqs), 1 + max(map(len, trees)), 26)
-        for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
-            seq.counters.target_forwards += 1
-            texts = [spelled(seq.token_ids)]
+    def forward_nodes(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> NodeLogits:
+        self._seqs = list(requests)
+        logits = torch.zeros(len(requests), 1 + max(map(len, trees)), 26)
+        for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+            request.counters.target_forwards += 1
+            texts = [spelled(request.token_ids)]
             for token, parent in zip(tree.token_ids, tree.parents, strict=True):
                 texts.append(texts[parent + 1] + spelled([token]))
             for node, text in enumerate(texts):
                 logits[row, node, ord(self._after(text)) - 65] = 20.0
         return NodeLogits.of(logits, [1 + len(tree) for tree in trees])
 
-    def forward(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Tensor:
-        return self.forward_nodes(seqs, trees).padded()
+    def forward(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
+        return self.forward_nodes(requests, trees).padded()
 
-    def commit(self, accepted: ListLike[ListLike[int]]) -> None:
-        for seq in self._seqs:
-            seq.cached = len(seq)
+    def commit(self, accepted: Sequence[Sequence[int]]) -> None:
+        for request in self._seqs:
+            request.cached = len(request)
 
-    def rewind(self, seq: Sequence, length: int) -> None:
-        seq.cached = min(seq.cached, length)
+    def rewind(self, request: Request, length: int) -> None:
+        request.cached = min(request.cached, length)
 
 
-def spelled(tokens: ListLike[int]) -> str:
+def spelled(tokens: Sequence[int]) -> str:
     return "".join(chr(65 + token) for token in tokens)
 
 
@@ -86,24 +85,24 @@ def drawn(rule: str) -> str:
     options = OuroborosOptions(gamma=10, window=1, ngram=4, branches=0, inspiration=rule, budget=False)
     drafter = Ouroboros(options, cast(CachedLM, Alphabet(with_a_slip)))
     target = cast(CachedLM, Alphabet(next_letter))
-    seq = Sequence(list(letters("ABCD")), SamplingParams(max_new_tokens=60))
-    drafter.start(seq)
+    request = Request(list(letters("ABCD")), SamplingParams(max_new_tokens=60))
+    drafter.start(request)
     lines = []
     for step in range(2):
-        text = spelled(seq.token_ids)
-        (outcome,) = decode_step(target, drafter, [seq], [60])
+        text = spelled(request.token_ids)
+        (outcome,) = decode_step(target, drafter, [request], [60])
         lines += [f"text so far   {text}", f"draft         {spaced(outcome.tree.token_ids[:10])}"]
         lines += [f"target says   {spaced(outcome.target_argmax[:11])}"] if step == 0 else []
         lines += [f"emitted       {spaced(outcome.new_token_ids)}"]
         if step == 0:
-            pool = drafter._shadows[seq.id].pool
+            pool = drafter._shadows[request.id].pool
             found = [(key, next(pool.newest_first(letters(key)), ())) for key in ("WK", "KL")]
             lines += ["learned       " + ",  ".join(f"{' '.join(key)} -> {spaced(phrase)}" for key, phrase in found), ""]
-    drafter.stop(seq)
+    drafter.stop(request)
     return "\n".join(lines)
 
 
-def spaced(tokens: ListLike[int]) -> str:
+def spaced(tokens: Sequence[int]) -> str:
     return " ".join(spelled(tokens))
 
 

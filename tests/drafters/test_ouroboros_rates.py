@@ -5,47 +5,47 @@ from __future__ import annotations
 import pytest
 
 from paceline import DraftTree, Outcome
+from paceline.core.request import Request, SamplingParams
+from paceline.drafters.ouroboros.phrase_acceptance import Evidence, NodeSource, PhraseAcceptance
 from paceline.drafters.ouroboros.proposal import Alternative, Proposal, ProposalBuilder
-from paceline.drafters.ouroboros.rates import Evidence, Kind, Rates
-from paceline.engine.sequence import SamplingParams, Sequence
 
 
 def outcome(tree: DraftTree, accepted: list[int], said: list[int]) -> Outcome:
-    return Outcome(Sequence([1, 2], SamplingParams()), tree, accepted, said, [0] * (1 + len(tree)))
+    return Outcome(Request([1, 2], SamplingParams()), tree, accepted, said, [0] * (1 + len(tree)))
 
 
 def test_confidence_becomes_what_came_true() -> None:
-    rates, chain, phrase = Rates(), Evidence(Kind.CHAIN, 0.5), Evidence(Kind.PHRASE)
+    rates, chain, phrase = PhraseAcceptance(), Evidence(NodeSource.CHAIN, 0.5), Evidence(NodeSource.PHRASE)
     assert rates.confidence(chain) == pytest.approx(0.5**0.6)
     assert rates.confidence(phrase) == pytest.approx(0.15)
     tree = DraftTree([5, 6, 7], [-1, 0, -1])
     for _ in range(3000):
-        rates.learn([chain, Evidence(Kind.CHAIN, 0.9), phrase], outcome(tree, [0], [5, 9]))
+        rates.learn([chain, Evidence(NodeSource.CHAIN, 0.9), phrase], outcome(tree, [0], [5, 9]))
     assert rates.confidence(chain) > 0.98
-    assert rates.confidence(Evidence(Kind.CHAIN, 0.95)) < 0.01  # tried below the first, never right
+    assert rates.confidence(Evidence(NodeSource.CHAIN, 0.95)) < 0.01  # tried below the first, never right
     assert rates.confidence(phrase) < 0.01
-    assert rates.confidence(Evidence(Kind.ALTERNATIVE, 0.5)) == pytest.approx(0.5)
+    assert rates.confidence(Evidence(NodeSource.ALTERNATIVE, 0.5)) == pytest.approx(0.5)
 
 
 def test_nothing_is_known_behind_the_last_token() -> None:
     """The answer ends with the first node: what would have followed is not said."""
-    rates, one = Rates(), Evidence(Kind.CHAIN, 0.5)
-    rates.learn([one, Evidence(Kind.CHAIN, 0.9)], outcome(DraftTree([5, 6], [-1, 0]), [0], [5]))
-    assert rates.confidence(Evidence(Kind.CHAIN, 0.9)) == pytest.approx(0.9**0.6)
+    rates, one = PhraseAcceptance(), Evidence(NodeSource.CHAIN, 0.5)
+    rates.learn([one, Evidence(NodeSource.CHAIN, 0.9)], outcome(DraftTree([5, 6], [-1, 0]), [0], [5]))
+    assert rates.confidence(Evidence(NodeSource.CHAIN, 0.9)) == pytest.approx(0.9**0.6)
 
 
 def test_likeliest_paths_come_first_and_keep_their_evidence() -> None:
     """Chain 5 6, a phrase 7 8 behind it, 9 in place of 5, a phrase 5 4 behind the root."""
     phrases = {(2, 5, 6): [(7, 8)], (2, 9): [], (1, 2): [(5, 4)]}
 
-    def proposed(rates: Rates | None) -> Proposal:
+    def proposed(rates: PhraseAcceptance | None) -> Proposal:
         builder = ProposalBuilder([1, 2], [5, 6], [0.9, 0.01], 9, 4, lambda text, most: phrases[tuple(text)][:most], rates)
         builder.add_suffixes(1)
         builder.add_alternatives([Alternative(0.4, 0.4, 0, 9)])
         builder.add_phrases(1)
         return builder.build()
 
-    proposal, fed = proposed(Rates()), proposed(None)
+    proposal, fed = proposed(PhraseAcceptance()), proposed(None)
     tree = proposal.tree
     assert fed.tree.confidence is None
     assert (fed.tree.token_ids, list(fed.chain)) == ([5, 6, 7, 8, 9, 4], [0, 1])

@@ -14,17 +14,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline import LLM, Completion, SamplingParams, datastore, demo
-from paceline.draft.evaluate import agreements
-from paceline.draft.stretches import Stretch
 from paceline.drafters import create
-from paceline.engine.pairing import shared_vocabulary
-from paceline.engine.vocabulary import SharedVocabulary
 from paceline.errors import ConfigError
-from paceline.head.record import teacher_force
 from paceline.integrations.transformers import Strategy
-from tests.engine.test_distribution import PLAIN, PROMPT, TRUNCATED, answers, law
+from paceline.model.pairing import shared_vocabulary
+from paceline.model.vocabulary import SharedVocabulary
+from paceline.training.acceptance_head.record import teacher_force
+from paceline.training.draft.evaluate import agreements
+from paceline.training.draft.stretches import Stretch
 from tests.support.models import make
 from tests.support.shared import COUNT, Pair, fits, reference, with_head, without_budget
+from tests.verification.test_distribution import PLAIN, PROMPT, TRUNCATED, answers, law
 
 SPECS = [
     "draft_model", "draft_model:length=3", "specdec_pp:min=1", "ouroboros:gamma=2,window=2,ngram=3", "auto:draft=true",

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import DraftTree, Outcome, SamplingParams
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
 from paceline.drafters.pia.drafter import Pia, Selection
 from paceline.drafters.pia.options import PiaOptions
 from paceline.drafters.pia.tries import Children, Limits, PhraseTries
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE
 from paceline.errors import ConfigError
 from tests.support.enumeration import path_to
 from tests.support.shared import Pair
@@ -44,9 +44,9 @@ def recounted(tries: PhraseTries) -> dict[int, tuple[int, int]]:
     return {first: (count, outputs[first]) for first, count in nodes.items()}
 
 
-def running(drafter: Pia, prompt: list[int], output: list[int], new: int = 99) -> Sequence:
+def running(drafter: Pia, prompt: list[int], output: list[int], new: int = 99) -> Request:
     """A sequence that has answered `output`, a token a step."""
-    seq = Sequence(prompt, SamplingParams(max_new_tokens=new))
+    seq = Request(prompt, SamplingParams(max_new_tokens=new))
     drafter.start(seq)
     for token in output:
         seq.append([token])
@@ -54,7 +54,7 @@ def running(drafter: Pia, prompt: list[int], output: list[int], new: int = 99) -
     return seq
 
 
-def drafted(drafter: Pia, seq: Sequence, limit: int = 99) -> DraftTree:
+def drafted(drafter: Pia, seq: Request, limit: int = 99) -> DraftTree:
     (tree,) = drafter.propose([seq], [limit])
     return tree
 
@@ -73,7 +73,7 @@ def test_a_prompt_in_tries() -> None:
 def test_tries_are_plain_counts(steps: list[tuple[int, list[int]]]) -> None:
     """Requests come with prompts, write, and leave, in any order: each step starts one, or lets it write, or ends it."""
     drafter = Pia(PiaOptions(length=2, query=1))
-    seqs: dict[int, Sequence] = {}
+    seqs: dict[int, Request] = {}
     done: list[list[int]] = []
     for number, tokens in steps:
         if number not in seqs:
@@ -133,7 +133,7 @@ def test_phrases_of_an_output_join_when_complete_and_at_its_end() -> None:
 def test_shorter_queries_are_asked_where_a_longer_one_gives_less_than_a_branch() -> None:
     drafter = Pia(PiaOptions(length=4))
     assert drafted(drafter, running(drafter, [1, 2, 3, 4, 5, 6, 2, 7, 1, 2], [])).token_ids == [3, 4, 5, 6]
-    few = Sequence([1, 2, 3, 9, 2, 7, 8, 1, 2], SamplingParams())
+    few = Request([1, 2, 3, 9, 2, 7, 8, 1, 2], SamplingParams())
     drafter = Pia(PiaOptions(length=6, query=2))
     drafter.start(few)
     assert drafted(drafter, few).token_ids == [3, 9, 2, 7, 8, 1]

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from paceline import LLM, Completion, SamplingParams
 from paceline.drafters import create
 from paceline.drafters.ouroboros.drafter import Ouroboros
-from paceline.drafters.ouroboros.pool_file import KeptPool, pool_bytes, read_pool
+from paceline.drafters.ouroboros.pool_file import PoolFile, pool_bytes, read_pool
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.errors import ConfigError
 from tests.support.processes import leave_in_mid_answer
@@ -53,7 +53,7 @@ def test_a_pool_comes_back_in_its_order(tmp_path: Path, keys: int) -> None:
     path.write_bytes(pool_bytes(pool, 50))
     assert read_pool(path, 50) == list(pool.items())
     again = NgramPool(3, keys=40)
-    KeptPool(str(path), again, 5, 50, cold=False)
+    PoolFile(str(path), again, 5, 50, cold=False)
     assert list(again.items()) == list(pool.items())
 
 
@@ -61,7 +61,7 @@ def test_longer_phrases_are_cut(tmp_path: Path) -> None:
     path = tmp_path / "phrases.pool"
     path.write_bytes(pool_bytes(some_pool(), 50))
     pool = NgramPool(3, keys=40)
-    KeptPool(str(path), pool, 2, 50, cold=False)
+    PoolFile(str(path), pool, 2, 50, cold=False)
     assert {len(phrase) for _, phrases in pool.items() for phrase in phrases} == {1, 2}
 
 

@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import DraftTree, SamplingParams
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
 from paceline.drafters.shared.frequencies import Frequencies
-from paceline.engine.origin import Origin
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE
 
 TEXT = [7, 1, 2, 3, 7, 7, 1, 2, 4, 9, 1, 2]  # behind 1, 2 come 4 and before that 3; 7, 1 and 2 are the most frequent tokens
 
 
 def proposed(spec: str, text: list[int], nodes: int = 64, prompt: int = 4, more: int = 50) -> DraftTree:
-    drafter, seq = create(spec), Sequence(text[:prompt], SamplingParams(max_new_tokens=len(text) - prompt + more))
-    drafter.start(seq)
-    seq.append(text[prompt:])
-    (tree,) = drafter.propose([seq], [nodes])
-    drafter.stop(seq)
+    drafter, request = create(spec), Request(text[:prompt], SamplingParams(max_new_tokens=len(text) - prompt + more))
+    drafter.start(request)
+    request.append(text[prompt:])
+    (tree,) = drafter.propose([request], [nodes])
+    drafter.stop(request)
     return tree
 
 

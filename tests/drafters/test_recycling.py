@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from paceline import DraftTree, Outcome, SamplingParams
-from paceline.common.limits import LONGEST_KEY
+from paceline.core.drafter import TopTokens
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, IntArray
 from paceline.drafters import create
-from paceline.drafters.shared.chances import CELLS, cell_of, cell_of_asked, new_chances
 from paceline.drafters.shared.recycled import ABSENT, look_up, new_table, remember
 from paceline.drafters.shared.recycler import Recycler
+from paceline.drafters.shared.source_calibration import CELLS, cell_of, cell_of_asked, new_source_calibration
 from paceline.drafters.token_recycling.paper_tree import CHILDREN, PARENTS, RANKS
-from paceline.engine.drafter import TopTokens
-from paceline.engine.origin import Origin
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, IntArray
 from paceline.errors import ConfigError
+from paceline.util.limits import LONGEST_KEY
 
 Said = dict[tuple[int, ...], list[tuple[int, float]]]  # the newest tokens -> what the target says then
 
@@ -95,8 +95,8 @@ def test_the_likeliest_paths_come_first_from_both_sources() -> None:
     """The example of `joined_tree`."""
     made = taught({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
     drafted = DraftTree([7, 4], [-1, 0], None, [0.8, 0.3])
-    seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
-    tree = made.draft(seq, 8, 0.0, drafted)
+    request = Request([1, 2], SamplingParams(max_new_tokens=8))
+    tree = made.draft(request, 8, 0.0, drafted)
     assert tree.token_ids[:2] == [7, 5]
     assert set(zip(tree.parents, tree.token_ids, strict=True)) == {(-1, 7), (0, 5), (-1, 9), (0, 4)}
     assert tree.confidence is not None
@@ -104,16 +104,19 @@ def test_the_likeliest_paths_come_first_from_both_sources() -> None:
     for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
         paths.append(confidence * (paths[parent] if parent >= 0 else 1.0))
     assert paths == sorted(paths, reverse=True)
-    assert len(made.draft(seq, 2, 0.0, drafted)) == 2
-    assert len(made.draft(seq, 8, 0.5, drafted)) < 4
-    assert made.draft(seq, 0, 0.0, drafted) is EMPTY_TREE
+    assert len(made.draft(request, 2, 0.0, drafted)) == 2
+    assert len(made.draft(request, 8, 0.5, drafted)) < 4
+    assert made.draft(request, 0, 0.0, drafted) is EMPTY_TREE
 
 
 def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
     """Where it was asked: 9 rises, 7 falls, 3 comes; behind 7 it was not, and 5 keeps its chance."""
     made = taught({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
-    seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
-    plain, joint = made.draft(seq, 8, 0.0), made.draft(seq, 8, 0.0, modelled=DraftTree([9, 3], [-1, -1], None, [0.9, 0.2]))
+    request = Request([1, 2], SamplingParams(max_new_tokens=8))
+    plain, joint = (
+        made.draft(request, 8, 0.0),
+        made.draft(request, 8, 0.0, modelled=DraftTree([9, 3], [-1, -1], None, [0.9, 0.2])),
+    )
 
     def chances(tree: DraftTree) -> dict[int, float]:
         assert tree.confidence is not None
@@ -125,8 +128,8 @@ def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
     assert after[7] < before[7]
     assert after[5] == before[5]
     counted = made.chances.trials.copy()
-    seq.append([9])
-    made.observe([Outcome(seq, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
+    request.append([9])
+    made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
     assert (made.chances.trials != counted).sum() == 5  # of 7 and 9 two cells each, of 3 one
 
 
@@ -134,14 +137,14 @@ def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
 def test_what_was_foreseen_has_counts_of_its_own(asked: bool, cells: int) -> None:
     """It comes before what a draft model says, which is weighed against both."""
     made = taught({(2,): [(7, 0.6)]})
-    seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
+    request = Request([1, 2], SamplingParams(max_new_tokens=8))
     said = DraftTree([9], [-1], None, [0.6])
     model = replace(said, origins=[Origin.MODEL]) if asked else EMPTY_TREE
-    tree = made.draft(seq, 8, 0.0, foreseen=replace(said, origins=[Origin.FORESEEN]), modelled=model)
+    tree = made.draft(request, 8, 0.0, head_draft=replace(said, origins=[Origin.FORESEEN]), modelled=model)
     assert set(tree.origins or ()) == {Origin.RECYCLED, Origin.MODEL if asked else Origin.FORESEEN}
     counted = made.chances.trials.copy()
-    seq.append([9])
-    made.observe([Outcome(seq, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
+    request.append([9])
+    made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
     (changed,) = np.nonzero(made.chances.trials != counted)
     assert len(changed) == cells  # of 7 one more than of 9, which nobody else has
     first = cell_of_asked(True, False, 0.0, -1.0)
@@ -150,28 +153,30 @@ def test_what_was_foreseen_has_counts_of_its_own(asked: bool, cells: int) -> Non
 
 def test_what_all_say_is_likelier_than_what_some_say() -> None:
     made = taught({(2,): [(7, 0.6)]})
-    seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
+    request = Request([1, 2], SamplingParams(max_new_tokens=8))
     seven, nine = (DraftTree([token], [-1], None, [0.6], origins=[Origin.MODEL]) for token in (7, 9))
     chances = [
         dict(zip(tree.token_ids, tree.confidence or (), strict=True))[7]
-        for tree in (made.draft(seq, 8, 0.0, foreseen=one, modelled=other) for one in (nine, seven) for other in (nine, seven))
+        for tree in (
+            made.draft(request, 8, 0.0, head_draft=one, modelled=other) for one in (nine, seven) for other in (nine, seven)
+        )
     ]
     assert chances[0] < min(chances[1:3]) <= max(chances[1:3]) < chances[3]
 
 
 def test_no_tree_is_deeper_than_the_answer_may_be_long() -> None:
     made = taught({(2,): [(2, 0.9)]})
-    tree = made.draft(Sequence([2], SamplingParams(max_new_tokens=4)), 20, 0.0)
+    tree = made.draft(Request([2], SamplingParams(max_new_tokens=4)), 20, 0.0)
     assert len(tree) == 3
 
 
 def test_chances_are_counted_of_what_was_fed_and_of_what_was_not() -> None:
     made = taught({(2,): [(7, 0.6), (9, 0.3)], (7,): [(5, 0.6)]})
-    seq = Sequence([1, 2], SamplingParams(max_new_tokens=8))
+    request = Request([1, 2], SamplingParams(max_new_tokens=8))
     before = made.chances.hits / made.chances.trials
-    made.draft(seq, 8, 0.0)
-    seq.append([7, 3])
-    made.observe([Outcome(seq, EMPTY_TREE, [], [7, 3], [7], tops([[(7, 0.9)]]))])
+    made.draft(request, 8, 0.0)
+    request.append([7, 3])
+    made.observe([Outcome(request, EMPTY_TREE, [], [7, 3], [7], tops([[(7, 0.9)]]))])
     after = made.chances.hits / made.chances.trials
     for probability, better in ((0.3, False), (0.6, True)):  # of two guesses at 0.6 one came true, which is above their prior
         cell = cell_of(False, 1, probability, -1.0)
@@ -183,7 +188,7 @@ def test_sampled_requests_have_chances_of_their_own() -> None:
     assert cell_of(False, 1, 0.5, -1.0) != cell_of(True, 1, 0.5, -1.0)
     made = taught({(2,): [(7, 0.8), (9, 0.2)]})
     hot, cold = (
-        made.draft(Sequence([2], SamplingParams(max_new_tokens=9, temperature=heat)), 1, 0.0).confidence for heat in (5.0, 0.2)
+        made.draft(Request([2], SamplingParams(max_new_tokens=9, temperature=heat)), 1, 0.0).confidence for heat in (5.0, 0.2)
     )
     assert hot is not None
     assert cold is not None
@@ -191,7 +196,7 @@ def test_sampled_requests_have_chances_of_their_own() -> None:
 
 
 def test_the_prior_knows_nothing_of_what_nobody_offers() -> None:
-    chances = new_chances()
+    chances = new_source_calibration()
     assert chances.hits[cell_of(False, 0, 0.0, -1.0)] == 0
     assert (chances.hits <= chances.trials).all()
 
@@ -211,16 +216,16 @@ def test_the_papers_tree() -> None:
 
 def test_the_fixed_tree_leaves_out_what_is_not_kept() -> None:
     drafter: Any = create("token_recycling:tree=paper,keys=1")
-    seq = Sequence([1, 2], SamplingParams(max_new_tokens=20))
-    assert drafter.propose([seq], [80]) == [EMPTY_TREE]
+    request = Request([1, 2], SamplingParams(max_new_tokens=20))
+    assert drafter.propose([request], [80]) == [EMPTY_TREE]
     said = tops([[(3, 0.5), (4, 0.3), (5, 0.1)], [(4, 0.9)], [(6, 0.8), (3, 0.1)]])
     tree = DraftTree([3, 4], [-1, -1])
-    seq.append([2])  # the newest token again
-    drafter.observe([Outcome(seq, tree, [], [2], [3, 4, 6], said)])
-    (proposed,) = drafter.propose([seq], [80])
+    request.append([2])  # the newest token again
+    drafter.observe([Outcome(request, tree, [], [2], [3, 4, 6], said)])
+    (proposed,) = drafter.propose([request], [80])
     assert proposed.token_ids[:6] == [3, 4, 5, 4, 6, 3]
     assert proposed.parents[:6] == [-1, -1, -1, 0, 1, 1]
-    (short,) = drafter.propose([seq], [4])
+    (short,) = drafter.propose([request], [4])
     assert short.token_ids == [3, 4, 5, 4]
 
 

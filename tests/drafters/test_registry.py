@@ -11,12 +11,12 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.bench import BenchConfig, run_bench
 from paceline.cli.options import split_specs
-from paceline.common.config import split_spec
-from paceline.common.options import PromptOptions
 from paceline.drafters import REGISTRY, available, create, entry
 from paceline.errors import ConfigError
 from paceline.integrations.transformers import Strategy
 from paceline.replay import replay
+from paceline.util.config import split_spec
+from paceline.util.options import PromptOptions
 from tests.support.commands import run_command
 from tests.support.shared import Pair
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import LLM, DraftTree, SamplingParams, datastore
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE
 from paceline.errors import ConfigError, DatastoreError
 from tests.support.enumeration import EOS, PLAIN, Oracle, complete, dist, followed, path_to, target
 from tests.support.shared import Pair, tiny_store
@@ -27,7 +27,7 @@ HAND_MADE = ((1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 6), (7, 2, 8))
 def drafted(documents: tuple[tuple[int, ...], ...], text: list[int], limit: int = 99, new: int = 99, **options: Any) -> DraftTree:
     """What is proposed after `text` with `new` tokens left."""
     drafter = create("rest", datastore=tiny_store(documents, 10), **options)
-    (tree,) = drafter.propose([Sequence(text, SamplingParams(max_new_tokens=new))], [limit])
+    (tree,) = drafter.propose([Request(text, SamplingParams(max_new_tokens=new))], [limit])
     return tree
 
 
@@ -100,7 +100,7 @@ def test_trees_are_those_of_slow_counting(text: list[int], spans: tuple[int, int
     folder = tiny_store(tuple(map(tuple, documents)), 6)
     options = {"shortest": shortest, "longest": longest, "length": length, "nodes": nodes}
     drafter = create("rest", datastore=folder, **options)
-    (tree,) = drafter.propose([Sequence(text, SamplingParams())], [99])
+    (tree,) = drafter.propose([Request(text, SamplingParams())], [99])
     counts = expected(documents, text, longest, shortest, length)
     kept = paths(tree)
     assert all(kept[path] == counts[path] / counts[path[:-1]] for path in kept)
@@ -116,14 +116,14 @@ def test_several_shards_and_a_batch(tmp_path: Path) -> None:
     one = store(tmp_path / "one", documents)
     assert len(datastore.info(many).shards) > 2
     rng = random.Random(1)
-    seqs = [Sequence([rng.randrange(6) for _ in range(20)], SamplingParams()) for _ in range(8)]
+    requests = [Request([rng.randrange(6) for _ in range(20)], SamplingParams()) for _ in range(8)]
     limits = [0, 1, 3, 9, 64, 64, 64, 64]
     split, whole = (create("rest", datastore=str(path), nodes=10**6) for path in (many, one))
-    trees = split.propose(seqs, limits)
-    assert trees == [split.propose([seq], [limit])[0] for seq, limit in zip(seqs, limits, strict=True)]
+    trees = split.propose(requests, limits)
+    assert trees == [split.propose([request], [limit])[0] for request, limit in zip(requests, limits, strict=True)]
     assert [len(tree) for tree in trees[:3]] == limits[:3]
     every = [10**6] * 8
-    assert [paths(tree) for tree in split.propose(seqs, every)] == [paths(tree) for tree in whole.propose(seqs, every)]
+    assert [paths(tree) for tree in split.propose(requests, every)] == [paths(tree) for tree in whole.propose(requests, every)]
     assert split.propose([], []) == []
 
 
@@ -164,7 +164,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
     (path / shard.name).write_bytes(content)
     drafter = create("rest", datastore=str(path))
     with pytest.raises(DatastoreError, match=shard.name):
-        drafter.propose([Sequence([1, 2], SamplingParams())], [9])
+        drafter.propose([Request([1, 2], SamplingParams())], [9])
 
 
 def public_rule(tree: DraftTree, oracle: Oracle) -> tuple[int, ...]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from paceline import LLM, Drafter, DraftTree, SamplingParams, ScriptedDrafter
+from paceline.core.request import Request
 from paceline.drafters import create
 from paceline.drafters.contract import check_drafter
-from paceline.engine.sequence import Sequence
 from paceline.errors import ConfigError, DrafterError
 from tests.support.shared import Pair
 
@@ -21,8 +21,8 @@ def test_a_script_goes_step_by_step_for_each_sequence(pair: Pair) -> None:
     llm = LLM(pair.target, drafter, max_nodes=2)
     outs = llm.generate(pair.prompts[1:3], SamplingParams(max_new_tokens=6))
     assert [out.token_ids for out in outs] == [answer[:6] for answer in pair.answers[1:3]]
-    for seq in {question.sequence for question in drafter.questions}:
-        trees = [outcome.tree for outcome in drafter.outcomes if outcome.seq.id == seq]
+    for request in {question.sequence for question in drafter.questions}:
+        trees = [outcome.tree for outcome in drafter.outcomes if outcome.request.id == request]
         assert trees[0] == DraftTree([3, 4], [-1, 0])  # cut to the budget
         assert trees[1] == DraftTree([6, 7], [-1, -1])
         assert not any(tree.token_ids for tree in trees[2:])
@@ -32,9 +32,10 @@ def test_a_script_goes_step_by_step_for_each_sequence(pair: Pair) -> None:
 
 
 def test_a_function_is_taken_at_its_word(pair: Pair) -> None:
-    def script(seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def script(requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         return [
-            DraftTree.chain(pair.answers[1][len(seq.output_ids) :][:limit]) for seq, limit in zip(seqs, max_nodes, strict=True)
+            DraftTree.chain(pair.answers[1][len(request.output_ids) :][:limit])
+            for request, limit in zip(requests, max_nodes, strict=True)
         ]
 
     (out,) = LLM(pair.target, ScriptedDrafter(script), max_nodes=3).generate([pair.prompts[1]], SamplingParams(max_new_tokens=12))
@@ -57,14 +58,14 @@ def test_the_contract_check_reports_what_a_drafter_did(pair: Pair) -> None:
 
 
 class Changing(ScriptedDrafter):
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        seqs[0].token_ids[-1] = 5
-        return super().propose(seqs, max_nodes)
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        requests[0].token_ids[-1] = 5
+        return super().propose(requests, max_nodes)
 
 
 class Keeping(ScriptedDrafter):
-    def stop(self, seq: Sequence) -> None:
-        self.open.add(seq.id)
+    def stop(self, request: Request) -> None:
+        self.open.add(request.id)
 
 
 class Late(ScriptedDrafter):
@@ -72,19 +73,19 @@ class Late(ScriptedDrafter):
 
     def observe(self, outcomes: Any) -> None:
         for outcome in outcomes:
-            outcome.seq.token_ids[-1] = 7
+            outcome.request.token_ids[-1] = 7
 
 
 class Heating(ScriptedDrafter):
     """Changes how answers are drawn."""
 
-    def start(self, seq: Sequence) -> None:
-        super().start(seq)
-        seq.params = SamplingParams(seq.params.max_new_tokens, temperature=9.0)
+    def start(self, request: Request) -> None:
+        super().start(request)
+        request.params = SamplingParams(request.params.max_new_tokens, temperature=9.0)
 
 
 BROKEN: dict[str, tuple[Drafter, str]] = {
-    "beyond the budget": (ScriptedDrafter(lambda seqs, _: [DraftTree.chain([1, 2, 3])] * len(seqs)), "proposed 3 nodes"),
+    "beyond the budget": (ScriptedDrafter(lambda requests, _: [DraftTree.chain([1, 2, 3])] * len(requests)), "proposed 3 nodes"),
     "another's tokens": (Changing([]), "drafter 'scripted': got changed token_ids of sequence"),
     "state kept": (Keeping([]), "drafter 'scripted': got open, _steps still holding stopped sequences; expected"),
     "an answer rewritten": (Late([]), "got changed token_ids of sequence"),

@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.bench import enlarge
-from paceline.drafters.specdec_pp.card import INPUTS, CurvePoint, new_card
+from paceline.drafters.specdec_pp.card import INPUTS, ThresholdPoint, new_card
 from paceline.drafters.specdec_pp.head import CARD, WEIGHTS, AcceptanceHead
-from paceline.engine.identity import model_identity
 from paceline.errors import ConfigError
+from paceline.model.identity import model_identity
 from tests.bench.test_cost_scale import tiny_llama
 from tests.support.models import make, redrawn, rounded
 from tests.support.shared import Pair
@@ -66,7 +66,7 @@ def test_confidences_are_the_papers_formula(depth: int, scalars: bool) -> None:
 
 def test_a_saved_head_comes_back(tmp_path: Path) -> None:
     draft = tiny_llama()
-    curve = (CurvePoint(0.1, 0.5, 0.1), CurvePoint(0.5, 0.4, 0.3))
+    curve = (ThresholdPoint(0.1, 0.5, 0.1), ThresholdPoint(0.5, 0.4, 0.3))
     head = some_head(
         draft,
         3,
@@ -288,7 +288,7 @@ def test_no_file_is_unpickled(tmp_path: Path) -> None:
 
 def test_the_threshold_is_the_cheapest_of_the_curve() -> None:
     rng = random.Random(0)
-    curve = tuple(CurvePoint(0.05 * place, 0.9 - 0.04 * place, 0.002 * place**2) for place in range(1, 20))
+    curve = tuple(ThresholdPoint(0.05 * place, 0.9 - 0.04 * place, 0.002 * place**2) for place in range(1, 20))
     head = some_head(tiny_llama(), curve=curve)
     chosen = []
     for _ in range(50):
@@ -305,4 +305,4 @@ def test_thresholds_that_cannot_be_chosen() -> None:
     with pytest.raises(ConfigError, match=r"has no curve; expected.*paceline head calibrate.*threshold=0\.7"):
         head.threshold(0.1, 0.02)
     with pytest.raises(ConfigError, match=r"got 0\.0 s .*; expected two positive times"):
-        some_head(tiny_llama(), curve=(CurvePoint(0.5, 0.5, 0.5),)).threshold(0.0, 0.02)
+        some_head(tiny_llama(), curve=(ThresholdPoint(0.5, 0.5, 0.5),)).threshold(0.0, 0.02)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from paceline import LLM, DraftTree, SamplingParams
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
 from paceline.drafters.specdec_pp.drafter import CostClock, SpecDecPP, SpecDecPPOptions
 from paceline.drafters.specdec_pp.head import AcceptanceHead
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE
 from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.model.cached_lm import CachedLM
 from tests.support.models import make
 from tests.support.shared import COUNT, Pair, Watch, random_head, room, with_head
 
@@ -27,7 +27,7 @@ from tests.support.shared import COUNT, Pair, Watch, random_head, room, with_hea
 class Constant:
     """A head that always says the same, also at first if `first`; `best` answers for the threshold."""
 
-    def __init__(self, chance: float, curve: ListLike[object] = (), best: ListLike[float] = (), first: bool = False) -> None:
+    def __init__(self, chance: float, curve: Sequence[object] = (), best: Sequence[float] = (), first: bool = False) -> None:
         self.card = SimpleNamespace(curve=curve, prior=(1.0,) if first else ())
         self.asked: list[tuple[float, float]] = []
         self._chance, self._best = chance, list(best)
@@ -68,8 +68,8 @@ def drafting(pair: Pair, head: Any, **options: Any) -> Watch:
 def test_a_constant_head_by_hand(pair: Pair, chance: float, options: dict[str, Any], length: int, temperature: float) -> None:
     drafter = drafting(pair, Constant(chance), **options)
     LLM(pair.target, drafter=drafter, max_batch=3).generate(pair.prompts[:5], SamplingParams(COUNT, temperature, ignore_eos=True))
-    for seq, tokens, tree in drafter.notes:
-        assert len(tree) == min(length, room(seq, tokens))
+    for request, tokens, tree in drafter.notes:
+        assert len(tree) == min(length, room(request, tokens))
         assert (tree.probs is None) == (temperature == 0.0 or "verification" in options or not len(tree))
         if len(tree):
             assert tree.confidence is not None
@@ -85,10 +85,10 @@ def test_an_end_of_sequence_token_ends_the_draft(pair: Pair, temperature: float)
     llm.eos_token_ids = ends
     llm.generate(pair.prompts, SamplingParams(COUNT, temperature))
     ended = 0
-    for seq, tokens, tree in drafter.notes:
+    for request, tokens, tree in drafter.notes:
         assert not set(tree.token_ids[:-1]) & set(ends)
         ended += len(tree) > 0 and tree.token_ids[-1] in ends
-        assert not len(tree) or tree.token_ids[-1] in ends or len(tree) == min(20, room(seq, tokens))
+        assert not len(tree) or tree.token_ids[-1] in ends or len(tree) == min(20, room(request, tokens))
     assert ended > 3
 
 
@@ -97,7 +97,7 @@ def test_the_newest_token_counts_too(pair: Pair, newest: bool, length: int) -> N
     """One token sooner, since 13 factors of 0.9 are needed, the last one for the newest."""
     drafter = drafting(pair, Constant(0.9, first=True), newest=newest)
     LLM(pair.target, drafter=drafter, max_batch=3).generate(pair.prompts, SamplingParams(COUNT, ignore_eos=True))
-    full = [len(tree) for seq, tokens, tree in drafter.notes if room(seq, tokens) >= length and len(tree)]
+    full = [len(tree) for request, tokens, tree in drafter.notes if room(request, tokens) >= length and len(tree)]
     assert full
     assert set(full) == {length}
 
@@ -112,9 +112,9 @@ def test_guesses_have_second_choices_with_the_budget(pair: Pair, temperature: fl
     if temperature == 0.0:
         assert [out.token_ids for out in outs] == pair.answers[:6]
     found = 0
-    for seq, tokens, tree in drafter.notes:
+    for request, tokens, tree in drafter.notes:
         first = next((at for at in range(1, len(tree)) if tree.parents[at] != at - 1), len(tree))
-        assert len(tree) <= min(8, room(seq, tokens))
+        assert len(tree) <= min(8, room(request, tokens))
         found += len(tree) - first
         for at in range(first, len(tree)):
             beside = tree.parents[at] + 1  # the token of the chain that it stands in for
@@ -148,12 +148,12 @@ def test_the_head_judges_every_token_by_its_own_state(pair: Pair, temperature: f
     params = SamplingParams(COUNT, temperature, top_k=30)
     LLM(pair.target, drafter=drafter, max_batch=4).generate(pair.prompts, params)
     lengths = set()
-    for seq, tokens, tree in drafter.notes[::3]:
+    for request, tokens, tree in drafter.notes[::3]:
         if tree.confidence is not None:
             assert tree.confidence == pytest.approx(judged(pair, head, tokens, tree, temperature, 30), rel=1e-3, abs=1e-5)
             product = torch.tensor(tree.confidence[:-1], dtype=torch.float64).cumprod(0)
             assert (1 - product[:-1] <= 0.9).all()
-            assert len(tree) == min(7, room(seq, tokens)) or 1 - product[-1] > 0.9
+            assert len(tree) == min(7, room(request, tokens)) or 1 - product[-1] > 0.9
             lengths.add(len(tree))
     assert len(lengths) > 3
 
@@ -163,28 +163,28 @@ def test_hidden_states_are_those_the_head_was_fed(name: str) -> None:
     """In one forward of a ragged batch, or row by row where slots are positions; other users of the model pay nothing."""
     model = make(name)
     lm, other = CachedLM(model), CachedLM(model)
-    seqs = [Sequence(list(range(3, 3 + length)), SamplingParams()) for length in (4, 9, 6)]
-    for seq in seqs:
-        lm.open(seq)
+    requests = [Request(list(range(3, 3 + length)), SamplingParams()) for length in (4, 9, 6)]
+    for request in requests:
+        lm.open(request)
     trees = [DraftTree.chain([5, 6, 7]), EMPTY_TREE, DraftTree.chain([9])]
-    logits, hidden = lm.forward_with_hidden(seqs, trees)
+    logits, hidden = lm.forward_with_hidden(requests, trees)
     assert hidden.shape == (3, 4, model.config.hidden_size)
     with torch.inference_mode():
         again = model.get_output_embeddings()(hidden)
     for row, tree in enumerate(trees):
         torch.testing.assert_close(again[row, : 1 + len(tree)], logits[row, : 1 + len(tree)])
     assert not model.get_output_embeddings()._forward_pre_hooks
-    other.open(seqs[0])
-    other.forward(seqs[:1], trees[:1])
+    other.open(requests[0])
+    other.forward(requests[:1], trees[:1])
 
 
 def test_a_model_without_an_lm_head_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama")
     monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
-    lm, seq = CachedLM(model), Sequence([3, 4], SamplingParams())
-    lm.open(seq)
+    lm, request = CachedLM(model), Request([3, 4], SamplingParams())
+    lm.open(request)
     with pytest.raises(UnsupportedModelError, match="without an LM head"):
-        lm.forward_with_hidden([seq], [EMPTY_TREE])
+        lm.forward_with_hidden([request], [EMPTY_TREE])
 
 
 def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_auto_follows_the_head(pair: Pair) -> None:
     assert len(head.asked) > 2
     assert all(0 < seconds < 60 for times in head.asked[1:] for seconds in times)
     assert inner.threshold == 0.95
-    lengths = [len(tree) for seq, tokens, tree in drafter.notes if room(seq, tokens) > 16]
+    lengths = [len(tree) for request, tokens, tree in drafter.notes if room(request, tokens) > 16]
     assert (lengths[0], min(lengths), max(lengths)) == (5, 2, 15)
     assert drafting(pair, Constant(0.8, curve=["a point"]), threshold=0.4).inner.threshold == 0.4  # type: ignore[attr-defined]
     assert drafting(pair, Constant(0.8)).inner.threshold == 0.7  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import base64
 import json
 import random
 import time
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import DraftTree, SamplingParams, datastore
+from paceline.core.drafter import check_vocabulary
+from paceline.core.node_rule import node_limit
+from paceline.core.request import Request
+from paceline.core.tree import node_depths
 from paceline.datastore.search import suffix_at
 from paceline.drafters import create
 from paceline.drafters.sssd.calibration import SHIPPED, Calibration
@@ -25,13 +29,9 @@ from paceline.drafters.sssd.features import FEATURES, HIDDEN
 from paceline.drafters.sssd.options import SssdOptions
 from paceline.drafters.sssd.paper import branch_length
 from paceline.drafters.sssd.request_index import LONGEST, RequestIndex
-from paceline.engine.budget import node_limit
-from paceline.engine.drafter import check_vocabulary
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import node_depths
-from paceline.engine.tree_rules import check_trees
 from paceline.errors import ConfigError, DatastoreError
 from paceline.replay import replay
+from paceline.verification.tree_rules import check_trees
 from tests.support.stores import continuations, some_documents, store
 
 VOCAB = 6
@@ -40,7 +40,7 @@ FUSIONS = ("calibrated", "paper")
 PIECES = st.lists(st.lists(st.integers(0, 2), max_size=25), min_size=1, max_size=8)
 
 
-def matches(text: ListLike[int]) -> dict[int, int]:
+def matches(text: Sequence[int]) -> dict[int, int]:
     """Place behind every earlier occurrence of the newest tokens -> its length."""
     found = {}
     for end in range(1, len(text)):
@@ -80,13 +80,13 @@ def test_the_latest_links_are_followed_only() -> None:
     assert {place for place, _ in index.find(most=3)} == {98, 96}  # the first link leads to the newest token itself
 
 
-def drafted(drafter: Sssd, text: ListLike[int], nodes: int, room: int = 40) -> DraftTree:
+def drafted(drafter: Sssd, text: Sequence[int], nodes: int, room: int = 40) -> DraftTree:
     """The tree after `text`."""
-    seq = Sequence(list(text), SamplingParams(max_new_tokens=room))
-    drafter.start(seq)
-    (tree,) = drafter.propose([seq], [nodes])
-    check_trees(drafter, [seq], [nodes], [tree], 2**32)
-    drafter.stop(seq)
+    request = Request(list(text), SamplingParams(max_new_tokens=room))
+    drafter.start(request)
+    (tree,) = drafter.propose([request], [nodes])
+    check_trees(drafter, [request], [nodes], [tree], 2**32)
+    drafter.stop(request)
     return tree
 
 
@@ -125,11 +125,11 @@ def test_a_batch_shares_nodes_unless_the_options_say_how_many() -> None:
     free, fixed = Sssd(SssdOptions(budget=False)), Sssd(SssdOptions(nodes=24))
     assert [node_limit(free.node_rule, batch, 256) for batch in (1, 2, 3, 4, 8, 16, 64)] == [7, 7, 7, 6, 3, 1, 1]
     assert [node_limit(fixed.node_rule, batch, 256) for batch in (1, 64)] == [256, 256]
-    seqs = [Sequence(list(range(9)) * 9, SamplingParams()) for _ in range(4)]
+    requests = [Request(list(range(9)) * 9, SamplingParams()) for _ in range(4)]
     for drafter, most in ((free, 100), (fixed, 24)):
-        for seq in seqs:
-            drafter.start(seq)
-        assert [len(tree) for tree in drafter.propose(seqs, [100, 16, 8, 0])] == [most, 16, 8, 0]
+        for request in requests:
+            drafter.start(request)
+        assert [len(tree) for tree in drafter.propose(requests, [100, 16, 8, 0])] == [most, 16, 8, 0]
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
@@ -139,10 +139,10 @@ def test_a_batch_is_as_one_by_one(tmp_path: Path, fusion: str) -> None:
     rng = random.Random(5)
     texts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 60))] for _ in range(33)]
     drafter = Sssd(SssdOptions(path, fusion))
-    seqs = [Sequence(text, SamplingParams(max_new_tokens=9)) for text in texts]
-    for seq in seqs:
-        drafter.start(seq)
-    together = drafter.propose(seqs, [12] * len(seqs))
+    requests = [Request(text, SamplingParams(max_new_tokens=9)) for text in texts]
+    for request in requests:
+        drafter.start(request)
+    together = drafter.propose(requests, [12] * len(requests))
     assert together == [drafted(drafter, text, 12, 9) for text in texts]
     assert drafter.propose([], []) == []
 
@@ -174,12 +174,12 @@ def test_confidences_are_those_of_the_network(tmp_path: Path) -> None:
     first, bias = weights[: inputs * HIDDEN].reshape(inputs, HIDDEN), weights[inputs * HIDDEN : (inputs + 1) * HIDDEN]
     second, last = weights[(inputs + 1) * HIDDEN : -1], weights[-1]
     for _ in range(30):
-        seq = Sequence([rng.randrange(60) for _ in range(8)], SamplingParams(max_new_tokens=30))
+        request = Request([rng.randrange(60) for _ in range(8)], SamplingParams(max_new_tokens=30))
         drafter, recorder = Sssd(options), Sssd(options)
-        drafter.start(seq)
-        recorder.start(seq)
-        (tree,) = drafter.propose([seq], [24])
-        recorded, offered, _ = recorder.record(seq, [7], 24)
+        drafter.start(request)
+        recorder.start(request)
+        (tree,) = drafter.propose([request], [24])
+        recorded, offered, _ = recorder.record(request, [7], 24)
         assert recorded == tree
         predicted = 1 / (1 + np.exp(-(np.maximum(offered @ first + bias, 0) @ second + last)))
         of_root = [one for one, parent in zip(tree.confidence or [], tree.parents, strict=True) if parent < 0]
@@ -208,11 +208,11 @@ def test_the_paper_by_hand() -> None:
 def test_finished_answers_become_searchable(tmp_path: Path) -> None:
     path = store(tmp_path / "store", [[0, 1]], vocab_size=100)
     drafter = Sssd(SssdOptions(str(path), live=True))
-    seq = Sequence([5, 6, 7, 8], SamplingParams(max_new_tokens=5))
-    drafter.start(seq)
-    drafter.propose([seq], [4])
-    seq.append([50, 51, 52, 53, 54])
-    drafter.stop(seq)
+    request = Request([5, 6, 7, 8], SamplingParams(max_new_tokens=5))
+    drafter.start(request)
+    drafter.propose([request], [4])
+    request.append([50, 51, 52, 53, 54])
+    drafter.stop(request)
     assert drafter._store is not None
     drafter._store.flush()
     assert paths(drafted(drafter, [20, 50, 51], 3))[-1] == [52, 53, 54]
@@ -223,9 +223,9 @@ def test_finished_answers_become_searchable(tmp_path: Path) -> None:
 def test_what_one_request_says_is_drafted_for_another(tmp_path: Path) -> None:
     path = store(tmp_path / "store", [[0, 1]], vocab_size=100)
     drafter = Sssd(SssdOptions(str(path), live=True))
-    one, other = (Sequence(prompt, SamplingParams(max_new_tokens=9)) for prompt in ([5, 6, 7, 8], [20, 30, 31]))
-    for seq in (one, other):
-        drafter.start(seq)
+    one, other = (Request(prompt, SamplingParams(max_new_tokens=9)) for prompt in ([5, 6, 7, 8], [20, 30, 31]))
+    for request in (one, other):
+        drafter.start(request)
     assert not paths(drafter.propose([one, other], [4, 4])[1])
     one.append([50, 51, 52, 53])
     other.append([21])

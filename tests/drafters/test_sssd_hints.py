@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from paceline import SamplingParams
+from paceline.core.request import Request
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.evidence import Pool, new_pool
 from paceline.drafters.sssd.features import FEATURES
@@ -15,16 +16,15 @@ from paceline.drafters.sssd.hints import follow_copy
 from paceline.drafters.sssd.options import SssdOptions
 from paceline.drafters.sssd.pointers import POINTER, REQUEST
 from paceline.drafters.sssd.request_index import LONGEST
-from paceline.engine.sequence import Sequence
 from tests.support.stores import store
 
 
 def offers(text: list[int], token: int, datastore: Path | None = None) -> dict[str, float] | None:
     """The inputs of the network for a token behind the text; None = it is not offered."""
-    seq = Sequence(text, SamplingParams(max_new_tokens=10))
+    request = Request(text, SamplingParams(max_new_tokens=10))
     drafter = Sssd(SssdOptions(None if datastore is None else str(datastore)))
-    drafter.start(seq)
-    _, inputs, labels = drafter.record(seq, [token], 1)
+    drafter.start(request)
+    _, inputs, labels = drafter.record(request, [token], 1)
     return dict(zip(FEATURES, inputs[labels == 1][0].tolist(), strict=True)) if labels.any() else None
 
 

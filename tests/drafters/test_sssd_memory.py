@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.origin import Origin
+from paceline.core.request import Request, SamplingParams
 from paceline.datastore import Snapshot, info
-from paceline.drafters.sssd import memory
+from paceline.drafters.sssd import answer_memory
+from paceline.drafters.sssd.answer_memory import AnswerMemory
 from paceline.drafters.sssd.drafter import Sssd
-from paceline.drafters.sssd.memory import AnswerMemory
 from paceline.drafters.sssd.options import SssdOptions
-from paceline.engine.origin import Origin
-from paceline.engine.sequence import SamplingParams, Sequence
 from paceline.errors import ConfigError
 from tests.drafters.test_sssd import drafted
 from tests.support.stores import looked_up, store
@@ -36,11 +36,11 @@ def origins(drafter: Sssd, text: list[int]) -> set[int]:
 
 def answered(drafter: Sssd, prompt: list[int], answer: list[int]) -> None:
     """Let the drafter see one request from its beginning to its end."""
-    seq = Sequence(prompt, SamplingParams(max_new_tokens=len(answer) + 1))
-    drafter.start(seq)
-    drafter.propose([seq], [4])
-    seq.append(answer)
-    drafter.stop(seq)
+    request = Request(prompt, SamplingParams(max_new_tokens=len(answer) + 1))
+    drafter.start(request)
+    drafter.propose([request], [4])
+    request.append(answer)
+    drafter.stop(request)
 
 
 @pytest.mark.parametrize("datastore", [False, True])
@@ -67,7 +67,7 @@ def test_nothing_is_remembered_where_nothing_is_to_be(options: SssdOptions) -> N
 
 def test_requests_that_go_on_know_of_each_other_and_alone_of_nothing_new() -> None:
     drafter = Sssd(SssdOptions())
-    one, other = (Sequence(prompt, SamplingParams(max_new_tokens=200)) for prompt in ([1, 2, 3], [4, 5, 6]))
+    one, other = (Request(prompt, SamplingParams(max_new_tokens=200)) for prompt in ([1, 2, 3], [4, 5, 6]))
     drafter.start(one)
     drafter.propose([one], [4])
     one.append(SAID)
@@ -84,7 +84,7 @@ def test_requests_that_go_on_know_of_each_other_and_alone_of_nothing_new() -> No
 
 def test_the_oldest_make_room_and_little_is_sorted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     most, sorted_tokens, said = 4000, 0, 0
-    plain = memory._shard
+    plain = answer_memory._shard
 
     def counted(texts: object) -> object:
         nonlocal sorted_tokens
@@ -92,7 +92,7 @@ def test_the_oldest_make_room_and_little_is_sorted_again(monkeypatch: pytest.Mon
         sorted_tokens += sum(shard.info.tokens for shard in shards)
         return shards
 
-    monkeypatch.setattr(memory, "_shard", counted)
+    monkeypatch.setattr(answer_memory, "_shard", counted)
     kept, rng = AnswerMemory(most), random.Random(3)
     answers: list[list[int]] = []
     for _ in range(300):

@@ -6,22 +6,21 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
+from paceline.core.drafter import DelegatingDrafter
+from paceline.core.node_rule import NodeRule, node_limit
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
-from paceline.engine.budget import NodeRule, node_limit
-from paceline.engine.drafter import DelegatingDrafter
 from paceline.engine.engine import Engine
-from paceline.engine.selfcheck import plain_logits
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE
 from paceline.errors import ConfigError, DrafterError
+from paceline.model.self_check import plain_logits
 from tests.support.shared import COUNT, Pair
 
 LONG = SamplingParams(max_new_tokens=COUNT)
@@ -35,10 +34,10 @@ class Watched(DelegatingDrafter):
         self.sizes: list[int] = []
         self._before = before
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        self.sizes.append(len(seqs))
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        self.sizes.append(len(requests))
         self._before()
-        return super().propose(seqs, max_nodes)
+        return super().propose(requests, max_nodes)
 
 
 @pytest.mark.parametrize("spec", ["none", "prompt_lookup", "lookahead", "draft_model"])
@@ -91,11 +90,11 @@ class Breaks(Drafter):
     def __init__(self, at: int) -> None:
         self._left = at
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         self._left -= 1
         if self._left == 0:
             raise DrafterError("broken")
-        return [EMPTY_TREE] * len(seqs)
+        return [EMPTY_TREE] * len(requests)
 
 
 def test_an_error_ends_the_requests_of_its_step_and_no_others(pair: Pair) -> None:
@@ -110,13 +109,13 @@ def test_an_error_ends_the_requests_of_its_step_and_no_others(pair: Pair) -> Non
 
 def test_an_error_in_a_step_that_another_thread_made_is_raised_where_it_belongs(pair: Pair) -> None:
     engine = Engine(pair.target, Breaks(4), max_batch=1)
-    first, second = engine.submit([Sequence(prompt, LONG) for prompt in pair.prompts[:2]])
+    first, second = engine.submit([Request(prompt, LONG) for prompt in pair.prompts[:2]])
     while not first.done:
         engine.step()  # as another caller would
     with pytest.raises(DrafterError, match="broken"):
         engine.finish([first, second])
     engine.finish([second])
-    assert second.seq.output_ids == pair.answers[1]
+    assert second.request.output_ids == pair.answers[1]
 
 
 def test_a_cache_that_cannot_grow_ends_the_requests_that_wait_for_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,26 +139,26 @@ class StopFails(Drafter):
     def __init__(self) -> None:
         self.bad: list[int] = []
 
-    def start(self, seq: Sequence) -> None:
-        self.bad = self.bad or [seq.id]
+    def start(self, request: Request) -> None:
+        self.bad = self.bad or [request.id]
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        return [EMPTY_TREE] * len(seqs)
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        return [EMPTY_TREE] * len(requests)
 
-    def stop(self, seq: Sequence) -> None:
-        if seq.id in self.bad:
+    def stop(self, request: Request) -> None:
+        if request.id in self.bad:
             raise OSError("disk full")
 
 
 def test_what_goes_wrong_at_the_end_of_a_request_is_its_own(pair: Pair) -> None:
     engine = Engine(pair.target, StopFails())
-    seqs = [Sequence(prompt, LONG) for prompt in pair.prompts[:3]]
-    tickets = engine.submit(seqs)
+    requests = [Request(prompt, LONG) for prompt in pair.prompts[:3]]
+    handles = engine.submit(requests)
     while engine.unfinished:
         engine.step()
-    assert [type(ticket.error) for ticket in tickets] == [OSError, type(None), type(None)]
-    assert all(ticket.done for ticket in tickets)
-    assert [seq.output_ids for seq in seqs] == pair.answers[:3]
+    assert [type(handle.error) for handle in handles] == [OSError, type(None), type(None)]
+    assert all(handle.done for handle in handles)
+    assert [request.output_ids for request in requests] == pair.answers[:3]
     assert engine.model.open_sequences == 0
 
 
@@ -244,10 +243,10 @@ class Curious(Drafter):
     def __init__(self) -> None:
         self.seen: list[Outcome] = []
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        return [DraftTree([1, 2, 3], [-1, 0, -1]) for _ in seqs]
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        return [DraftTree([1, 2, 3], [-1, 0, -1]) for _ in requests]
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         self.seen += outcomes
 
 
@@ -259,7 +258,7 @@ def test_the_targets_likeliest_tokens_after_every_node(pair: Pair, temperature: 
     )
     firsts: dict[int, Outcome] = {}  # of each sequence: what was known then is its prompt
     for outcome in drafter.seen:
-        firsts.setdefault(outcome.seq.id, outcome)
+        firsts.setdefault(outcome.request.id, outcome)
     plain = LLM(pair.target, "none").model
     for outcome, prompt in zip(firsts.values(), pair.prompts[:3], strict=True):
         assert outcome.target_top is not None
@@ -276,7 +275,7 @@ def test_nobody_asks_nothing_is_computed(pair: Pair) -> None:
     class Quiet(Curious):
         name, top_k = "quiet", 0
 
-        def observe(self, outcomes: ListLike[Outcome]) -> None:
+        def observe(self, outcomes: Sequence[Outcome]) -> None:
             seen.extend(outcomes)
 
     LLM(pair.target, Quiet()).generate(pair.prompts[:1], SamplingParams(max_new_tokens=4))

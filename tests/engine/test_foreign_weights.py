@@ -11,23 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from paceline import LLM, SamplingParams
-from paceline.engine import invariance
-from paceline.engine.attention import registered
-from paceline.engine.best_tokens import likeliest, most_likely
-from paceline.engine.circumstances import circumstances
-from paceline.engine.identity import model_identity
-from paceline.engine.invariance import search, settle
-from paceline.engine.kept_vocabulary import keep_tokens
-from paceline.engine.plain import is_plain
-from paceline.engine.products import choice, own
-from paceline.engine.products.norms import own_norms
-from paceline.engine.products.own import Products, plain_products, replaceable
-from paceline.engine.quantisation import foreign_weights
-from paceline.engine.reading.modules import target_ends
-from paceline.engine.row_modules import survey
+from paceline.attention import registered
+from paceline.cpu.linear import choice, own
+from paceline.cpu.linear.norms import own_norms
+from paceline.cpu.linear.own import Products, plain_products, replaceable
+from paceline.cpu.topk import likeliest, most_likely
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.integrations.transformers import Strategy
-from tests.support.foreign import FOREIGN, KINDS, Packed, WritingThrough, quantised
+from paceline.invariance import invariance
+from paceline.invariance.invariance import resolve_batch_invariance, search
+from paceline.invariance.row_modules import survey
+from paceline.model.eagle.modules import embedding_and_lm_head
+from paceline.model.identity import model_identity
+from paceline.model.quantisation import foreign_weights
+from paceline.model.reduced_vocabulary import keep_tokens
+from paceline.util.environment_key import environment_key
+from paceline.util.plain_tensors import is_plain
+from tests.support.foreign import FOREIGN, KINDS, RaggedSelector, WritingThrough, quantised
 from tests.support.models import make
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 3] * 8, [4]]
@@ -44,7 +44,7 @@ def sums(model: Any) -> dict[str, str]:
     """A checksum of every number that a model holds."""
     found = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        held = (tensor.numbers, tensor.scales) if isinstance(tensor, Packed) else (tensor,)
+        held = (tensor.numbers, tensor.scales) if isinstance(tensor, RaggedSelector) else (tensor,)
         data = b"".join(one.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for one in held)
         found[name] = hashlib.sha256(data).hexdigest()
     return found
@@ -95,8 +95,8 @@ def test_batch_invariance_is_refused_with_the_reason(kind: str) -> None:
     model = quantised(kind)
     before = sums(model)
     with pytest.raises(ConfigError, match=r"batch_invariant: got True; .*q_proj.* Pass 'auto' or False\."):
-        settle(model, True)
-    found = settle(model, "auto")
+        resolve_batch_invariance(model, True)
+    found = resolve_batch_invariance(model, "auto")
     assert not found.on
     assert "q_proj" in found.reason
     assert sums(model) == before
@@ -136,7 +136,7 @@ def test_a_weight_that_is_quantised_later_is_left_to_its_own_code() -> None:
     products = Products(replaceable(model))
     down = model.model.layers[1].mlp.down_proj
     assert down in products.modules
-    down.weight = nn.Parameter(Packed.of(down.weight.detach()), requires_grad=False)
+    down.weight = nn.Parameter(RaggedSelector.of(down.weight.detach()), requires_grad=False)
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
         expected = model(ids).logits
@@ -181,10 +181,10 @@ def test_logits_of_another_class_are_searched_by_torch() -> None:
 
 def test_ends_that_are_not_plain_are_not_read() -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
-    assert target_ends(model)
-    model.lm_head.weight = nn.Parameter(Packed.of(model.lm_head.weight.detach()), requires_grad=False)
+    assert embedding_and_lm_head(model)
+    model.lm_head.weight = nn.Parameter(RaggedSelector.of(model.lm_head.weight.detach()), requires_grad=False)
     with pytest.raises(UnsupportedModelError, match="no plain weight"):
-        target_ends(model)
+        embedding_and_lm_head(model)
     with pytest.raises(ConfigError, match="no plain LM head"):
         keep_tokens(model, [3, 4])
     assert model_identity(model)[0] != model_identity(make("llama", "sdpa"))[0]
@@ -192,7 +192,7 @@ def test_ends_that_are_not_plain_are_not_read() -> None:
 
 def test_what_was_found_of_plain_weights_does_not_hold_for_quantised_ones() -> None:
     """torchao changes weights in place: configuration, shapes, dtypes and modules stay what they were."""
-    assert circumstances(quantised("a tensor subclass")) != circumstances(make("llama", "sdpa"))
+    assert environment_key(quantised("a tensor subclass")) != environment_key(make("llama", "sdpa"))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "cohere2"])
@@ -235,12 +235,12 @@ def test_whatever_fails_in_the_proof_is_a_reason_and_not_kept(step: str, monkeyp
     model = make("llama", "sdpa")
     with monkeypatch.context() as patch:
         patch.setattr(invariance, step, fail)
-        found = settle(model, "auto")
+        found = resolve_batch_invariance(model, "auto")
         assert found.reason == "it was tried on cpu and failed: out of luck (Sudden)"
         assert LLM(model, "none").generate([[3, 4]], PARAMS)[0].token_ids
         with pytest.raises(ConfigError, match="got True; it was tried on cpu and failed: out of luck"):
-            settle(model, True)
-    assert "failed" not in settle(model, "auto").reason
+            resolve_batch_invariance(model, True)
+    assert "failed" not in resolve_batch_invariance(model, "auto").reason
 
 
 def test_plain_tensors() -> None:

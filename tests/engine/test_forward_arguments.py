@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from paceline import LLM, SamplingParams
-from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.integrations.transformers import generate
+from paceline.model.forward_arguments import GENERATE_CACHE
 from tests.support.models import make
 from tests.support.shared import reference
 

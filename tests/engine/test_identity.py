@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.bench import enlarge
-from paceline.engine.identity import CLOSE, CLOSE_ENOUGH, Sketch
+from paceline.model.identity import CLOSE, CLOSE_ENOUGH, Sketch
 from tests.support.models import make, redrawn, rounded
 from tests.support.shared import Pair
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from paceline.engine.loading import load_model
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import DraftTree
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import DraftTree
+from paceline.model.cached_lm import CachedLM
+from paceline.model.loading import load_model
 
 TARGET = Path(__file__).parents[1] / "data" / "tiny_target"
 
@@ -17,19 +17,19 @@ TARGET = Path(__file__).parents[1] / "data" / "tiny_target"
 def test_storage_stays_and_attention_reads_views() -> None:
     lm = CachedLM(load_model(TARGET))
     lm.reserve(3, 64)
-    seqs = [Sequence(list(range(3, 3 + length)), SamplingParams()) for length in (5, 9, 7)]
-    for seq in seqs:
-        lm.open(seq)
-        lm.feed([seq])
+    requests = [Request(list(range(3, 3 + length)), SamplingParams()) for length in (5, 9, 7)]
+    for request in requests:
+        lm.open(request)
+        lm.feed([request])
     layers = lm._cache.layers
     places = [store.data_ptr() for layer in layers for store in (layer.keys, layer.values)]
     for accepted in ([[0, 1], [], [2]], [[], [2], [0]]):  # a chain, nothing, a branch
-        for seq in seqs:
-            seq.token_ids.append(11)
-        lm.forward(seqs, [DraftTree([4, 5, 6], [-1, 0, -1])] * 3)
+        for request in requests:
+            request.token_ids.append(11)
+        lm.forward(requests, [DraftTree([4, 5, 6], [-1, 0, -1])] * 3)
         lm.commit(accepted)
-        for seq, path in zip(seqs, accepted, strict=True):
-            seq.token_ids.extend([4, 5, 6][node] for node in path)
+        for request, path in zip(requests, accepted, strict=True):
+            request.token_ids.extend([4, 5, 6][node] for node in path)
     assert [store.data_ptr() for layer in layers for store in (layer.keys, layer.values)] == places
     heads, dim = layers[0].keys.shape[1], layers[0].keys.shape[3]
     columns = lm._cache.window.places.shape[1]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from paceline import LLM, Completion, Drafter, DraftTree, SamplingParams
+from paceline.core.request import Request
+from paceline.core.tree import node_depths
 from paceline.drafters import create
 from paceline.engine.parallel.model import check_columns, weight_sums
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.parallel.split import share
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import node_depths
 from paceline.errors import ConfigError, DrafterError
 from tests.support.processes import Group
 from tests.support.shared import Pair, ScriptedTree
@@ -170,15 +169,15 @@ class Unsteady(Drafter):
 
     name, columns = "unsteady", 4
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        return [DraftTree.chain([5] * (1 + dist.get_rank())) for _ in seqs]
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        return [DraftTree.chain([5] * (1 + dist.get_rank())) for _ in requests]
 
 
 class Drawn(Drafter):
     name, columns = "drawn", 4
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        return [DraftTree([5], [-1], [torch.full((256,), 1 / 256)]) for _ in seqs]
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        return [DraftTree([5], [-1], [torch.full((256,), 1 / 256)]) for _ in requests]
 
 
 def make_mistakes(prompt: list[int]) -> None:

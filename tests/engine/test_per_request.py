@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,23 +10,23 @@ import pytest
 
 from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
 from paceline.bench.settings import BenchConfig
-from paceline.common.options import flat
+from paceline.core.request import Request
+from paceline.draft_budget.budget import DraftBudget
+from paceline.draft_budget.cost_curve import CostCurve
+from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState, DrafterStats
 from paceline.drafters import create
-from paceline.engine.cost_curve import CostCurve
-from paceline.engine.drafting import Drafting, Part, Worth
+from paceline.engine.drafter_pool import MOST_DRAFTERS, DrafterPool
 from paceline.engine.engine import Engine
 from paceline.engine.parallel.model import refuse_others
-from paceline.engine.roster import MOST_DRAFTERS, Roster
-from paceline.engine.sequence import Sequence
-from paceline.engine.spending import Spending
 from paceline.errors import BusyError, ConfigError, DrafterError
-from paceline.head.settings import RecordConfig
+from paceline.training.acceptance_head.settings import RecordConfig
+from paceline.util.options import flat
 from tests.support.shared import COUNT, Pair, without_budget
 
 MIXED = ["none", "sssd", "prompt_lookup", "lookahead", "draft_model:verification=follow", "token_recycling", "auto"]
 
 
-def each(pair: Pair, specs: ListLike[str | None], **options: Any) -> list[SamplingParams]:
+def each(pair: Pair, specs: Sequence[str | None], **options: Any) -> list[SamplingParams]:
     """Parameters for every prompt, the specs in turn."""
     return [SamplingParams(COUNT, speculation=specs[row % len(specs)], **options) for row in range(len(pair.prompts))]
 
@@ -64,9 +64,9 @@ def test_they_share_their_forwards(pair: Pair, llm: LLM) -> None:
     steps: list[int] = []
     forward = llm.model.forward_nodes
 
-    def counted(seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> Any:
-        steps.append(len({seq.params.speculation for seq in seqs}))
-        return forward(seqs, trees)
+    def counted(requests: Sequence[Request], trees: Sequence[DraftTree]) -> Any:
+        steps.append(len({request.params.speculation for request in requests}))
+        return forward(requests, trees)
 
     llm.model.forward_nodes = counted  # type: ignore[method-assign]
     outs = llm.generate(pair.prompts, each(pair, [without_budget(spec) for spec in MIXED]))
@@ -79,7 +79,7 @@ def test_a_drafter_is_made_once_and_the_engines_own_is_used_for_its_own_spec(pai
     llm = LLM(pair.target, "sssd:nodes=9,budget=false")
     with_own: list[int] = []
     start = llm.drafter.start
-    llm.drafter.start = lambda seq: (with_own.append(seq.id), start(seq))[1]  # type: ignore[method-assign, func-returns-value]
+    llm.drafter.start = lambda request: (with_own.append(request.id), start(request))[1]  # type: ignore[method-assign, func-returns-value]
     specs = [None, "sssd:nodes=9,budget=false", " sssd: budget=false, nodes=9", "sssd:nodes=9"]
     outs = llm.generate(pair.prompts[:4], [SamplingParams(8, speculation=spec) for spec in specs])
     assert [out.token_ids for out in outs] == [answer[:8] for answer in pair.answers[:4]]
@@ -88,7 +88,7 @@ def test_a_drafter_is_made_once_and_the_engines_own_is_used_for_its_own_spec(pai
     first = roster.find("sssd:nodes=9", set)
     assert first is not roster.own
     assert roster.find("sssd:nodes=9", set) is first
-    assert first.worth is not None
+    assert first.stats is not None
 
 
 def test_most_nodes_of_a_request(pair: Pair) -> None:
@@ -130,20 +130,20 @@ class Breaks(Drafter):
         if where == self._where and self._calls == (3 if where in ("start", "stop") else 8):
             raise RuntimeError(f"broken in {where}")
 
-    def start(self, seq: Sequence) -> None:
-        self.open.add(seq.id)
+    def start(self, request: Request) -> None:
+        self.open.add(request.id)
         self._call("start")
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         self._call("propose")
-        wrong = self._where == "tree" and any(len(seq.output_ids) == 5 for seq in seqs)
-        return [DraftTree([1], [0 if wrong else -1]) for _ in seqs]
+        wrong = self._where == "tree" and any(len(request.output_ids) == 5 for request in requests)
+        return [DraftTree([1], [0 if wrong else -1]) for _ in requests]
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         self._call("observe")
 
-    def stop(self, seq: Sequence) -> None:
-        self.open.discard(seq.id)
+    def stop(self, request: Request) -> None:
+        self.open.discard(request.id)
         self._call("stop")
 
 
@@ -152,20 +152,20 @@ def test_a_drafter_that_fails_ends_its_own_requests_only(pair: Pair, where: str)
     broken = Breaks(where)
     engine = Engine(pair.target, create("none"), make=lambda spec: broken if spec == "breaks" else create(spec))
     specs = ["breaks", None, "sssd:budget=false", "breaks", "prompt_lookup", "breaks"]
-    seqs = [
-        Sequence(prompt, SamplingParams(COUNT - 5 * row, speculation=spec))
+    requests = [
+        Request(prompt, SamplingParams(COUNT - 5 * row, speculation=spec))
         for row, (prompt, spec) in enumerate(zip(pair.prompts, specs, strict=False))
     ]
-    tickets = engine.submit(seqs)
+    handles = engine.submit(requests)
     while engine.unfinished:
         engine.step()
-    failed = [ticket for ticket in tickets if ticket.error is not None]
+    failed = [handle for handle in handles if handle.error is not None]
     assert 0 < len(failed) == (1 if where in ("start", "stop") else 3)
-    assert {ticket.seq.params.speculation for ticket in failed} == {"breaks"}
-    assert all(isinstance(ticket.error, DrafterError if where == "tree" else RuntimeError) for ticket in failed)
-    for ticket, answer in zip(tickets, pair.answers, strict=False):
-        if ticket not in failed:
-            assert ticket.seq.output_ids == answer[: ticket.seq.params.max_new_tokens]
+    assert {handle.request.params.speculation for handle in failed} == {"breaks"}
+    assert all(isinstance(handle.error, DrafterError if where == "tree" else RuntimeError) for handle in failed)
+    for handle, answer in zip(handles, pair.answers, strict=False):
+        if handle not in failed:
+            assert handle.request.output_ids == answer[: handle.request.params.max_new_tokens]
     assert not broken.open
     assert engine.model.open_sequences == 0
 
@@ -177,18 +177,18 @@ def test_the_likeliest_tokens_a_drafter_asks_for_are_of_its_own_requests(pair: P
         def __init__(self) -> None:
             self.seen: list[Outcome] = []
 
-        def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-            return [DraftTree([1, 2], [-1, -1]) for _ in seqs]
+        def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+            return [DraftTree([1, 2], [-1, -1]) for _ in requests]
 
-        def observe(self, outcomes: ListLike[Outcome]) -> None:
+        def observe(self, outcomes: Sequence[Outcome]) -> None:
             self.seen += outcomes
 
     curious = Curious()
     engine = Engine(pair.target, create("none"), make=lambda spec: curious if spec == "curious" else create(spec))
     specs = [None, "curious", "sssd:budget=false", "curious"]
-    seqs = [Sequence(prompt, SamplingParams(9, speculation=spec)) for prompt, spec in zip(pair.prompts, specs, strict=False)]
-    engine.finish(engine.submit(seqs))
-    assert {outcome.seq.id for outcome in curious.seen} == {seqs[1].id, seqs[3].id}
+    requests = [Request(prompt, SamplingParams(9, speculation=spec)) for prompt, spec in zip(pair.prompts, specs, strict=False)]
+    engine.finish(engine.submit(requests))
+    assert {outcome.request.id for outcome in curious.seen} == {requests[1].id, requests[3].id}
     for outcome in curious.seen:
         assert outcome.target_top is not None
         assert outcome.target_top.token_ids[:, 0].tolist() == outcome.target_argmax
@@ -221,12 +221,12 @@ def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair) -> None:
 
     engine = Engine(pair.target, create("none"), make=lambda spec: Foreign())
     with pytest.raises(ConfigError, match="prompt 0: speculation: drafter 'drafter': got a vocabulary of 7 tokens"):
-        engine.submit([Sequence([1], SamplingParams(speculation="foreign"))])
+        engine.submit([Request([1], SamplingParams(speculation="foreign"))])
 
 
 def test_an_engine_that_can_make_none_says_so(pair: Pair) -> None:
     with pytest.raises(ConfigError, match="prompt 0: speculation: got 'none'; expected None, since this engine was given one"):
-        Engine(pair.target, create("none")).submit([Sequence([1], SamplingParams(speculation="none"))])
+        Engine(pair.target, create("none")).submit([Request([1], SamplingParams(speculation="none"))])
 
 
 @pytest.mark.parametrize("options", [{"speculation": ""}, {"speculation": 3}, {"max_nodes": -1}, {"max_nodes": 1.5}])
@@ -243,7 +243,7 @@ def test_a_bounded_number_of_drafters() -> None:
         made.append(spec)
         return create("none")
 
-    roster = Roster(make, lambda drafter: None, spending=True)
+    roster = DrafterPool(make, lambda drafter: None, spending=True)
     roster.use(create("none"), "none")
     found = [roster.find(f"none:x={number}", set) for number in range(MOST_DRAFTERS)]
     roster.find("none:x=0", set)
@@ -261,37 +261,37 @@ def test_what_was_learnt_of_a_drafter_stays_for_later_requests(pair: Pair) -> No
     llm = LLM(pair.target, "none")
     for _ in range(2):
         llm.generate(pair.prompts, SamplingParams(COUNT, speculation="sssd"))
-    worth = llm._engine._roster.find("sssd", set).worth
-    assert worth is not None
-    assert worth.reliability.trials.sum() > 0
-    assert llm.reliability is None  # of its own drafter
+    stats = llm._engine._roster.find("sssd", set).stats
+    assert stats is not None
+    assert stats.acceptance_calibration.trials.sum() > 0
+    assert llm.acceptance_calibration is None  # of its own drafter
 
 
 def test_processes_of_a_parallel_run_have_one_drafter() -> None:
-    roster = Roster(refuse_others, lambda drafter: None, spending=False)
+    roster = DrafterPool(refuse_others, lambda drafter: None, spending=False)
     roster.use(create("lookahead:window=4"), "lookahead:window=4")
     assert roster.find("lookahead:window=4", set) is roster.own
     with pytest.raises(ConfigError, match="got 'sssd' in lookahead parallelism, where the processes share out the trees of one"):
         roster.find("sssd", set)
 
 
-def part(trees: list[DraftTree], worth: Worth | None) -> Part:
-    return Part(Drafting(Drafter(), worth), [], [], trees=trees)
+def part(trees: list[DraftTree], stats: DrafterStats | None) -> DrafterBatch:
+    return DrafterBatch(DrafterState(Drafter(), stats), [], [], trees=trees)
 
 
 def test_confidence_is_corrected_by_what_is_known_of_its_own_drafter() -> None:
     """The same trees from two drafters: the one that boasts is cut to nothing, and the other is not."""
-    honest, boastful, chain = Worth(), Worth(), DraftTree.chain([5, 6], confidence=[0.9, 0.9])
-    spending = Spending(lambda: CostCurve((1, 1000), (1.0, 1.001)))
+    honest, boastful, chain = DrafterStats(), DrafterStats(), DraftTree.chain([5, 6], confidence=[0.9, 0.9])
+    spending = DraftBudget(lambda: CostCurve((1, 1000), (1.0, 1.001)))
     for _ in range(200):
         parts = [part([chain], honest), part([chain], boastful)]
         spending.cut(parts, 2, 2)
         for one, tokens in zip(parts, ([5, 6, 7], [9]), strict=True):
-            one.outcomes = [Outcome(Sequence([1], SamplingParams()), one.trees[0], [], tokens, [])]
+            one.outcomes = [Outcome(Request([1], SamplingParams()), one.trees[0], [], tokens, [])]
         spending.observe(parts, 1.0)
-    assert honest.reliability.hits.sum() == 400
-    assert boastful.reliability.hits.sum() == 0
-    steep = Spending(lambda: CostCurve((1, 100), (1.0, 30.0)))
+    assert honest.acceptance_calibration.hits.sum() == 400
+    assert boastful.acceptance_calibration.hits.sum() == 0
+    steep = DraftBudget(lambda: CostCurve((1, 100), (1.0, 30.0)))
     parts = [part([chain], honest), part([chain], boastful)]
     steep.cut([parts[0]], 1, 1)
     steep.cut([parts[1]], 1, 1)
@@ -300,24 +300,24 @@ def test_confidence_is_corrected_by_what_is_known_of_its_own_drafter() -> None:
 
 def test_up_to_the_width_of_trees_fed_whole_nodes_are_free() -> None:
     unlikely = DraftTree.chain([5] * 6, confidence=[0.3] * 6)
-    for whole in (part([DraftTree.chain([1] * 4)], None), part([DraftTree.chain([1] * 4)], Worth())):
-        own = part([unlikely], Worth())
-        Spending(lambda: CostCurve((1, 100), (1.0, 100.0))).cut([own, whole], 2, 2)
+    for whole in (part([DraftTree.chain([1] * 4)], None), part([DraftTree.chain([1] * 4)], DrafterStats())):
+        own = part([unlikely], DrafterStats())
+        DraftBudget(lambda: CostCurve((1, 100), (1.0, 100.0))).cut([own, whole], 2, 2)
         assert len(own.trees[0]) == 4
         assert len(whole.trees[0]) == 4
 
 
 def test_each_whole_tree_pays_for_what_is_wider_than_the_next() -> None:
     linear = CostCurve((1, 101), (1.0, 101.0))
-    narrow, wide, plain = (part([DraftTree.chain([1] * length)], Worth()) for length in (3, 7, 0))
+    narrow, wide, plain = (part([DraftTree.chain([1] * length)], DrafterStats()) for length in (3, 7, 0))
     untold = part([DraftTree.chain([1] * 2)], None)
-    Spending(lambda: linear).cut([wide, plain, narrow, untold], 1, 1)
+    DraftBudget(lambda: linear).cut([wide, plain, narrow, untold], 1, 1)
     assert [one.cost for one in (untold, narrow, wide, plain)] == pytest.approx([0, 4 / 3, 8 / 4, 0])
     for one, count in ((wide, 2), (plain, 1), (narrow, 1), (untold, 3)):
-        one.outcomes = [Outcome(Sequence([1], SamplingParams()), one.trees[0], [], [4] * count, [])]
+        one.outcomes = [Outcome(Request([1], SamplingParams()), one.trees[0], [], [4] * count, [])]
     notes: list[tuple[float, float, int]] = []
-    assert wide.drafting.worth is not None
-    wide.drafting.worth.gate.note = lambda *seen: notes.append(seen)  # type: ignore[method-assign]
+    assert wide.drafter_state.stats is not None
+    wide.drafter_state.stats.gate.note = lambda *seen: notes.append(seen)  # type: ignore[method-assign]
     wide.learn(2 + 1 + 1 + 3)
     assert notes == [(7 / 6, 2.0, 1)]  # seven tokens, of which six had come without it, in twice the time
 
@@ -328,22 +328,22 @@ def test_a_useless_drafter_is_left_out_and_the_others_go_on(pair: Pair) -> None:
     class Useless(Drafter):
         budget = True
 
-        def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+        def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
             return [DraftTree.chain([0] * min(40, limit)) for limit in max_nodes]
 
     def made(spec: str) -> Drafter:
         return Useless() if spec == "useless" else create(spec)
 
     engine = Engine(pair.target, create("none"), make=made, cost_curve=CostCurve((1, 1000), (1.0, 1000.0)))
-    seqs = [
-        Sequence(prompt, SamplingParams(COUNT, speculation="useless" if row % 2 else "lookahead:budget=false"))
+    requests = [
+        Request(prompt, SamplingParams(COUNT, speculation="useless" if row % 2 else "lookahead:budget=false"))
         for row, prompt in enumerate(pair.prompts[:8])
     ]
-    engine.finish(engine.submit(seqs))
-    assert [seq.output_ids for seq in seqs] == pair.answers[:8]
-    useless = [seq for seq in seqs if seq.params.speculation == "useless"]
-    assert sum(fed > 30 for seq in useless for fed in seq.counters.fed[1:]) <= 4 * len(useless)
-    assert all(sum(seq.counters.fed) > 2 * len(seq.counters.fed) for seq in seqs if seq not in useless)
+    engine.finish(engine.submit(requests))
+    assert [request.output_ids for request in requests] == pair.answers[:8]
+    useless = [request for request in requests if request.params.speculation == "useless"]
+    assert sum(fed > 30 for request in useless for fed in request.counters.fed[1:]) <= 4 * len(useless)
+    assert all(sum(request.counters.fed) > 2 * len(request.counters.fed) for request in requests if request not in useless)
 
 
 def test_they_are_no_options_of_a_run() -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from paceline import LLM, Completion, DraftTree, SamplingParams
-from paceline.engine.grouping import prompts_together
-from paceline.engine.logprobs import score_prompts
-from paceline.engine.model import CachedLM
-from paceline.engine.node_logits import NodeLogits
-from paceline.engine.sequence import Sequence
+from paceline.core.request import Request
+from paceline.engine.grouping import select_prompts
 from paceline.errors import CapacityError, ConfigError
+from paceline.model.cached_lm import CachedLM
+from paceline.model.node_logits import NodeLogits
+from paceline.verification.logprobs import score_prompts
 from tests.support.models import make
 from tests.support.shared import MOST_SPECS, Pair
 
@@ -23,7 +23,7 @@ SCORED = SamplingParams(0, prompt_logprobs=3)
 LENGTHS = (1, 2, 33, 70, 140, 64)
 
 
-def prompts(lengths: ListLike[int] = LENGTHS) -> list[list[int]]:
+def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     """Prompts of these lengths, each the beginning of the longer ones."""
     return [[(7 * place + place * place) % 60 + 2 for place in range(length)] for length in lengths]
 
@@ -119,12 +119,12 @@ def test_a_request_of_greater_priority_interrupts_the_scoring_of_another() -> No
     low, high = (SamplingParams(2, prompt_logprobs=3, priority=priority) for priority in (1, 0))
     engine, prompt = llm._engine, prompts([140])[0]
     first, second = (llm._intake.sequences([prompt], one)[0] for one in (low, high))
-    tickets = engine.submit([first])
+    handles = engine.submit([first])
     for _ in range(3):
         engine.step()
     assert first.prompt_logprobs is not None
     assert 1 < len(first.prompt_logprobs) < 140
-    engine.finish([*tickets, *engine.submit([second])])
+    engine.finish([*handles, *engine.submit([second])])
     assert engine.load.preemptions == 1
     assert first.prompt_logprobs == second.prompt_logprobs
     check(model, prompt, llm.generate([prompt], low)[0])
@@ -182,10 +182,10 @@ def test_few_prompts_are_scored_together() -> None:
     """Each row of logits takes memory for the whole vocabulary."""
     llm = LLM(make("llama", "sdpa"), "none")
     for params, count in ((SCORED, 3), (SamplingParams(1), 5)):
-        tickets = llm._engine.submit(llm._intake.sequences(prompts([150] * 5), params))
+        handles = llm._engine.submit(llm._intake.sequences(prompts([150] * 5), params))
         llm._engine.admit()
-        assert len(prompts_together(tickets, 512, packed=True)) == count
-        llm._engine.withdraw(tickets)
+        assert len(select_prompts(handles, 512, packed=True)) == count
+        llm._engine.withdraw(handles)
 
 
 @pytest.mark.parametrize("options", [{"prompt_logprobs": -1}, {"prompt_logprobs": True}, {"prompt_logprobs": 1.5}])
@@ -202,16 +202,16 @@ def test_drafts_read_the_same_states(name: str, implementation: str) -> None:
     model = CachedLM(make(name, implementation))
 
     def states(scored: bool) -> NodeLogits:
-        seqs = [Sequence(prompt, SamplingParams(1, prompt_logprobs=0)) for prompt in prompts([9, 12, 10])]
-        seqs[1].prompt_logprobs = [None] if scored else None
-        for seq in seqs:
-            model.open(seq)
+        requests = [Request(prompt, SamplingParams(1, prompt_logprobs=0)) for prompt in prompts([9, 12, 10])]
+        requests[1].prompt_logprobs = [None] if scored else None
+        for request in requests:
+            model.open(request)
         trees = [DraftTree([5, 6], [-1, 0]), DraftTree([7], [-1]), DraftTree([], [])]
-        logits = model.forward_with_states(seqs, trees, (1,), pending=True)
-        found = score_prompts(seqs, logits, model.prefill_chunk)
-        assert [len(seq.prompt_logprobs or ()) for seq in seqs] == [0, 12 if scored else 0, 0]
-        for seq in seqs:
-            model.close(seq)
+        logits = model.forward_with_states(requests, trees, (1,), pending=True)
+        found = score_prompts(requests, logits, model.prefill_chunk)
+        assert [len(request.prompt_logprobs or ()) for request in requests] == [0, 12 if scored else 0, 0]
+        for request in requests:
+            model.close(request)
         return found
 
     plain, scored = states(False), states(True)

@@ -13,16 +13,16 @@ import transformers
 from packaging.version import Version
 
 from paceline import LLM, DraftTree, SamplingParams, ScriptedDrafter
-from paceline.engine.drafter import Drafter
+from paceline.core.drafter import Drafter
+from paceline.core.request import Request
 from paceline.engine.engine import Engine
-from paceline.engine.forward_arguments import GENERATE_CACHE
-from paceline.engine.invariance import settle
-from paceline.engine.model import CachedLM
-from paceline.engine.rotary import TextLengths, switch_lengths, within
-from paceline.engine.selfcheck import rows_that_differ
-from paceline.engine.sequence import Sequence
 from paceline.errors import UnsupportedModelError
 from paceline.integrations.transformers import Strategy
+from paceline.invariance.invariance import resolve_batch_invariance
+from paceline.model.cached_lm import CachedLM
+from paceline.model.forward_arguments import GENERATE_CACHE
+from paceline.model.rotary import TextLengths, switch_lengths, within
+from paceline.model.self_check import rows_that_differ
 from tests.support import models
 from tests.support.models import ROTARY, SWITCH
 from tests.support.shared import ScriptedTree, reference
@@ -61,7 +61,7 @@ def random_trees() -> Drafter:
         tokens = rng.sample(range(models.VOCAB), size)
         return DraftTree(tokens, [rng.randrange(-1, node) if node else -1 for node in range(size)])
 
-    return ScriptedDrafter(lambda seqs, limits: [tree(limit) for limit in limits])
+    return ScriptedDrafter(lambda requests, limits: [tree(limit) for limit in limits])
 
 
 def known_answers(model: Any, each: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
@@ -121,17 +121,17 @@ def test_preempted_requests_go_on_with_the_same_text(name: str) -> None:
     for steps in (2, 4, 9):
         drafter = ScriptedTree(known, models.VOCAB)
         engine = Engine(model, drafter, max_batch=1)
-        seqs = [
-            Sequence(prompt, SamplingParams(max_new_tokens=COUNT, ignore_eos=True, priority=-place))
+        requests = [
+            Request(prompt, SamplingParams(max_new_tokens=COUNT, ignore_eos=True, priority=-place))
             for place, prompt in enumerate(each)
         ]
-        tickets = []
-        for seq in seqs:
-            tickets += engine.submit([seq])
+        handles = []
+        for request in requests:
+            handles += engine.submit([request])
             for _ in range(steps):
                 engine.step()
-        engine.finish(tickets)
-        assert [seq.output_ids for seq in seqs] == [*known.values()]
+        engine.finish(handles)
+        assert [request.output_ids for request in requests] == [*known.values()]
         assert engine.load.preemptions > 0 or steps == 9
 
 
@@ -160,7 +160,7 @@ def test_bits_do_not_depend_on_texts_of_other_lengths(name: str) -> None:
 
 def test_the_proof_notices_frequencies_of_the_longest_row(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama_longrope")
-    invariance = settle(model, True)
+    invariance = resolve_batch_invariance(model, True)
     lms = [CachedLM(model, **invariance.of_model(chunk)) for chunk in (512, 8)]
     assert rows_that_differ(*lms)[0] == 0
     right = TextLengths.set
@@ -279,13 +279,13 @@ def test_models_that_start_again_answer_as_whole_forwards_do(name: str) -> None:
 
 def test_drafts_end_at_the_switch_where_the_text_is_fed_again() -> None:
     tree = DraftTree([5, 6, 7, 8, 9], [-1, 0, -1, 1, 2], confidence=[0.5, 0.4, 0.3, 0.2, 0.1], probes=1)
-    seq = Sequence([1] * 8, SamplingParams())
-    assert within(tree, seq, 20) is tree
-    assert within(tree, seq, 10) == DraftTree([5, 6, 7, 9], [-1, 0, -1, 2], confidence=[0.5, 0.4, 0.3, 0.1], probes=1)
-    assert within(tree, seq, 9) == DraftTree([5, 7], [-1, -1], confidence=[0.5, 0.3])
-    assert not len(within(tree, seq, 8))
-    seq.rotary_length = 12
-    assert within(tree, seq, 8) is tree
+    request = Request([1] * 8, SamplingParams())
+    assert within(tree, request, 20) is tree
+    assert within(tree, request, 10) == DraftTree([5, 6, 7, 9], [-1, 0, -1, 2], confidence=[0.5, 0.4, 0.3, 0.1], probes=1)
+    assert within(tree, request, 9) == DraftTree([5, 7], [-1, -1], confidence=[0.5, 0.3])
+    assert not len(within(tree, request, 8))
+    request.rotary_length = 12
+    assert within(tree, request, 8) is tree
 
 
 def test_a_model_that_starts_again_elsewhere_is_refused() -> None:

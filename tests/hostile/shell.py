@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class Ended:
 
 
 def run(
-    words: ListLike[str], folder: Path, stdin: bytes | str = b"", stdout: str = "", stderr: str = "", interrupt: int = 0
+    words: Sequence[str], folder: Path, stdin: bytes | str = b"", stdout: str = "", stderr: str = "", interrupt: int = 0
 ) -> Ended:
     """Run `paceline WORDS`.
 

@@ -18,20 +18,20 @@ import torch
 
 from paceline import LLM, SamplingParams, datastore
 from paceline.bench import BenchConfig, run_bench
-from paceline.common.options import ModelOptions, PromptOptions, changed
 from paceline.drafters import create
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.errors import PacelineError
-from paceline.head.recording import read_recording
-from paceline.head.settings import RecordConfig, TrainConfig
 from paceline.integrations.transformers import Strategy, generate
 from paceline.plan.acceptance import read_acceptance
 from paceline.plan.config import read_card
 from paceline.plan.hardware import find_hardware
 from paceline.replay import replay
-from paceline.replay.recorder import Question, record_answers
+from paceline.replay.recorder import RecordingPrompt, record_answers
 from paceline.replay.traces import read_traces
 from paceline.report.prompts import load_prompts
+from paceline.training.acceptance_head.recording import read_recording
+from paceline.training.acceptance_head.settings import RecordConfig, TrainConfig
+from paceline.util.options import ModelOptions, PromptOptions, changed
 from tests.hostile.test_parameters import refused
 from tests.support.models import make
 from tests.support.shared import Pair
@@ -217,9 +217,9 @@ REFUSED: dict[str, Case] = {
     "traces of a folder": lambda h: read_traces(h.folder),
     "traces of prompts": lambda h: read_traces(h.yard / "prompts.jsonl"),
     "answers to nothing": lambda h: record_answers(h.folder / "a", h.llm, [], FOUR),
-    "answers in batches of 0": lambda h: record_answers(h.folder / "a", h.llm, [Question("a", "b", [1])], FOUR, batch=0),
-    "answers with 65 tops": lambda h: record_answers(h.folder / "a", h.llm, [Question("a", "b", [1])], FOUR, top=65),
-    "answers into a folder": lambda h: record_answers(h.folder, h.llm, [Question("a", "b", [1])], FOUR),
+    "answers in batches of 0": lambda h: record_answers(h.folder / "a", h.llm, [RecordingPrompt("a", "b", [1])], FOUR, batch=0),
+    "answers with 65 tops": lambda h: record_answers(h.folder / "a", h.llm, [RecordingPrompt("a", "b", [1])], FOUR, top=65),
+    "answers into a folder": lambda h: record_answers(h.folder, h.llm, [RecordingPrompt("a", "b", [1])], FOUR),
     "prompts of nothing": lambda h: load_prompts([h.folder / "missing"]),
     "prompts of a folder": lambda h: load_prompts([h.folder]),
     "prompts by minus one": lambda h: load_prompts([], -1),

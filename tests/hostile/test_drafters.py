@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from paceline import LLM, Drafter, DraftTree, SamplingParams
-from paceline.engine.sequence import Sequence
+from paceline.core.request import Request
 from paceline.errors import DrafterError, PacelineError
 from paceline.integrations.transformers import Strategy
 from tests.support.shared import Pair
 
 pytestmark = pytest.mark.hostile
 FOUR = SamplingParams(4)
-Propose = Callable[[ListLike[Sequence], list[int]], Any]
+Propose = Callable[[Sequence[Request], list[int]], Any]
 
 
 class Faulty(Drafter):
@@ -32,18 +31,18 @@ class Faulty(Drafter):
         if name in self._others:
             self._others[name](given)
 
-    def start(self, seq: Sequence) -> None:
-        self._other("start", seq)
+    def start(self, request: Request) -> None:
+        self._other("start", request)
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        made: list[DraftTree] = self._propose(seqs, max_nodes)
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        made: list[DraftTree] = self._propose(requests, max_nodes)
         return made
 
     def observe(self, outcomes: Any) -> None:
         self._other("observe", outcomes)
 
-    def stop(self, seq: Sequence) -> None:
-        self._other("stop", seq)
+    def stop(self, request: Request) -> None:
+        self._other("stop", request)
 
 
 def fail(error: BaseException) -> Callable[..., Any]:
@@ -54,15 +53,17 @@ def fail(error: BaseException) -> Callable[..., Any]:
 
 
 def tree(token_ids: Any, parents: Any, **others: Any) -> Propose:
-    return lambda seqs, max_nodes: [DraftTree(token_ids, parents, **others)] * len(seqs)
+    return lambda requests, max_nodes: [DraftTree(token_ids, parents, **others)] * len(requests)
 
 
 def sure(of: float) -> Propose:
-    return lambda seqs, max_nodes: [DraftTree([9], [-1], confidence=[of]) if limit else DraftTree([], []) for limit in max_nodes]
+    return lambda requests, max_nodes: [
+        DraftTree([9], [-1], confidence=[of]) if limit else DraftTree([], []) for limit in max_nodes
+    ]
 
 
-def empty(seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-    return [DraftTree([], []) for _ in seqs]
+def empty(requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+    return [DraftTree([], []) for _ in requests]
 
 
 def _of(weights: dict[int, float]) -> torch.Tensor:
@@ -74,15 +75,15 @@ def _of(weights: dict[int, float]) -> torch.Tensor:
 
 # Broken contracts: a DrafterError that names the drafter.
 BROKEN: dict[str, Propose] = {
-    "None": lambda seqs, max_nodes: None,
-    "a text": lambda seqs, max_nodes: "trees",
-    "a number": lambda seqs, max_nodes: 3,
-    "a mapping": lambda seqs, max_nodes: {0: DraftTree([], [])},
-    "too few": lambda seqs, max_nodes: [],
-    "too many": lambda seqs, max_nodes: [DraftTree([], [])] * (len(seqs) + 1),
-    "the class": lambda seqs, max_nodes: [DraftTree] * len(seqs),
-    "token ids": lambda seqs, max_nodes: [[3]] * len(seqs),
-    "more nodes than allowed": lambda seqs, max_nodes: [
+    "None": lambda requests, max_nodes: None,
+    "a text": lambda requests, max_nodes: "trees",
+    "a number": lambda requests, max_nodes: 3,
+    "a mapping": lambda requests, max_nodes: {0: DraftTree([], [])},
+    "too few": lambda requests, max_nodes: [],
+    "too many": lambda requests, max_nodes: [DraftTree([], [])] * (len(requests) + 1),
+    "the class": lambda requests, max_nodes: [DraftTree] * len(requests),
+    "token ids": lambda requests, max_nodes: [[3]] * len(requests),
+    "more nodes than allowed": lambda requests, max_nodes: [
         DraftTree([5] * (limit + 1), list(range(-1, limit))) for limit in max_nodes
     ],
     "no parents": tree([3], []),
@@ -108,19 +109,19 @@ BROKEN: dict[str, Propose] = {
 # Nothing that can be wrong in itself: guesses, however foolish. The answer is the target's.
 FOOLISH: dict[str, Propose] = {
     "nothing ever": empty,
-    "the same token always": lambda seqs, max_nodes: [
+    "the same token always": lambda requests, max_nodes: [
         DraftTree([7], [-1]) if limit else DraftTree([], []) for limit in max_nodes
     ],
-    "a chain to the limit": lambda seqs, max_nodes: [
+    "a chain to the limit": lambda requests, max_nodes: [
         DraftTree([5] * limit, list(range(-1, limit - 1))) for limit in max_nodes
     ],
-    "all children": lambda seqs, max_nodes: [
+    "all children": lambda requests, max_nodes: [
         DraftTree(list(range(min(256, limit))), [-1] * min(256, limit)) for limit in max_nodes
     ],
-    "ends of sequence": lambda seqs, max_nodes: [DraftTree([2] * min(2, limit), [-1, 0][:limit]) for limit in max_nodes],
-    "the prompt again": lambda seqs, max_nodes: [
-        DraftTree(seq.token_ids[:limit], list(range(-1, min(limit, len(seq.token_ids)) - 1)))
-        for seq, limit in zip(seqs, max_nodes, strict=True)
+    "ends of sequence": lambda requests, max_nodes: [DraftTree([2] * min(2, limit), [-1, 0][:limit]) for limit in max_nodes],
+    "the prompt again": lambda requests, max_nodes: [
+        DraftTree(request.token_ids[:limit], list(range(-1, min(limit, len(request.token_ids)) - 1)))
+        for request, limit in zip(requests, max_nodes, strict=True)
     ],
     **{f"confidence {one}": sure(one) for one in (0.0, 1.0, 1.5, -0.5, float("inf"), float("nan"))},
 }  # fmt: skip

@@ -12,11 +12,11 @@ import pytest
 
 from paceline import LLM, SamplingParams, datastore, demo
 from paceline.errors import PacelineError
-from paceline.head.recording import read_recording
 from paceline.plan.acceptance import read_acceptance
 from paceline.plan.config import read_card
 from paceline.replay.traces import read_told, read_traces
 from paceline.report.prompts import load_prompts
+from paceline.training.acceptance_head.recording import read_recording
 
 pytestmark = pytest.mark.hostile
 EIGHT = SamplingParams(8)

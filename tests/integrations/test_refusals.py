@@ -21,9 +21,9 @@ from transformers.generation import (
 )
 
 from paceline import Drafter
-from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
 from paceline.integrations.transformers import Strategy, generate
+from paceline.model.forward_arguments import GENERATE_CACHE
 from tests.integrations.common import (
     VOCAB,
     make,

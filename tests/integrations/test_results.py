@@ -10,8 +10,8 @@ from transformers import (
     DynamicCache,
 )
 
-from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.integrations.transformers import Strategy, generate
+from paceline.model.forward_arguments import GENERATE_CACHE
 from tests.integrations.common import (
     ALL_OUTPUTS,
     DRAFTERS,

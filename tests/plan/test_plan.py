@@ -15,7 +15,7 @@ from paceline.plan.hardware import HARDWARE, find_hardware
 from paceline.plan.model_settings import DENSE_MATRICES, EXPERT_SIZE_FIELDS
 from paceline.plan.named import plan_named
 from paceline.plan.plan_settings import LLAMA_2_7B
-from paceline.plan.planning import Cost, best_of, steps_of
+from paceline.plan.planning import ForwardTime, best_of, steps_of
 from paceline.plan.report import KIND, draw_plan, tables, write_plan
 from paceline.plan.roofline import Matmul
 from paceline.report.documents import read_document
@@ -143,12 +143,12 @@ def test_curves_of_acceptance(tmp_path: Path) -> None:
 
 def test_the_best_size_by_hand() -> None:
     """Each further row costs a quarter of plain decoding, so size 3 is the best."""
-    steps = steps_of(lambda batch, size: Cost(4.0 + batch * (size - 1)), CURVE, 1, 5)
+    steps = steps_of(lambda batch, size: ForwardTime(4.0 + batch * (size - 1)), CURVE, 1, 5)
     assert [step.relative for step in steps] == [1, 1.25, 1.5, 1.75, 2]
     assert best_of(steps).size == 3
     assert best_of(steps).speedup == pytest.approx(2 / 1.5)
     assert best_of(steps).tokens_per_second == pytest.approx(2 / 6)
-    expensive = steps_of(lambda batch, size: Cost(4.0 * size), CURVE, 1, 5)
+    expensive = steps_of(lambda batch, size: ForwardTime(4.0 * size), CURVE, 1, 5)
     assert best_of(expensive).size == 1, "plain decoding is best if every row costs a forward"
 
 

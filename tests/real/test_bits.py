@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.engine.invariance import settle
-from paceline.engine.loading import load_model
-from paceline.engine.row_classes import bits
+from paceline.invariance.invariance import resolve_batch_invariance
+from paceline.invariance.row_classes import bits
+from paceline.model.loading import load_model
 from tests.support.real import NEEDS_REAL
 from tests.test_batch_invariant import Alone, lm_of, together
 
@@ -21,7 +21,7 @@ LENGTHS = (9, 90, 31)
 def differing(model: Any, sequences: int, chunk: int, **changes: Any) -> tuple[int, int]:
     """Rows of logits that differ from those of the same text alone, of how many that were compared."""
     chance = random.Random(chunk)
-    found = settle(model, True, sequences)
+    found = resolve_batch_invariance(model, True, sequences)
     texts = [[chance.randrange(3, 200) for _ in range(LENGTHS[row % 3])] for row in range(sequences)]
     reference, unequal, count = Alone(lm_of(model, found, 1, **changes)), 0, 0
     compared = {tuple(text) for text in texts[:3]}

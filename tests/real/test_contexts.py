@@ -11,8 +11,8 @@ import torch
 from transformers import DynamicCache
 
 from paceline import LLM, SamplingParams
-from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.integrations.transformers import Strategy, generate
+from paceline.model.forward_arguments import GENERATE_CACHE
 from tests.support.real import NAMES, NEEDS_REAL, Real
 
 pytestmark = NEEDS_REAL

@@ -7,10 +7,10 @@ import torch
 
 from paceline import LLM, SamplingParams, demo
 from paceline.bench import enlarge
+from paceline.draft_head.find import find_draft_head
 from paceline.drafters.specdec_pp.head import AcceptanceHead
-from paceline.engine.foresight.find import find_foresight
-from paceline.engine.loading import draft_lm, load_draft, load_model
-from paceline.engine.model import CachedLM
+from paceline.model.cached_lm import CachedLM
+from paceline.model.loading import draft_lm, load_draft, load_model
 from tests.support.real import NEEDS_REAL, Real
 
 pytestmark = NEEDS_REAL
@@ -52,7 +52,7 @@ def test_bfloat16_answers_are_those_of_plain_decoding(asked: list[list[int]], sp
 def test_its_trained_foresight_is_found(real: Real, asked: list[list[int]], wide: bool) -> None:
     """And foretells more of the model's own answers than chance, also of the model enlarged."""
     model = CachedLM(enlarge(real.model, 768, 30) if wide else real.model)
-    found = find_foresight(model)
+    found = find_draft_head(model)
     assert found is not None
     assert found.levels == 3
     right = total = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +92,7 @@ def test_what_is_refused() -> None:
 
 def test_an_error_leaves_no_state() -> None:
     class Failing(ScriptedDrafter):
-        def observe(self, outcomes: ListLike[Outcome]) -> None:
+        def observe(self, outcomes: Sequence[Outcome]) -> None:
             raise RuntimeError("broken")
 
     drafter = Failing([])
@@ -101,7 +101,7 @@ def test_an_error_leaves_no_state() -> None:
     assert not drafter.open
 
 
-def write(path: Path, traces: ListLike[Trace]) -> Path:
+def write(path: Path, traces: Sequence[Trace]) -> Path:
     path.write_text("".join(json.dumps({"prompt": list(prompt), "output": list(output)}) + "\n" for prompt, output in traces))
     return path
 

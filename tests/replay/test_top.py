@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from paceline import DraftTree, SamplingParams, ScriptedDrafter
-from paceline.common.answers import read_answers, read_tops
-from paceline.common.top_tokens import top_path
+from paceline.core.drafter import TopTokens
 from paceline.drafters import create
-from paceline.engine.drafter import TopTokens
 from paceline.errors import ConfigError
 from paceline.replay import replay
-from paceline.replay.recorder import Question, record_answers
+from paceline.replay.recorder import RecordingPrompt, record_answers
 from paceline.replay.traces import read_told, read_traces
+from paceline.util.answers import read_answers, read_tops
+from paceline.util.top_tokens import top_path
 from tests.support.cli import call
 from tests.support.shared import Pair, interrupt
 
@@ -25,7 +25,7 @@ TOKENS = 16
 
 
 def record(path: Path, pair: Pair, spec: str = "prompt_lookup", top: int = 8, temperature: float = 0.0) -> Path:
-    questions = [Question(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts[:5])]
+    questions = [RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts[:5])]
     params = SamplingParams(TOKENS, temperature, ignore_eos=True)
     record_answers(path, pair.engine(spec, max_nodes=6), questions, params, batch=2, top=top)
     return path

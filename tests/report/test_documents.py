@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.report.documents import Kind, kind_of, read_document, write_document
+from paceline.report.documents import DocumentKind, kind_of, read_document, write_document
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Content:
     pair: tuple[float, float] | None = None
 
 
-KIND = Kind("a kind", 3, Content)
+KIND = DocumentKind("a kind", 3, Content)
 INNER = Inner("x", 0.5, (1, 2))
 
 
@@ -36,7 +36,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     content = Content((INNER, Inner("y", 1, (), True)), {"a": INNER}, (0.25, 2.0))
     path = tmp_path / "folder" / "document.json"
     write_document(path, KIND, content, derived={"figures": content.inner})
-    assert read_document(path, Kind("another", 1, Content), KIND) == content
+    assert read_document(path, DocumentKind("another", 1, Content), KIND) == content
     assert kind_of(path) == "a kind"
     written = json.loads(path.read_text())
     assert list(written)[:3] == ["schema", "kind", "derived"]
@@ -48,7 +48,7 @@ def test_another_kind_is_named_beside_those_expected(tmp_path: Path) -> None:
     path = tmp_path / "document.json"
     write_document(path, KIND, Content((), {}))
     with pytest.raises(ConfigError, match="got kind 'a kind', schema 3; expected kind 'a kind', schema 4 or kind 'b', schema 3"):
-        read_document(path, Kind("a kind", 4, Content), Kind("b", 3, Content))
+        read_document(path, DocumentKind("a kind", 4, Content), DocumentKind("b", 3, Content))
     path.write_text("[1]")
     with pytest.raises(ConfigError, match="got kind None, schema None"):
         read_document(path, KIND)

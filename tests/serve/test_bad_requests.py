@@ -43,7 +43,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"speculation": {"drafter": "prompt_lookup", "length": []}}, "speculation"), ({"speculation": {"length": 3}}, "speculation"),
     ({"speculation": {"drafter": "prompt_lookup", "max_nodes": -1}}, "speculation"),
     ({"speculation": "sssd:datastore=/etc"}, "speculation"), ({"speculation": "token_recycling:pool=/tmp/x"}, "speculation"),
-    ({"speculation": "auto:foresight=/etc/passwd"}, "speculation"),
+    ({"speculation": "auto:draft_head=/etc/passwd"}, "speculation"),
     ({"response_format": {"type": "xml"}}, "response_format"), ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no such"}}}}, None),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/nowhere"}}}}, None),

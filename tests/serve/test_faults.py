@@ -85,7 +85,7 @@ def test_a_slow_reader_holds_up_nobody(server: Served, client: Any) -> None:
 def test_a_drafter_that_fails(pair: Pair, tokenizer: Any) -> None:
     """Its requests go on plain, and are counted; those of others are untouched."""
 
-    def fail(seqs: Any, max_nodes: Any) -> Any:
+    def fail(requests: Any, max_nodes: Any) -> Any:
         raise RuntimeError("no idea")
 
     llm = LLM(pair.target, ScriptedDrafter(fail), tokenizer=tokenizer, on_drafter_error="plain")
@@ -138,7 +138,7 @@ def test_one_drafter_too_many_is_for_later(pair: Pair, tokenizer: Any, monkeypat
         return propose(self, *arguments)
 
     monkeypatch.setattr(Pia, "propose", slowly)
-    monkeypatch.setattr("paceline.engine.roster.MOST_DRAFTERS", 1)
+    monkeypatch.setattr("paceline.engine.drafter_pool.MOST_DRAFTERS", 1)
     other = {"speculation": "pia:nodes=3"}
     with served(llm) as small, small.client() as client:
         with raw(small, {**LONG, "ignore_eos": True, "speculation": "pia:nodes=2"}):

@@ -10,7 +10,7 @@ import pytest
 from paceline import LLM
 from paceline.errors import CapacityError, ConfigError, DrafterError
 from paceline.serve.errors import ApiError
-from paceline.serve.limits import Gate
+from paceline.serve.limits import AdmissionLimit
 from paceline.serve.requests import CompletionRequest
 from paceline.serve.sampling import Sampler
 from paceline.serve.speculation import Speculations
@@ -19,7 +19,7 @@ from paceline.serve.speculation import Speculations
 def test_the_gate_counts_and_knows_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("paceline.serve.limits.time.monotonic", lambda: now)
-    gate = Gate(3)
+    gate = AdmissionLimit(3)
     gate.enter(3)
     with pytest.raises(ApiError) as told:
         gate.enter(1)
@@ -81,10 +81,12 @@ def test_half_a_character_can_be_told() -> None:
 
 
 def test_every_figure_is_documented(tiny: LLM) -> None:
-    from paceline.serve.metrics import Meter
+    from paceline.serve.metrics import ServerMetrics
 
     page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
-    names = {line.split()[2] for line in Meter(tiny, "x").page().decode().splitlines() if line.startswith("# TYPE paceline:")}
+    names = {
+        line.split()[2] for line in ServerMetrics(tiny, "x").page().decode().splitlines() if line.startswith("# TYPE paceline:")
+    }
     names = {name.removeprefix("paceline:") for name in names if not name.endswith("_created")}
     assert len(names) > 15
     assert [name for name in names if f"`{name}" not in page and f"`{name.removesuffix('_total')}" not in page] == []

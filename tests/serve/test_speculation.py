@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from paceline.common.config import parse_spec
 from paceline.drafters import create
 from paceline.errors import ConfigError
 from paceline.serve.requests import Speculation
 from paceline.serve.speculation import Speculations
+from paceline.util.config import parse_spec
 
 OWN = Speculations("auto", ["sssd:datastore=/a/store,nodes=8"])
 
@@ -23,7 +23,7 @@ def asked(**fields: Any) -> Speculation:
     ("given", "spec"),
     [
         (None, (None, None)), (True, (None, None)), (False, ("none", None)), ("auto", (None, None)), ("none", ("none", None)),
-        ("pia:nodes=6", ("pia:nodes=6", None)), ("auto:foresight=false", ("auto:foresight=false", None)),
+        ("pia:nodes=6", ("pia:nodes=6", None)), ("auto:draft_head=false", ("auto:draft_head=false", None)),
         (asked(max_nodes=4), (None, 4)), (asked(drafter="auto", max_nodes=4), (None, 4)),
         (asked(drafter="pia", nodes=6, max_nodes=3), ("pia:nodes=6", 3)), (asked(drafter="pia:nodes=6"), ("pia:nodes=6", None)),
         ("draft_model:rule=confidence", ("draft_model:rule=confidence", None)),
@@ -41,7 +41,7 @@ def test_what_is_taken(given: Any, spec: Any) -> None:
     [
         "os:system", "tests.support.shared:Watch", "nothing", "", ":", "sssd:datastore=/etc", "sssd:datastore=/a/store",
         "sssd:calibration=x", "ouroboros:pool=x", "specdec_pp:head=x", "token_recycling:tree=x", "auto:pool=x",
-        "auto:foresight=x",
+        "auto:draft_head=x",
         asked(drafter="pia", nodes="6'"), asked(drafter="pia", **{"no des": 6}), asked(drafter="pia", nodes=None),
         asked(drafter="pia:nodes=6", length=3), asked(nodes=6),
         asked(drafter="sssd", datastore="demo"),

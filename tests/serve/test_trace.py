@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams, demo
-from paceline.engine.origin import Origin
-from paceline.engine.sequence import Sequence
+from paceline.core.origin import Origin
+from paceline.core.request import Request
 from paceline.serve.tally import Tally
 from paceline.serve.trace import fates_of, step
 from tests.support.serving import KEY, Served
@@ -19,7 +19,7 @@ TREE = DraftTree([5, 6, 7, 8, 9, 5], [-1, 0, 0, 1, -1, 3], confidence=[0.9] * 6,
 
 
 def outcome(accepted: list[int], new: list[int]) -> Outcome:
-    return Outcome(Sequence([1], SamplingParams()), TREE, accepted, new, [0] * 7)
+    return Outcome(Request([1], SamplingParams()), TREE, accepted, new, [0] * 7)
 
 
 @pytest.fixture(scope="module")

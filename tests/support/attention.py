@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.engine.attention import KeyOrder
-from paceline.engine.layout import Layout
-from paceline.engine.tree import tree_shape
+from paceline.attention import AttentionMetadata
+from paceline.core.tree import tree_shape
+from paceline.model.padded_batch import PaddedBatch
 
 
 def slow_attention(
@@ -67,7 +67,7 @@ class Columns:
         shape: query heads, key heads, dim, value dim.
     """
 
-    def __init__(self, layout: Layout, shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(self, layout: PaddedBatch, shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int = 0) -> None:
         heads, key_heads, dim, value_dim = shape
         rows, columns = layout.token_ids.shape
         chance = torch.Generator().manual_seed(seed)
@@ -83,9 +83,9 @@ class Columns:
             self.value[row, :, used] = torch.randn(key_heads, len(used), value_dim, generator=chance).to(dtype)
 
     @property
-    def order(self) -> KeyOrder:
+    def order(self) -> AttentionMetadata:
         """The keys by position."""
-        return KeyOrder.of(self.layout.cached, self.layout.places, self.layout.positions, self.layout.padding)
+        return AttentionMetadata.of(self.layout.cached, self.layout.places, self.layout.positions, self.layout.padding)
 
     def mask(self, window: int | None = None) -> Tensor:
         """What the columns see, bool [rows, 1, columns, places]."""

@@ -7,7 +7,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tests.support.processes import CONTEXT
 
 
 def run_command(
-    *words: str, stdin: str = "", folder: Path | None = None, path: ListLike[Path] = (), seconds: float = 300.0
+    *words: str, stdin: str = "", folder: Path | None = None, path: Sequence[Path] = (), seconds: float = 300.0
 ) -> subprocess.CompletedProcess[str]:
     """Run `paceline ...`, `-m module ...` or `file.py ...` as a shell would.
 
@@ -45,7 +45,7 @@ def start_command(*words: str) -> BaseProcess:
     return process
 
 
-def _run(words: ListLike[str], streams: ListLike[Path], folder: Path, path: ListLike[Path]) -> None:
+def _run(words: Sequence[str], streams: Sequence[Path], folder: Path, path: Sequence[Path]) -> None:
     for number, (stream, mode) in enumerate(zip(streams, (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT] * 2), strict=True)):
         os.dup2(os.open(stream, mode), number)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it lives as long as the process
@@ -55,7 +55,7 @@ def _run(words: ListLike[str], streams: ListLike[Path], folder: Path, path: List
     _start(words, [str(folder), *map(str, path)])
 
 
-def _start(words: ListLike[str], path: list[str]) -> Any:
+def _start(words: Sequence[str], path: list[str]) -> Any:
     sys.path[:0] = path
     if words[0] == "paceline":
         from paceline.cli.main import main

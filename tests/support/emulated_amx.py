@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.common import amx, halves, lanes
-from paceline.common.compiled import inlined, load_uint8, load_uint16, store_uint8
+from paceline.cpu import amx, bf16_pack, simd_f32x8
+from paceline.util.compiled import inlined, load_uint8, load_uint16, store_uint8
 
 _ROOM = np.zeros(8 * amx.TILE // 4 + 16, dtype=np.float32)
 _TILES = (_ROOM.ctypes.data + 63) // 64 * 64
@@ -36,18 +36,18 @@ def _configure(place: int) -> None:
 def _copy(source: int, stride: int, target: int, target_stride: int, rows: Any) -> None:
     for row in range(rows):
         for part in range(0, amx.ROW, 32):
-            lanes.store(target + row * target_stride + part, lanes.load(source + row * stride + part))
+            simd_f32x8.store(target + row * target_stride + part, simd_f32x8.load(source + row * stride + part))
 
 
 @inlined
 def _clear(tile: int) -> None:
     for place in range(0, amx.TILE, 32):
-        lanes.store(_TILES + tile * amx.TILE + place, lanes.splat(np.float32(0.0)))
+        simd_f32x8.store(_TILES + tile * amx.TILE + place, simd_f32x8.splat(np.float32(0.0)))
 
 
 @inlined
 def _number(place: int) -> Any:
-    return lanes.load_float(_TABLE + 4 * np.int64(load_uint16(place)))
+    return simd_f32x8.load_float(_TABLE + 4 * np.int64(load_uint16(place)))
 
 
 @inlined
@@ -63,19 +63,21 @@ def _add_product(out: int, left: int, right: int) -> None:
                 first += _number(a) * _number(b)
                 second += _number(a + 2) * _number(b + 2)
             place = _TILES + out * amx.TILE + row * amx.ROW + 4 * column
-            lanes.store_float(place, lanes.load_float(place) + (first + second))
+            simd_f32x8.store_float(place, simd_f32x8.load_float(place) + (first + second))
 
 
 @inlined
 def _round_row(source: int, target: int) -> None:
     for part in range(0, amx.ROW, 32):
-        lanes.store_bfloat16(target + part // 2, lanes.load(source + part))
+        simd_f32x8.store_bfloat16(target + part // 2, simd_f32x8.load(source + part))
 
 
 @inlined
 def _round_sum(source: int, target: int, added: int) -> None:
     for part in range(0, amx.ROW, 32):
-        lanes.store_bfloat16(target + part // 2, lanes.add(lanes.load(source + part), lanes.load(added + part)))
+        simd_f32x8.store_bfloat16(
+            target + part // 2, simd_f32x8.add(simd_f32x8.load(source + part), simd_f32x8.load(added + part))
+        )
 
 
 @inlined
@@ -92,22 +94,24 @@ def _copy_half(source: int, target: int) -> None:
 @inlined
 def _weigh(numbers: int, steps: int, largest: Any) -> Any:
     for part in range(0, 64, 32):
-        lanes.store(_SUMS + part, lanes.splat(np.float32(0.0)))
+        simd_f32x8.store(_SUMS + part, simd_f32x8.splat(np.float32(0.0)))
     for place in range(numbers, numbers + 128 * steps, 128):
         for part in range(0, 128, 32):  # a half of the weights takes the place of what was read
-            weight = lanes.exp(lanes.subtract(lanes.load(place + part), lanes.splat(largest)))
+            weight = simd_f32x8.exp(simd_f32x8.subtract(simd_f32x8.load(place + part), simd_f32x8.splat(largest)))
             total = _SUMS + part % 64
-            lanes.store(total, lanes.add(lanes.load(total), weight))
-            lanes.store_bfloat16(_MADE + part // 2, weight)
-            lanes.store_bfloat16(_MADE + 64 + part // 2, lanes.subtract(weight, lanes.load_bfloat16(_MADE + part // 2)))
+            simd_f32x8.store(total, simd_f32x8.add(simd_f32x8.load(total), weight))
+            simd_f32x8.store_bfloat16(_MADE + part // 2, weight)
+            simd_f32x8.store_bfloat16(
+                _MADE + 64 + part // 2, simd_f32x8.subtract(weight, simd_f32x8.load_bfloat16(_MADE + part // 2))
+            )
         for part in range(0, 128, 32):
-            lanes.store(place + part, lanes.load(_MADE + part))
-    return lanes.total(lanes.add(lanes.load(_SUMS), lanes.load(_SUMS + 32)))
+            simd_f32x8.store(place + part, simd_f32x8.load(_MADE + part))
+    return simd_f32x8.total(simd_f32x8.add(simd_f32x8.load(_SUMS), simd_f32x8.load(_SUMS + 32)))
 
 
 @inlined
 def _pair_up(first: int, second: int, out: int) -> None:
-    for number in range(halves.COLUMNS):
+    for number in range(bf16_pack.COLUMNS):
         _copy_half(first + 2 * number, out + 4 * number)
         _copy_half(second + 2 * number, out + 4 * number + 2)
 
@@ -149,18 +153,18 @@ def main() -> None:
     amx.configure, amx.release, amx.round_row, amx.round_sum = _configure, _nothing, _round_row, _round_sum
     amx.zero, amx.load, amx.store, amx.add_product = _zero, _load, _store, _product_of
     vars(amx)["available"] = lambda: True
-    halves.weigh, halves.pair_up = _weigh, _pair_up
+    bf16_pack.weigh, bf16_pack.pair_up = _weigh, _pair_up
 
-    from paceline.engine.products import own
-    from paceline.engine.products.tiled import multiply_tiled
-    from tests.engine.test_product_order import SHAPES, check_bits, tiled_sums
+    from paceline.cpu.linear import own
+    from paceline.cpu.linear.tiled import multiply_tiled
+    from tests.cpu.test_product_order import SHAPES, check_bits, tiled_sums
 
     torch.set_num_threads(1)  # the emulated tiles are there once, those of a processor once for each thread
     own._kernel = lambda *_: multiply_tiled
     for shape in SHAPES[:5]:
         check_bits(tiled_sums, *shape)
 
-    from tests.engine.attention import test_by_position, test_tiled
+    from tests.attention import test_by_position, test_tiled
 
     for heads in ((9, 3, 64, 64), (4, 2, 32, 48), (20, 1, 64, 64)):
         test_by_position.test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(heads, torch.bfloat16)

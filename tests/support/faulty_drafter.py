@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from paceline.core.drafter import DelegatingDrafter, Outcome
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
 from paceline.drafters import create
-from paceline.engine.drafter import DelegatingDrafter, Outcome
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +59,24 @@ class Faulty(DelegatingDrafter):
     def build(cls, options: FaultyOptions) -> Faulty:
         return cls(options)
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, request: Request) -> None:
         self._maybe()
-        super().start(seq)
+        super().start(request)
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        trees = super().propose(seqs, max_nodes)
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        trees = super().propose(requests, max_nodes)
         if self._random.random() >= self._options.rate:
             return trees
         kind = self._random.choice([*KINDS]) if self._options.kind == "any" else self._options.kind
         found: list[DraftTree] = KINDS[kind](trees)
         return found
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         self._maybe()
         super().observe(outcomes)
 
-    def stop(self, seq: Sequence) -> None:
-        super().stop(seq)
+    def stop(self, request: Request) -> None:
+        super().stop(request)
         self._maybe()
 
     def _maybe(self) -> None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from tests.support.models import make
 
 
-class Packed(Tensor):
+class RaggedSelector(Tensor):
     """A weight of integers in a class of its own, without memory where its address says (torchao, quanto)."""
 
     numbers: Tensor
@@ -22,15 +22,15 @@ class Packed(Tensor):
     normal_mode_alone = False
 
     @staticmethod
-    def __new__(cls, numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Packed:
-        made: Packed = Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=dtype)
+    def __new__(cls, numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> RaggedSelector:
+        made: RaggedSelector = Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=dtype)
         return made
 
     def __init__(self, numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
         self.numbers, self.scales = numbers, scales
 
     @classmethod
-    def of(cls, weight: Tensor) -> Packed:
+    def of(cls, weight: Tensor) -> RaggedSelector:
         scales = weight.float().abs().amax(1, keepdim=True) / 127
         return cls((weight.float() / scales).round().to(torch.int8), scales, weight.dtype)
 
@@ -47,10 +47,10 @@ class Packed(Tensor):
             raise NotImplementedError(f"{function} of packed weights")
         if function is torch.ops.aten.t.default:
             return given[0].unpacked().t()
-        return function(*tree_map(lambda one: one.unpacked() if isinstance(one, Packed) else one, given))
+        return function(*tree_map(lambda one: one.unpacked() if isinstance(one, RaggedSelector) else one, given))
 
 
-class NormalModePacked(Packed):
+class NormalModePacked(RaggedSelector):
     """The same, which cannot be used in inference mode (quanto's 4 bits)."""
 
     normal_mode_alone = True
@@ -153,7 +153,7 @@ def _scaled(module: nn.Linear, hidden: Tensor) -> Tensor:
     return nn.functional.linear(hidden, module.weight.to(hidden.dtype) * 0.5)
 
 
-_PACKED: dict[str, type[Packed]] = {"a tensor subclass": Packed, "normal mode alone": NormalModePacked}
+_PACKED: dict[str, type[RaggedSelector]] = {"a tensor subclass": RaggedSelector, "normal mode alone": NormalModePacked}
 _PICKY: dict[str, type[Picky]] = {
     "an AssertionError": Picky, "an error of its own": PickyOwn, "a RuntimeError": PickyRuntime,
 }  # fmt: skip

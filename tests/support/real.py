@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,16 +35,16 @@ class Real:
     tokenizer: Any
     prompts: dict[str, list[int]]
 
-    def with_store(self, spec: str, texts: ListLike[ListLike[int]]) -> str:
+    def with_store(self, spec: str, texts: Sequence[Sequence[int]]) -> str:
         """`spec`, where its drafter reads a store with one of `texts`, about every tenth token wrong."""
         vocab_size = self.model.config.vocab_size
         return with_store(spec, near_copies(texts, vocab_size), vocab_size)
 
-    def engine(self, spec: str, texts: ListLike[ListLike[int]], **options: Any) -> LLM:
+    def engine(self, spec: str, texts: Sequence[Sequence[int]], **options: Any) -> LLM:
         """The model behind the drafter `spec`, whose store, if it reads one, is of `texts`."""
         return LLM(self.model, self.with_store(without_budget(spec), texts), tokenizer=self.tokenizer, **options)
 
-    def references(self, prompts: ListLike[list[int]], count: int) -> list[list[int]]:
+    def references(self, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
         """What `model.generate` answers, greedily, to prompts in one batch, padded on the left."""
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])

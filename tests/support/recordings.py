@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from paceline.common.options import changed
-from paceline.engine.identity import Sketch, model_identity
-from paceline.head.record import record
-from paceline.head.recording import Recording, RecordingFolder, read_recording
-from paceline.head.settings import RecordConfig
+from paceline.model.identity import Sketch, model_identity
+from paceline.training.acceptance_head.record import record
+from paceline.training.acceptance_head.recording import Recording, RecordingFolder, read_recording
+from paceline.training.acceptance_head.settings import RecordConfig
+from paceline.util.options import changed
 from tests.support.shared import Pair
 
 QUICK = changed(RecordConfig(), max_new_tokens=12, limit=6, batch=2, dtype="float32")

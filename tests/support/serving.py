@@ -15,10 +15,10 @@ import uvicorn
 from openai import OpenAI
 
 from paceline import LLM
-from paceline.common.sockets import listen
 from paceline.serve import Settings, create_app
-from paceline.serve.drain import DrainingServer
 from paceline.serve.serving import Serving
+from paceline.serve.shutdown import DrainingServer
+from paceline.util.sockets import listen
 
 KEY = "a key"
 _SECONDS = 90.0  # only of a test that hangs

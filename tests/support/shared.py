@@ -9,8 +9,7 @@ import itertools
 import random
 import shutil
 import tempfile
-from collections.abc import Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +17,13 @@ import pytest
 import torch
 
 from paceline import LLM, Drafter, DraftTree, Outcome, ScriptedDrafter, datastore
+from paceline.core.drafter import DelegatingDrafter
+from paceline.core.request import Request
+from paceline.core.tree import TreeBuilder
 from paceline.drafters import REGISTRY, available, contract, entry
 from paceline.drafters.specdec_pp.card import INPUTS, new_card
 from paceline.drafters.specdec_pp.head import AcceptanceHead
-from paceline.engine.drafter import DelegatingDrafter
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import TreeBuilder
+from paceline.model.cached_lm import CachedLM
 
 COUNT = 40
 RAGGED = list(contract.BUDGETS)
@@ -82,7 +81,7 @@ def has_draft(spec: str) -> bool:
     return entry(spec.partition(":")[0]).needs_draft_model or "draft=true" in spec
 
 
-def near_copies(texts: ListLike[ListLike[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
+def near_copies(texts: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """The texts, about every tenth token replaced by another one."""
     chance = random.Random(4)
     return tuple(tuple(chance.randrange(vocab_size) if chance.random() < 0.1 else token for token in text) for text in texts)
@@ -137,7 +136,7 @@ def random_head(draft: Any) -> str:
     return folder
 
 
-def reference(model: Any, prompt: ListLike[int], count: int, **options: Any) -> list[int]:
+def reference(model: Any, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
     """What `model.generate` answers, greedily unless `options` say otherwise; asked once, since many drafters have the same."""
     asked = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     return list(_reference(model, tuple(prompt), count, tuple(sorted(asked.items()))))
@@ -153,7 +152,7 @@ def _reference(model: Any, prompt: tuple[int, ...], count: int, options: tuple[t
     return answer
 
 
-def check_aborts(pair: Pair, drafter: Drafter, budgets: ListLike[int]) -> None:
+def check_aborts(pair: Pair, drafter: Drafter, budgets: Sequence[int]) -> None:
     """Sequences stopped before their first proposal, in the middle, and twice leave nothing and disturb no other."""
     contract.check_aborts(CachedLM(pair.target), drafter, pair.prompts, pair.answers, budgets)
 
@@ -199,29 +198,31 @@ class Watch(DelegatingDrafter):
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
-        self.notes: list[tuple[Sequence, list[int], DraftTree]] = []
+        self.notes: list[tuple[Request, list[int], DraftTree]] = []
         self.accepted: list[int] = []
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
-        trees = super().propose(seqs, max_nodes)
-        self.notes += [(seq, list(seq.token_ids), tree) for seq, tree in zip(seqs, trees, strict=True)]
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        trees = super().propose(requests, max_nodes)
+        self.notes += [(request, list(request.token_ids), tree) for request, tree in zip(requests, trees, strict=True)]
         return trees
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         self.accepted += [len(outcome.accepted) for outcome in outcomes]
         super().observe(outcomes)
 
 
-def room(seq: Sequence, tokens: list[int]) -> int:
+def room(request: Request, tokens: list[int]) -> int:
     """Tokens that may be drafted after `tokens`: the last one is always the target's."""
-    return seq.max_length - len(tokens) - 1
+    return request.max_length - len(tokens) - 1
 
 
 class ScriptedTree(ScriptedDrafter):
     """Knows every answer and hides it among wrong siblings, right down to a depth that varies from step to step."""
 
-    def __init__(self, answers: Mapping[tuple[int, ...], ListLike[int]], vocab: int, seed: int = 0) -> None:
-        super().__init__(lambda seqs, max_nodes: [self._tree(seq, limit) for seq, limit in zip(seqs, max_nodes, strict=True)])
+    def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]], vocab: int, seed: int = 0) -> None:
+        super().__init__(
+            lambda requests, max_nodes: [self._tree(request, limit) for request, limit in zip(requests, max_nodes, strict=True)]
+        )
         self._answers = answers
         self._vocab = vocab
         self._random = random.Random(seed)
@@ -231,8 +232,8 @@ class ScriptedTree(ScriptedDrafter):
         """Outcomes whose accepted path was not the first nodes of the tree."""
         return sum(outcome.accepted != list(range(len(outcome.accepted))) for outcome in self.outcomes)
 
-    def _tree(self, seq: Sequence, limit: int) -> DraftTree:
-        rest = self._answers[tuple(seq.token_ids[: seq.prompt_length])][len(seq.output_ids) :]
+    def _tree(self, request: Request, limit: int) -> DraftTree:
+        rest = self._answers[tuple(request.token_ids[: request.prompt_length])][len(request.output_ids) :]
         builder = TreeBuilder(limit)
         parent, right = -1, self._random.randrange(5)
         for level in range(4):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 PREFIX, WINDOW, BORDER = 4, 8, 3  # tokens of the query, of a window of the request, of the prompt that belong to the output
@@ -24,13 +24,13 @@ class Trie:
     count: int = 0
     children: dict[int, Trie] = field(default_factory=dict)
 
-    def insert(self, tokens: ListLike[int]) -> None:
+    def insert(self, tokens: Sequence[int]) -> None:
         """Count a sequence and what it begins with."""
         self.count += 1
         if tokens:
             self.children.setdefault(tokens[0], Trie()).insert(tokens[1:])
 
-    def behind(self, tokens: ListLike[int]) -> Trie:
+    def behind(self, tokens: Sequence[int]) -> Trie:
         """What follows a sequence; an empty trie if nothing does."""
         node = self
         for token in tokens:
@@ -41,11 +41,11 @@ class Trie:
 class Store:
     """All suffixes of some documents, sorted as far as a query and a branch reach."""
 
-    def __init__(self, documents: ListLike[ListLike[int]]) -> None:
+    def __init__(self, documents: Sequence[Sequence[int]]) -> None:
         reach = PREFIX + 10
         self._suffixes = sorted(tuple(document[i : i + reach]) for document in documents for i in range(len(document)))
 
-    def continuations(self, query: ListLike[int], length: int) -> Trie:
+    def continuations(self, query: Sequence[int], length: int) -> Trie:
         """Of the query and its shorter suffixes until there are enough; at regular intervals, up to `length` tokens each."""
         trie = Trie()
         for size in range(len(query), 0, -1):
@@ -64,14 +64,14 @@ class Store:
 class Request:
     """The windows of a prompt, and those of the output that are complete."""
 
-    def __init__(self, prompt: ListLike[int]) -> None:
+    def __init__(self, prompt: Sequence[int]) -> None:
         self.windows = Trie()
         border = max(0, len(prompt) - BORDER)
         for begin in range(border):
             self.windows.insert(prompt[begin : begin + WINDOW])
         self._rest = list(prompt[border:])
 
-    def append(self, tokens: ListLike[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         """More output."""
         self._rest += tokens
         while len(self._rest) >= WINDOW:
@@ -84,7 +84,7 @@ def branch_length(nodes: int) -> int:
     return next(length for most, length in ((2, 1), (5, nodes - 1), (8, 5), (32, 6), (48, 8), (nodes, 10)) if nodes <= most)
 
 
-def draft(request: Request, store: Store, query: ListLike[int], nodes: int) -> Draft:
+def draft(request: Request, store: Store, query: Sequence[int], nodes: int) -> Draft:
     """Algorithm 1: one heap over all source trees, the most likely first and of those the deeper."""
     sources = [(0, store.continuations(query, branch_length(nodes)))]
     sources += [(match, request.windows.behind(query[-match:])) for match in range(len(query), 0, -1)]
@@ -109,7 +109,7 @@ def draft(request: Request, store: Store, query: ListLike[int], nodes: int) -> D
     return tree
 
 
-def tokens_per_step(traces: ListLike[tuple[ListLike[int], ListLike[int]]], store: Store, nodes: int) -> float:
+def tokens_per_step(traces: Sequence[tuple[Sequence[int], Sequence[int]]], store: Store, nodes: int) -> float:
     """Recorded answers said by steps of a draft and a bonus each."""
     steps = 0
     for prompt, output in traces:

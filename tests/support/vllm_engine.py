@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def some_prompts(count: int, longest: int = 90, seed: int = 1) -> list[list[int]
     return [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(5, longest))] for _ in range(count)]
 
 
-def greedy(model: Path, prompts: ListLike[list[int]], count: int) -> list[list[int]]:
+def greedy(model: Path, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
     """What transformers says."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -96,7 +95,7 @@ if __name__ == "__main__":
 
 
 def offline(
-    model: Path, prompts: ListLike[list[int]], counts: ListLike[int], spec: Any = None, paceline: Any = None, **engine: Any
+    model: Path, prompts: Sequence[list[int]], counts: Sequence[int], spec: Any = None, paceline: Any = None, **engine: Any
 ) -> tuple[list[list[int]], dict[str, float]]:
     """The answers of an engine, and its figures."""
     options = {

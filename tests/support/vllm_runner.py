@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -115,7 +115,7 @@ class Runner:
             if self.rows[row].done:  # type: ignore[union-attr]
                 self.take(row)
 
-    def run(self, jobs: ListLike[Job], most: int = 100_000) -> None:
+    def run(self, jobs: Sequence[Job], most: int = 100_000) -> None:
         """Until all of them are done."""
         waiting = [*jobs]
         for _ in range(most):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 from paceline.bench.settings import PLAIN as TRANSFORMERS
 from paceline.bench.settings import BenchConfig, command_words
-from paceline.common.options import ModelOptions, PromptOptions, changed, flat
 from paceline.report.progress import progress_bar
+from paceline.util.options import ModelOptions, PromptOptions, changed, flat
 
 T = TypeVar("T")
 _MOMENT = 1e-3  # seconds: a limit of 0 would mean none
@@ -67,7 +66,7 @@ class PaperConfig:
                 object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
         self.run_of(("none",))
 
-    def run_of(self, drafters: ListLike[str], **changes: Any) -> BenchConfig:
+    def run_of(self, drafters: Sequence[str], **changes: Any) -> BenchConfig:
         """Return the bench run of these drafters beside transformers, `changes` aside with this configuration."""
         known = flat(BenchConfig())
         mine = {name: value for name, value in flat(self).items() if name in known}

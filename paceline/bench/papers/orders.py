@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.bench.papers.part import Part
-from paceline.common.options import PromptOptions
+from paceline.bench.papers.part import BenchPart
 from paceline.report.prompts import Prompt, load_prompts
+from paceline.util.options import PromptOptions
 
 CONSECUTIVE = (20, 10, 4, 1)  # of the 20 prompts each task of the paper has
 TASK_SIZE = CONSECUTIVE[0]
@@ -27,10 +27,10 @@ class Order:
     """
 
     consecutive: int | None
-    part: Part
+    part: BenchPart
 
 
-def by_task(prompts: ListLike[Prompt], most: int) -> list[list[Prompt]]:
+def by_task(prompts: Sequence[Prompt], most: int) -> list[list[Prompt]]:
     """Return the first `most` prompts of every category, each category a list of its own."""
     tasks: dict[str, list[Prompt]] = {}
     for prompt in prompts:
@@ -38,13 +38,13 @@ def by_task(prompts: ListLike[Prompt], most: int) -> list[list[Prompt]]:
     return [task[:most] for task in tasks.values()]
 
 
-def in_turn(tasks: ListLike[ListLike[Prompt]], consecutive: int) -> list[Prompt]:
+def in_turn(tasks: Sequence[Sequence[Prompt]], consecutive: int) -> list[Prompt]:
     """Return `consecutive` prompts of each task in turn, until all have been asked; figure 6 of the paper."""
     longest = max(map(len, tasks))
     return [prompt for at in range(0, longest, consecutive) for task in tasks for prompt in task[at : at + consecutive]]
 
 
-def shuffled(tasks: ListLike[ListLike[Prompt]], seed: int) -> list[Prompt]:
+def shuffled(tasks: Sequence[Sequence[Prompt]], seed: int) -> list[Prompt]:
     """Return all prompts in a random order."""
     prompts = [prompt for task in tasks for prompt in task]
     random.Random(seed).shuffle(prompts)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from paceline.bench.environment import Environment
 from paceline.bench.papers.config import PaperConfig
 from paceline.bench.report import MEASURES, measured, setting_parts
-from paceline.bench.result import BenchResult, Divergence, Figures
+from paceline.bench.result import BenchResult, Divergence, MethodFigures
 from paceline.report.tables import Cell, Column, Table
 
 PLAIN = "none"
@@ -33,7 +32,7 @@ _RATIOS = {"speed-up": "tokens_per_second", "CPU time": "cpu_speedup"}  # here r
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BenchPart:
     """What is kept of one `run_bench`: what ran where, every method's figures, and the answers that were not equal."""
 
     label: str
@@ -41,19 +40,19 @@ class Part:
     environment: Environment
     complete: bool
     reference: str | None
-    figures: tuple[Figures, ...]
+    figures: tuple[MethodFigures, ...]
     divergences: tuple[Divergence, ...]
 
     @staticmethod
-    def of(label: str, result: BenchResult) -> Part:
+    def of(label: str, result: BenchResult) -> BenchPart:
         """Make it from a finished, or interrupted, run."""
         cut = [f"{result.cut_prompts} prompts too long for the context, and cut"] if result.cut_prompts else []
-        return Part(
+        return BenchPart(
             label, (*setting_parts(result), *cut), result.environment, result.complete, result.reference,
             tuple(result.figures()), result.divergences,
         )  # fmt: skip
 
-    def method(self, name: str | None) -> Figures | None:
+    def method(self, name: str | None) -> MethodFigures | None:
         """Return the figures of a method; None if it did not run."""
         return next((one for one in self.figures if one.method == name), None)
 
@@ -81,7 +80,7 @@ class PaperResult(Protocol):
         """False if it was interrupted; then something is missing."""
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[BenchPart]:
         """The runs there were."""
 
 
@@ -95,7 +94,7 @@ def setting(result: PaperResult) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TableLine:
     """One row of a table of a paper.
 
     Attributes:
@@ -108,22 +107,22 @@ class Line:
     paper: tuple[float, ...] = ()
 
 
-def figures_of(part: Part | None, method: str | None) -> Figures | None:
+def figures_of(part: BenchPart | None, method: str | None) -> MethodFigures | None:
     """Return what was measured of a method; None if it did not run."""
     return part.method(method) if part is not None else None
 
 
-def ratio(part: Part | None, method: str | None, base: str = PLAIN, field: str = "tokens_per_second") -> float | None:
+def ratio(part: BenchPart | None, method: str | None, base: str = PLAIN, field: str = "tokens_per_second") -> float | None:
     """Return tokens/s of a method over those of `base` in the same run; None unless both were timed.
 
     Args:
-        field: of `Figures`; "cpu_speedup" for tokens per second of processor time, which other jobs disturb less.
+        field: of `MethodFigures`; "cpu_speedup" for tokens per second of processor time, which other jobs disturb less.
     """
     rates = [one and getattr(one, field) for one in (figures_of(part, method), figures_of(part, base))]
     return rates[0] / rates[1] if rates[0] and rates[1] else None
 
 
-def cells(part: Part | None, method: str | None, headings: ListLike[str], base: str = PLAIN) -> list[Cell]:
+def cells(part: BenchPart | None, method: str | None, headings: Sequence[str], base: str = PLAIN) -> list[Cell]:
     """Return a method's figures under `headings`: those of the bench's table, "S", "draft/ token", "N_target/N", "N_disc/N".
 
     Args:
@@ -142,7 +141,7 @@ def columns(headings: Iterable[str], before: str = "", after: str = "") -> list[
 
 
 def line_table(
-    title: str, headings: ListLike[str], paper: ListLike[str], part: Part | None, lines: ListLike[Line], notes: Iterable[str],
+    title: str, headings: Sequence[str], paper: Sequence[str], part: BenchPart | None, lines: Sequence[TableLine], notes: Iterable[str],
     form: str = ".2f", base: str = PLAIN,
 ) -> Table:  # fmt: skip
     """Return a table of the paper: per line its label, the figures measured, the paper's own numbers in `form`.

@@ -13,8 +13,8 @@ from typing import Any
 
 from paceline.bench.papers.config import PaperConfig
 from paceline.bench.papers.part import PaperResult
-from paceline.common.options import changed, flat
 from paceline.errors import ConfigError, did_you_mean
+from paceline.util.options import changed, flat
 
 PAPERS = {  # name -> what its classes are called by, in `options.py` (...Config) and `result.py` (...Result)
     "lookahead": "Lookahead",

@@ -11,7 +11,7 @@ from rich.markup import escape
 from paceline.bench.papers.part import CONVENTION, PaperResult, setting
 from paceline.bench.papers.registry import PAPERS, paper_part, result_class
 from paceline.bench.report import provenance
-from paceline.report.documents import Kind, read_document, write_document
+from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.tables import Table
 
 _SCHEMA = 2
@@ -57,9 +57,9 @@ def read_paper_json(path: str | Path) -> PaperResult:
     return read_document(path, *map(kind, PAPERS))  # type: ignore[no-any-return]
 
 
-def kind(paper: str) -> Kind[Any]:
+def kind(paper: str) -> DocumentKind[Any]:
     """Return the kind of document that holds a paper's result."""
-    return Kind(f"paceline paper {paper}", _SCHEMA, result_class(paper))
+    return DocumentKind(f"paceline paper {paper}", _SCHEMA, result_class(paper))
 
 
 def tables(result: PaperResult) -> list[Table]:

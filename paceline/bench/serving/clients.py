@@ -6,13 +6,12 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Coroutine
-from collections.abc import Sequence as ListLike
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from paceline.bench.serving.transports import Request, Transport
+from paceline.bench.serving.transports import ClientRequest, Transport
 
 T = TypeVar("T")
 
@@ -26,7 +25,7 @@ class Reply:
         content: what it says, to be compared with other answers by the same transport.
     """
 
-    request: Request
+    request: ClientRequest
     began: float
     times: list[float] = field(default_factory=list)
     content: tuple[int, ...] | str | None = None
@@ -48,7 +47,7 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
         raise first from errors
 
 
-async def ask(transport: Transport, request: Request, most_pieces: int | None = None) -> Reply:
+async def ask(transport: Transport, request: ClientRequest, most_pieces: int | None = None) -> Reply:
     """Ask, and wait for the answer, or leave after so many pieces of it."""
     reply = Reply(request, time.perf_counter())
     async with aclosing(transport.pieces(request)) as pieces:
@@ -64,7 +63,7 @@ async def ask(transport: Transport, request: Request, most_pieces: int | None = 
     return reply
 
 
-async def closed_loop(transport: Transport, requests: ListLike[Request], users: int) -> list[Reply]:
+async def closed_loop(transport: Transport, requests: Sequence[ClientRequest], users: int) -> list[Reply]:
     """All requests, by so many users; each asks the next one when it has its answer."""
     waiting = deque(enumerate(requests))
     replies: dict[int, Reply] = {}
@@ -80,10 +79,10 @@ async def closed_loop(transport: Transport, requests: ListLike[Request], users: 
     return [replies[place] for place in range(len(requests))]
 
 
-async def open_loop(transport: Transport, requests: ListLike[Request], arrivals: ListLike[float]) -> list[Reply]:
+async def open_loop(transport: Transport, requests: Sequence[ClientRequest], arrivals: Sequence[float]) -> list[Reply]:
     """All requests, each at its time in seconds, however many are open."""
 
-    async def one(request: Request, at: float) -> Reply:
+    async def one(request: ClientRequest, at: float) -> Reply:
         await asyncio.sleep(at)
         return await ask(transport, request)
 

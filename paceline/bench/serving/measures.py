@@ -6,16 +6,16 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 from paceline.bench.memory import resident
 from paceline.bench.serving.clients import Reply, ask, waited
 from paceline.bench.serving.prompts import grown
 from paceline.bench.serving.result import Intrusion, SecondTurn, Soak
 from paceline.bench.serving.settings import ServingConfig
-from paceline.bench.serving.transports import Request, Transport
+from paceline.bench.serving.transports import ClientRequest, Transport
+from paceline.core.request import SamplingParams
 from paceline.drafters import PLAIN
-from paceline.engine.sequence import SamplingParams
 from paceline.errors import CapacityError
 from paceline.llm import LLM
 from paceline.report.prompts import Prompt
@@ -28,7 +28,7 @@ _SOAK_PAUSE = 5.0  # seconds between two looks at the memory
 _ABORTED = 0.1  # of the answers, after a few pieces
 
 
-def second_turn(config: ServingConfig, prompts: ListLike[Prompt], llm: LLM) -> SecondTurn:
+def second_turn(config: ServingConfig, prompts: Sequence[Prompt], llm: LLM) -> SecondTurn:
     """Time the first token of a turn behind one that has just been answered, and of the same behind one that is new.
 
     Raises:
@@ -66,7 +66,7 @@ def _first_token(llm: LLM, ids: list[int]) -> tuple[float, int]:
     return seconds, completion.stats.cached_tokens
 
 
-def intrusion(transport: Transport, config: ServingConfig, prompts: ListLike[Prompt], llm: LLM) -> Intrusion:
+def intrusion(transport: Transport, config: ServingConfig, prompts: Sequence[Prompt], llm: LLM) -> Intrusion:
     """Time the gaps of a stream of plain decoding, alone and while long prompts come one after the other.
 
     Raises:
@@ -77,9 +77,9 @@ def intrusion(transport: Transport, config: ServingConfig, prompts: ListLike[Pro
     length = min(_STREAM_TOKENS, llm.max_length - len(short))
     if length < 2:
         raise CapacityError(f"bench: got a context of {llm.max_length} tokens; expected room for a stream. Leave intruders out.")
-    stream = Request("", short, length, PLAIN, whole=True)
+    stream = ClientRequest("", short, length, PLAIN, whole=True)
     long = [
-        Request("", grown(prompts, place % len(prompts), config.load.intruders, llm.tokenizer, room, place), 2, PLAIN)
+        ClientRequest("", grown(prompts, place % len(prompts), config.load.intruders, llm.tokenizer, room, place), 2, PLAIN)
         for place in range(len(prompts))
     ]
     alone = waited(ask(transport, stream))
@@ -89,7 +89,7 @@ def intrusion(transport: Transport, config: ServingConfig, prompts: ListLike[Pro
     return Intrusion(config.load.intruders, begun, _gaps(alone), _gaps(beside))
 
 
-async def _disturbed(transport: Transport, stream: Request, long: ListLike[Request]) -> Reply:
+async def _disturbed(transport: Transport, stream: ClientRequest, long: Sequence[ClientRequest]) -> Reply:
     async def intrude() -> None:
         place = 0
         while True:
@@ -105,12 +105,12 @@ async def _disturbed(transport: Transport, stream: Request, long: ListLike[Reque
         await asyncio.gather(others, return_exceptions=True)
 
 
-def soak(transport: Transport, requests: ListLike[Request], users: int, minutes: float, llm: LLM) -> Soak:
+def soak(transport: Transport, requests: Sequence[ClientRequest], users: int, minutes: float, llm: LLM) -> Soak:
     """Let users ask at random, some of whom leave early, and look at the memory of this process."""
     return waited(_soak(transport, requests, users, 60 * minutes, llm))
 
 
-async def _soak(transport: Transport, requests: ListLike[Request], users: int, seconds: float, llm: LLM) -> Soak:
+async def _soak(transport: Transport, requests: Sequence[ClientRequest], users: int, seconds: float, llm: LLM) -> Soak:
     start, counts = time.perf_counter(), [0, 0]
     sizes: list[tuple[float, int]] = []
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.serving.report import setting_parts
-from paceline.bench.serving.result import Figures, ServingResult
+from paceline.bench.serving.result import LoadFigures, ServingResult
 from paceline.report.drawing import COLOURS, INK, MARKERS, THEIRS, label, line, page, save
 
 _COLUMN, _ROW, _FRAME = 4.2, 3.4, 0.6  # inches
@@ -39,7 +39,7 @@ def write_png(result: ServingResult, path: str | Path) -> None:
     save(figure, path, setting_parts(result), int(width * _TITLE / 2))
 
 
-def _draw_cost(axes: Any, context: str, figures: list[Figures], style: dict[str, str]) -> None:
+def _draw_cost(axes: Any, context: str, figures: list[LoadFigures], style: dict[str, str]) -> None:
     closed = [one for one in figures if one.load.kind == "closed"]
     line(axes, [one.cost for one in closed], [one.latency for one in closed], **style)
     for one in closed:
@@ -47,7 +47,7 @@ def _draw_cost(axes: Any, context: str, figures: list[Figures], style: dict[str,
     label(axes, f"{context} prompts; points: users", "cost: ms of the machine per token", "latency: ms per token", "both")
 
 
-def _draw_throughput(axes: Any, context: str, figures: list[Figures], style: dict[str, str]) -> None:
+def _draw_throughput(axes: Any, context: str, figures: list[LoadFigures], style: dict[str, str]) -> None:
     closed = sorted((one for one in figures if one.load.kind == "closed"), key=lambda one: one.load.level)
     line(axes, [one.load.level for one in closed], [one.throughput for one in closed], **style)
     axes.set_xscale("log", base=2)
@@ -55,7 +55,7 @@ def _draw_throughput(axes: Any, context: str, figures: list[Figures], style: dic
     label(axes, "throughput", "users", "tokens/s", "both")
 
 
-def _draw_arrivals(axes: Any, context: str, figures: list[Figures], style: dict[str, str]) -> None:
+def _draw_arrivals(axes: Any, context: str, figures: list[LoadFigures], style: dict[str, str]) -> None:
     random = sorted((one for one in figures if one.load.kind == "poisson"), key=lambda one: one.load.level)
     places = [one.load.level for one in random]
     line(axes, places, [one.end_p50 for one in random], **style)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any
@@ -13,7 +13,7 @@ from paceline.report.prompts import Prompt, encode, shortened
 
 
 def prompts_of(
-    context: str, load: LoadOptions, prompts: ListLike[Prompt], tokenizer: Any, room: int, drop: int = 0
+    context: str, load: LoadOptions, prompts: Sequence[Prompt], tokenizer: Any, room: int, drop: int = 0
 ) -> list[tuple[str, list[int]]]:
     """The name and token ids of every prompt in a context.
 
@@ -27,7 +27,7 @@ def prompts_of(
     ]
 
 
-def grown(prompts: ListLike[Prompt], place: int, tokens: int | None, tokenizer: Any, room: int, drop: int = 0) -> list[int]:
+def grown(prompts: Sequence[Prompt], place: int, tokens: int | None, tokenizer: Any, room: int, drop: int = 0) -> list[int]:
     """Token ids of a prompt, behind the texts of the others until there are `tokens` (None = alone).
 
     Raises:

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline.bench.report import provenance
-from paceline.bench.serving.result import Figures, ServingResult, percentile
-from paceline.report.documents import Kind, read_document, write_document
+from paceline.bench.serving.result import LoadFigures, ServingResult, percentile
+from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.tables import Column, Table
 
-KIND = Kind("paceline bench --serve", 1, ServingResult)
+KIND = DocumentKind("paceline bench --serve", 1, ServingResult)
 _MEASURES: dict[Column, str] = {
     Column("tokens/s", ".1f"): "throughput",
     Column("of plain", ".2f"): "speedup",
@@ -138,7 +138,7 @@ def _repeating(result: ServingResult) -> list[str]:
     )
 
 
-def _differing(figures: list[Figures]) -> list[str]:
+def _differing(figures: list[LoadFigures]) -> list[str]:
     bad = [one for one in figures if one.equal < one.compared]
     return [f"{one.load.context}, {one.load.name}, {one.drafter}: {one.compared - one.equal} answers differ." for one in bad]
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from paceline.bench.environment import Environment
 from paceline.bench.serving.settings import ServingConfig
+from paceline.core.metrics import Timing
 from paceline.drafters import PLAIN
-from paceline.engine.metrics import Timing
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """One answer. Times in seconds after the request.
 
     Attributes:
@@ -39,7 +38,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadLevel:
     """How much there was to do at a time.
 
     Attributes:
@@ -68,17 +67,17 @@ class Cell:
         timing: where the engine's time went; None where that is not known (on an accelerator).
     """
 
-    load: Load
+    load: LoadLevel
     drafter: str
     repeat: int
     seconds: float
     cpu_seconds: float
     timing: Timing | None
-    answers: tuple[Answer, ...]
+    answers: tuple[TimedAnswer, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LoadFigures:
     """One drafter under one load, all repeats together. Times in milliseconds, except `end_*`, in seconds.
 
     Attributes:
@@ -91,7 +90,7 @@ class Figures:
         equal, compared: answers that say what plain decoding says.
     """
 
-    load: Load
+    load: LoadLevel
     drafter: str
     answers: int
     throughput: float
@@ -187,11 +186,11 @@ class ServingResult:
     invariance: str = ""  # why `invariant` or why not; files of earlier versions do not say
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[LoadLevel]:
         """The loads, as they came."""
         return list(dict.fromkeys(cell.load for cell in self.cells))
 
-    def figures(self) -> list[Figures]:
+    def figures(self) -> list[LoadFigures]:
         """Every drafter under every load."""
         return [
             self._figures(load, drafter)
@@ -200,7 +199,7 @@ class ServingResult:
             if any((cell.load, cell.drafter) == (load, drafter) for cell in self.cells)
         ]
 
-    def _figures(self, load: Load, drafter: str) -> Figures:
+    def _figures(self, load: LoadLevel, drafter: str) -> LoadFigures:
         mine = [cell for cell in self.cells if (cell.load, cell.drafter) == (load, drafter)]
         plain = [cell for cell in self.cells if (cell.load, cell.drafter) == (load, PLAIN)]
         answers = [answer for cell in mine for answer in cell.answers]
@@ -208,7 +207,7 @@ class ServingResult:
         rate = throughput(mine)
         firsts, ends, each = ([pick(one) for one in answers] for pick in (_first, _last, _per_token))
         gaps = [gap for one in answers for gap in one.gaps] or [0.0]
-        return Figures(
+        return LoadFigures(
             load=load,
             drafter=drafter,
             answers=len(answers),
@@ -236,22 +235,22 @@ def throughput(cells: Iterable[Cell]) -> float:
     return sum(one.new_tokens for cell in kept for one in cell.answers) / sum(cell.seconds for cell in kept)
 
 
-def percentile(values: ListLike[float], share: float) -> float:
+def percentile(values: Sequence[float], share: float) -> float:
     """The smallest of the values that so large a share does not exceed (nearest rank)."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def _first(answer: Answer) -> float:
+def _first(answer: TimedAnswer) -> float:
     return answer.first
 
 
-def _last(answer: Answer) -> float:
+def _last(answer: TimedAnswer) -> float:
     return answer.last
 
 
-def _per_token(answer: Answer) -> float:
+def _per_token(answer: TimedAnswer) -> float:
     return answer.per_token
 
 
-def _mean(values: ListLike[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)

@@ -6,8 +6,7 @@ import dataclasses
 import gc
 import itertools
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,22 +20,22 @@ from paceline.bench.models import torch_threads
 from paceline.bench.serving.clients import Reply, ask, closed_loop, open_loop, poisson, waited
 from paceline.bench.serving.measures import intrusion, second_turn, soak
 from paceline.bench.serving.prompts import prompts_of
-from paceline.bench.serving.result import Answer, Cell, Load, ServingResult
+from paceline.bench.serving.result import Cell, LoadLevel, ServingResult, TimedAnswer
 from paceline.bench.serving.settings import ServingConfig
-from paceline.bench.serving.transports import Request, Transport, transport_to
-from paceline.common.config import parse_spec
+from paceline.bench.serving.transports import ClientRequest, Transport, transport_to
+from paceline.core.metrics import Timing
 from paceline.drafters import PLAIN, Maker, entry
-from paceline.engine.metrics import Timing
 from paceline.errors import CapacityError
 from paceline.llm import LLM
 from paceline.report.prompts import Prompt, load_prompts
+from paceline.util.config import parse_spec
 
 _WARMUP_TOKENS = 8
 _LEAST_ROOM = 16  # context tokens for a prompt
 _SEED = 0
 
 
-def run_serving(config: ServingConfig, *, prompts: ListLike[Prompt] | None = None, progress: bool = True) -> ServingResult:
+def run_serving(config: ServingConfig, *, prompts: Sequence[Prompt] | None = None, progress: bool = True) -> ServingResult:
     """Run a load bench. Ctrl-C ends it early: the loads that every drafter has answered by then are kept.
 
     Args:
@@ -51,7 +50,7 @@ def run_serving(config: ServingConfig, *, prompts: ListLike[Prompt] | None = Non
 
 
 class _Bench:
-    def __init__(self, config: ServingConfig, prompts: ListLike[Prompt] | None, progress: bool) -> None:
+    def __init__(self, config: ServingConfig, prompts: Sequence[Prompt] | None, progress: bool) -> None:
         self._config, self._progress = config, progress
         selection = config.selection
         self._prompts = prompts or load_prompts(selection.prompts, selection.limit, selection.every)
@@ -97,7 +96,7 @@ class _Bench:
             found["intrusion"] = partial(intrusion, transport, self._config, self._prompts, self._llm)
         if load.soak:
             requests = [
-                Request(name, ids, length, drafter)
+                ClientRequest(name, ids, length, drafter)
                 for asked in self._asked.values()
                 for name, ids in asked
                 for drafter in self._config.drafters
@@ -119,11 +118,11 @@ class _Bench:
                 self._warm_up(transport)
                 for context in self._asked:
                     for users in load.user_counts:
-                        self._round(transport, Load(context, "closed", users), load.count(users), show)
+                        self._round(transport, LoadLevel(context, "closed", users), load.count(users), show)
                     capacity = self._capacity(context)
                     for share in load.shares:
                         self._round(
-                            transport, Load(context, "poisson", share, share * capacity), load.count(self._users), show
+                            transport, LoadLevel(context, "poisson", share, share * capacity), load.count(self._users), show
                         )  # fmt: skip
             except KeyboardInterrupt:
                 return False
@@ -133,9 +132,9 @@ class _Bench:
         name, ids = next(iter(self._asked.values()))[0]
         for drafter in self._config.drafters:
             self._llm.change_drafter(self._make(drafter))
-            waited(ask(transport, Request(name, ids, _WARMUP_TOKENS, None)))
+            waited(ask(transport, ClientRequest(name, ids, _WARMUP_TOKENS, None)))
 
-    def _round(self, transport: Transport, load: Load, count: int, show: Callable[[str], None]) -> None:
+    def _round(self, transport: Transport, load: LoadLevel, count: int, show: Callable[[str], None]) -> None:
         """One load under every drafter, repeated; the drafters take turns at being the first."""
         done: list[tuple[Cell, list[Reply]]] = []
         drafters = self._config.drafters
@@ -151,9 +150,9 @@ class _Bench:
             dataclasses.replace(cell, answers=tuple(self._answer(load, reply) for reply in replies)) for cell, replies in done
         ]
 
-    def _cell(self, transport: Transport, load: Load, drafter: str, repeat: int, count: int) -> tuple[Cell, list[Reply]]:
+    def _cell(self, transport: Transport, load: LoadLevel, drafter: str, repeat: int, count: int) -> tuple[Cell, list[Reply]]:
         asked = self._asked[load.context]
-        requests = [Request(*asked[place % len(asked)], self._config.max_new_tokens, None) for place in range(count)]
+        requests = [ClientRequest(*asked[place % len(asked)], self._config.max_new_tokens, None) for place in range(count)]
         if load.kind == "closed":
             work = closed_loop(transport, requests, int(load.level))
         else:
@@ -166,11 +165,11 @@ class _Bench:
         timing: Timing | None = self._llm.timing - before if self._llm.model.device.type == "cpu" else None
         return Cell(load, drafter, repeat, seconds, cpu, timing, ()), replies
 
-    def _answer(self, load: Load, reply: Reply) -> Answer:
+    def _answer(self, load: LoadLevel, reply: Reply) -> TimedAnswer:
         request, times = reply.request, reply.times
         said = self._said[load.context, request.prompt]
         gaps = tuple(round(after - before, 6) for before, after in itertools.pairwise(times))
-        return Answer(
+        return TimedAnswer(
             request.prompt, len(request.token_ids), reply.tokens, times[0] - reply.began, times[-1] - reply.began, gaps,
             None if said is reply else said.content == reply.content,
         )  # fmt: skip

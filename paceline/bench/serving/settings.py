@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.bench.settings import command_words
-from paceline.common.config import parse_spec, require_range
-from paceline.common.options import ModelOptions, PromptOptions, flat
 from paceline.drafters import PLAIN, entry
 from paceline.errors import ConfigError
+from paceline.util.config import parse_spec, require_range
+from paceline.util.options import ModelOptions, PromptOptions, flat
 
 CONTEXTS = ("short", "medium", "long")
 Transport = Literal["http", "direct"]

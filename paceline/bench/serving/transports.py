@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paceline.bench.serving.settings import ServingConfig
-from paceline.common.sockets import listen
+from paceline.core.request import SamplingParams
 from paceline.drafters import PLAIN
-from paceline.engine.sequence import SamplingParams
 from paceline.errors import PacelineError
 from paceline.llm import LLM
+from paceline.util.sockets import listen
 
 _SECONDS = 60.0  # a server that has not come up or gone down by then never will
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ClientRequest:
     """What a client asks. `length`: most tokens of the answer, all of them if `whole`. `drafter`: None = the engine's own."""
 
     prompt: str
@@ -42,7 +42,7 @@ class Piece:
 class Transport(Protocol):
     """A way to ask."""
 
-    def pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
+    def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
         """The answer, as it comes; closing it ends the request."""
 
 
@@ -52,7 +52,7 @@ class Direct:
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
 
-    async def pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
         """The steps of the engine."""
         params = SamplingParams(request.length, ignore_eos=request.whole, speculation=request.drafter)
         async with aclosing(self._llm.astream(request.token_ids, params)) as chunks:
@@ -66,7 +66,7 @@ class Http:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    async def pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
         """The events of the stream; the count of tokens comes with the last one.
 
         Raises:

@@ -2,27 +2,27 @@
 
 Retrieval (`sssd`: the request itself and a datastore) gives long runs, the kept distributions (`shared/recycled`) the
 alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`), by what the target's
-hidden state foretells (`engine/foresight`), and by what the draft model says, where it was asked (`model_source`; with the budget
+hidden state foretells (`engine/draft_head`), and by what the draft model says, where it was asked (`model_source`; with the budget
 where that pays: `asking`). The tree takes what is likeliest on its whole path, from any source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from paceline.drafters.auto.asking import Askings
+from paceline.core.drafter import Outcome
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.drafters.auto.draft_model_gate import DraftModelGates
 from paceline.drafters.auto.model_source import ModelSource
 from paceline.drafters.auto.options import AutoOptions
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, node_rule_of
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.options import SssdOptions
-from paceline.engine.drafter import Outcome
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.model.cached_lm import CachedLM
 
 _RETRIEVED = 48  # nodes that retrieval may propose
 _FAR = 16  # tokens that are foreseen at most
@@ -50,10 +50,10 @@ class Auto(RecyclingDrafter):
         self._recycler = Recycler(options.keys, pool=options.pool)
         self.ids_below = self._retrieval.ids_below
         self._model = None if draft is None or not options.draft else ModelSource(draft, brief=self.budget)
-        self._askings = Askings()
-        self._foreseen: dict[int, DraftTree] = {}  # by sequence
-        if isinstance(options.foresight, str):
-            self.foresight = options.foresight
+        self._askings = DraftModelGates()
+        self._head_draft: dict[int, DraftTree] = {}  # by sequence
+        if isinstance(options.draft_head, str):
+            self.draft_head = options.draft_head
         self._fed, self._steps = _DEEP, 0  # drafts that the last step fed for each sequence
 
     @classmethod
@@ -85,9 +85,9 @@ class Auto(RecyclingDrafter):
         if self._model is not None:
             self._model.attach(target, tokenizer)
 
-    def foresees(self) -> int:
+    def num_head_tokens(self) -> int:
         """Ask for what follows; with the budget only as far as drafts are fed, less beside a draft model, and now and then."""
-        if self._options.foresight is False:
+        if self._options.draft_head is False:
             return 0
         if not self.budget:
             return _FAR
@@ -95,53 +95,53 @@ class Auto(RecyclingDrafter):
             return 1 if self._fed >= _WORTH_IT or self._steps % _AGAIN == 0 else 0
         return _BESIDE + (self._fed >= _MANY) if self._askings.has_asked else _FAR
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, request: Request) -> None:
         """Pass on to the sources."""
-        self._retrieval.start(seq)
+        self._retrieval.start(request)
         if self._model is not None:
-            self._model.start(seq)
+            self._model.start(request)
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence."""
-        retrieved = self._retrieval.propose(seqs, [_RETRIEVED if limit else 0 for limit in max_nodes])
-        foreseen = [self._foreseen.pop(seq.id, EMPTY_TREE) for seq in seqs]
-        others = self._joined(seqs, max_nodes, retrieved, foreseen)
+        retrieved = self._retrieval.propose(requests, [_RETRIEVED if limit else 0 for limit in max_nodes])
+        head_draft = [self._head_draft.pop(request.id, EMPTY_TREE) for request in requests]
+        others = self._joined(requests, max_nodes, retrieved, head_draft)
         if self._model is None:
             return others
         if self.budget:
-            by_seq = {seq.id: tree for seq, tree in zip(seqs, others, strict=True)}
+            by_seq = {request.id: tree for request, tree in zip(requests, others, strict=True)}
             # What prompts take says nothing about decoding.
-            if not self._askings.begin(by_seq, all(seq.output_ids for seq in seqs)):
-                self._model.propose(seqs, [0] * len(seqs))
+            if not self._askings.begin(by_seq, all(request.output_ids for request in requests)):
+                self._model.propose(requests, [0] * len(requests))
                 return others
-        self._model.suppose(seqs, others)
-        modelled = self._model.propose(seqs, max_nodes)
+        self._model.seed_trees(requests, others)
+        modelled = self._model.propose(requests, max_nodes)
         self._askings.asked()
-        return self._joined(seqs, max_nodes, retrieved, foreseen, modelled)
+        return self._joined(requests, max_nodes, retrieved, head_draft, modelled)
 
-    def _joined(self, seqs: ListLike[Sequence], max_nodes: list[int], *sources: list[DraftTree]) -> list[DraftTree]:
+    def _joined(self, requests: Sequence[Request], max_nodes: list[int], *sources: list[DraftTree]) -> list[DraftTree]:
         """Return trees of what is kept and of what was retrieved, foreseen and, if it was asked, said by a draft model."""
         return [
-            self._recycler.draft(seq, limit, self._options.least, *trees)
-            for seq, limit, *trees in zip(seqs, max_nodes, *sources, strict=True)
+            self._recycler.draft(request, limit, self._options.least, *trees)
+            for request, limit, *trees in zip(requests, max_nodes, *sources, strict=True)
         ]
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep what the target said."""
         self._retrieval.observe(outcomes)
         self._recycler.observe(outcomes)
         self._steps += 1
         self._fed = sum(len(outcome.tree) for outcome in outcomes) / max(1, len(outcomes))
-        self._foreseen.update((one.seq.id, one.foreseen) for one in outcomes if one.foreseen is not None)
+        self._head_draft.update((one.request.id, one.head_draft) for one in outcomes if one.head_draft is not None)
         if self._model is not None:
             self._model.observe(outcomes)
             self._askings.end(outcomes)
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Free what belongs to a sequence."""
-        self._retrieval.stop(seq)
-        self._recycler.stop(seq)
-        self._foreseen.pop(seq.id, None)
+        self._retrieval.stop(request)
+        self._recycler.stop(request)
+        self._head_draft.pop(request.id, None)
         if self._model is not None:
-            self._model.stop(seq)
-            self._askings.stop(seq)
+            self._model.stop(request)
+            self._askings.stop(request)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import replace
 
+from paceline.core.drafter import DelegatingDrafter
+from paceline.core.node_rule import node_limit
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
-from paceline.engine.budget import node_limit
-from paceline.engine.drafter import DelegatingDrafter
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import DraftTree
+from paceline.model.cached_lm import CachedLM
 
 _ROOM = 256  # nodes the draft model may propose, but for its own rule
-_SUPPOSED = 11  # nodes of others that it is asked about, of all sequences: with a root, as many rows as cost little more than one
-_BRIEF = 0.8  # summed confidence of newest guesses below which it stops; others' guesses take it far in one forward
-_OF_A_CHAIN = 0.7  # confidence in the nodes of a chain, which has none
+_MAX_SEED_NODES = (
+    11  # nodes of others that it is asked about, of all sequences: with a root, as many rows as cost little more than one
+)
+_STOP_THRESHOLD = 0.8  # summed confidence of newest guesses below which it stops; others' guesses take it far in one forward
+_CHAIN_CONFIDENCE = 0.7  # confidence in the nodes of a chain, which has none
 
 
 class ModelSource(DelegatingDrafter):
@@ -27,20 +29,22 @@ class ModelSource(DelegatingDrafter):
     """
 
     def __init__(self, draft: CachedLM, brief: bool) -> None:
-        self._drafter = DraftModel(DraftModelOptions(stop_below=_BRIEF if brief else None, verification="follow"), draft)
+        self._drafter = DraftModel(DraftModelOptions(stop_below=_STOP_THRESHOLD if brief else None, verification="follow"), draft)
         super().__init__(self._drafter)
 
-    def suppose(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> None:
+    def seed_trees(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         """Have the next trees begin with what the draft model says to those of others."""
-        each = _SUPPOSED // max(1, len(seqs))
-        for seq, tree in zip(seqs, trees, strict=True):
-            self._drafter.suppose(seq, tree.first(each))
+        each = _MAX_SEED_NODES // max(1, len(requests))
+        for request, tree in zip(requests, trees, strict=True):
+            self._drafter.seed_trees(request, tree.first(each))
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Propose a tree per sequence, of as many nodes as the draft model is sure of."""
-        most = [node_limit(self.node_rule, len(seqs), _ROOM) if limit else 0 for limit in max_nodes]
-        return [_with_confidence(tree) for tree in self.inner.propose(seqs, most)]
+        most = [node_limit(self.node_rule, len(requests), _ROOM) if limit else 0 for limit in max_nodes]
+        return [_with_confidence(tree) for tree in self.inner.propose(requests, most)]
 
 
 def _with_confidence(tree: DraftTree) -> DraftTree:
-    return tree if tree.confidence is not None or not tree.token_ids else replace(tree, confidence=[_OF_A_CHAIN] * len(tree))
+    return (
+        tree if tree.confidence is not None or not tree.token_ids else replace(tree, confidence=[_CHAIN_CONFIDENCE] * len(tree))
+    )

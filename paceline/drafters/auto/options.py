@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.common.config import require_range
-from paceline.common.limits import LONGEST_KEY
+from paceline.util.config import require_range
+from paceline.util.limits import LONGEST_KEY
 
 _MOST_NODES = 256
 
@@ -21,7 +21,7 @@ class AutoOptions:
     least: chance of a path below which it is not proposed.
     remember, live: as those of `sssd`.
     draft: a draft model, where one is given, is a source, too: with the budget while that pays, else at every step.
-    foresight: what follows the newest token is guessed from the target's hidden state; or the file of `paceline foresight train`
+    foresight: what follows the newest token is guessed from the target's hidden state; or the file of `paceline draft-head train`
         to do so with.
     pool: file that the kept distributions are read from, if it is there, and saved to.
     """
@@ -35,7 +35,7 @@ class AutoOptions:
     remember: int | None = None
     live: bool = False
     draft: bool = True
-    foresight: bool | str = True
+    draft_head: bool | str = True
     pool: str | None = None
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ of these the engine feeds what pays for its forward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,21 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.drafters.draft_model.guess_tree import CHOICES, LOOKED_UP, Answer, GuessTree, Question
-from paceline.drafters.draft_model.hit_rates import HitRates
+from paceline.core.drafter import Outcome
+from paceline.core.node_rule import NodeRule
+from paceline.core.not_numbers import guess_tokens
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.cpu.topk import likeliest
+from paceline.drafters.draft_model.draft_calibration import DraftCalibration
+from paceline.drafters.draft_model.draft_tree_builder import CHOICES, LOOKED_UP, DraftForwardInput, GuessTree, NodePrediction
 from paceline.drafters.draft_model.options import MOST_NODES, DraftModelOptions
 from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
 from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.trees import outcome_of
-from paceline.engine import sampling
-from paceline.engine.best_tokens import likeliest
-from paceline.engine.budget import NodeRule
-from paceline.engine.drafter import Outcome
-from paceline.engine.kept_vocabulary import kept_alone
-from paceline.engine.model import CachedLM
-from paceline.engine.not_numbers import guess_tokens
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.model.cached_lm import CachedLM
+from paceline.model.reduced_vocabulary import kept_alone
+from paceline.sampling import sampler
 
 __all__ = ["DraftModel", "DraftModelOptions"]
 
@@ -47,7 +47,7 @@ class _Record:
         likely: what others guess in this step.
     """
 
-    rates: HitRates = field(default_factory=HitRates)
+    rates: DraftCalibration = field(default_factory=DraftCalibration)
     tree: DraftTree = EMPTY_TREE
     first_choice_probs: list[float | None] = field(default_factory=list)
     likely: DraftTree = EMPTY_TREE
@@ -81,54 +81,56 @@ class DraftModel(ChainDrafter):
         """Build it from its options and the draft model."""
         return cls(options, draft)
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, request: Request) -> None:
         """Open the shadow; nothing is known about its trees."""
-        super().start(seq)
-        self._records[seq.id] = _Record()
+        super().start(request)
+        self._records[request.id] = _Record()
 
-    def suppose(self, seq: Sequence, tree: DraftTree) -> None:
+    def seed_trees(self, request: Request, tree: DraftTree) -> None:
         """Have the next draft begin with what the draft model says to others' guesses: one forward more goes further then."""
-        self._records[seq.id].likely = tree
+        self._records[request.id].likely = tree
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Close the shadow and forget."""
-        super().stop(seq)
-        self._records.pop(seq.id, None)
+        super().stop(request)
+        self._records.pop(request.id, None)
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn how often guesses come true."""
         super().observe(outcomes)
         for outcome in outcomes:
-            record = self._records.get(outcome.seq.id)
+            record = self._records.get(outcome.request.id)
             if record is not None and record.tree.token_ids:
                 record.rates.learn(outcome_of(record.tree, outcome), record.first_choice_probs)
 
-    def _draft_trees(self, seqs: list[Sequence], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
+    def _draft_trees(self, requests: list[Request], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
         """Grow trees for sequences that may have one, then draft chains for the others."""
-        branching = [self._grows and not self.draws(seq) for seq in seqs]
+        branching = [self._grows and not self.draws(request) for request in requests]
         sizes = [limit if branches else 0 for limit, branches in zip(max_nodes, branching, strict=True)]
-        grown = self._grow_trees(seqs, limits, sizes)
-        chains = self._draft_chains(seqs, [0 if branches else limit for limit, branches in zip(limits, branching, strict=True)])
+        grown = self._grow_trees(requests, limits, sizes)
+        chains = self._draft_chains(
+            requests, [0 if branches else limit for limit, branches in zip(limits, branching, strict=True)]
+        )
         trees = []
-        for seq, branches, tree, chain in zip(seqs, branching, grown, chains, strict=True):
-            record = self._records[seq.id]
+        for request, branches, tree, chain in zip(requests, branching, grown, chains, strict=True):
+            record = self._records[request.id]
             record.tree, record.first_choice_probs = tree.finished() if branches else (EMPTY_TREE, [])
             trees.append(record.tree if branches else chain)
         return trees
 
-    def _grow_trees(self, seqs: list[Sequence], longest: list[int], sizes: list[int]) -> list[GuessTree]:
+    def _grow_trees(self, requests: list[Request], longest: list[int], sizes: list[int]) -> list[GuessTree]:
         """Grow a tree of at most so many nodes for every sequence; those that are finished, or have none, run along.
 
         Nothing drafted stays in the draft's cache: every forward is fed the root and the tree anew.
         """
         options = self._options
         trees = [
-            GuessTree(self._records[seq.id].rates, size, depth, options.branch_threshold, options.tree_stop_threshold)
-            for seq, size, depth in zip(seqs, sizes, longest, strict=True)
+            GuessTree(self._records[request.id].rates, size, depth, options.branch_threshold, options.tree_stop_threshold)
+            for request, size, depth in zip(requests, sizes, longest, strict=True)
         ]
-        shadows = [self._shadows[seq.id] for seq in seqs]
-        likely = [self._records[seq.id].likely for seq in seqs]
-        copies = [shadow.seq for shadow in shadows]
+        shadows = [self._shadows[request.id] for request in requests]
+        likely = [self._records[request.id].likely for request in requests]
+        copies = [shadow.request for shadow in shadows]
         while any(newest := [tree.newest() for tree in trees]):
             questions = [
                 tree.question(nodes, partial(self._continuation, shadow), others) if nodes else None
@@ -142,10 +144,10 @@ class DraftModel(ChainDrafter):
                 self._draft.rewind(copy, len(copy) - 1)
         return trees
 
-    def _answers(self, copies: list[Sequence], questions: list[Question | None]) -> list[list[Answer]]:
+    def _answers(self, copies: list[Request], questions: list[DraftForwardInput | None]) -> list[list[NodePrediction]]:
         """Return what the draft model says at the places asked about."""
         fed = [question.tree if question else EMPTY_TREE for question in questions]
-        if not sampling.says_likeliest(copies):
+        if not sampler.is_greedy(copies):
             return adjusted_answers(self._draft.forward(copies, fed), copies, fed, questions)
         with kept_alone():
             logits = self._draft.forward(copies, fed)
@@ -153,8 +155,8 @@ class DraftModel(ChainDrafter):
 
 
 def greedy_answers(
-    logits: Tensor, questions: list[Question | None], kept_ids: NDArray[np.int64] | None = None
-) -> list[list[Answer]]:
+    logits: Tensor, questions: list[DraftForwardInput | None], kept_ids: NDArray[np.int64] | None = None
+) -> list[list[NodePrediction]]:
     """Return what a draft model says at the places asked about, by its logits as they are.
 
     Args:
@@ -165,24 +167,24 @@ def greedy_answers(
         places, probs = likeliest(own[question.asked if question else []], CHOICES)
         token_ids = places if kept_ids is None else kept_ids[places]
         said = zip(token_ids.tolist(), probs.tolist(), strict=True)
-        answers.append([Answer(tokens[0], tokens, chances) for tokens, chances in said])
+        answers.append([NodePrediction(tokens[0], tokens, chances) for tokens, chances in said])
     return answers
 
 
 def adjusted_answers(
-    logits: Tensor, copies: list[Sequence], fed: list[DraftTree], questions: list[Question | None]
-) -> list[list[Answer]]:
+    logits: Tensor, copies: list[Request], fed: list[DraftTree], questions: list[DraftForwardInput | None]
+) -> list[list[NodePrediction]]:
     """Return what a draft model says at the places asked about, by what sampling makes of its logits.
 
     Args:
         logits: [batch, 1 + width, vocab], after the root and each node fed.
     """
-    scores = sampling.target_scores(logits, copies, fed)
-    drawn = guess_tokens(copies, sampling.draw(scores, copies, fed, sampling.TARGET))
+    scores = sampler.target_scores(logits, copies, fed)
+    drawn = guess_tokens(copies, sampler.draw(scores, copies, fed, sampler.TARGET))
     answers = []
     for own, said, question in zip(scores, drawn, questions, strict=True):
         asked = question.asked if question else []
         token_ids, probs = likeliest(own[asked], CHOICES)
         choices = [said[place] for place in asked]
-        answers.append([Answer(*one) for one in zip(choices, token_ids.tolist(), probs.tolist(), strict=True)])
+        answers.append([NodePrediction(*one) for one in zip(choices, token_ids.tolist(), probs.tolist(), strict=True)])
     return answers

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.common.config import require_range
 from paceline.drafters.shared.verification import require_verification
 from paceline.errors import ConfigError, did_you_mean
+from paceline.util.config import require_range
 
 if TYPE_CHECKING:
     from paceline.drafters.shared.length_rules import LengthRule, ThresholdRule

@@ -20,16 +20,16 @@ What is different here; `compat=true` turns all of it off, and repeats the publi
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree, TreeBuilder
 from paceline.drafters.lookahead.options import LookaheadOptions
-from paceline.drafters.lookahead.window import Window
+from paceline.drafters.lookahead.window import LookaheadWindow
 from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
-from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.origin import Origin
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree, TreeBuilder
 
 __all__ = ["Lookahead", "LookaheadOptions"]
 
@@ -53,7 +53,7 @@ class _State:
         guesses: n-grams in `tree`.
     """
 
-    window: Window | None
+    window: LookaheadWindow | None
     pool: NgramPool
     inner_ngrams: NgramPool
     drops_wrong_guesses: bool
@@ -87,56 +87,58 @@ class Lookahead(Drafter):
         """Nodes of the largest tree."""
         return self._options.most_nodes
 
-    def start(self, seq: Sequence, pool: NgramPool | None = None) -> None:
+    def start(self, request: Request, pool: NgramPool | None = None) -> None:
         """Fill the window with the prompt's own tokens.
 
         Args:
             pool: one that is shared with whoever gave it; else the sequence gets an empty one of its own.
         """
         options = self._options
-        fill = Window.from_tokens if options.compat else Window.from_phrases
-        rng = random.Random(0 if options.compat else seq.params.seed)
-        window = fill(seq.token_ids, options.window, options.ngram, rng)
+        fill = LookaheadWindow.from_tokens if options.compat else LookaheadWindow.from_phrases
+        rng = random.Random(0 if options.compat else request.params.seed)
+        window = fill(request.token_ids, options.window, options.ngram, rng)
         size = options.pool or max(1, options.guesses)
         own = NgramPool(size, longest_key=1 if options.compat else 2)
-        self._states[seq.id] = _State(window, own if pool is None else pool, NgramPool(size), pool is None)
+        self._states[request.id] = _State(window, own if pool is None else pool, NgramPool(size), pool is None)
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Drop the state."""
-        self._states.pop(seq.id, None)
+        self._states.pop(request.id, None)
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return window and guesses of every sequence, as one tree each."""
-        return [self._propose(seq, self._states[seq.id], limit) for seq, limit in zip(seqs, max_nodes, strict=True)]
+        return [
+            self._propose(request, self._states[request.id], limit) for request, limit in zip(requests, max_nodes, strict=True)
+        ]
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Pool the new n-grams and move the windows ahead."""
         for outcome in outcomes:
-            self._learn(outcome, self._states[outcome.seq.id])
+            self._learn(outcome, self._states[outcome.request.id])
 
-    def phrases(self, seq: Sequence, text: list[int], count: int) -> list[Ngram]:
-        """Return up to `count` n-grams that followed the newest tokens of `text`, as `seq` has them pooled.
+    def phrases(self, request: Request, text: list[int], count: int) -> list[Ngram]:
+        """Return up to `count` n-grams that followed the newest tokens of `text`, as `request` has them pooled.
 
         Longer keys come first, newest first; inner n-grams where there are fewer.
         """
-        state = self._states[seq.id]
+        state = self._states[request.id]
         found: dict[Ngram, None] = {}
         for pool, size in ((state.pool, 2), (state.pool, 1), (state.inner_ngrams, 1)):
             for ngram in pool.newest_first(tuple(text[-size:])):
                 found.setdefault(ngram)
         return list(found)[:count]
 
-    def _propose(self, seq: Sequence, state: _State, limit: int) -> DraftTree:
+    def _propose(self, request: Request, state: _State, limit: int) -> DraftTree:
         options = self._options
         state.tree, state.newest_level, state.guesses = EMPTY_TREE, None, []
-        if limit == 0 or (seq.remaining <= 1 and not options.compat):
+        if limit == 0 or (request.remaining <= 1 and not options.compat):
             return EMPTY_TREE
         if options.prompt_pool:
-            state.pool.add_text(seq.token_ids, state.pooled_tokens, options.ngram)
-            state.pooled_tokens = len(seq)
-        window = self._window_to_feed(seq, state, limit)
+            state.pool.add_text(request.token_ids, state.pooled_tokens, options.ngram)
+            state.pooled_tokens = len(request)
+        window = self._window_to_feed(request, state, limit)
         if options.guesses and not (options.compat and window is not None and not window.full):
-            state.guesses = self.phrases(seq, seq.token_ids, options.guesses)
+            state.guesses = self.phrases(request, request.token_ids, options.guesses)
         builder = TreeBuilder(min(limit, options.most_nodes))
         if options.compat:
             room = limit - (0 if window is None else len(window))
@@ -145,17 +147,17 @@ class Lookahead(Drafter):
         else:
             if window is not None:
                 state.newest_level = window.add_to_tree(builder.add)
-            self._add_guesses(builder, state, seq.remaining - 1)
+            self._add_guesses(builder, state, request.remaining - 1)
         state.tree = builder.build()
         return state.tree
 
-    def _window_to_feed(self, seq: Sequence, state: _State, limit: int) -> Window | None:
+    def _window_to_feed(self, request: Request, state: _State, limit: int) -> LookaheadWindow | None:
         """Return the window, or None where it would not pay or does not fit."""
         options, window = self._options, state.window
-        if not options.compat and (seq.remaining <= options.ngram or state.accepted > options.ngram):
+        if not options.compat and (request.remaining <= options.ngram or state.accepted > options.ngram):
             return None  # nobody would use its n-grams any more, or the pool knows what comes anyway
         if window is not None and len(window) > limit:
-            seq.counters.note(WINDOW_LEFT_OUT)
+            request.counters.note(WINDOW_LEFT_OUT)
             return None
         return window
 
@@ -172,7 +174,7 @@ class Lookahead(Drafter):
                 text += more
             builder.add_path(text[:depth], origin=Origin.POOL)
 
-    def _add_as_published(self, builder: TreeBuilder, window: Window | None, state: _State) -> None:
+    def _add_as_published(self, builder: TreeBuilder, window: LookaheadWindow | None, state: _State) -> None:
         """Feed every token of every guess; the last one of each and the window are never accepted."""
         probes: list[tuple[int, int]] = []
         for ngram in state.guesses:
@@ -189,7 +191,7 @@ class Lookahead(Drafter):
 
     def _learn(self, outcome: Outcome, state: _State) -> None:
         """Take in what the target said about the last tree of one sequence."""
-        text, new = outcome.seq.token_ids, outcome.new_token_ids
+        text, new = outcome.request.token_ids, outcome.new_token_ids
         root = len(text) - len(new) - 1
         context = tuple(text[max(0, root - 1) : root + 1])
         state.accepted = len(outcome.accepted)
@@ -213,7 +215,7 @@ class Lookahead(Drafter):
         if state.accepted and len(new) >= length:
             state.pool.add(context, tuple(new[:length]))
 
-    def _pool_window(self, state: _State, window: Window, context: Ngram, answers: list[int]) -> None:
+    def _pool_window(self, state: _State, window: LookaheadWindow, context: Ngram, answers: list[int]) -> None:
         """Add the n-grams that the target's answers to the window complete."""
         for key, ngram in window.ngrams(context, answers):
             state.pool.add(key, ngram)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.common.config import require_range
 from paceline.errors import ConfigError
+from paceline.util.config import require_range
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
+from paceline.core.origin import Origin
 from paceline.drafters.shared.ngram_pool import Ngram
-from paceline.engine.origin import Origin
 
 AddNode = Callable[[int, int, Origin], int]  # (token, parent, origin) -> node
 
 
-class Window:
+class LookaheadWindow:
     """The levels of one sequence.
 
     Args:
@@ -36,16 +36,16 @@ class Window:
         self._ngram = ngram
 
     @staticmethod
-    def from_phrases(prompt: list[int], width: int, ngram: int, rng: random.Random) -> Window:
+    def from_phrases(prompt: list[int], width: int, ngram: int, rng: random.Random) -> LookaheadWindow:
         """Return a full window whose columns are phrases from random places of the prompt, so n-grams come from step one."""
         starts = [rng.randrange(max(1, len(prompt) - ngram + 2)) for _ in range(width)]
         levels = [[prompt[(start + level) % len(prompt)] for start in starts] for level in range(ngram - 1)]
-        return Window([levels[0][1:], *levels[1:]], ngram)
+        return LookaheadWindow([levels[0][1:], *levels[1:]], ngram)
 
     @staticmethod
-    def from_tokens(prompt: list[int], width: int, ngram: int, rng: random.Random) -> Window:
+    def from_tokens(prompt: list[int], width: int, ngram: int, rng: random.Random) -> LookaheadWindow:
         """Return one level of random prompt tokens; the others come one per step (the public code's warm-up)."""
-        return Window([[rng.choice(prompt) for _ in range(width + ngram - 3)]], ngram)
+        return LookaheadWindow([[rng.choice(prompt) for _ in range(width + ngram - 3)]], ngram)
 
     @property
     def full(self) -> bool:

@@ -19,34 +19,34 @@ What is different here, both from the paper and from its public code:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.node_rule import NodeRule, node_limit
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.drafters.lookahead.drafter import Lookahead, LookaheadOptions
 from paceline.drafters.ouroboros.learning import inspirations, refine
 from paceline.drafters.ouroboros.options import OuroborosOptions
-from paceline.drafters.ouroboros.pool_file import KeptPool
+from paceline.drafters.ouroboros.phrase_acceptance import PhraseAcceptance
+from paceline.drafters.ouroboros.phrase_sequence import CHOICES, PhraseSequence, probs_of
+from paceline.drafters.ouroboros.pool_file import PoolFile
 from paceline.drafters.ouroboros.proposal import Proposal, ProposalBuilder
-from paceline.drafters.ouroboros.rates import Rates
-from paceline.drafters.ouroboros.shadow import CHOICES, PhraseShadow, probs_of
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.drafters.shared.trees import outcome_of
-from paceline.engine.budget import NodeRule, node_limit
-from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.kept_vocabulary import kept_alone
-from paceline.engine.model import CachedLM
-from paceline.engine.node_logits import NodeLogits
-from paceline.engine.pairing import pair
-from paceline.engine.sampling import says_likeliest
-from paceline.engine.sequence import Sequence
 from paceline.engine.step import decode_step
-from paceline.engine.tree import EMPTY_TREE, DraftTree
-from paceline.engine.verify import verify
 from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
+from paceline.model.node_logits import NodeLogits
+from paceline.model.pairing import pair
+from paceline.model.reduced_vocabulary import kept_alone
+from paceline.sampling.sampler import is_greedy
+from paceline.verification.verify import verify
 
 __all__ = ["Ouroboros", "OuroborosOptions"]
 
@@ -72,14 +72,14 @@ class Ouroboros(Drafter):
         guesses = max(options.window, options.suffixes)
         self._phrases = Lookahead(LookaheadOptions(options.window, options.ngram, guesses, pool=self._entries, prompt_pool=False))
         self._warm = NgramPool(self._entries, _WARM_KEYS) if options.warm or options.pool is not None else None
-        self._kept: KeptPool | None = None
+        self._kept: PoolFile | None = None
         if self._warm is not None and options.pool is not None:
             cold = options.bad_pool == "cold"
             rows = draft.architecture.vocab_size
-            self._kept = KeptPool(options.pool, self._warm, options.ngram - 1, rows, cold)
+            self._kept = PoolFile(options.pool, self._warm, options.ngram - 1, rows, cold)
             weakref.finalize(self, self._kept.save_changes)  # at the latest when the process ends
-        self._rates = Rates()
-        self._shadows: dict[int, PhraseShadow] = {}
+        self._rates = PhraseAcceptance()
+        self._shadows: dict[int, PhraseSequence] = {}
 
     @classmethod
     def build(cls, options: OuroborosOptions, draft: CachedLM) -> Ouroboros:
@@ -100,30 +100,30 @@ class Ouroboros(Drafter):
         """Prepare the draft model for its target."""
         pair(self._draft, target, tokenizer)
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, request: Request) -> None:
         """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
         context = self._draft.context_length
-        if len(seq) > context:
+        if len(request) > context:
             return
-        self._draft.reserve(0, min(seq.max_length, context) + self._options.gamma + 2 * self._phrases.most_nodes)
+        self._draft.reserve(0, min(request.max_length, context) + self._options.gamma + 2 * self._phrases.most_nodes)
         params = replace(
-            seq.params, max_new_tokens=context, min_tokens=min(seq.params.min_tokens, context), stop=(), logits_processors=(),
+            request.params, max_new_tokens=context, min_tokens=min(request.params.min_tokens, context), stop=(), logits_processors=(),
             logprobs=None,
         )  # fmt: skip
-        shadow = Sequence(seq.token_ids, params, eos_token_ids=seq.eos_token_ids, max_length=context)
-        PhraseShadow.open_for(seq, shadow, self._draft)
+        shadow = Request(request.token_ids, params, eos_token_ids=request.eos_token_ids, max_length=context)
+        PhraseSequence.open_for(request, shadow, self._draft)
         pool = NgramPool(self._entries) if self._warm is None else self._warm
         self._phrases.start(shadow, pool)
         if self._kept is not None:
             self._kept.changed = True
-        self._shadows[seq.id] = PhraseShadow(shadow, len(seq), pool)
+        self._shadows[request.id] = PhraseSequence(shadow, len(request), pool)
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Close the shadow. A warm pool stays, and is saved while nobody waits."""
-        shadow = self._shadows.pop(seq.id, None)
+        shadow = self._shadows.pop(request.id, None)
         if shadow is not None:
-            self._phrases.stop(shadow.seq)
-            self._draft.close(shadow.seq)
+            self._phrases.stop(shadow.request)
+            self._draft.close(shadow.request)
         if self._kept is not None and not self._shadows:
             self._kept.save_changes(wait=True)
 
@@ -137,33 +137,33 @@ class Ouroboros(Drafter):
             raise ConfigError("ouroboros: got no file to save the pool to; expected the option pool. Choose one with pool=PATH.")
         self._kept.save()
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft for every sequence, all sequences together in each draft forward."""
-        trees = [EMPTY_TREE] * len(seqs)
+        trees = [EMPTY_TREE] * len(requests)
         rows = []
-        for row, (seq, limit) in enumerate(zip(seqs, max_nodes, strict=True)):
-            shadow = self._shadows.get(seq.id)
+        for row, (request, limit) in enumerate(zip(requests, max_nodes, strict=True)):
+            shadow = self._shadows.get(request.id)
             if shadow is not None:
                 shadow.proposal = Proposal()
                 shadow.goal = min(
-                    self._options.gamma, shadow.reach, limit, seq.remaining - 1, self._draft.context_length - len(seq)
+                    self._options.gamma, shadow.reach, limit, request.remaining - 1, self._draft.context_length - len(request)
                 )
                 if shadow.goal > 0:
                     rows.append(row)
-                    self._catch_up(seq, shadow)
-        self._draft_phrases([self._shadows[seqs[row].id] for row in rows])
+                    self._catch_up(request, shadow)
+        self._draft_phrases([self._shadows[requests[row].id] for row in rows])
         for row in rows:
-            seq, shadow = seqs[row], self._shadows[seqs[row].id]
-            seq.counters.draft_forwards = shadow.seq.counters.target_forwards
-            shadow.proposal = self._propose_tree(seq, shadow, max_nodes[row])
+            request, shadow = requests[row], self._shadows[requests[row].id]
+            request.counters.draft_forwards = shadow.request.counters.target_forwards
+            shadow.proposal = self._propose_tree(request, shadow, max_nodes[row])
             trees[row] = shadow.proposal.tree
         return trees
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Teach the pool what the target said about every tree."""
         options = self._options
         for outcome in outcomes:
-            shadow = self._shadows.get(outcome.seq.id)
+            shadow = self._shadows.get(outcome.request.id)
             if shadow is None:
                 continue
             proposal, fed = shadow.proposal, len(outcome.tree)
@@ -179,33 +179,33 @@ class Ouroboros(Drafter):
             for context, phrase in inspirations(outcome, chain, options.inspiration, options.ngram):
                 shadow.pool.add(context, phrase)
 
-    def _catch_up(self, seq: Sequence, shadow: PhraseShadow) -> None:
+    def _catch_up(self, request: Request, shadow: PhraseSequence) -> None:
         """Give the shadow the target's tokens, and the pool their n-grams; begin a draft."""
-        shadow.catch_up(self._draft, seq.token_ids)
-        shadow.seq.finish_reason = None
-        shadow.pool.add_text(seq.token_ids, shadow.pooled_tokens, self._options.ngram)
-        shadow.pooled_tokens = len(seq)
+        shadow.sync_with_target(self._draft, request.token_ids)
+        shadow.request.finish_reason = None
+        shadow.pool.add_text(request.token_ids, shadow.pooled_tokens, self._options.ngram)
+        shadow.pooled_tokens = len(request)
         shadow.begin()
 
-    def _draft_phrases(self, shadows: list[PhraseShadow]) -> None:
+    def _draft_phrases(self, shadows: list[PhraseSequence]) -> None:
         """Draft until every shadow has reached its goal; those that have run along, as rows of one batch."""
-        seqs = [shadow.seq for shadow in shadows]
-        check = partial(self._verify_draft, {shadow.seq.id: shadow for shadow in shadows})
+        requests = [shadow.request for shadow in shadows]
+        check = partial(self._verify_draft, {shadow.request.id: shadow for shadow in shadows})
         least = (self._options.ngram - 1) * (self._options.window + 1) - 1  # the window, and a phrase
-        most = node_limit(NodeRule(batch=self._phrases.most_nodes, least=least), len(seqs), self._phrases.most_nodes)
-        alone = says_likeliest(seqs)
+        most = node_limit(NodeRule(batch=self._phrases.most_nodes, least=least), len(requests), self._phrases.most_nodes)
+        alone = is_greedy(requests)
         while any(shadow.open for shadow in shadows):
             limits = [most if shadow.open else 0 for shadow in shadows]
             with kept_alone(alone):
-                decode_step(self._draft, self._phrases, seqs, limits, check)
+                decode_step(self._draft, self._phrases, requests, limits, check)
 
     def _verify_draft(
-        self, shadows: dict[int, PhraseShadow], seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLogits
+        self, shadows: dict[int, PhraseSequence], requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
     ) -> list[Outcome]:
         """Verify phrases with the draft model, in its own `decode_step`; beside it, note what else it might have said."""
-        if says_likeliest(seqs):
+        if is_greedy(requests):
             logits = logits.with_top(CHOICES, self._draft.kept_ids)
-        outcomes = verify(seqs, trees, logits)
+        outcomes = verify(requests, trees, logits)
         if not (self._options.branches or self.budget):
             return outcomes
         for row, outcome in enumerate(outcomes):
@@ -217,17 +217,17 @@ class Ouroboros(Drafter):
             else:
                 top = logits.top.of([logits.starts[row] + place for place in said_at])
                 own = top.probs[:, 0].tolist()
-            shadows[outcome.seq.id].note_probs(outcome.new_token_ids, own, top)
+            shadows[outcome.request.id].note_probs(outcome.new_token_ids, own, top)
         return outcomes
 
-    def _propose_tree(self, seq: Sequence, shadow: PhraseShadow, limit: int) -> Proposal:
+    def _propose_tree(self, request: Request, shadow: PhraseSequence, limit: int) -> Proposal:
         """Return the drafted chain, suffixes behind it, the draft model's alternatives, and phrases behind the root."""
         options = self._options
         builder = ProposalBuilder(
-            seq.token_ids[-2:], shadow.drafted, shadow.probs, limit, min(limit, seq.remaining - 1),
-            partial(self._phrases.phrases, shadow.seq), self._rates if self.budget else None,
+            request.token_ids[-2:], shadow.drafted, shadow.probs, limit, min(limit, request.remaining - 1),
+            partial(self._phrases.phrases, shadow.request), self._rates if self.budget else None,
         )  # fmt: skip
-        if shadow.seq.finish_reason is None:
+        if shadow.request.finish_reason is None:
             builder.add_suffixes(options.suffixes)
         if options.branches:
             builder.add_alternatives(sorted(shadow.alternatives, reverse=True)[: options.branches])

@@ -5,19 +5,18 @@ Both are pure functions of an outcome. What is different here: the rule "every" 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterator, Sequence
 
+from paceline.core.drafter import Outcome
 from paceline.drafters.ouroboros.proposal import Proposal
 from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
-from paceline.engine.drafter import Outcome
 
 _FEWEST_TOKENS = 2  # of a phrase that the rule "every" adds
 
 
 def context_of(outcome: Outcome, node: int) -> Ngram:
     """Return the two tokens that end with `node` (-1 = root); one where the text has no more."""
-    text, tree = outcome.seq.token_ids, outcome.tree
+    text, tree = outcome.request.token_ids, outcome.tree
     root = len(text) - len(outcome.new_token_ids) - 1
     if node < 0:
         return tuple(text[max(0, root - 1) : root + 1])
@@ -25,7 +24,7 @@ def context_of(outcome: Outcome, node: int) -> Ngram:
     return (text[root] if parent < 0 else tree.token_ids[parent], tree.token_ids[node])
 
 
-def inspirations(outcome: Outcome, chain: ListLike[int], rule: str, ngram: int) -> Iterator[tuple[Ngram, Ngram]]:
+def inspirations(outcome: Outcome, chain: Sequence[int], rule: str, ngram: int) -> Iterator[tuple[Ngram, Ngram]]:
     """Return phrases the target has confirmed beside the accepted text, each with the tokens before it (inspiration).
 
     A phrase is what the target says after a node, after the child that carries this, and so on, at most N - 1 tokens.

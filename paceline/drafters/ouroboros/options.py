@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.common.config import require_range
 from paceline.errors import ConfigError, did_you_mean
+from paceline.util.config import require_range
 
 INSPIRATIONS = ("every", "paper", "code", "off")
 BAD_POOL = ("refuse", "cold")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.common.token_ids import is_padded
-from paceline.drafters.shared.kept_file import FileKind, KeptFile
 from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
+from paceline.drafters.shared.state_file import FileKind, StateFile
+from paceline.util.token_ids import is_padded
 
 _KIND = FileKind(
     "paceline phrase pool",
@@ -21,11 +21,11 @@ _KIND = FileKind(
 )
 
 
-class KeptPool(KeptFile):
+class PoolFile(StateFile):
     """A pool and its file.
 
     Args:
-        path, cold: as for `KeptFile`.
+        path, cold: as for `StateFile`.
         pool: filled from the file.
         longest: most tokens of a phrase; longer ones in the file are cut.
         vocab_size: rows of the draft's LM head; the file must have been written for as many, but for padding.

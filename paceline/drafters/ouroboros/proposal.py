@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from paceline.drafters.ouroboros.rates import Evidence, Kind, Rates
+from paceline.core.origin import Origin
+from paceline.core.tree import EMPTY_TREE, DraftTree, TreeBuilder
+from paceline.drafters.ouroboros.phrase_acceptance import Evidence, NodeSource, PhraseAcceptance
 from paceline.drafters.shared.ngram_pool import Ngram
 from paceline.drafters.shared.trees import likeliest_first
-from paceline.engine.origin import Origin
-from paceline.engine.tree import EMPTY_TREE, DraftTree, TreeBuilder
 
-Phrases = Callable[[list[int], int], ListLike[Ngram]]  # (tokens, most) -> phrases that may follow them
+Phrases = Callable[[list[int], int], Sequence[Ngram]]  # (tokens, most) -> phrases that may follow them
 
 
 class Alternative(NamedTuple):
@@ -44,9 +43,9 @@ class Proposal:
     """
 
     tree: DraftTree = EMPTY_TREE
-    chain: ListLike[int] = ()
+    chain: Sequence[int] = ()
     suffixes: list[tuple[Ngram, list[int]]] = field(default_factory=list)
-    evidence: ListLike[Evidence] = ()
+    evidence: Sequence[Evidence] = ()
 
     def begins_with(self, tree: DraftTree) -> bool:
         """Whether a tree is this one, or its first nodes."""
@@ -75,15 +74,15 @@ class ProposalBuilder:
     """
 
     def __init__(
-        self, text: ListLike[int], chain: ListLike[int], probs: ListLike[float], most: int, deepest: int, phrases: Phrases,
-        rates: Rates | None = None,
+        self, text: Sequence[int], chain: Sequence[int], probs: Sequence[float], most: int, deepest: int, phrases: Phrases,
+        rates: PhraseAcceptance | None = None,
     ) -> None:  # fmt: skip
         self._text, self._chain, self._deepest, self._phrases = list(text), list(chain[:deepest]), deepest, phrases
         self._rates = rates
         self._tree = TreeBuilder(most)
         self._last = self._tree.add_path(self._chain, origin=Origin.MODEL)
         self._chain_nodes = range(len(self._tree))
-        self._evidence = [] if rates is None else [Evidence(Kind.CHAIN, probs[node]) for node in self._chain_nodes]
+        self._evidence = [] if rates is None else [Evidence(NodeSource.CHAIN, probs[node]) for node in self._chain_nodes]
         self._suffixes: list[tuple[Ngram, list[int]]] = []
 
     def add_suffixes(self, most: int) -> None:
@@ -91,7 +90,7 @@ class ProposalBuilder:
         for phrase in self._phrases([*self._text[-1:], *self._chain], most):
             self._suffixes.append((phrase, self._add_suffix(phrase[: self._deepest - len(self._chain)])))
 
-    def add_alternatives(self, alternatives: ListLike[Alternative]) -> None:
+    def add_alternatives(self, alternatives: Sequence[Alternative]) -> None:
         """Add tokens the draft model might have said instead, each with the newest phrase that follows it.
 
         None goes deeper than the chain: where the target takes chains only, the chain is what it gets.
@@ -105,15 +104,15 @@ class ProposalBuilder:
             following = next(iter(self._phrases([before, token], 1)), ())
             node = self._tree.add(token, place - 1, Origin.MODEL)
             if (place - 1, token) in self._tree:
-                self._note(Evidence(Kind.ALTERNATIVE, alternative.prob))
+                self._note(Evidence(NodeSource.ALTERNATIVE, alternative.prob))
                 self._tree.add_path(following[: len(chain) - place - 1], node, Origin.POOL)
-                self._note(Evidence(Kind.PHRASE))
+                self._note(Evidence(NodeSource.PHRASE))
 
     def add_phrases(self, most: int) -> None:
         """Add phrases behind the newest token, no deeper than the chain."""
         for phrase in self._phrases(self._text, most):
             self._tree.add_path(phrase[: len(self._chain)], origin=Origin.POOL)
-            self._note(Evidence(Kind.PHRASE))
+            self._note(Evidence(NodeSource.PHRASE))
 
     def build(self) -> Proposal:
         """Return all of it."""
@@ -129,9 +128,9 @@ class ProposalBuilder:
             return
         for _ in range(len(self._evidence), len(self._tree)):
             self._evidence.append(first)
-            first = Evidence(Kind.WITHIN)
+            first = Evidence(NodeSource.WITHIN)
 
-    def _add_suffix(self, phrase: ListLike[int]) -> list[int]:
+    def _add_suffix(self, phrase: Sequence[int]) -> list[int]:
         """Add a phrase behind the chain as far as there is room, and return its nodes."""
         nodes, parent, tree = [], self._last, self._tree
         for token in phrase:
@@ -139,5 +138,5 @@ class ProposalBuilder:
                 break
             parent = tree.add(token, parent, Origin.POOL)
             nodes.append(parent)
-        self._note(Evidence(Kind.SUFFIX))
+        self._note(Evidence(NodeSource.SUFFIX))
         return nodes

@@ -8,16 +8,15 @@ docs/retrieval-baselines.md says where paper, public code and this differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.drafters.pia.options import PiaOptions
 from paceline.drafters.pia.tries import Children, Node, PhraseTries
-from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.origin import Origin
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 _OUTPUT_WEIGHT = 1e-4  # what an occurrence in an output counts beside one in the prompt
 
@@ -38,21 +37,21 @@ class Pia(Drafter):
         """Build one from its options."""
         return cls(options)
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, seq: Request) -> None:
         """Put the prompt in."""
         self._tries.add_prompt(seq.token_ids[: seq.prompt_length], seq.id)
         self._learned[seq.id] = seq.prompt_length
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft what followed the newest tokens."""
         return [self._draft(seq, min(limit, self._options.nodes)) for seq, limit in zip(seqs, max_nodes, strict=True)]
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Put in the phrases of the outputs that have become complete."""
         for outcome in outcomes:
-            self._learn(outcome.seq, self._tries.depth)
+            self._learn(outcome.request, self._tries.depth)
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, seq: Request) -> None:
         """Put in the last, shorter phrases of the output, take the prompt out, and keep the tries small."""
         if seq.id in self._learned:
             self._learn(seq, 1)
@@ -60,13 +59,13 @@ class Pia(Drafter):
             self._tries.forget_prompt(seq.token_ids[: seq.prompt_length], seq.id)
             self._tries.squeeze()
 
-    def _learn(self, seq: Sequence, shortest: int) -> None:
+    def _learn(self, seq: Request, shortest: int) -> None:
         """Put in the phrases of the output that have `shortest` tokens or more behind their first one."""
         first, end = self._learned[seq.id], len(seq) - shortest
         self._tries.add_output(seq.token_ids, first, end)
         self._learned[seq.id] = max(first, end)
 
-    def _draft(self, seq: Sequence, limit: int) -> DraftTree:
+    def _draft(self, seq: Request, limit: int) -> DraftTree:
         """Draft the tree of the first query, longest first, with as many nodes as a branch; else of the last that gives any."""
         depth = min(self._options.length, seq.remaining - 1)
         tree = EMPTY_TREE

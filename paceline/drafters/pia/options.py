@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.common.config import require_range
+from paceline.util.config import require_range
 
 
 @dataclass(frozen=True, slots=True)

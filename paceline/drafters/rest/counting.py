@@ -17,9 +17,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import Records, compiled, record_dtype
 from paceline.datastore.rows import ShardRow
 from paceline.datastore.search import find, range_of, read, suffix_at
+from paceline.util.compiled import Records, compiled, record_dtype
 
 
 class TrieNode:

@@ -7,20 +7,20 @@ are counted. docs/retrieval-baselines.md says where paper, public code and this 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from paceline import datastore
+from paceline.core.drafter import Drafter
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.datastore.store import Snapshot
 from paceline.drafters.rest.counting import draft
 from paceline.drafters.rest.options import RestOptions
-from paceline.engine.drafter import Drafter
-from paceline.engine.origin import Origin
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
 
 
 class Rest(Drafter):
@@ -65,20 +65,20 @@ class Rest(Drafter):
             self._limited = Snapshot(snapshot.path, snapshot.shards, self._limit)
         return self._limited
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft the most frequent prefixes of what follows in the store; the whole batch in one call.
 
         Raises:
             DatastoreError: a page of the store that was needed is damaged; the shard is named.
         """
         options, snapshot = self._options, self._searchable()
-        queries = [seq.token_ids[-options.longest :] for seq in seqs]
+        queries = [request.token_ids[-options.longest :] for request in requests]
         ids = np.array([token for query in queries for token in query], dtype=np.int64)
         offsets = np.array([0, *accumulate(map(len, queries))], dtype=np.int64)
-        depths = np.array([min(options.length, seq.remaining - 1) for seq in seqs], dtype=np.int64)
+        depths = np.array([min(options.length, request.remaining - 1) for request in requests], dtype=np.int64)
         limits = np.array([min(options.nodes, limit) for limit in max_nodes], dtype=np.int64)
-        tokens = np.empty((len(seqs), max(limits, default=0)), dtype=np.int64)
-        parents, shares, sizes = np.empty_like(tokens), np.empty(tokens.shape), np.empty(len(seqs), dtype=np.int64)
+        tokens = np.empty((len(requests), max(limits, default=0)), dtype=np.int64)
+        parents, shares, sizes = np.empty_like(tokens), np.empty(tokens.shape), np.empty(len(requests), dtype=np.int64)
         sources = snapshot.table, ids, offsets, options.shortest, options.longest, options.matches
         snapshot.check(draft(*sources, depths, limits, tokens, parents, shares, sizes))
         return [

@@ -11,26 +11,26 @@ will say, so that one of its forwards adds several tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.not_numbers import guess_tokens
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.drafters.shared.draft_sequence import DraftSequence
 from paceline.drafters.shared.length_rules import Chain, LengthRule, NewTokens
 from paceline.drafters.shared.ngram_index import NgramIndex
-from paceline.drafters.shared.shadow import Shadow
-from paceline.engine import sampling
-from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.kept_vocabulary import kept_alone
-from paceline.engine.model import CachedLM
-from paceline.engine.not_numbers import guess_tokens
-from paceline.engine.origin import Origin
-from paceline.engine.pairing import pair
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
-from paceline.engine.verify import follow
+from paceline.model.cached_lm import CachedLM
+from paceline.model.pairing import pair
+from paceline.model.reduced_vocabulary import kept_alone
+from paceline.sampling import sampler
+from paceline.verification.verify import follow
 
 LOOKUP_LENGTH = 8  # tokens looked up at once
 _LOOKUP_NGRAMS = (1, 3)  # shortest and longest n-gram looked up for the draft model
@@ -49,7 +49,7 @@ class DraftStep(NamedTuple):
 
 
 @dataclass(slots=True)
-class ChainShadow(Shadow):
+class ChainSequence(DraftSequence):
     """A sequence in the draft's cache, and how to draft for it.
 
     Attributes:
@@ -78,7 +78,7 @@ class ChainDrafter(Drafter):
         self._rejects = verification == "reject"
         self._looks_up = looks_up
         self._spare = spare
-        self._shadows: dict[int, ChainShadow] = {}
+        self._shadows: dict[int, ChainSequence] = {}
 
     @property
     def forward_seconds(self) -> float:
@@ -89,84 +89,86 @@ class ChainDrafter(Drafter):
         """Prepare the draft model for its target."""
         pair(self._draft, target, tokenizer)
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, request: Request) -> None:
         """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
-        if len(seq) <= self._draft.context_length:
-            self._draft.reserve(0, min(seq.max_length, self._draft.context_length) + self._spare)
-            shadow = Sequence(seq.token_ids, seq.params, eos_token_ids=seq.eos_token_ids)
-            Shadow.open_for(seq, shadow, self._draft)
-            self._shadows[seq.id] = ChainShadow(shadow, len(seq), NgramIndex(*_LOOKUP_NGRAMS), self._rule.length)
+        if len(request) <= self._draft.context_length:
+            self._draft.reserve(0, min(request.max_length, self._draft.context_length) + self._spare)
+            shadow = Request(request.token_ids, request.params, eos_token_ids=request.eos_token_ids)
+            DraftSequence.open_for(request, shadow, self._draft)
+            self._shadows[request.id] = ChainSequence(shadow, len(request), NgramIndex(*_LOOKUP_NGRAMS), self._rule.length)
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Close the shadow."""
-        shadow = self._shadows.pop(seq.id, None)
+        shadow = self._shadows.pop(request.id, None)
         if shadow is not None:
-            self._draft.close(shadow.seq)
+            self._draft.close(shadow.request)
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft for every sequence, all sequences together in each draft forward."""
-        trees = [EMPTY_TREE] * len(seqs)
-        rows = [row for row, seq in enumerate(seqs) if seq.id in self._shadows]
-        limits = [self._limit(seqs[row], max_nodes[row]) for row in rows]
+        trees = [EMPTY_TREE] * len(requests)
+        rows = [row for row, request in enumerate(requests) if request.id in self._shadows]
+        limits = [self._limit(requests[row], max_nodes[row]) for row in rows]
         if not any(limit > 0 for limit in limits):
             return trees
         for row in rows:
-            self._catch_up(seqs[row])
-        mine = [seqs[row] for row in rows]
-        self._prefill([self._shadows[seq.id].seq for seq in mine])
-        for row, seq, tree in zip(rows, mine, self._draft_trees(mine, limits, [max_nodes[row] for row in rows]), strict=True):
-            seq.counters.draft_forwards = self._shadows[seq.id].seq.counters.target_forwards
+            self._catch_up(requests[row])
+        mine = [requests[row] for row in rows]
+        self._prefill([self._shadows[request.id].request for request in mine])
+        for row, request, tree in zip(rows, mine, self._draft_trees(mine, limits, [max_nodes[row] for row in rows]), strict=True):
+            request.counters.draft_forwards = self._shadows[request.id].request.counters.target_forwards
             trees[row] = tree
         return trees
 
-    def draws(self, seq: Sequence) -> bool:
-        """Whether drafts of `seq` come with their distributions: sampled ones, under "reject"."""
-        return self._rejects and not seq.params.greedy
+    def draws(self, request: Request) -> bool:
+        """Whether drafts of `request` come with their distributions: sampled ones, under "reject"."""
+        return self._rejects and not request.params.greedy
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Tell the length rule what became of each draft."""
         for outcome in outcomes:
-            shadow = self._shadows.get(outcome.seq.id)
+            shadow = self._shadows.get(outcome.request.id)
             if shadow is not None and outcome.tree.token_ids:
                 shadow.length = self._rule.next_length(shadow.length, len(outcome.tree), len(outcome.accepted))
 
-    def _draft_trees(self, seqs: list[Sequence], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
+    def _draft_trees(self, requests: list[Request], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
         """Draft for sequences whose shadows have caught up.
 
         Args:
             limits: most tokens in a row, per sequence.
             max_nodes: most nodes, per sequence.
         """
-        return self._draft_chains(seqs, limits)
+        return self._draft_chains(requests, limits)
 
-    def _draft_chains(self, seqs: list[Sequence], limits: list[int]) -> list[DraftTree]:
+    def _draft_chains(self, requests: list[Request], limits: list[int]) -> list[DraftTree]:
         """Draft until every chain has reached its limit or the rule ends it; a limit of 0 gives none.
 
         Sequences that have stopped run along, as rows of one batch.
         """
-        shadows = [self._shadows[seq.id] for seq in seqs]
-        chains = [self._new_chain(seq, shadow, limit) for seq, shadow, limit in zip(seqs, shadows, limits, strict=True)]
-        copies = [shadow.seq for shadow in shadows]
-        stream = sampling.DRAFT if self._rejects else sampling.TARGET
-        alone = sampling.says_likeliest(copies)
+        shadows = [self._shadows[request.id] for request in requests]
+        chains = [
+            self._new_chain(request, shadow, limit) for request, shadow, limit in zip(requests, shadows, limits, strict=True)
+        ]
+        copies = [shadow.request for shadow in shadows]
+        stream = sampler.DRAFT if self._rejects else sampler.TARGET
+        alone = sampler.is_greedy(copies)
         kept = self._draft.kept_ids if alone else None
         while any(chain.open for chain in chains):
             guesses = [self._look_up(shadow, chain) for shadow, chain in zip(shadows, chains, strict=True)]
             with kept_alone(alone):
                 logits, hidden = self._forward(copies, guesses)
-            scores = sampling.target_scores(logits, copies, guesses)
-            drawn = guess_tokens(copies, sampling.draw(scores, copies, guesses, stream))
+            scores = sampler.target_scores(logits, copies, guesses)
+            drawn = guess_tokens(copies, sampler.draw(scores, copies, guesses, stream))
             if kept is not None:
                 drawn = [kept[places].tolist() for places in drawn]
             steps = [_follow(*one) for one in zip(guesses, drawn, chains, strict=True)]
             self._draft.commit(self._extend(chains, steps, scores, hidden, kept))
         return [self._as_tree(chain) if chain.tokens else EMPTY_TREE for chain in chains]
 
-    def _new_chain(self, seq: Sequence, shadow: ChainShadow, limit: int) -> Chain:
-        end_ids = seq.eos_token_ids if self._rule.stops_at_end else frozenset()
-        return Chain(shadow.seq, limit, limit > 0, self.draws(seq), end_ids)
+    def _new_chain(self, request: Request, shadow: ChainSequence, limit: int) -> Chain:
+        end_ids = request.eos_token_ids if self._rule.stops_at_end else frozenset()
+        return Chain(shadow.request, limit, limit > 0, self.draws(request), end_ids)
 
-    def _forward(self, copies: list[Sequence], guesses: list[DraftTree]) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, copies: list[Request], guesses: list[DraftTree]) -> tuple[Tensor, Tensor | None]:
         """Return logits, and hidden states for a rule that reads them."""
         if self._rule.reads_hidden:
             return self._draft.forward_with_hidden(copies, guesses)
@@ -199,35 +201,35 @@ class ChainDrafter(Drafter):
             for row in rows:
                 runs[row] = chains[row].extend(runs[row], None, None)
         for chain, run in zip(chains, runs, strict=True):
-            chain.seq.token_ids.extend(run)
+            chain.request.token_ids.extend(run)
         return [step.looked_up[: len(run) - 1] for step, run in zip(steps, runs, strict=True)]
 
-    def _look_up(self, shadow: ChainShadow, chain: Chain) -> DraftTree:
+    def _look_up(self, shadow: ChainSequence, chain: Chain) -> DraftTree:
         """Guess what the draft model will say, so that it says more in one forward."""
         return DraftTree.chain(self._continuation(shadow, [], chain.room - 1)) if chain.open else EMPTY_TREE
 
-    def _continuation(self, shadow: ChainShadow, path: list[int], room: int) -> list[int]:
+    def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
         """Return up to `room` tokens that followed the shadow's text and `path` earlier."""
         if not self._looks_up or room <= 0:
             return []
-        return shadow.index.continuation(shadow.seq.token_ids + path, min(LOOKUP_LENGTH, room)).tokens
+        return shadow.index.continuation(shadow.request.token_ids + path, min(LOOKUP_LENGTH, room)).tokens
 
     def _as_tree(self, chain: Chain) -> DraftTree:
         return chain_tree(chain)
 
-    def _limit(self, seq: Sequence, limit: int) -> int:
-        """Return the most tokens to draft for `seq`: by its rule, `limit`, the end of the answer, and the draft's context."""
-        room = self._draft.context_length - len(seq)
-        return min(self._shadows[seq.id].length, limit, seq.remaining - 1, room)
+    def _limit(self, request: Request, limit: int) -> int:
+        """Return the most tokens to draft for `request`: by its rule, `limit`, the end of the answer, and the draft's context."""
+        room = self._draft.context_length - len(request)
+        return min(self._shadows[request.id].length, limit, request.remaining - 1, room)
 
-    def _catch_up(self, seq: Sequence) -> None:
+    def _catch_up(self, request: Request) -> None:
         """Give the shadow the target's tokens, and the index."""
-        shadow = self._shadows[seq.id]
-        shadow.catch_up(self._draft, seq.token_ids)
+        shadow = self._shadows[request.id]
+        shadow.sync_with_target(self._draft, request.token_ids)
         if self._looks_up:
-            shadow.index.update(seq.token_ids)
+            shadow.index.update(request.token_ids)
 
-    def _prefill(self, shadows: list[Sequence]) -> None:
+    def _prefill(self, shadows: list[Request]) -> None:
         """Feed long prompts in chunks, all but the last chunk."""
         while late := [shadow for shadow in shadows if not self._draft.reaches_end(shadow)]:
             self._draft.feed(late)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.common.config import require_range
 from paceline.errors import ConfigError
+from paceline.util.config import require_range
 
 _FREQUENT = 16  # tokens: about as many rows as cost little more than one
 

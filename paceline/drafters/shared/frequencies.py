@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class _Known:
+class _TokenRank:
     """Attributes: times: a token is there. rank: its place in the order. first: its first place in the text."""
 
     times: int
@@ -19,7 +19,7 @@ class Frequencies:
 
     def __init__(self) -> None:
         self._order: list[int] = []
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _TokenRank] = {}
         # By times: where in the order the tokens begin that are there so often; where the next ones do, if there are none.
         self._begin: dict[int, int] = {}
         self._counted = 0  # tokens of the text
@@ -37,7 +37,7 @@ class Frequencies:
     def _count(self, token: int, place: int) -> None:
         known = self._known.get(token)
         if known is None:
-            known = self._known[token] = _Known(0, len(self._order), place)
+            known = self._known[token] = _TokenRank(0, len(self._order), place)
             self._order.append(token)
             self._begin[0] = known.rank
         # It goes before all that are there as often; the one that was first of them takes its place.

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.engine.best_tokens import entropies, likeliest
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import IntArray
+from paceline.core.request import Request
+from paceline.core.tree import IntArray
+from paceline.cpu.topk import entropies, likeliest
 
 MOST_TOKENS = 256  # in one draft, where a rule itself sets no limit
 _ENTROPY_WEIGHT = 0.2  # per nat
@@ -59,7 +59,7 @@ class Chain:
         drawn: per token its figures when it was drawn, where the rule keeps them.
     """
 
-    seq: Sequence
+    request: Request
     limit: int
     open: bool
     draws: bool

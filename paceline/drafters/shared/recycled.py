@@ -15,9 +15,9 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import Records, compiled, kernel, record_dtype
-from paceline.common.limits import LONGEST_KEY
-from paceline.engine.tree import IntArray
+from paceline.core.tree import IntArray
+from paceline.util.compiled import Records, compiled, kernel, record_dtype
+from paceline.util.limits import LONGEST_KEY
 
 TOP = 8  # tokens kept of a distribution
 ABSENT = -1
@@ -25,7 +25,7 @@ _WAYS = 4
 _LEAST_PROB = 0.001  # of a token that is kept
 
 
-class Entry:
+class Successors:
     """What followed a key."""
 
     key: Annotated[Any, np.uint64]  # 0 = the place is free
@@ -35,22 +35,22 @@ class Entry:
     probs: Annotated[Any, np.float32, TOP]  # at temperature 1
 
 
-ENTRY = record_dtype(Entry)
+ENTRY = record_dtype(Successors)
 
 
-class Table(NamedTuple):
+class SuccessorTable(NamedTuple):
     """Attributes:
     entries: [rows], in buckets of `_WAYS`. clock: [1], how many writings there were.
     """
 
-    entries: Records[Entry]
+    entries: Records[Successors]
     clock: IntArray
 
 
-def new_table(rows: int) -> Table:
+def new_table(rows: int) -> SuccessorTable:
     """Return an empty table of at least `rows` entries."""
     buckets = max(1, -(-rows // _WAYS))
-    return Table(np.zeros(buckets * _WAYS, dtype=ENTRY), np.zeros(1, dtype=np.int64))
+    return SuccessorTable(np.zeros(buckets * _WAYS, dtype=ENTRY), np.zeros(1, dtype=np.int64))
 
 
 @kernel
@@ -64,12 +64,12 @@ def key_of(tail: IntArray, size: int) -> Any:
 
 
 @kernel
-def _bucket(table: Table, key: Any) -> int:
+def _bucket(table: SuccessorTable, key: Any) -> int:
     return int((key >> np.uint64(20)) % np.uint64(len(table.entries) // _WAYS)) * _WAYS
 
 
 @kernel
-def look_up(table: Table, tail: IntArray, known: int) -> tuple[int, int]:
+def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int]:
     """Find what followed the newest tokens.
 
     Args:
@@ -87,7 +87,7 @@ def look_up(table: Table, tail: IntArray, known: int) -> tuple[int, int]:
 
 
 @kernel
-def _place_for(table: Table, key: Any) -> Any:
+def _place_for(table: SuccessorTable, key: Any) -> Any:
     """Return the entry that a key has, or gets in the place of the oldest of its bucket, marked as the newest."""
     first = _bucket(table, key)
     chosen = first
@@ -105,7 +105,7 @@ def _place_for(table: Table, key: Any) -> Any:
 
 
 @kernel
-def write(table: Table, tail: IntArray, size: int, token_ids: Any, probs: Any, offset: int, count: int) -> None:
+def write(table: SuccessorTable, tail: IntArray, size: int, token_ids: Any, probs: Any, offset: int, count: int) -> None:
     """Keep what follows a key of the last `size` tokens: token_ids and probs [offset : offset + count], the likeliest first."""
     entry = _place_for(table, key_of(tail, size))
     kept = 0
@@ -117,7 +117,7 @@ def write(table: Table, tail: IntArray, size: int, token_ids: Any, probs: Any, o
 
 @compiled
 def remember(
-    table: Table,
+    table: SuccessorTable,
     newest: IntArray,
     keys: int,
     drafted: IntArray,
@@ -152,11 +152,11 @@ def remember(
 
 
 @compiled
-def restore(table: Table, keys: NDArray[np.uint64], sizes: Any, tokens: Any, probs: NDArray[np.float32]) -> None:
+def restore(table: SuccessorTable, keys: NDArray[np.uint64], sizes: Any, tokens: Any, probs: NDArray[np.float32]) -> None:
     """Put entries into a table, the oldest first.
 
     Args:
-        keys, sizes: [n], as in `Entry`. tokens, probs: [n, TOP].
+        keys, sizes: [n], as in `Successors`. tokens, probs: [n, TOP].
     """
     for row in range(len(keys)):
         entry = _place_for(table, keys[row])

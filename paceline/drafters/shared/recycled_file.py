@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.datastore import fingerprint_of
-from paceline.drafters.shared.chances import CELLS, Chances
-from paceline.drafters.shared.kept_file import Arrays, FileKind, Head, KeptFile
-from paceline.drafters.shared.recycled import TOP, Table, restore
+from paceline.drafters.shared.recycled import TOP, SuccessorTable, restore
+from paceline.drafters.shared.source_calibration import CELLS, SourceCalibration
+from paceline.drafters.shared.state_file import Arrays, FileKind, Head, StateFile
 from paceline.errors import ConfigError
 
 _KIND = FileKind(
@@ -23,7 +23,7 @@ _KIND = FileKind(
 _TYPES = {"keys": np.uint64, "sizes": np.int32, "tokens": np.int32, "probs": np.float32, "hits": np.float64, "trials": np.float64}
 
 
-class KeptTable(KeptFile):
+class SuccessorTableFile(StateFile):
     """A table, the counts of its guesses, and their file.
 
     The vocabulary and the tokenizer are known when an engine takes the drafter (`check_...`); before that nothing is written.
@@ -35,7 +35,7 @@ class KeptTable(KeptFile):
         ConfigError: the file is there and cannot be used, or its folder is not there; it says what is wrong.
     """
 
-    def __init__(self, path: str, table: Table, chances: Chances) -> None:
+    def __init__(self, path: str, table: SuccessorTable, chances: SourceCalibration) -> None:
         super().__init__(path)
         self._table, self._chances = table, chances
         self._vocab_size = self._tokenizer = ""  # not known
@@ -100,7 +100,7 @@ class KeptTable(KeptFile):
         return _KIND.to_bytes(arrays, vocab_size=self._vocab_size, tokenizer=self._tokenizer)
 
 
-def entries_of(table: Table) -> NDArray[np.void]:
+def entries_of(table: SuccessorTable) -> NDArray[np.void]:
     """Return the entries of a table that are not free, the oldest first."""
     entries = cast(NDArray[np.void], table.entries)
     filled: NDArray[np.void] = entries[entries["key"] != 0]

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.limits import LONGEST_KEY, ROWS
-from paceline.drafters.shared.chances import new_chances
-from paceline.drafters.shared.joined_tree import GUESS, Drafted, grow, learn
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.node_rule import WITH_BUDGET, NodeRule
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.drafters.shared.merged_tree import GUESS, Drafted, grow, learn
 from paceline.drafters.shared.recycled import TOP, new_table, remember
-from paceline.drafters.shared.recycled_file import KeptTable
-from paceline.engine.budget import WITH_BUDGET, NodeRule
-from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.origin import Origin
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.drafters.shared.recycled_file import SuccessorTableFile
+from paceline.drafters.shared.source_calibration import new_source_calibration
 from paceline.errors import ConfigError
+from paceline.util.limits import LONGEST_KEY, ROWS
 
 _NODES, _BATCH_NODES = 16, 48  # without a budget: of a tree, and of a batch
 _NOTHING_DRAFTED = Drafted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0, np.int8))
@@ -48,15 +48,15 @@ class Recycler:
 
     def __init__(self, keys: int, rows: int = ROWS, pool: str | None = None) -> None:
         self.table = new_table(rows)
-        self.chances = new_chances()
-        self.kept = None if pool is None else KeptTable(pool, self.table, self.chances)
+        self.chances = new_source_calibration()
+        self.kept = None if pool is None else SuccessorTableFile(pool, self.table, self.chances)
         if self.kept is not None:
             weakref.finalize(self, self.kept.save_changes)
         self._keys = keys
         self._trees: dict[int, tuple[NDArray[np.void], int]] = {}  # sequence -> its newest tree, and that one's size
 
     def draft(
-        self, seq: Sequence, nodes: int, least: float, beside: DraftTree = EMPTY_TREE, foreseen: DraftTree = EMPTY_TREE,
+        self, request: Request, nodes: int, least: float, beside: DraftTree = EMPTY_TREE, head_draft: DraftTree = EMPTY_TREE,
         modelled: DraftTree = EMPTY_TREE,
     ) -> DraftTree:  # fmt: skip
         """Return a tree of up to `nodes` nodes, the likeliest first.
@@ -66,36 +66,36 @@ class Recycler:
             beside: another drafter's tree of the same sequence, with confidences.
             foreseen: what was foreseen. modelled: a draft model's.
         """
-        levels = seq.remaining - 1
+        levels = request.remaining - 1
         if nodes <= 0 or levels <= 0:
-            self._trees.pop(seq.id, None)
+            self._trees.pop(request.id, None)
             return EMPTY_TREE
         tree: NDArray[np.void] = np.empty(nodes, dtype=GUESS)
-        newest = _array(seq.token_ids[-LONGEST_KEY:])
+        newest = _array(request.token_ids[-LONGEST_KEY:])
         size = grow(
-            self.table, self.chances, _drafted(beside), _drafted(foreseen), _drafted(modelled), newest, self._keys,
-            seq.params.temperature, levels, least, tree,
+            self.table, self.chances, _drafted(beside), _drafted(head_draft), _drafted(modelled), newest, self._keys,
+            request.params.temperature, levels, least, tree,
         )  # fmt: skip
-        self._trees[seq.id] = tree, size
+        self._trees[request.id] = tree, size
         return as_draft(tree, size)
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep what the target said, and count which guesses came true."""
         if self.kept is not None:
             self.kept.changed = True
         for outcome in outcomes:
-            seq, tree, top = outcome.seq, outcome.tree, outcome.target_top
+            request, tree, top = outcome.request, outcome.tree, outcome.target_top
             assert top is not None, "a drafter with top_k gets them"
-            before = len(seq.token_ids) - len(outcome.new_token_ids)
-            newest = _array(seq.token_ids[max(0, before - LONGEST_KEY) : before])
+            before = len(request.token_ids) - len(outcome.new_token_ids)
+            newest = _array(request.token_ids[max(0, before - LONGEST_KEY) : before])
             remember(self.table, newest, self._keys, _array(tree.token_ids), _array(tree.parents), top.token_ids, top.probs)
-            known = self._trees.get(seq.id)
+            known = self._trees.get(request.id)
             if known is not None:
                 learn(self.chances, *known, _array(outcome.new_token_ids))
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Free what belongs to a sequence; save while nobody waits."""
-        self._trees.pop(seq.id, None)
+        self._trees.pop(request.id, None)
         if self.kept is not None and not self._trees:
             self.kept.save_changes(wait=True)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paceline.engine.drafter import Outcome
-from paceline.engine.tree import DraftTree
-from paceline.engine.verify import follow
+from paceline.core.drafter import Outcome
+from paceline.core.tree import DraftTree
+from paceline.verification.verify import follow
 
 
 def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
-from paceline.common.files import digest_of, parse_json
-from paceline.common.token_ids import is_padded
-from paceline.engine.identity import CLOSE_ENOUGH, Sketch, model_identity
 from paceline.errors import ConfigError
+from paceline.model.identity import CLOSE_ENOUGH, Sketch, model_identity
 from paceline.report.documents import structured
+from paceline.util.files import digest_of, parse_json
+from paceline.util.token_ids import is_padded
 
 KIND, VERSION = "paceline acceptance head", 2
 SCALARS = ("log_prob", "log_rest", "entropy")  # of the drafted token's distribution; log_rest: the log of all the others' share
@@ -23,7 +23,7 @@ MOST_BLOCKS = 4
 _NAME = 8  # digits of a prompt's name
 
 
-class Rates(Protocol):
+class RuleCost(Protocol):
     """What a rule for the length of drafts costs, per new token of the answers (Huang et al. 2024, section 2)."""
 
     @property
@@ -35,7 +35,7 @@ class Rates(Protocol):
         """Drafted tokens that were not kept."""
 
 
-def latency(draft: float, target: float, rates: Rates) -> float:
+def latency(draft: float, target: float, rates: RuleCost) -> float:
     """Return the time per new token (Huang et al. 2024, equation 2.3).
 
     Args:
@@ -47,7 +47,7 @@ def latency(draft: float, target: float, rates: Rates) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class CurvePoint:
+class ThresholdPoint:
     """Measured rates of decoding with one threshold."""
 
     threshold: float
@@ -93,7 +93,7 @@ class HeadCard:
     prior: tuple[float, ...] = ()
     recipe: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
-    curve: tuple[CurvePoint, ...] = ()
+    curve: tuple[ThresholdPoint, ...] = ()
     train_prompts: str = ""
     dev_prompts: str = ""
     weights_sha256: str = ""

@@ -18,20 +18,20 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from statistics import median
 
+from paceline.core.drafter import Outcome
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
 from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter, chain_tree
 from paceline.drafters.shared.length_rules import Chain, DrawnToken
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.drafters.specdec_pp.head_rule import HeadRule
 from paceline.drafters.specdec_pp.options import AUTO, SpecDecPPOptions
-from paceline.engine.drafter import Outcome
-from paceline.engine.model import CachedLM
-from paceline.engine.origin import Origin
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import DraftTree
 from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
 
 __all__ = ["SpecDecPP", "SpecDecPPOptions"]
 
@@ -113,19 +113,19 @@ class SpecDecPP(ChainDrafter):
             ) from error
         return cls(options, draft, head)
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Note the time of the step, and choose the threshold anew by it."""
         super().observe(outcomes)
         if self._clock is not None and (times := self._clock.verified()):
             self.threshold = self._head.threshold(*times)
             self._head_rule.stop_below = 1.0 - self.threshold
 
-    def _draft_trees(self, seqs: list[Sequence], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
+    def _draft_trees(self, requests: list[Request], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
         """Draft chains, and note the time they take."""
-        self._head_rule.keeps_seconds = self._seconds and self.budget  # the budget may be switched off
-        counters = self._shadows[seqs[0].id].seq.counters
+        self._head_rule.keep_second_choices = self._seconds and self.budget  # the budget may be switched off
+        counters = self._shadows[requests[0].id].request.counters
         before, start = counters.target_forwards, time.perf_counter()
-        trees = super()._draft_trees(seqs, limits, max_nodes)
+        trees = super()._draft_trees(requests, limits, max_nodes)
         if self._clock is not None:
             self._clock.drafted(time.perf_counter() - start, counters.target_forwards - before)
         return trees
@@ -138,7 +138,7 @@ class SpecDecPP(ChainDrafter):
         count = len(chain.tokens)
         confidence = [*chain.confidences[1:count], chain.drawn[count - 1].early_confidence]
         tree = chain_tree(chain, confidence)
-        if chain.draws or not self._head_rule.keeps_seconds:
+        if chain.draws or not self._head_rule.keep_second_choices:
             return tree
         chances = [_second_chance(*one) for one in zip(chain.drawn, confidence, strict=False)]
         reached = [1.0, *tree.path_chances()]

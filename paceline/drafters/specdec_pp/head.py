@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from pathlib import Path
 
 import safetensors
@@ -21,10 +21,10 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from paceline import demo
-from paceline.common.files import write_atomically
 from paceline.drafters.specdec_pp.card import HELP, INPUTS, MOST_BLOCKS, SCALARS, HeadCard, latency
 from paceline.drafters.specdec_pp.published import is_published, read_published
 from paceline.errors import ConfigError
+from paceline.util.files import write_atomically
 
 WEIGHTS, CARD = "head.safetensors", "card.json"
 _LEAST = 1e-6  # of 1 - probability: float32 resolves no less
@@ -186,7 +186,7 @@ class AcceptanceHead:
         return min(self.card.curve, key=lambda point: latency(draft_seconds, target_seconds, point)).threshold
 
 
-def accept_logits(blocks: ListLike[tuple[Tensor, Tensor]], last: Tensor, bias: Tensor, hidden: Tensor) -> Tensor:
+def accept_logits(blocks: Sequence[tuple[Tensor, Tensor]], last: Tensor, bias: Tensor, hidden: Tensor) -> Tensor:
     """Return the logit of "accepted" over "rejected" from the hidden state; the scalars' share is the caller's to add.
 
     Args:

@@ -31,7 +31,7 @@ class HeadRule(ThresholdRule):
     def __init__(self, head: AcceptanceHead, threshold: float, least: int, most: int, newest: bool) -> None:
         super().__init__(most, 1.0 - threshold, least)
         self._head, self._newest = head, newest and bool(head.card.prior)
-        self.keeps_seconds = False
+        self.keep_second_choices = False
 
     def confidences(self, new: NewTokens) -> list[float]:
         """Return the confidence in the token before each new one; 1 before the first of a chain, which is not the draft's."""
@@ -57,7 +57,7 @@ class HeadRule(ThresholdRule):
         log_probs, entropies = new.token_probs().log(), new.entropies()
         early = self._head.early_confidences(log_probs, entropies)
         columns = torch.stack([log_probs, entropies, early]).tolist()
-        seconds = new.seconds() if self.keeps_seconds else ()
+        seconds = new.seconds() if self.keep_second_choices else ()
         return [DrawnToken(*token) for token in zip(*columns, *seconds, strict=True)]
 
     def early_confidence(self, chain: Chain, place: int) -> float:

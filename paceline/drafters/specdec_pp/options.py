@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.common.config import require_range
 from paceline.drafters.shared.verification import require_verification
 from paceline.errors import ConfigError, did_you_mean
+from paceline.util.config import require_range
 
 AUTO = "auto"
 

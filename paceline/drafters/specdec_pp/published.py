@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.common.files import parse_json
 from paceline.drafters.specdec_pp.card import MOST_BLOCKS, HeadCard, new_card
 from paceline.errors import ConfigError
+from paceline.util.files import parse_json
 
 _WEIGHTS, _PICKLE, _CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import Records, compiled, record_dtype, take_number
 from paceline.datastore.rows import ShardRow
 from paceline.drafters.sssd.history import note_step
 from paceline.drafters.sssd.paper import merge_sources, new_merge
 from paceline.drafters.sssd.request_index import extend, request_at
 from paceline.drafters.sssd.search import grow, new_workspace
 from paceline.drafters.sssd.tree import write_tree
+from paceline.util.compiled import Records, compiled, record_dtype, take_number
 
 
-class Job:
+class DraftJob:
     """One request of a batch."""
 
     address: int  # of its `Request`, which has room for the new tokens
@@ -27,7 +27,7 @@ class Job:
     size: int  # filled: nodes that were drafted
 
 
-JOB = record_dtype(Job)
+JOB = record_dtype(DraftJob)
 
 
 @compiled
@@ -35,7 +35,7 @@ def draft_batch(
     weights: NDArray[np.float32] | None,
     known: Any,
     merging: bool | None,
-    jobs: Records[Job],
+    jobs: Records[DraftJob],
     new_tokens: NDArray[np.int64],
     table: Records[ShardRow],
     drafted: Any,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.files import digest_of, parse_json, write_atomically
 from paceline.drafters.sssd.features import FEATURES, HIDDEN, WEIGHTS
 from paceline.errors import ConfigError
+from paceline.util.files import digest_of, parse_json, write_atomically
 
 SHIPPED = Path(__file__).parent / "calibration.json"
 VERSION = 1

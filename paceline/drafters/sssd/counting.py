@@ -23,12 +23,12 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import Records, compiled, kernel, record_dtype
+from paceline.core.origin import Origin
 from paceline.datastore.rows import ShardRow
 from paceline.drafters.sssd.evidence import Pool
 from paceline.drafters.sssd.pointers import REQUEST, SKIPPED
 from paceline.drafters.sssd.request_index import LONGEST
-from paceline.engine.origin import Origin
+from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
 SOURCES = ("prompt", "output", "store")
 PROMPT, OUTPUT, STORE = range(3)  # indices of the sources
@@ -74,7 +74,7 @@ class NodeCounts:
 TOKEN_COUNTS, NODE_COUNTS = record_dtype(TokenCounts), record_dtype(NodeCounts)
 
 
-class Counts(NamedTuple):
+class SuccessorCounts(NamedTuple):
     """What follows one node.
 
     Attributes:
@@ -88,15 +88,15 @@ class Counts(NamedTuple):
 
 
 @compiled
-def new_counts() -> Counts:
+def new_counts() -> SuccessorCounts:
     """Return scratch for one node at a time."""
     tokens, node = np.empty(MOST_TOKENS, dtype=TOKEN_COUNTS), np.empty(1, dtype=NODE_COUNTS)
-    return Counts(tokens, node, np.empty(_SLOTS, dtype=np.int16))
+    return SuccessorCounts(tokens, node, np.empty(_SLOTS, dtype=np.int16))
 
 
 @kernel
 def count_tokens(
-    table: Records[ShardRow], pool: Pool, begin: int, end: int, prompt_length: int, copy_place: int, counts: Counts
+    table: Records[ShardRow], pool: Pool, begin: int, end: int, prompt_length: int, copy_place: int, counts: SuccessorCounts
 ) -> int:
     """Sort the pointers [begin, end) by the token that follows; return how many different ones there are.
 
@@ -141,7 +141,7 @@ def count_tokens(
 
 
 @kernel
-def _find(counts: Counts, token: int, different: int) -> tuple[int, int]:
+def _find(counts: SuccessorCounts, token: int, different: int) -> tuple[int, int]:
     """Return the index of a token, made if it is not there (-1 if there is no room), and how many there are now."""
     slot = (token * 0x9E3779B1 >> 7) & (_SLOTS - 1)
     while counts.slots[slot] >= 0 and counts.tokens[counts.slots[slot]].token != token:
@@ -157,7 +157,7 @@ def _find(counts: Counts, token: int, different: int) -> tuple[int, int]:
 
 
 @kernel
-def hopeless(counts: Counts, which: int, different: int) -> bool:
+def hopeless(counts: SuccessorCounts, which: int, different: int) -> bool:
     """Whether a token need not be looked at: one of many, seen once, behind a match shorter than others by two or more."""
     one, node = counts.tokens[which], counts.node[0]
     if different <= _MANY or one.pointers > 1 or one.votes > 0:
@@ -167,7 +167,7 @@ def hopeless(counts: Counts, which: int, different: int) -> bool:
 
 
 @kernel
-def origin_of(counts: Counts, which: int) -> Any:
+def origin_of(counts: SuccessorCounts, which: int) -> Any:
     """Return where a token comes from: the source with the longest match, of several the one with most of that length."""
     one = counts.tokens[which]
     best, longest, most = one.hinted, 0, 0
@@ -183,7 +183,7 @@ def origin_of(counts: Counts, which: int) -> Any:
 
 
 @kernel
-def guess_of_request(counts: Counts, different: int) -> int:
+def guess_of_request(counts: SuccessorCounts, different: int) -> int:
     """Return the token with the longest match in prompt or output, the latest one on ties; -1 if there is none."""
     best, longest = -1, 0
     for which in range(different):
@@ -195,7 +195,7 @@ def guess_of_request(counts: Counts, different: int) -> int:
 
 
 @kernel
-def guess_of_store(counts: Counts, different: int) -> int:
+def guess_of_store(counts: SuccessorCounts, different: int) -> int:
     """Return the token with the longest match in the datastore, the most frequent one on ties; -1 if there is none."""
     best, longest, most = -1, 0, 0
     for which in range(different):

@@ -13,27 +13,27 @@ Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=pape
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.machine import usable_cores
-from paceline.common.threads import Threads
+from paceline.core.drafter import Drafter
+from paceline.core.node_rule import WITH_BUDGET, NodeRule
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.datastore.store import Snapshot
+from paceline.drafters.sssd.answer_memory import AnswerMemory
 from paceline.drafters.sssd.batch import JOB, draft_batch
 from paceline.drafters.sssd.calibration import Calibration
-from paceline.drafters.sssd.memory import AnswerMemory
 from paceline.drafters.sssd.options import MOST_NODES, SssdOptions
 from paceline.drafters.sssd.request_index import RequestIndex
-from paceline.drafters.sssd.search import OFFER, Known
+from paceline.drafters.sssd.search import OFFER, KnownContinuation
 from paceline.drafters.sssd.tree import DRAFT_NODE
-from paceline.engine.budget import WITH_BUDGET, NodeRule
-from paceline.engine.drafter import Drafter
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.util.machine import usable_cores
+from paceline.util.threads import Threads
 
 _SHARE = 4  # sequences of a batch that are worth a thread
 _JOINT = 3  # tokens of the prompt that an answer is kept with
@@ -86,24 +86,24 @@ class Sssd(Drafter):
         if self._store is not None:
             self._store.check_tokenizer(tokenizer)
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, request: Request) -> None:
         """Make an empty index; the prompt is indexed with the first proposal."""
-        self._index[seq.id] = RequestIndex(seq.prompt_length)
+        self._index[request.id] = RequestIndex(request.prompt_length)
         if self._store is not None:
             self._store.refresh()
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence.
 
         Raises:
             DatastoreError: a shard of the datastore is damaged; it is named.
         """
-        if not seqs:
+        if not requests:
             return []
-        return self._drafted(seqs, max_nodes, _NOTHING_KNOWN)
+        return self._drafted(requests, max_nodes, _NOTHING_KNOWN)
 
     def record(
-        self, seq: Sequence, truth: ListLike[int], nodes: int, room: int = 4096
+        self, request: Request, truth: Sequence[int], nodes: int, room: int = 4096
     ) -> tuple[DraftTree, NDArray[np.float32], NDArray[np.float32]]:
         """Propose for one sequence, and return what was offered behind the tokens that are known to follow.
 
@@ -113,23 +113,23 @@ class Sssd(Drafter):
             the tree; for each token offered the inputs of the network [offered, inputs], and whether it was right [offered].
         """
         offers = np.empty(room, OFFER)
-        known = Known(np.array(truth, dtype=np.int64), offers, np.zeros(1, np.int64))
-        (tree,) = self._drafted([seq], [nodes], known)
+        known = KnownContinuation(np.array(truth, dtype=np.int64), offers, np.zeros(1, np.int64))
+        (tree,) = self._drafted([request], [nodes], known)
         used = int(known.used[0])
         return tree, offers["inputs"][:used], offers["label"][:used]
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Drop the index; the answer, joined to the end of the prompt, is remembered."""
-        if self._index.pop(seq.id, None) is not None and self._learning is not None and seq.output_ids:
-            self._learning.unfollow(seq.id)
-            self._learning.append(self._storable(seq.token_ids[max(0, seq.prompt_length - _JOINT) :]))
+        if self._index.pop(request.id, None) is not None and self._learning is not None and request.output_ids:
+            self._learning.unfollow(request.id)
+            self._learning.append(self._storable(request.token_ids[max(0, request.prompt_length - _JOINT) :]))
 
-    def _said_since(self, seq: Sequence) -> list[int]:
+    def _said_since(self, request: Request) -> list[int]:
         """Return what a request has said since it was drafted for; at first, joined to the end of the prompt."""
-        known, begins = len(self._index[seq.id]), seq.prompt_length
-        if len(seq) <= begins:
+        known, begins = len(self._index[request.id]), request.prompt_length
+        if len(request) <= begins:
             return []
-        return self._storable(seq.token_ids[known if known > begins else max(0, begins - _JOINT) :])
+        return self._storable(request.token_ids[known if known > begins else max(0, begins - _JOINT) :])
 
     def _storable(self, token_ids: list[int]) -> list[int]:
         """Return tokens up to the first one that the store has no id for: rows that pad the target's vocabulary."""
@@ -137,14 +137,16 @@ class Sssd(Drafter):
             return token_ids
         return token_ids[: next(place for place, token in enumerate(token_ids) if token >= self.ids_below)]
 
-    def _drafted(self, seqs: ListLike[Sequence], max_nodes: list[int], known: Known) -> list[DraftTree]:
+    def _drafted(self, requests: Sequence[Request], max_nodes: list[int], known: KnownContinuation) -> list[DraftTree]:
         if self._learning is not None:
-            self._learning.follow({seq.id: fresh for seq in seqs if (fresh := self._said_since(seq))})
+            self._learning.follow({request.id: fresh for request in requests if (fresh := self._said_since(request))})
         most = self._options.nodes or MOST_NODES
-        batch = _Batch(seqs, [self._index[seq.id] for seq in seqs], [min(limit, most) for limit in max_nodes])
+        batch = _SearchBatch(
+            requests, [self._index[request.id] for request in requests], [min(limit, most) for limit in max_nodes]
+        )
         snapshot = self._searchable()  # kept alive until its shards have been checked
         fusion = (None, None, True) if self._options.fusion == "paper" else (self._calibration.weights, known, None)
-        for result in self._searched(len(seqs), *fusion, *batch.arguments(snapshot.table)):
+        for result in self._searched(len(requests), *fusion, *batch.arguments(snapshot.table)):
             snapshot.check(result)
         return batch.trees()
 
@@ -163,20 +165,20 @@ class Sssd(Drafter):
         return [draft_batch(*arguments), *(other.result() for other in others)]
 
 
-_NOTHING_KNOWN = Known(np.empty(0, dtype=np.int64), np.empty(0, dtype=OFFER), np.zeros(1, dtype=np.int64))
+_NOTHING_KNOWN = KnownContinuation(np.empty(0, dtype=np.int64), np.empty(0, dtype=OFFER), np.zeros(1, dtype=np.int64))
 
 
-class _Batch:
+class _SearchBatch:
     """The arrays of one call: what is new, what may be drafted, what was."""
 
-    def __init__(self, seqs: ListLike[Sequence], indices: list[RequestIndex], nodes: list[int]) -> None:
+    def __init__(self, requests: Sequence[Request], indices: list[RequestIndex], nodes: list[int]) -> None:
         new_tokens: list[int] = []
         jobs: list[tuple[int, ...]] = []
-        for seq, index, limit in zip(seqs, indices, nodes, strict=True):
-            index.reserve(len(seq))
+        for request, index, limit in zip(requests, indices, nodes, strict=True):
+            index.reserve(len(request))
             begin = len(new_tokens)
-            new_tokens += seq.token_ids[len(index) :]
-            jobs.append((index.address, begin, len(new_tokens), limit, seq.remaining - 1, 0))
+            new_tokens += request.token_ids[len(index) :]
+            jobs.append((index.address, begin, len(new_tokens), limit, request.remaining - 1, 0))
         self._new_tokens = np.array(new_tokens, dtype=np.int64)
         self._jobs: NDArray[np.void] = np.array(jobs, dtype=JOB)
         self._drafted: NDArray[np.void] = np.empty((len(indices), max(1, *nodes)), dtype=DRAFT_NODE)

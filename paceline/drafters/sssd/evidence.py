@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import Records, compiled, kernel
 from paceline.datastore.rows import DAMAGED, ShardRow, suffix, text_sound, token_at
 from paceline.datastore.search import range_of
 from paceline.drafters.sssd.pointers import ENDS, POINTER, RANK_RANGE, REQUEST, Pointer, RankRange
-from paceline.drafters.sssd.request_index import LONGEST, NGRAM_SIZES, Text, occurrences
+from paceline.drafters.sssd.request_index import LONGEST, NGRAM_SIZES, RequestText, occurrences
+from paceline.util.compiled import Records, compiled, kernel
 
 STORE_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # suffix lengths that are looked up in the datastore
 _FIRST_SIZE = 3  # index of the one that is looked up first
@@ -74,7 +74,7 @@ def put(pool: Pool, count: int, place: int, shard: int, match: int, token: int) 
 
 
 @kernel
-def copy_newest(text: Text, pool: Pool) -> int:
+def copy_newest(text: RequestText, pool: Pool) -> int:
     """Copy the newest tokens of the request into the tail; return how many there are, LONGEST at most."""
     context = min(text.length, LONGEST)
     for index in range(context):
@@ -83,7 +83,7 @@ def copy_newest(text: Text, pool: Pool) -> int:
 
 
 @kernel
-def point_into_request(text: Text, pool: Pool, count: int, context: int, depth: int, below: int) -> tuple[int, int]:
+def point_into_request(text: RequestText, pool: Pool, count: int, context: int, depth: int, below: int) -> tuple[int, int]:
     """Add pointers into the request whose match is shorter than `below`, the longest first.
 
     Args:
@@ -249,7 +249,7 @@ def stored_token(row: ShardRow, place: int) -> int:
 
 @kernel
 def advance(
-    table: Records[ShardRow], text: Text, pool: Pool, begin: int, end: int, token: int, count: int, most: int, depth: int
+    table: Records[ShardRow], text: RequestText, pool: Pool, begin: int, end: int, token: int, count: int, most: int, depth: int
 ) -> tuple[int, int]:
     """Add the first `most` pointers of [begin, end) that offer `token`, one token further.
 

@@ -21,9 +21,9 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import kernel, record_dtype
-from paceline.drafters.sssd.counting import BANDS, SOURCES, Counts
-from paceline.drafters.sssd.request_index import Request
+from paceline.drafters.sssd.counting import BANDS, SOURCES, SuccessorCounts
+from paceline.drafters.sssd.request_index import RequestState
+from paceline.util.compiled import kernel, record_dtype
 
 Number = Annotated[Any, np.float32]
 OfSources = Annotated[NDArray[np.float32], np.float32, len(SOURCES)]  # of the prompt, the own output, the datastore
@@ -76,7 +76,7 @@ _NEVER = 8.0  # the age of a token that the request does not offer
 
 
 @kernel
-def describe_node(inputs: Inputs, counts: Counts, depth: int, parent_confidence: float, request: Request) -> None:
+def describe_node(inputs: Inputs, counts: SuccessorCounts, depth: int, parent_confidence: float, request: RequestState) -> None:
     """Fill the inputs that all tokens of a node share."""
     node = counts.node[0]
     for source in range(len(SOURCES)):
@@ -93,7 +93,7 @@ def describe_node(inputs: Inputs, counts: Counts, depth: int, parent_confidence:
 
 
 @kernel
-def describe_token(inputs: Inputs, counts: Counts, which: int, best: int, end: int, seen: int) -> None:
+def describe_token(inputs: Inputs, counts: SuccessorCounts, which: int, best: int, end: int, seen: int) -> None:
     """Fill the inputs of a token.
 
     Args:

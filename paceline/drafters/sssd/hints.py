@@ -17,11 +17,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import Records, kernel
 from paceline.datastore.rows import DAMAGED, ShardRow, text_sound, token_at
 from paceline.drafters.sssd.evidence import UNREADABLE, Pool, look_up, put, sample, stored_token
 from paceline.drafters.sssd.pointers import REQUEST, SKIPPED
-from paceline.drafters.sssd.request_index import LONGEST, Text, occurrences
+from paceline.drafters.sssd.request_index import LONGEST, RequestText, occurrences
+from paceline.util.compiled import Records, kernel
 
 _SURE = 4  # tokens of a match beside which hints are not looked for
 _SKIP_LINKS, _SKIP_SAMPLED = 16, 32  # places behind a skipped token: in the request, and in the datastore
@@ -58,7 +58,7 @@ def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
 
 @kernel
 def add_hints(
-    table: Records[ShardRow], text: Text, pool: Pool, begin: int, count: int, context: int, depth: int
+    table: Records[ShardRow], text: RequestText, pool: Pool, begin: int, count: int, context: int, depth: int
 ) -> tuple[int, int]:
     """Add hints to a node whose pointers are [begin, count), unless one of these has a long match.
 
@@ -77,7 +77,7 @@ def add_hints(
 
 
 @kernel
-def _skip_last(table: Records[ShardRow], text: Text, pool: Pool, count: int, context: int) -> tuple[int, int]:
+def _skip_last(table: Records[ShardRow], text: RequestText, pool: Pool, count: int, context: int) -> tuple[int, int]:
     """Add places where the two tokens before the newest one occurred, one token further on, whatever the newest one is.
 
     Returns:
@@ -106,7 +106,9 @@ def _skip_last(table: Records[ShardRow], text: Text, pool: Pool, count: int, con
 
 
 @kernel
-def _relate(table: Records[ShardRow], text: Text, pool: Pool, begin: int, end: int, count: int, context: int, depth: int) -> int:
+def _relate(
+    table: Records[ShardRow], text: RequestText, pool: Pool, begin: int, end: int, count: int, context: int, depth: int
+) -> int:
     """Add places that stand to the node as what its pointers offer stands to them: "9" is offered behind "=9>>", after "=7>>7".
 
     Each of the pointers [begin, end) votes for the place as many tokens back as its own token occurred before it.
@@ -137,7 +139,7 @@ def _relate(table: Records[ShardRow], text: Text, pool: Pool, begin: int, end: i
 @kernel
 def _relation(
     table: Records[ShardRow],
-    text: Text,
+    text: RequestText,
     tail: NDArray[np.int64],
     shard: int,
     place: int,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import kernel
-from paceline.drafters.sssd.request_index import Request
+from paceline.drafters.sssd.request_index import RequestState
+from paceline.util.compiled import kernel
 
 _NO_COPY = -(1 << 30)  # as copy_place: nothing is being copied, nor will be soon
 _FIRST_ACCEPTED, _FIRST_HITS = 1.0, 0.4  # the running means before the first step
@@ -14,7 +14,7 @@ _RATE = 0.15  # of the running means
 
 
 @kernel
-def note_step(request: Request, new_tokens: NDArray[np.int64]) -> None:
+def note_step(request: RequestState, new_tokens: NDArray[np.int64]) -> None:
     """Note how the last step went: tokens accepted, and whether each source alone would have guessed the first one."""
     if not request.started:
         request.accepted, request.request_hits, request.store_hits = _FIRST_ACCEPTED, _FIRST_HITS, _FIRST_HITS

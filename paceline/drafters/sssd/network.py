@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import Records, compiled, kernel
-from paceline.drafters.sssd.counting import STORE, Counts
+from paceline.drafters.sssd.counting import STORE, SuccessorCounts
 from paceline.drafters.sssd.features import FEATURES, HIDDEN, INPUTS, TOKEN_INPUTS, Inputs, describe_token
 from paceline.drafters.sssd.request_index import LONGEST
+from paceline.util.compiled import Records, compiled, kernel
 
 
 class Network(NamedTuple):
@@ -65,7 +65,14 @@ def begin_node(network: Network, weights: NDArray[np.float32]) -> None:
 
 @kernel
 def confidence_of(
-    network: Network, counts: Counts, which: int, best: int, end: int, seen: int, weights: NDArray[np.float32], anew: bool
+    network: Network,
+    counts: SuccessorCounts,
+    which: int,
+    best: int,
+    end: int,
+    seen: int,
+    weights: NDArray[np.float32],
+    anew: bool,
 ) -> float:
     """Return the confidence of one token; `begin_node` was called before, other arguments are those of `describe_token`.
 

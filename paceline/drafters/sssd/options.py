@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.common.config import require_range
-from paceline.common.limits import EMBEDDED
 from paceline.errors import ConfigError
+from paceline.util.config import require_range
+from paceline.util.limits import EMBEDDED
 
 FUSIONS = ("calibrated", "paper")
 MOST_NODES = 512

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.common.compiled import Records, compiled, kernel, record_dtype
 from paceline.datastore.rows import ShardRow
 from paceline.drafters.sssd.counting import ORIGINS, OUTPUT, PROMPT, STORE
 from paceline.drafters.sssd.evidence import Pool, advance, copy_newest, look_up, new_pool, put, sample
 from paceline.drafters.sssd.pointers import REQUEST
-from paceline.drafters.sssd.request_index import LONGEST, Text, occurrences
+from paceline.drafters.sssd.request_index import LONGEST, RequestText, occurrences
 from paceline.drafters.sssd.tree import TREE_NODE, TreeNode, highest
+from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
 PREFIX = 4  # tokens of the query
 _ENTRIES, _CONTINUATIONS = 100, 50
@@ -80,7 +80,7 @@ def branch_length(nodes: int) -> int:
 
 
 @kernel
-def merge_sources(text: Text, table: Records[ShardRow], merge: Merge, nodes: int, levels: int) -> int:
+def merge_sources(text: RequestText, table: Records[ShardRow], merge: Merge, nodes: int, levels: int) -> int:
     """Merge the sources into one tree of up to `nodes` nodes and `levels` levels.
 
     Returns:
@@ -139,7 +139,7 @@ def _from_store(table: Records[ShardRow], pool: Pool, used: int, context: int) -
 
 
 @kernel
-def _from_request(text: Text, pool: Pool, used: int, context: int, size: int) -> int:
+def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: int) -> int:
     """Add pointers behind all earlier places of the last `size` tokens; return how many there are now."""
     found = occurrences(text, _SIZE_INDEX[size - 1], pool.tail, LONGEST - context, LONGEST, LONGEST + 1, pool.found, 0, _LINKS)
     for index in range(found):
@@ -175,7 +175,7 @@ def _push(merge: Merge, count: int, begin: int, end: int, source: int, parent: i
 
 
 @kernel
-def _origin(text: Text, pool: Pool, source: int, begin: int, end: int, token: int) -> Any:
+def _origin(text: RequestText, pool: Pool, source: int, begin: int, end: int, token: int) -> Any:
     """Return where a candidate comes from; of one from the request, where most of its places are."""
     if source == 0:
         return ORIGINS[STORE]

@@ -18,7 +18,7 @@ A node 7 that is drafted below the root has the first of them, one token further
 
 from __future__ import annotations
 
-from paceline.common.compiled import record_dtype
+from paceline.util.compiled import record_dtype
 
 REQUEST = -1  # as shard: the request itself
 SKIPPED = -(1 << 20)  # as match: agrees up to the token before the newest one

@@ -14,7 +14,7 @@ really is (up to `LONGEST` tokens) is read from the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -23,8 +23,8 @@ import numpy as np
 from numba.core import types
 from numpy.typing import NDArray
 
-from paceline.common.compiled import Records, compiled, kernel, record_dtype
 from paceline.drafters.sssd.pointers import POINTER, Pointer
+from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
 NGRAM_SIZES = (1, 2, 4, 8)  # n-grams that are linked
 LONGEST = 32  # the most tokens of a match that are distinguished
@@ -32,7 +32,7 @@ _LEAST = 512
 _BUCKETS = 2  # per token of room; a power of two, as the room is
 
 
-class Request:
+class RequestState:
     """One request: where its arrays are, and how drafting for it went (`history`)."""
 
     ids: int  # address of the tokens [room]
@@ -50,10 +50,10 @@ class Request:
     copy_place: int  # where the text that is being copied goes on in the request; below 0 = nothing is copied
 
 
-REQUEST_ROW = record_dtype(Request)
+REQUEST_ROW = record_dtype(RequestState)
 
 
-class Text(NamedTuple):
+class RequestText(NamedTuple):
     """One request as compiled code sees it.
 
     Attributes:
@@ -81,21 +81,21 @@ _pointer = numba.extending.intrinsic(_pointer_of)
 
 
 @compiled
-def request_at(address: int) -> Request:
+def request_at(address: int) -> RequestState:
     """Return the request at an address, to be read and written in place."""
     requests: Any = numba.carray(_pointer(address), (1,), REQUEST_ROW)
-    request: Request = requests[0]
+    request: RequestState = requests[0]
     return request
 
 
 @compiled
-def text_of(request: Request) -> Text:
+def text_of(request: RequestState) -> RequestText:
     """Return the arrays behind a request."""
     room = request.room
     ids = numba.carray(_pointer(request.ids), (room,), np.int64)
     previous = numba.carray(_pointer(request.previous), (len(NGRAM_SIZES), room), np.int32)
     heads = numba.carray(_pointer(request.heads), (len(NGRAM_SIZES), _BUCKETS * room), np.int32)
-    return Text(ids, previous, heads, request.length, request.prompt_length)
+    return RequestText(ids, previous, heads, request.length, request.prompt_length)
 
 
 @kernel
@@ -119,14 +119,14 @@ def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
 
 
 @kernel
-def last_place(text: Text, token: int) -> int:
+def last_place(text: RequestText, token: int) -> int:
     """Return the latest place of a token; -1 if it is not there, or a later one has its bucket."""
     place = int(text.heads[0, _bucket_of(_mixed(np.uint64(NGRAM_SIZES[0]), token), text.heads.shape[1])])
     return place if place >= 0 and text.ids[place] == token else -1
 
 
 @kernel
-def link(text: Text, begin: int, end: int) -> None:
+def link(text: RequestText, begin: int, end: int) -> None:
     """Put the tokens of places [begin, end) into the chains."""
     buckets = text.heads.shape[1]
     for place in range(begin, end):
@@ -140,7 +140,7 @@ def link(text: Text, begin: int, end: int) -> None:
 
 
 @compiled
-def extend(request: Request, new_tokens: NDArray[np.int64]) -> Text:
+def extend(request: RequestState, new_tokens: NDArray[np.int64]) -> RequestText:
     """Append tokens for which there is room, and return the text with them."""
     text = text_of(request)
     begin = text.length
@@ -157,7 +157,7 @@ def _extend_at(address: int, new_tokens: NDArray[np.int64]) -> None:
 
 
 @kernel
-def matched(text: Text, place: int, tail: NDArray[np.int64], begin: int, end: int) -> int:
+def matched(text: RequestText, place: int, tail: NDArray[np.int64], begin: int, end: int) -> int:
     """Count the tokens up to and with `place` that equal the last ones of tail[begin:end], up to LONGEST."""
     most = min(end - begin, place + 1, LONGEST)
     length = 0
@@ -168,7 +168,7 @@ def matched(text: Text, place: int, tail: NDArray[np.int64], begin: int, end: in
 
 @kernel
 def occurrences(
-    text: Text,
+    text: RequestText,
     size_index: int,
     tail: NDArray[np.int64],
     begin: int,
@@ -204,7 +204,7 @@ def occurrences(
 
 
 class RequestIndex:
-    """Prompt and output of one request, in arrays that compiled code reads through a `Request`.
+    """Prompt and output of one request, in arrays that compiled code reads through a `RequestState`.
 
     Args:
         prompt_length: how many of its tokens will be the prompt.
@@ -231,7 +231,7 @@ class RequestIndex:
         self._length[0] = 0
         _extend_at(self.address, old[:count])
 
-    def append(self, token_ids: ListLike[int]) -> None:
+    def append(self, token_ids: Sequence[int]) -> None:
         """Append tokens, from Python."""
         self.reserve(len(self) + len(token_ids))
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))

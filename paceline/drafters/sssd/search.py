@@ -13,10 +13,9 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import Records, compiled, kernel, record_dtype
 from paceline.datastore.rows import ShardRow
 from paceline.drafters.sssd.counting import (
-    Counts,
+    SuccessorCounts,
     count_tokens,
     guess_of_request,
     guess_of_store,
@@ -28,8 +27,9 @@ from paceline.drafters.sssd.evidence import Pool, advance, copy_newest, new_pool
 from paceline.drafters.sssd.features import FEATURES, describe_node
 from paceline.drafters.sssd.hints import add_hints, follow_copy
 from paceline.drafters.sssd.network import Network, begin_node, confidence_of, new_network
-from paceline.drafters.sssd.request_index import LONGEST, Request, Text, last_place
+from paceline.drafters.sssd.request_index import LONGEST, RequestState, RequestText, last_place
 from paceline.drafters.sssd.tree import TREE_NODE, TreeNode, highest
+from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
 _ROOM_EACH, _ROOM = 80, 512  # pointers: for each node, and besides
 _ADVANCED = 64  # most pointers that a node has of its parent
@@ -68,13 +68,13 @@ class Workspace(NamedTuple):
     """
 
     pool: Pool
-    counts: Counts
+    counts: SuccessorCounts
     network: Network
     tree: Records[TreeNode]
     frontier: Records[Child]
 
 
-class Known(NamedTuple):
+class KnownContinuation(NamedTuple):
     """What may be known of the text to come, for the fit.
 
     Attributes:
@@ -96,14 +96,14 @@ def new_workspace(most: int, shards: int) -> Workspace:
 
 @kernel
 def grow(
-    text: Text,
+    text: RequestText,
     table: Records[ShardRow],
     workspace: Workspace,
     nodes: int,
     levels: int,
     weights: NDArray[np.float32],
-    request: Request,
-    known: Known,
+    request: RequestState,
+    known: KnownContinuation,
 ) -> int:
     """Grow one tree of up to `nodes` nodes and `levels` levels; return its size, or -1 - the index of a damaged shard."""
     tree, frontier = workspace.tree, workspace.frontier
@@ -145,7 +145,7 @@ def _take(tree: Records[TreeNode], frontier: Records[Child], node: int, waiting:
 
 @kernel
 def _gather(
-    text: Text,
+    text: RequestText,
     table: Records[ShardRow],
     pool: Pool,
     tree: Records[TreeNode],
@@ -153,7 +153,7 @@ def _gather(
     context: int,
     used: int,
     look_ups: int,
-    request: Request,
+    request: RequestState,
 ) -> tuple[int, int]:
     """Find the pointers of a node; return pointers in use and searches made, or (-1 - index of a damaged shard, 0)."""
     this = tree[node]
@@ -189,14 +189,14 @@ def _gather(
 
 @kernel
 def _offer(
-    text: Text,
+    text: RequestText,
     table: Records[ShardRow],
     workspace: Workspace,
     node: int,
     waiting: int,
     weights: NDArray[np.float32],
-    request: Request,
-    known: Known,
+    request: RequestState,
+    known: KnownContinuation,
 ) -> int:
     """Put what may follow a node on the frontier, each token with its confidence; return how many wait now."""
     pool, counts, network, frontier = workspace.pool, workspace.counts, workspace.network, workspace.frontier

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from paceline.common.compiled import Records, kernel, record_dtype
+from paceline.util.compiled import Records, kernel, record_dtype
 
 
 class TreeNode:

@@ -6,18 +6,18 @@ has longer keys and grows the tree best first, by how often a guess of that kind
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.common.limits import LONGEST_KEY
-from paceline.drafters.shared.joined_tree import GUESS
+from paceline.core.drafter import Outcome
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.drafters.shared.merged_tree import GUESS
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, as_draft, node_rule_of
 from paceline.drafters.token_recycling.options import MOST_NODES, TokenRecyclingOptions
 from paceline.drafters.token_recycling.paper_tree import PARENTS, RANKS, fill
-from paceline.engine.drafter import Outcome
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import DraftTree
+from paceline.util.limits import LONGEST_KEY
 
 
 class TokenRecycling(RecyclingDrafter):
@@ -42,25 +42,25 @@ class TokenRecycling(RecyclingDrafter):
         """
         return cls(options)
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence."""
         most = self._options.nodes or MOST_NODES
         draft = self._fixed_tree if self._options.tree == "paper" else self._best_tree
-        return [draft(seq, min(limit, most)) for seq, limit in zip(seqs, max_nodes, strict=True)]
+        return [draft(request, min(limit, most)) for request, limit in zip(requests, max_nodes, strict=True)]
 
-    def _best_tree(self, seq: Sequence, nodes: int) -> DraftTree:
-        return self._recycler.draft(seq, nodes, self._options.least)
+    def _best_tree(self, request: Request, nodes: int) -> DraftTree:
+        return self._recycler.draft(request, nodes, self._options.least)
 
-    def _fixed_tree(self, seq: Sequence, nodes: int) -> DraftTree:
+    def _fixed_tree(self, request: Request, nodes: int) -> DraftTree:
         tree = np.empty(nodes, dtype=GUESS)
-        newest = np.array(seq.token_ids[-LONGEST_KEY:], dtype=np.int64)
-        size = fill(self._recycler.table, newest, self._options.keys, PARENTS, RANKS, seq.remaining - 1, tree)
+        newest = np.array(request.token_ids[-LONGEST_KEY:], dtype=np.int64)
+        size = fill(self._recycler.table, newest, self._options.keys, PARENTS, RANKS, request.remaining - 1, tree)
         return as_draft(tree, size)
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep what the target said."""
         self._recycler.observe(outcomes)
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, request: Request) -> None:
         """Free what belongs to a sequence."""
-        self._recycler.stop(seq)
+        self._recycler.stop(request)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.common.compiled import Records, compiled
-from paceline.common.limits import LONGEST_KEY
-from paceline.drafters.shared.joined_tree import Guess
-from paceline.drafters.shared.recycled import ABSENT, Table, look_up
-from paceline.engine.origin import Origin
-from paceline.engine.tree import IntArray
+from paceline.core.origin import Origin
+from paceline.core.tree import IntArray
+from paceline.drafters.shared.merged_tree import TreeCandidate
+from paceline.drafters.shared.recycled import ABSENT, SuccessorTable, look_up
+from paceline.util.compiled import Records, compiled
+from paceline.util.limits import LONGEST_KEY
 
 Ranks = tuple[int, ...]
 _RECYCLED = int(Origin.RECYCLED)
@@ -44,7 +44,15 @@ PARENTS, RANKS = shape()
 
 
 @compiled
-def fill(table: Table, newest: IntArray, keys: int, parents: IntArray, ranks: IntArray, levels: int, tree: Records[Guess]) -> int:
+def fill(
+    table: SuccessorTable,
+    newest: IntArray,
+    keys: int,
+    parents: IntArray,
+    ranks: IntArray,
+    levels: int,
+    tree: Records[TreeCandidate],
+) -> int:
     """Fill the fixed tree with what is kept, and return its size; nodes for which nothing is kept are left out.
 
     Args:

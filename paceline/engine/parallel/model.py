@@ -9,24 +9,24 @@ A rank that has not fed an accepted node feeds its token in front of the next st
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.model import PREFILL_CHUNK, CachedLM
-from paceline.engine.node_logits import NodeLogits
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree, IntArray
+from paceline.cpu.linear.own import Products
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.parallel.split import Share, share
-from paceline.engine.plain import is_plain
-from paceline.engine.products.own import Products
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import DraftTree, IntArray
-from paceline.engine.verify import answers, chosen, follow, make_outcome
 from paceline.errors import ConfigError, DrafterError
+from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
+from paceline.model.node_logits import NodeLogits
+from paceline.util.plain_tensors import is_plain
+from paceline.verification.verify import answers, chosen, follow, make_outcome
 
 _PIECE = 1 << 18  # integers summed at once, to bound the memory it takes
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
@@ -35,7 +35,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 class ParallelLM(CachedLM):
     """A model whose draft trees are computed by all ranks together; `verify` belongs to its `forward_nodes`.
 
-    Logits of `forward` are those of this rank's share only, `seq.cached` is this rank's own, and so is `stats.fed`.
+    Logits of `forward` are those of this rank's share only, `request.cached` is this rank's own, and so is `stats.fed`.
 
     Args:
         model: this rank's copy, on its own device.
@@ -67,7 +67,7 @@ class ParallelLM(CachedLM):
         ranks.agree("drafters", (drafter.name, drafter.columns, max_nodes), "Start every process with the same options.")
         ranks.agree("model weights", weight_sums(model), "Start every process with the same --model and --dtype.")
 
-    def forward_nodes(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree]) -> NodeLogits:
+    def forward_nodes(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> NodeLogits:
         """Run `CachedLM.forward_nodes` over this rank's share of every tree.
 
         Raises:
@@ -80,68 +80,68 @@ class ParallelLM(CachedLM):
             )
         size, rank = self.ranks.size, self.ranks.rank
         # Shares take turns, so that the largest is not always the same rank's.
-        turns = [(rank + seq.counters.target_forwards) % size for seq in seqs]
+        turns = [(rank + request.counters.target_forwards) % size for request in requests]
         shares = [share(tuple(tree.parents), size, turn) for tree, turn in zip(trees, turns, strict=True)]
         parts = [mine.part(tree) for mine, tree in zip(shares, trees, strict=True)]
-        self._parts = {seq.id: both for seq, both in zip(seqs, zip(shares, parts, strict=True), strict=True)}
-        return super().forward_nodes(seqs, parts)
+        self._parts = {request.id: both for request, both in zip(requests, zip(shares, parts, strict=True), strict=True)}
+        return super().forward_nodes(requests, parts)
 
-    def commit(self, accepted: ListLike[ListLike[int]]) -> None:
+    def commit(self, accepted: Sequence[Sequence[int]]) -> None:
         """Run `CachedLM.commit` with nodes of the whole trees: keep what this rank has of each path."""
         super().commit([mine.kept(path) for (mine, _), path in zip(self._parts.values(), accepted, strict=True)])
 
-    def verify(self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLogits) -> list[Outcome]:
+    def verify(self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits) -> list[Outcome]:
         """What is emitted for each sequence, alike on all ranks; the `Verifier` of `decode_step`.
 
         Args:
-            logits: of the last `forward_nodes`, the rows of `seqs`.
+            logits: of the last `forward_nodes`, the rows of `requests`.
         Raises:
             DrafterError: the ranks' trees are not the same. ParallelError: a process was lost.
         """
-        if not seqs:
+        if not requests:
             return []
-        parts = [self._parts[seq.id][1] for seq in seqs]
-        _, drawn, argmax = answers(seqs, parts, logits)
-        merged = self.ranks.merge(torch.from_numpy(self._table(seqs, trees, drawn, argmax))).tolist()
+        parts = [self._parts[request.id][1] for request in requests]
+        _, drawn, argmax = answers(requests, parts, logits)
+        merged = self.ranks.merge(torch.from_numpy(self._table(requests, trees, drawn, argmax))).tolist()
         outcomes = []
-        for seq, tree, (token_row, argmax_row) in zip(seqs, trees, merged, strict=True):
+        for request, tree, (token_row, argmax_row) in zip(requests, trees, merged, strict=True):
             if token_row[0] != -argmax_row[0]:
                 raise DrafterError(
-                    f"the processes of this parallel run drafted different trees for sequence {seq.id}; a drafter must guess"
+                    f"the processes of this parallel run drafted different trees for sequence {request.id}; a drafter must guess"
                     " alike in all of them. Run this drafter in one process."
                 )
             tokens = token_row[1 : 2 + len(tree)]
             said = argmax_row[1 : 2 + len(tree)]
-            accepted, run = follow(tree, chosen(seq, tree, tokens, said, logits.flat.dtype), seq.end_reason)
-            outcomes.append(make_outcome(seq, tree, accepted, run, said))
+            accepted, run = follow(tree, chosen(request, tree, tokens, said, logits.flat.dtype), request.end_reason)
+            outcomes.append(make_outcome(request, tree, accepted, run, said))
         return outcomes
 
     def _table(
-        self, seqs: ListLike[Sequence], trees: ListLike[DraftTree], drawn: list[list[int]], argmax: list[list[int]]
+        self, requests: Sequence[Request], trees: Sequence[DraftTree], drawn: list[list[int]], argmax: list[list[int]]
     ) -> IntArray:
         """What this rank knows, [batch, 2, 2 + max_nodes], -1 elsewhere: a check of the tree, then the root's and the nodes'
         tokens (row 0) and arg-maxes (row 1). Its shape does not depend on the trees, so that unequal ones can be reported."""
-        table = np.full((len(seqs), 2, 2 + self._max_nodes), -1, dtype=np.int64)
-        for row, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
-            check = hash((len(seq), seq.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1  # its negative fits, too
+        table = np.full((len(requests), 2, 2 + self._max_nodes), -1, dtype=np.int64)
+        for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+            check = hash((len(request), request.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1  # its negative fits, too
             table[row, :, 0] = check, -check  # the largest of both cancel out only if all are equal
-            mine = self._parts[seq.id][0]
+            mine = self._parts[request.id][0]
             known = np.array([drawn[row], argmax[row]])
             table[row][:, 2 + mine.nodes[mine.owned]] = known[:, 1 + mine.owned]
             if self.ranks.rank == 0:
                 table[row, :, 1] = known[:, 0]
         return table
 
-    def check_requests(self, seqs: ListLike[Sequence], max_batch: int | None) -> None:
+    def check_requests(self, requests: Sequence[Request], max_batch: int | None) -> None:
         """Hold the requests of all ranks against each other, once per call of the engine.
 
         Raises:
             ConfigError: they differ, or ask for what takes the logits of a whole tree in one process.
         """
         for name in ("bad_words", "logits_processors", "logprobs", "prompt_logprobs"):
-            if any(getattr(seq.params, name) not in ((), None) for seq in seqs):
+            if any(getattr(request.params, name) not in ((), None) for request in requests):
                 raise ConfigError(f"{name}: got some in a parallel run; expected none there. Leave it out, or use one process.")
-        asked = [(seq.token_ids, seq.params, seq.max_length, sorted(seq.eos_token_ids)) for seq in seqs]
+        asked = [(request.token_ids, request.params, request.max_length, sorted(request.eos_token_ids)) for request in requests]
         self.ranks.agree("prompts or sampling parameters", (asked, max_batch), "Make the same call in every process.")
 
 

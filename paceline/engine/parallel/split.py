@@ -7,13 +7,13 @@ is smallest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from paceline.engine.tree import DraftTree, IntArray
+from paceline.core.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Share:
         """The tree of this share's nodes, of a tree of guesses."""
         return DraftTree([tree.token_ids[node] for node in self.nodes.tolist()], self.parents)
 
-    def kept(self, path: ListLike[int]) -> list[int]:
+    def kept(self, path: Sequence[int]) -> list[int]:
         """Places within the share of a path from the root downwards, as far as this rank has fed it."""
         have = self.nodes.searchsorted(path) if len(path) else ()
         kept: list[int] = []

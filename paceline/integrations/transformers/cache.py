@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 from torch import Tensor
 from transformers import DynamicCache
 
-from paceline.engine.model import CachedLM
-from paceline.integrations.transformers.rows import Row
+from paceline.integrations.transformers.rows import RowRequest
+from paceline.model.cached_lm import CachedLM
 
 
-def load_cache(model: CachedLM, rows: ListLike[Row], cache: DynamicCache, past: int) -> None:
+def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int) -> None:
     """Copy the `past` columns of a cache into the slots of the rows, without their padding.
 
     A sliding-window layer holds its last columns only; what is missing is outside every later window, so zeros stand for it.
@@ -29,7 +29,7 @@ def load_cache(model: CachedLM, rows: ListLike[Row], cache: DynamicCache, past: 
         row.cached = max(0, past - row.padding)
 
 
-def fill_cache(model: CachedLM, rows: ListLike[Row], cache: DynamicCache, past: int, total: int) -> None:
+def fill_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int, total: int) -> None:
     """Append the columns past .. total - 1 of all rows to a cache; padding columns are zeros.
 
     Args:
@@ -42,7 +42,7 @@ def fill_cache(model: CachedLM, rows: ListLike[Row], cache: DynamicCache, past: 
             cache.update(_columns(rows, keys, past, total), _columns(rows, values, past, total), index)
 
 
-def _columns(rows: ListLike[Row], states: ListLike[Tensor], past: int, total: int) -> Tensor:
+def _columns(rows: Sequence[RowRequest], states: Sequence[Tensor], past: int, total: int) -> Tensor:
     """[batch, heads, total - past, dim] of per-row states [heads, n, dim]."""
     heads, _, dim = states[0].shape
     result = states[0].new_zeros(len(rows), heads, total - past, dim)

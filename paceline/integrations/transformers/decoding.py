@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from transformers import DynamicCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from paceline.engine.best_tokens import most_likely
-from paceline.engine.drafter import Outcome
+from paceline.core.drafter import Outcome
+from paceline.core.metrics import Stats
+from paceline.core.not_numbers import NO_TOKEN, take_token
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.cpu.topk import most_likely
 from paceline.engine.engine import Engine
-from paceline.engine.forward_arguments import GENERATE_CACHE
-from paceline.engine.metrics import Stats
-from paceline.engine.node_logits import NodeLogits
-from paceline.engine.not_numbers import NO_TOKEN, take_token
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import DraftTree
-from paceline.engine.verify import follow, make_outcome, spoiled
 from paceline.integrations.transformers.cache import fill_cache, load_cache
-from paceline.integrations.transformers.request import Request
-from paceline.integrations.transformers.rows import Row, SharedNoise
+from paceline.integrations.transformers.request import GenerateCall
+from paceline.integrations.transformers.rows import RowRequest, SharedNoise
+from paceline.model.forward_arguments import GENERATE_CACHE
+from paceline.model.node_logits import NodeLogits
+from paceline.verification.verify import follow, make_outcome, spoiled
 
 
-def verify_rows(rows: ListLike[Sequence], trees: ListLike[DraftTree], logits: NodeLogits) -> list[Outcome]:
+def verify_rows(rows: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits) -> list[Outcome]:
     """Follow the tokens transformers would choose; the engine's rule of verification for rows of a transformers batch.
 
     Args:
-        rows: `Row`s.
+        rows: `RowRequest`s.
     """
     argmax: list[int] = most_likely(logits.flat).tolist()
     outcomes = []
-    for start, row, tree in zip(logits.starts, cast(ListLike[Row], rows), trees, strict=True):
+    for start, row, tree in zip(logits.starts, cast(Sequence[RowRequest], rows), trees, strict=True):
 
-        def choose(node: int, root: int = start, row: Row = row, tree: DraftTree = tree) -> int:
+        def choose(node: int, root: int = start, row: RowRequest = row, tree: DraftTree = tree) -> int:
             if spoiled(tree, argmax, root + node):
                 return NO_TOKEN
             return take_token(row, row.choose(logits.flat[root + node + 1], argmax[root + node + 1]), logits.flat.dtype)
@@ -47,7 +47,7 @@ def verify_rows(rows: ListLike[Sequence], trees: ListLike[DraftTree], logits: No
 class Decoding:
     """One call: its rows from the first forward to the result."""
 
-    def __init__(self, engine: Engine, request: Request, streamer: Any) -> None:
+    def __init__(self, engine: Engine, request: GenerateCall, streamer: Any) -> None:
         self.stats: list[Stats] = []
         self._engine = engine
         self._model = engine.model
@@ -55,31 +55,31 @@ class Decoding:
         self._streamer = streamer
         self._streamed = request.width  # columns the streamer has seen
         self._noise = SharedNoise(request.batch, request.input_ids.device)
-        self._rows = [Row(request, place, self._noise) for place in range(request.batch)]
+        self._rows = [RowRequest(request, place, self._noise) for place in range(request.batch)]
 
     def run(self) -> Any:
         """Decode; whatever happens, slots and drafter state are free afterwards."""
         request = self._request
-        tickets = self._engine.submit(self._rows, keep_slots=True)
+        handles = self._engine.submit(self._rows, keep_slots=True)
         try:
             self._engine.admit()
             if request.past and not self._starts_anew(request.width):
                 load_cache(self._model, self._rows, request.cache, request.past)
-            going = list(zip(tickets, self._rows, strict=True))
+            going = list(zip(handles, self._rows, strict=True))
             while going:
-                self._engine.advance(tickets)
-                for ticket, row in going:
-                    if ticket.done:
+                self._engine.advance(handles)
+                for handle, row in going:
+                    if handle.done:
                         self._noise.leave(row.place)
-                going = [(ticket, row) for ticket, row in going if not ticket.done]
+                going = [(handle, row) for handle, row in going if not handle.done]
                 self._stream()
-            self.stats = [ticket.stats() for ticket in tickets]
+            self.stats = [handle.stats() for handle in handles]
             total = max(row.width for row in self._rows)
             if request.keep_scores or request.keep_logits or request.cache is not None:
                 self._run_on(total)
             return self._result(total)
         finally:
-            self._engine.withdraw(tickets)
+            self._engine.withdraw(handles)
 
     def _stream(self) -> None:
         """Give the streamer the columns that are complete: [batch] token ids each, as transformers does."""
@@ -92,7 +92,7 @@ class Decoding:
             self._streamed += 1
             self._streamer.put(torch.tensor(tokens))
 
-    def _token(self, row: Row, column: int) -> int:
+    def _token(self, row: RowRequest, column: int) -> int:
         return row.token_ids[column - row.padding] if column < row.width else self._pad
 
     @property

@@ -20,15 +20,15 @@ from transformers.generation import (
 )
 from transformers.generation import utils as hf_utils
 
-from paceline.engine.forward_arguments import GENERATE_CACHE
 from paceline.errors import CapacityError, ConfigError
+from paceline.model.forward_arguments import GENERATE_CACHE
 
 _USED_INPUTS = {"attention_mask", "position_ids", GENERATE_CACHE, "use_cache", "logits_to_keep", "return_dict"}
 _REPLACEABLE_LAYERS = (hf_caches.DynamicLayer, hf_caches.DynamicSlidingWindowLayer)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerateCall:
     """A checked call.
 
     Attributes:
@@ -83,7 +83,7 @@ class Request:
         config: GenerationConfig,
         inputs: dict[str, Any],
         context_length: int,
-    ) -> Request:
+    ) -> GenerateCall:
         """Check what `generate` prepared.
 
         Args:
@@ -107,7 +107,7 @@ class Request:
             _refuse_batch(processors, criteria, others, pad)
         as_dict = bool(config.return_dict_in_generate)
         seen = as_dict or past > 0 or getattr(cache, "_is_user_defined", False)
-        return Request(
+        return GenerateCall(
             input_ids=input_ids,
             padding=padding,
             processors=processors,

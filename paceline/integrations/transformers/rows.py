@@ -17,10 +17,10 @@ from transformers.generation import (
     SynthIDTextWatermarkLogitsProcessor,
 )
 
-from paceline.engine.not_numbers import NO_TOKEN
-from paceline.engine.processors import Processed
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.integrations.transformers.request import Request
+from paceline.core.not_numbers import NO_TOKEN
+from paceline.core.processors import Processed
+from paceline.core.request import Request, SamplingParams
+from paceline.integrations.transformers.request import GenerateCall
 
 
 class SharedNoise:
@@ -61,7 +61,7 @@ class SharedNoise:
             del self._kept[key]
 
 
-class Row(Sequence):
+class RowRequest(Request):
     """One row of the batch: its prompt without the padding, decoded by the rules transformers prepared.
 
     Attributes:
@@ -70,7 +70,7 @@ class Row(Sequence):
         scores, logits: what transformers would return for it, [1, vocab] per token; empty unless asked for.
     """
 
-    def __init__(self, request: Request, place: int, noise: SharedNoise) -> None:
+    def __init__(self, request: GenerateCall, place: int, noise: SharedNoise) -> None:
         self.place = place
         self.padding = request.padding[place]
         ids = request.input_ids[place : place + 1]

@@ -24,17 +24,17 @@ from transformers.generation import (
     StopStringCriteria,
 )
 
-from paceline.common.options import BATCH_INVARIANT, BatchInvariant
+from paceline.core.drafter import Drafter, require_drafter
+from paceline.core.metrics import Stats
 from paceline.drafters import create
-from paceline.engine.architecture import Architecture
-from paceline.engine.drafter import Drafter, require_drafter
 from paceline.engine.engine import Engine
-from paceline.engine.loading import load_draft
-from paceline.engine.metrics import Stats
 from paceline.engine.turn import Turn
 from paceline.errors import ConfigError
 from paceline.integrations.transformers.decoding import Decoding, verify_rows
-from paceline.integrations.transformers.request import Request, refuse_synced_gpus
+from paceline.integrations.transformers.request import GenerateCall, refuse_synced_gpus
+from paceline.model.architecture import Architecture
+from paceline.model.loading import load_draft
+from paceline.util.options import BATCH_INVARIANT, BatchInvariant
 
 _Held = tuple[Architecture, torch.device, Engine]
 
@@ -141,7 +141,7 @@ class Strategy:
             self._busy = True
             try:
                 engine = self._engine(model)
-                request = Request.of(
+                request = GenerateCall.of(
                     model, input_ids, logits_processor, stopping_criteria, generation_config, inputs, engine.model.context_length
                 )
                 decoding = Decoding(engine, request, streamer)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline import datastore
-from paceline.common.config import parse_spec
-from paceline.common.limits import EMBEDDED
+from paceline.core.drafter import Drafter, check_vocabulary
 from paceline.drafters import create
-from paceline.engine.drafter import Drafter, check_vocabulary
 from paceline.errors import ConfigError, DatastoreError
 from paceline.integrations.vllm.options import EngineFacts
+from paceline.util.config import parse_spec
+from paceline.util.limits import EMBEDDED
 
 _RETRY = 30.0  # seconds until a store that could not be read is tried again
 

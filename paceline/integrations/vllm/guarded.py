@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 
-from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
-from paceline.engine.tree_rules import check_trees
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.verification.tree_rules import check_trees
 
 _log = logging.getLogger("paceline.vllm")
 _SECONDS = 30.0  # between two lines of the log
@@ -52,14 +51,14 @@ class GuardedDrafter:
         self._vocab_size, self._faults = vocab_size, faults
         self._muted: set[int] = set()
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, seq: Request) -> None:
         """A request begins."""
         try:
             self.drafter.start(seq)
         except Exception as error:
             self._mute(seq, error)
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return a tree for each, an empty one where the drafter failed. A batch that fails is asked one by one."""
         trees = [EMPTY_TREE] * len(seqs)
         asked = [index for index, seq in enumerate(seqs) if seq.id not in self._muted]
@@ -71,20 +70,20 @@ class GuardedDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """A request has got tokens."""
-        if outcome.seq.id not in self._muted:
+        if outcome.request.id not in self._muted:
             try:
                 self.drafter.observe([outcome])
             except Exception as error:
-                self._mute(outcome.seq, error)
+                self._mute(outcome.request, error)
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, seq: Request) -> None:
         """A request has ended."""
         if seq.id in self._muted:
             self._muted.discard(seq.id)
         else:
             self._stop(seq)
 
-    def _asked(self, seqs: list[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def _asked(self, seqs: list[Request], max_nodes: list[int]) -> list[DraftTree]:
         try:
             trees = self.drafter.propose(seqs, max_nodes)
             check_trees(self.drafter, seqs, max_nodes, trees, self._vocab_size)
@@ -95,12 +94,12 @@ class GuardedDrafter:
                 return [EMPTY_TREE]
         return [tree for seq, limit in zip(seqs, max_nodes, strict=True) for tree in self._asked([seq], [limit])]
 
-    def _mute(self, seq: Sequence, error: Exception) -> None:
+    def _mute(self, seq: Request, error: Exception) -> None:
         self._report(error)
         self._stop(seq)
         self._muted.add(seq.id)
 
-    def _stop(self, seq: Sequence) -> None:
+    def _stop(self, seq: Request) -> None:
         try:
             self.drafter.stop(seq)
         except Exception as error:

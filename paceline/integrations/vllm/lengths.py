@@ -15,14 +15,14 @@ steps as its slowest sequence.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.common.compiled import compiled
-from paceline.engine.reliability import FlatTrees, Reliability, corrected
-from paceline.engine.tree import DraftTree
+from paceline.core.tree import DraftTree
+from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration, FlatTrees, corrected
+from paceline.util.compiled import compiled
 
 _WINDOW, _EVERY = 256, 8  # newest steps that the fit is of; and steps between two fits
 _OUTLIER = 4.0  # times the median: the machine did something else
@@ -58,7 +58,7 @@ class StepCosts:
         found[1:] = (found[1:] + drafting) * _MARGIN
         return found
 
-    def worth(self, said: ListLike[int]) -> NDArray[np.float64]:
+    def worth(self, said: Sequence[int]) -> NDArray[np.float64]:
         """Return what a token of each sequence is worth, in tokens of all alike [sequences]; they add up to as many as there are.
 
         Args:
@@ -90,7 +90,7 @@ def _fitted(seen: NDArray[np.float64]) -> NDArray[np.float64]:
     return fitted
 
 
-def flatten(chains: ListLike[DraftTree]) -> FlatTrees:
+def flatten(chains: Sequence[DraftTree]) -> FlatTrees:
     """Return chains as the arrays by which their chances are counted."""
     sizes = [len(chain) for chain in chains]
     confidence = [one for chain in chains for one in chain.confidence or [_UNKNOWN] * len(chain)]
@@ -103,13 +103,13 @@ def flatten(chains: ListLike[DraftTree]) -> FlatTrees:
 
 
 @compiled
-def path_chances(reliability: Reliability, chains: FlatTrees) -> NDArray[np.float64]:
+def path_chances(acceptance_calibration: AcceptanceCalibration, chains: FlatTrees) -> NDArray[np.float64]:
     """Return the chance that each node of some chains is accepted [nodes]: of its path, by what came true of earlier ones."""
     chances = np.empty(len(chains.parents))
     for tree in range(len(chains.starts) - 1):
         chance = 1.0
         for node in range(chains.starts[tree], chains.starts[tree + 1]):
-            chance *= corrected(reliability, chains.confidence[node])
+            chance *= corrected(acceptance_calibration, chains.confidence[node])
             chances[node] = chance
     return chances
 

@@ -40,7 +40,7 @@ def _families() -> _Families:
     )
 
 
-class Meter:
+class DraftingMetrics:
     """The figures of one model."""
 
     def __init__(self, model: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.common.config import build_options, require_range
 from paceline.errors import ConfigError
+from paceline.util.config import build_options, require_range
 
 LENGTHS = ("auto", "full")
 _OWNER = "additional_config['paceline']"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.errors import DatastoreError
 from paceline.integrations.vllm.building import Builder
-from paceline.integrations.vllm.drafting import Drafting
+from paceline.integrations.vllm.drafting import RowDrafting
 from paceline.integrations.vllm.guarded import Faults, GuardedDrafter
-from paceline.integrations.vllm.metrics import Meter
+from paceline.integrations.vllm.metrics import DraftingMetrics
 from paceline.integrations.vllm.options import read_facts, read_options, refuse_recurrent
-from paceline.integrations.vllm.requests import Row
+from paceline.integrations.vllm.requests import BatchRow
 
 _STORE_EVERY = 5.0  # seconds between two looks at the size of the store
 
@@ -32,10 +32,10 @@ class Proposer:
         refuse_recurrent(vllm_config)
         self._options, self._facts = read_options(vllm_config), read_facts(vllm_config)
         self._lock = threading.Lock()  # held in a step, and while requests are forgotten
-        self._drafting: Drafting | None = None
+        self._drafting: RowDrafting | None = None
         self._used_at = 0.0
         if self._facts.leads:
-            self._meter = Meter(self._facts.model)
+            self._meter = DraftingMetrics(self._facts.model)
             self._faults = Faults(self._meter.failures.inc)
             self._builder = Builder(self._options.drafter, self._facts)
             try:
@@ -51,7 +51,7 @@ class Proposer:
         """Run nothing: there is no model."""
 
     def propose(
-        self, sampled_token_ids: ListLike[ListLike[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, *_: Any, **__: Any
+        self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, *_: Any, **__: Any
     ) -> list[list[int]]:
         """Draft for every row of a batch. Nothing is ever raised: what goes wrong is an empty draft.
 
@@ -78,7 +78,7 @@ class Proposer:
                 self._drafting.done(self._used_at)
         return drafts
 
-    def _fill(self, drafts: list[list[int]], rows: list[Row], begin: float) -> None:
+    def _fill(self, drafts: list[list[int]], rows: list[BatchRow], begin: float) -> None:
         self._build()
         if self._drafting is not None:
             for row, tokens in zip(rows, self._drafting.step(rows, len(drafts) - len(rows), begin), strict=True):
@@ -94,7 +94,7 @@ class Proposer:
         drafter = None if self._drafting is not None else self._builder.build()
         if drafter is not None:
             guarded = GuardedDrafter(drafter, self._facts.vocab_size, self._faults)
-            self._drafting = Drafting(guarded, self._facts, self._meter, self._options.length == "full")
+            self._drafting = RowDrafting(guarded, self._facts, self._meter, self._options.length == "full")
             self._drafting.warm_up()
 
     def _forget(self) -> None:
@@ -120,5 +120,5 @@ class Proposer:
                     self._faults.report("datastore", error)
 
 
-def _rows(sampled: ListLike[ListLike[int]], sizes: Any, token_ids: Any) -> list[Row]:
-    return [Row(place, token_ids[place, : int(sizes[place])], len(new)) for place, new in enumerate(sampled) if len(new)]
+def _rows(sampled: Sequence[Sequence[int]], sizes: Any, token_ids: Any) -> list[BatchRow]:
+    return [BatchRow(place, token_ids[place, : int(sizes[place])], len(new)) for place, new in enumerate(sampled) if len(new)]

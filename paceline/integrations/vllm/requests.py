@@ -13,15 +13,14 @@ text either may be taken for the other: what a drafter knows of a request follow
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
 
 PATIENCE = 32  # calls without a request after which it counts as finished; one that comes back later is begun anew
 _PARAMS = SamplingParams(ignore_eos=True)
@@ -30,7 +29,7 @@ IdArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BatchRow:
     """A row of vLLM's batch that has new tokens.
 
     Attributes:
@@ -47,7 +46,7 @@ class Row:
         return len(self.text) - self.new
 
 
-class Request:
+class TrackedRequest:
     """A request as far as the drafter knows it.
 
     Attributes:
@@ -55,8 +54,8 @@ class Request:
         chain: what was drafted last, whole. sent: tokens of it that vLLM was given.
     """
 
-    def __init__(self, row: Row) -> None:
-        self.seq = Sequence(row.text[: row.known].tolist(), _PARAMS)
+    def __init__(self, row: BatchRow) -> None:
+        self.request = Request(row.text[: row.known].tolist(), _PARAMS)
         self.place = row.place
         self.unseen = 0
         self.chain: DraftTree = EMPTY_TREE
@@ -67,12 +66,12 @@ class Request:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def goes_on_in(self, row: Row, gap: int) -> bool:
+    def goes_on_in(self, row: BatchRow, gap: int) -> bool:
         """Whether the text of `row` is this one and the new tokens, with at most `gap` tokens between them."""
         missed = row.known - len(self)
         return 0 <= missed <= gap and np.array_equal(row.text[: len(self)], self._ids)
 
-    def extend(self, row: Row, end: int) -> list[int]:
+    def extend(self, row: BatchRow, end: int) -> list[int]:
         """Take over the first `end` tokens of `row`, which goes on with this text; returns those that were not known."""
         begin = len(self)
         if end > len(self._room):
@@ -81,7 +80,7 @@ class Request:
         self._room[begin:end] = row.text[begin:end]
         self._ids = self._room[:end]
         fresh: list[int] = row.text[begin:end].tolist()
-        self.seq.token_ids += fresh
+        self.request.token_ids += fresh
         return fresh
 
 
@@ -89,16 +88,16 @@ class Requests:
     """All requests that may go on."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Request] = {}  # by the id of the sequence
-        self._at: dict[int, Request] = {}  # by the row of the last call
+        self._known: dict[int, TrackedRequest] = {}  # by the id of the sequence
+        self._at: dict[int, TrackedRequest] = {}  # by the row of the last call
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[TrackedRequest]:
         return iter([*self._known.values()])
 
-    def claim(self, rows: ListLike[Row], gap: int = 0) -> list[Request | None]:
+    def claim(self, rows: Sequence[BatchRow], gap: int = 0) -> list[TrackedRequest | None]:
         """Find the request of each row: the one that was there before, else the longest that fits. None: it is new.
 
         Args:
@@ -106,26 +105,26 @@ class Requests:
         """
         found = [self._at.get(row.place) for row in rows]
         found = [one if one is not None and one.goes_on_in(row, gap) else None for one, row in zip(found, rows, strict=True)]
-        taken = {one.seq.id for one in found if one is not None}
-        waiting = sorted((one for one in self._known.values() if one.seq.id not in taken), key=len, reverse=True)
+        taken = {one.request.id for one in found if one is not None}
+        waiting = sorted((one for one in self._known.values() if one.request.id not in taken), key=len, reverse=True)
         for index, row in enumerate(rows):
             if found[index] is None and waiting:
                 found[index] = next((one for one in waiting if one.goes_on_in(row, gap)), None)
                 waiting = [one for one in waiting if one is not found[index]]
         return found
 
-    def settle(self, present: dict[int, Request]) -> list[Request]:
+    def resolve_batch_invariance(self, present: dict[int, TrackedRequest]) -> list[TrackedRequest]:
         """Note who is in which row now; returns those that have been away for so long that they count as finished."""
         self._at = present
-        self._known.update((one.seq.id, one) for one in present.values())
+        self._known.update((one.request.id, one) for one in present.values())
         for one in self._known.values():
             one.unseen += 1
         for place, one in present.items():
             one.place, one.unseen = place, 0
         return [one for one in self._known.values() if one.unseen >= PATIENCE]
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: TrackedRequest) -> None:
         """Forget a request."""
-        self._known.pop(request.seq.id, None)
+        self._known.pop(request.request.id, None)
         if self._at.get(request.place) is request:
             del self._at[request.place]

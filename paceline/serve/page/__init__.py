@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
+from paceline.draft_budget.acceptance_calibration import EDGES, AcceptanceCalibration
 from paceline.drafters import available, entry
-from paceline.engine.reliability import EDGES, Reliability
 from paceline.serve.serving import Serving
 
 _PAGES = {"/": "chat.html", "/operator": "operator.html"}
@@ -49,7 +49,7 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
     @router.get("/page/operator.json")
     async def operator() -> Response:
         """What the operator's view shows; rates are differences between two of these."""
-        curve, reliability = serving.llm.cost_curve, serving.llm.reliability
+        curve, acceptance_calibration = serving.llm.cost_curve, serving.llm.acceptance_calibration
         return _json(
             model=serving.names[0],
             drafter=serving.llm.drafter.name,
@@ -59,7 +59,7 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
             max_batch=serving.settings.max_batch,
             origins=serving.meter.tally.rows(),
             curve=None if curve is None else {"rows": curve.rows, "seconds": curve.seconds},
-            reliability=None if reliability is None else steps_of(reliability),
+            acceptance_calibration=None if acceptance_calibration is None else steps_of(acceptance_calibration),
         )
 
     return router
@@ -80,13 +80,13 @@ def _needs_more(name: str) -> bool:
     return one.needs_draft_model or one.needs_trained or one.needs_store
 
 
-def steps_of(reliability: Reliability) -> list[dict[str, float]]:
+def steps_of(acceptance_calibration: AcceptanceCalibration) -> list[dict[str, float]]:
     """What was predicted and what came true, for each step of confidence that was tried."""
     bounds = [0.0, *EDGES, 1.0]
     steps = []
-    for place, trials in enumerate(reliability.trials.tolist()):
+    for place, trials in enumerate(acceptance_calibration.trials.tolist()):
         if trials > 0:
-            predicted, hits = reliability.predicted[place] / trials, reliability.hits[place] / trials
+            predicted, hits = acceptance_calibration.predicted[place] / trials, acceptance_calibration.hits[place] / trials
             steps.append({
                 "from": bounds[place], "to": bounds[place + 1], "predicted": round(float(predicted), 4),
                 "came_true": round(float(hits), 4), "trials": trials,

@@ -26,7 +26,7 @@ from paceline.bench import (
 )
 from paceline.bench.papers.lookahead.result import LookaheadResult
 from paceline.bench.papers.lookahead.run import spec_nodes
-from paceline.bench.papers.lookahead.scaling_law import Point, ScalingLaw, expected_tokens, fit
+from paceline.bench.papers.lookahead.scaling_law import CompressionPoint, ScalingLaw, expected_tokens, fit
 from paceline.bench.papers.lookahead.tables import DRAFT, NGRAMS, PAPER_LAW, WINDOWS, points, spec_of
 from paceline.cli.main import main
 from paceline.errors import ConfigError
@@ -55,7 +55,7 @@ def test_limits_of_the_law() -> None:
 
 @pytest.mark.parametrize("law", [PAPER_LAW, ScalingLaw(0.8, 1.3), ScalingLaw(0.12, 9.0)])
 def test_the_fit_finds_the_law_again(law: ScalingLaw) -> None:
-    exact = [Point(ngram, window, law.compression(ngram, window)) for ngram in NGRAMS for window in WINDOWS]
+    exact = [CompressionPoint(ngram, window, law.compression(ngram, window)) for ngram in NGRAMS for window in WINDOWS]
     found = fit(exact)
     assert found is not None
     assert [found.alpha, found.f] == pytest.approx([law.alpha, law.f], rel=1e-5)
@@ -70,9 +70,9 @@ def test_the_fit_finds_the_law_again(law: ScalingLaw) -> None:
 
 def test_points_that_tell_nothing_are_not_fitted() -> None:
     assert fit([]) is None
-    assert fit([Point(5, 4, 1.6)]) is None
-    assert fit([Point(5, 4, 1.0), Point(5, 8, 1.0)]) is None
-    steep = fit([Point(3, 1, 1.5), Point(3, 30, 6.0)])  # more than the law allows
+    assert fit([CompressionPoint(5, 4, 1.6)]) is None
+    assert fit([CompressionPoint(5, 4, 1.0), CompressionPoint(5, 8, 1.0)]) is None
+    steep = fit([CompressionPoint(3, 1, 1.5), CompressionPoint(3, 30, 6.0)])  # more than the law allows
     assert steep is not None
     assert steep.f == 1.0
 

@@ -8,8 +8,8 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.bench.papers.specdec_pp.oracle import OracleRule
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
-from paceline.engine.model import CachedLM
 from paceline.errors import DrafterError
+from paceline.model.cached_lm import CachedLM
 from tests.support.shared import COUNT, Pair
 
 

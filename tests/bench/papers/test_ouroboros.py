@@ -16,7 +16,7 @@ from paceline.bench.papers.ouroboros import tables
 from paceline.bench.papers.ouroboros.matches import own_tokens
 from paceline.bench.papers.ouroboros.result import LONGEST, Matches, OuroborosResult
 from paceline.bench.papers.report import tables as tables_of
-from paceline.engine.sequence import SamplingParams, Sequence
+from paceline.core.request import Request, SamplingParams
 from paceline.errors import ConfigError
 from tests.support.models import byte_tokenizer
 from tests.support.shared import Pair, interrupt
@@ -27,7 +27,7 @@ PROMPTS = [Prompt(f"{task}{number}", task, "text") for number in range(3) for ta
 def test_matches_of_a_draft_made_by_hand() -> None:
     """Draft 5 6 7 8 9 9 3, target 5 6 1 8 9 2 3 (4): two accepted, 7 is wrong, and behind it 8 9 and 3 match."""
     tree = DraftTree.chain([5, 6, 7, 8, 9, 9, 3])
-    outcome = Outcome(Sequence([1, 2], SamplingParams()), tree, [0, 1], [5, 6, 1], [5, 6, 1, 8, 9, 2, 3, 4])
+    outcome = Outcome(Request([1, 2], SamplingParams()), tree, [0, 1], [5, 6, 1], [5, 6, 1, 8, 9, 2, 3, 4])
     draft = own_tokens(outcome)
     assert draft == (True, True, False, True, True, False, True)
     found = Matches.of("code", [draft])

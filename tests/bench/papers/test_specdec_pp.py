@@ -27,17 +27,17 @@ from paceline.bench import (
 from paceline.bench.papers.orders import prompts_in_sets
 from paceline.bench.papers.report import tables as tables_of
 from paceline.bench.papers.specdec_pp import tables
-from paceline.bench.papers.specdec_pp.costs import Work, cheapest, discard_at, fit_times, pareto_front, verification_at
+from paceline.bench.papers.specdec_pp.costs import AnswerCost, cheapest, discard_at, fit_times, pareto_front, verification_at
 from paceline.bench.papers.specdec_pp.heads import check_recordings
-from paceline.bench.papers.specdec_pp.oracle import Answers, oracle
+from paceline.bench.papers.specdec_pp.oracle import TargetAnswerCache, oracle
 from paceline.bench.papers.specdec_pp.picks import PAPER_RATIO, against
-from paceline.bench.papers.specdec_pp.result import Point, SpecDecResult
+from paceline.bench.papers.specdec_pp.result import RulePoint, SpecDecResult
 from paceline.bench.papers.specdec_pp.rules import ORACLE, families, fixed_length
 from paceline.drafters.specdec_pp.card import latency
 from paceline.errors import ConfigError
-from paceline.head.record import record
-from paceline.head.settings import RecordConfig
 from paceline.report.prompts import load_prompts
+from paceline.training.acceptance_head.record import record
+from paceline.training.acceptance_head.settings import RecordConfig
 from tests.support.cli import call
 from tests.support.models import byte_tokenizer
 from tests.support.shared import COUNT, Pair, interrupt, random_head
@@ -46,7 +46,7 @@ PAPER_PAIR = (0.0234, 0.112)
 
 
 def test_times_of_made_up_answers_are_found() -> None:
-    works = [Work(draft, target, 0.002 * draft + 0.01 * target) for draft, target in ((10, 4), (12, 3), (40, 9), (25, 25))]
+    works = [AnswerCost(draft, target, 0.002 * draft + 0.01 * target) for draft, target in ((10, 4), (12, 3), (40, 9), (25, 25))]
     found = fit_times(works)
     assert found is not None
     assert (found.draft, found.target, found.r_squared) == pytest.approx((0.002, 0.01, 1.0))
@@ -55,7 +55,7 @@ def test_times_of_made_up_answers_are_found() -> None:
     assert noisy is not None
     assert noisy.r_squared is not None
     assert 0.3 < noisy.r_squared < 0.95
-    alone = fit_times([Work(0, count, 0.01 * count) for count in (5, 9)])
+    alone = fit_times([AnswerCost(0, count, 0.01 * count) for count in (5, 9)])
     assert alone is not None
     assert alone.draft is None
     assert alone.target == pytest.approx(0.01)
@@ -63,8 +63,8 @@ def test_times_of_made_up_answers_are_found() -> None:
 
 def test_times_that_answers_do_not_determine_are_not_made_up() -> None:
     assert fit_times([]) is None
-    assert fit_times([Work(8, 4, 1.0), Work(16, 8, 2.0)]) is None
-    same = fit_times([Work(0, 4, 1.0), Work(0, 4, 1.5)])
+    assert fit_times([AnswerCost(8, 4, 1.0), AnswerCost(16, 8, 2.0)]) is None
+    same = fit_times([AnswerCost(0, 4, 1.0), AnswerCost(0, 4, 1.5)])
     assert same is not None
     assert same.r_squared is None
 
@@ -72,15 +72,21 @@ def test_times_that_answers_do_not_determine_are_not_made_up() -> None:
 def test_latency_is_that_of_the_paper() -> None:
     """Section 2.1: 0.164 target forwards per token, nothing discarded, about 27.06 tokens/s, which is a mean over prompts."""
     draft, target = PAPER_PAIR
-    assert 1 / latency(draft, target, Point("oracle", 0.0, 0.164)) == pytest.approx(27.06, rel=0.05)
-    assert latency(1.0, 5.0, Point("plain", 0.0, 1.0)) == 5.0
+    assert 1 / latency(draft, target, RulePoint("oracle", 0.0, 0.164)) == pytest.approx(27.06, rel=0.05)
+    assert latency(1.0, 5.0, RulePoint("plain", 0.0, 1.0)) == 5.0
     discards, forwards, tokens = 7, 12, 40  # N_draft = N + N_discarded - N_target
     spent = 0.5 * (tokens + discards - forwards) + 3.0 * forwards
-    assert latency(0.5, 3.0, Point("", discards / tokens, forwards / tokens)) == pytest.approx(spent / tokens)
+    assert latency(0.5, 3.0, RulePoint("", discards / tokens, forwards / tokens)) == pytest.approx(spent / tokens)
 
 
 def test_pareto_front() -> None:
-    points = [Point("a", 0.5, 0.3), Point("b", 0.1, 0.6), Point("c", 0.6, 0.3), Point("d", 0.3, 0.7), Point("e", 0.1, 0.5)]
+    points = [
+        RulePoint("a", 0.5, 0.3),
+        RulePoint("b", 0.1, 0.6),
+        RulePoint("c", 0.6, 0.3),
+        RulePoint("d", 0.3, 0.7),
+        RulePoint("e", 0.1, 0.5),
+    ]
     front = pareto_front(points)
     assert [point.method for point in front] == ["e", "a"]
     assert pareto_front([]) == []
@@ -95,8 +101,8 @@ def test_pareto_front() -> None:
 
 
 def test_fronts_are_compared_where_both_exist() -> None:
-    mine = [Point("h", 0.1, 0.5), Point("h", 0.5, 0.3)]
-    theirs = [Point("k", 0.05, 0.8), Point("k", 0.3, 0.5), Point("k", 0.4, 0.34), Point("k", 0.9, 0.2)]
+    mine = [RulePoint("h", 0.1, 0.5), RulePoint("h", 0.5, 0.3)]
+    theirs = [RulePoint("k", 0.05, 0.8), RulePoint("k", 0.3, 0.5), RulePoint("k", 0.4, 0.34), RulePoint("k", 0.9, 0.2)]
     found = against("fixed", "all", theirs, mine)
     assert (found.points, found.within, found.below, found.above) == (4, 2, 1, 1)
     assert found.forwards == pytest.approx((0.4 / 0.5 + 0.35 / 0.34) / 2)
@@ -140,7 +146,7 @@ def test_the_oracle_runs_the_target_once_more_than_the_models_differ(pair: Pair,
     sampling = SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
     config = BenchConfig(ModelOptions("tiny", threads=1), ("none", fixed_length(3)), sampling=sampling, warmup=0)
     plain, draft = LLM(pair.target, "none"), LLM(pair.draft, "none")
-    answers = Answers(plain, config.sampling)
+    answers = TargetAnswerCache(plain, config.sampling)
     result = run_bench(
         config, target=pair.target, draft=pair.draft, tokenizer=tokenizer, prompts=prompts, made=oracle(answers), progress=False
     )

@@ -25,11 +25,11 @@ from paceline.bench.papers.sssd.costs import measure
 from paceline.bench.papers.sssd.replays import METHODS, PIA, REST, Windowed, documents, replay_all, teach
 from paceline.bench.papers.sssd.result import BATCHES, BOTH, REQUEST, SIZES, STORE, WINDOW, Case, CostStudy, SssdResult, published
 from paceline.bench.papers.sssd.speed import TIMED, Speed, best, drafter
+from paceline.core.request import Request
 from paceline.drafters import create
-from paceline.engine.sequence import Sequence
 from paceline.errors import ConfigError, DatastoreError
 from paceline.replay import replay
-from paceline.report.documents import Kind, read_document, write_document
+from paceline.report.documents import DocumentKind, read_document, write_document
 from tests.support.cli import call
 from tests.support.models import byte_tokenizer, make
 from tests.support.shared import Pair, interrupt, tiny_store
@@ -54,7 +54,7 @@ def test_forwards_are_timed_and_split(pair: Pair, tmp_path: Path, monkeypatch: p
         assert 0 < sum(part or 0 for part in (one.matmuls, one.attention)) < one.seconds
     assert found.relative(Case(8, 16, 1)) == 1
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in pair.target.modules())
-    kind = Kind("costs", 1, CostStudy)
+    kind = DocumentKind("costs", 1, CostStudy)
     write_document(tmp_path / "costs.json", kind, found)
     assert read_document(tmp_path / "costs.json", kind) == found
     chains = measure(make("bloom"), "no trees", 1e-6, progress=False)
@@ -80,14 +80,14 @@ def test_a_window_hides_the_request(tmp_path: Path) -> None:
     store = tiny_store(((7, 8, 9, 5),), 16)
     text = [1, 2, 3, 4, 7, 8, 1, 2, 3, 4]
     everything = create("sssd", datastore=store)
-    seq = Sequence(text, SamplingParams(8))
-    everything.start(seq)
-    assert everything.propose([seq], [4])[0].token_ids[0] == 7
+    request = Request(text, SamplingParams(8))
+    everything.start(request)
+    assert everything.propose([request], [4])[0].token_ids[0] == 7
     hidden = Windowed(create("sssd", datastore=store), 4)
-    hidden.start(seq)
-    assert len(hidden.propose([seq], [4])[0]) == 0
-    seq = Sequence([*text, 7, 8], SamplingParams(8))
-    assert hidden.propose([seq], [4])[0].token_ids == [9, 5]
+    hidden.start(request)
+    assert len(hidden.propose([request], [4])[0]) == 0
+    request = Request([*text, 7, 8], SamplingParams(8))
+    assert hidden.propose([request], [4])[0].token_ids == [9, 5]
 
 
 def test_documents_of_a_store_are_spread_evenly(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_documents_of_a_store_are_spread_evenly(tmp_path: Path) -> None:
 def test_pia_learns_texts_beforehand() -> None:
     pia = create("pia")
     teach(pia, [4, 5, 6, 7])
-    seq = Sequence([1, 4, 5], SamplingParams(8))
-    pia.start(seq)
-    assert pia.propose([seq], [4])[0].token_ids == [6, 7]
+    request = Request([1, 4, 5], SamplingParams(8))
+    pia.start(request)
+    assert pia.propose([request], [4])[0].token_ids == [6, 7]
 
 
 def test_sizes_are_replayed_as_far_as_time_allows(pair: Pair) -> None:

@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from paceline.engine.reliability import new_reliability
-from paceline.engine.tree import DraftTree
+from paceline.core.tree import DraftTree
+from paceline.draft_budget.acceptance_calibration import new_calibration
 from paceline.integrations.vllm.lengths import StepCosts, flatten, path_chances, paying_lengths
 
 
@@ -19,7 +19,7 @@ def chains(*confidence: list[float]) -> list[DraftTree]:
 
 def lengths(costs: StepCosts, *confidence: list[float]) -> list[int]:
     flat = flatten(chains(*confidence))
-    chances = path_chances(new_reliability(), flat)
+    chances = path_chances(new_calibration(), flat)
     return paying_lengths(chances, flat.starts, costs.seconds(len(confidence), len(chances)))
 
 
@@ -34,7 +34,7 @@ def learned(plain: float, each: float, sequences: int, noise: float = 0.0) -> St
 
 def test_chances_are_of_the_path() -> None:
     flat = flatten(chains([0.5, 0.5, 0.9], [], [0.25]))
-    assert path_chances(new_reliability(), flat) == pytest.approx([0.5, 0.25, 0.225, 0.25])
+    assert path_chances(new_calibration(), flat) == pytest.approx([0.5, 0.25, 0.225, 0.25])
     assert flat.starts.tolist() == [0, 3, 3, 4]
 
 
@@ -49,7 +49,7 @@ def test_lengths_are_the_best_of_all() -> None:
     for _ in range(50):
         confidence = [[rng.random() for _ in range(rng.randrange(4))] for _ in range(3)]
         flat = flatten(chains(*confidence))
-        chances = path_chances(new_reliability(), flat)
+        chances = path_chances(new_calibration(), flat)
         seconds = np.cumsum([1.0, *(rng.uniform(0.05, 0.6) for _ in chances)])
         seconds = np.maximum.accumulate(seconds)
         found = paying_lengths(chances, flat.starts, seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,27 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.engine.drafter import Drafter, Outcome
-from paceline.engine.sequence import Sequence
-from paceline.engine.tree import DraftTree
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
 from paceline.integrations.vllm import Proposer
-from paceline.integrations.vllm.requests import PATIENCE, Request, Requests, Row
+from paceline.integrations.vllm.requests import PATIENCE, BatchRow, Requests, TrackedRequest
 from tests.support.vllm_runner import EOS, Job, Runner, vllm_config
 
 
-def row(place: int, text: list[int], new: int = 1) -> Row:
-    return Row(place, np.array(text, dtype=np.int32), new)
+def row(place: int, text: list[int], new: int = 1) -> BatchRow:
+    return BatchRow(place, np.array(text, dtype=np.int32), new)
 
 
-def known(*texts: list[int]) -> tuple[Requests, list[Request]]:
+def known(*texts: list[int]) -> tuple[Requests, list[TrackedRequest]]:
     """Requests whose texts are these, in rows 0, 1, ..."""
     requests = Requests()
     made = []
     for place, text in enumerate(texts):
-        request = Request(row(place, text))
+        request = TrackedRequest(row(place, text))
         request.extend(row(place, text), len(text))
         made.append(request)
-    requests.settle(dict(enumerate(made)))
+    requests.resolve_batch_invariance(dict(enumerate(made)))
     return requests, made
 
 
@@ -66,7 +66,7 @@ def test_who_stays_away_has_finished() -> None:
         (found,) = requests.claim([row(0, text)])
         assert found is two
         found.extend(row(0, text), len(text))
-        gone = requests.settle({0: two})
+        gone = requests.resolve_batch_invariance({0: two})
         assert gone == ([one] if turn == PATIENCE - 1 else [])
 
 
@@ -83,7 +83,7 @@ class Spy(Drafter):
     made: list[Spy] = []  # noqa: RUF012
 
     def __init__(self) -> None:
-        self.open: dict[int, Sequence] = {}
+        self.open: dict[int, Request] = {}
         self.texts: dict[int, list[list[int]]] = {}
         Spy.made.append(self)
 
@@ -91,22 +91,22 @@ class Spy(Drafter):
     def build(cls, options: SpyOptions) -> Spy:
         return cls()
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, seq: Request) -> None:
         self.open[seq.id] = seq
         self.texts[seq.id] = [seq.token_ids[:]]
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         for seq in seqs:
             self.texts[seq.id].append(seq.token_ids[:])
         return [DraftTree.chain([(seq.token_ids[-1] * 7 + 3) % 200 + 10] * 2, confidence=[0.9, 0.1]) for seq in seqs]
 
-    def observe(self, outcomes: ListLike[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             said = outcome.new_token_ids
-            assert outcome.seq.token_ids[-len(said) :] == said
+            assert outcome.request.token_ids[-len(said) :] == said
             assert said[: len(outcome.accepted)] == [outcome.tree.token_ids[node] for node in outcome.accepted]
 
-    def stop(self, seq: Sequence) -> None:
+    def stop(self, seq: Request) -> None:
         del self.open[seq.id]
 
 

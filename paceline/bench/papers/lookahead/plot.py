@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.papers.lookahead.result import LookaheadResult
-from paceline.bench.papers.lookahead.scaling_law import Point, ScalingLaw, fit
+from paceline.bench.papers.lookahead.scaling_law import CompressionPoint, ScalingLaw, fit
 from paceline.bench.papers.lookahead.tables import NGRAMS, PAPER_LAW, WINDOWS, points, table_3, table_6
 from paceline.bench.papers.part import setting
 from paceline.report.drawing import COLOURS, INK, MARKERS, compared, label, page, save
@@ -63,7 +63,7 @@ def _parameters(law: ScalingLaw) -> str:
     return rf"$\alpha$ = {law.alpha:.3f}, f = {law.f:.3f}"
 
 
-def _draw_points(axes: Any, measured: list[Point]) -> None:
+def _draw_points(axes: Any, measured: list[CompressionPoint]) -> None:
     for ngram, marker, size, colour in zip(NGRAMS, MARKERS, _SIZES, COLOURS, strict=False):
         mine = [(point.window, point.compression) for point in measured if point.ngram == ngram]
         style = {"markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.6}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.bench.papers.lookahead.options import LookaheadConfig
-from paceline.bench.papers.part import Part
+from paceline.bench.papers.part import BenchPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +16,11 @@ class LookaheadResult:
     title: ClassVar[str] = "Lookahead Decoding (Fu et al., ICML 2024)"
 
     config: LookaheadConfig
-    tables: Part | None
-    figure: Part | None
+    tables: BenchPart | None
+    figure: BenchPart | None
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[BenchPart]:
         """The runs there were."""
         return [part for part in (self.tables, self.figure) if part is not None]
 

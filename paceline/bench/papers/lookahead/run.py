@@ -9,10 +9,10 @@ from paceline.bench.papers.config import TimeLimit
 from paceline.bench.papers.lookahead.options import LookaheadConfig
 from paceline.bench.papers.lookahead.result import LookaheadResult
 from paceline.bench.papers.lookahead.tables import DRAFT, SETTINGS, TABLE_3, TABLE_6, spec_of
-from paceline.bench.papers.part import PLAIN, Part
+from paceline.bench.papers.part import PLAIN, BenchPart
 from paceline.bench.run import run_bench
-from paceline.common.config import build_options, parse_spec
 from paceline.drafters.lookahead.drafter import LookaheadOptions
+from paceline.util.config import build_options, parse_spec
 
 _TABLES_SHARE = 0.35  # of the time; what they leave is the figure's
 _LEAST_NODES = 256  # what an `LLM` verifies by default
@@ -42,6 +42,6 @@ def spec_nodes(spec: str) -> int:
     return build_options(LookaheadOptions, options, spec).most_nodes if name == "lookahead" else 0
 
 
-def _part(label: str, config: LookaheadConfig, names: list[str], loaded: dict[str, Any], **changes: Any) -> Part:
+def _part(label: str, config: LookaheadConfig, names: list[str], loaded: dict[str, Any], **changes: Any) -> BenchPart:
     nodes = max(_LEAST_NODES, config.max_new_tokens, *(spec_nodes(name) for name in names))
-    return Part.of(label, run_bench(config.run_of(names, max_nodes=nodes, **changes), **loaded, budget=False))
+    return BenchPart.of(label, run_bench(config.run_of(names, max_nodes=nodes, **changes), **loaded, budget=False))

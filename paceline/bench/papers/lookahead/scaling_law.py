@@ -10,10 +10,10 @@ S: tokens per decoding step (equation 6).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.common.config import require_range
+from paceline.util.config import require_range
 
 _GRID = 200  # places between which alpha is searched at first
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -21,7 +21,7 @@ _REFINEMENTS = 40  # each narrows the search by the golden section: a factor of 
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CompressionPoint:
     """One measurement: n-grams of `ngram` tokens, `window` columns and as many guesses, `compression` tokens per forward."""
 
     ngram: int
@@ -49,7 +49,7 @@ class ScalingLaw:
         """S at W = G = `window`, equation 7."""
         return (self.f - 1 + expected_tokens(self.alpha, ngram - 1, window)) / self.f
 
-    def residual(self, points: ListLike[Point]) -> float:
+    def residual(self, points: Sequence[CompressionPoint]) -> float:
         """Root of the mean squared distance between `points` and the law, in tokens per step."""
         squares = [(self.compression(point.ngram, point.window) - point.compression) ** 2 for point in points]
         return math.sqrt(sum(squares) / len(squares))
@@ -63,7 +63,7 @@ def expected_tokens(alpha: float, length: int, sequences: float) -> float:
     return length + 1 - sum(float((1 - alpha**i) ** sequences) for i in range(1, length + 1))
 
 
-def fit(points: ListLike[Point]) -> ScalingLaw | None:
+def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
     """The law of the least sum of squared distances to `points`; None where they cannot tell alpha and f.
 
     S - 1 = (E - 1) / f is linear in 1 / f, so the best f of any alpha is known (at least 1), and alpha alone is searched: on a
@@ -84,7 +84,7 @@ def fit(points: ListLike[Point]) -> ScalingLaw | None:
     return _best_of((low + high) / 2, points)
 
 
-def _best_of(alpha: float, points: ListLike[Point]) -> ScalingLaw | None:
+def _best_of(alpha: float, points: Sequence[CompressionPoint]) -> ScalingLaw | None:
     """The law of this alpha whose 1 / f has the least squares; None if that is not positive."""
     gains = [(expected_tokens(alpha, point.ngram - 1, point.window) - 1, point.compression - 1) for point in points]
     above = sum(gain * measured for gain, measured in gains)

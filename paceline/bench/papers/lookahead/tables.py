@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 from paceline.bench.papers.lookahead.result import LookaheadResult
-from paceline.bench.papers.lookahead.scaling_law import Point, ScalingLaw, fit
-from paceline.bench.papers.part import CONVENTION, PLAIN, SPEEDUP, Line, figures_of, line_table
+from paceline.bench.papers.lookahead.scaling_law import CompressionPoint, ScalingLaw, fit
+from paceline.bench.papers.part import CONVENTION, PLAIN, SPEEDUP, TableLine, figures_of, line_table
 from paceline.report.tables import Cell, Column, Table
 
 NGRAMS = (3, 5, 7, 9)
@@ -22,26 +22,26 @@ def spec_of(ngram: int, window: int, guesses: int, prompt_pool: bool = False, pu
 
 
 TABLE_3 = (  # LLaMA-2-7B-chat on MT-Bench, one A100, FlashAttention: speed-up, S
-    Line("1 autoregressive", PLAIN, (1.00, 1.00)),
-    Line("2 prompt lookup, 10 tokens", "prompt_lookup:length=10", (1.44, 1.55)),
-    Line("3 (10, 1, 3) + prompt", spec_of(10, 1, 3, True), (1.36, 1.45)),
-    Line("4 (5, 1, 10) + prompt", spec_of(5, 1, 10, True), (1.36, 1.51)),
-    Line("5 (5, 1, 30)", spec_of(5, 1, 30), (1.04, 1.12)),
-    Line("6 (5, 1, 30) + prompt", spec_of(5, 1, 30, True), (1.46, 1.59)),
-    Line("7 (5, 30, 1)", spec_of(5, 30, 1), (1.61, 1.79)),
-    Line("8 (5, 15, 15)", spec_of(5, 15, 15), (1.78, 1.96)),
-    Line("9 (5, 15, 15) + prompt", spec_of(5, 15, 15, True), (1.88, 2.05)),
+    TableLine("1 autoregressive", PLAIN, (1.00, 1.00)),
+    TableLine("2 prompt lookup, 10 tokens", "prompt_lookup:length=10", (1.44, 1.55)),
+    TableLine("3 (10, 1, 3) + prompt", spec_of(10, 1, 3, True), (1.36, 1.45)),
+    TableLine("4 (5, 1, 10) + prompt", spec_of(5, 1, 10, True), (1.36, 1.51)),
+    TableLine("5 (5, 1, 30)", spec_of(5, 1, 30), (1.04, 1.12)),
+    TableLine("6 (5, 1, 30) + prompt", spec_of(5, 1, 30, True), (1.46, 1.59)),
+    TableLine("7 (5, 30, 1)", spec_of(5, 30, 1), (1.61, 1.79)),
+    TableLine("8 (5, 15, 15)", spec_of(5, 15, 15), (1.78, 1.96)),
+    TableLine("9 (5, 15, 15) + prompt", spec_of(5, 15, 15, True), (1.88, 2.05)),
 )
 DRAFT = "draft_model:length=4"
 TABLE_6 = (  # Vicuna-7B, one A100: speed-up on MT-Bench and on HumanEval
-    Line("autoregressive", PLAIN, (1.0, 1.0)),
-    Line("lookahead (5, 15, 15)", spec_of(5, 15, 15), (1.7, 2.1)),
-    Line("lookahead, default here", "lookahead"),
-    Line("Medusa", None, (2.3, 2.5)),
-    Line("draft model, 4 tokens", DRAFT, (0.7, 0.8)),
-    Line("Jacobi", "jacobi", (0.4, 0.7)),
-    Line("Gauss-Seidel-Jacobi, block 5", "jacobi:block=5", (1.1, 1.1)),
-    Line("Gauss-Seidel-Jacobi, block 16", "jacobi:block=16", (1.1, 1.1)),
+    TableLine("autoregressive", PLAIN, (1.0, 1.0)),
+    TableLine("lookahead (5, 15, 15)", spec_of(5, 15, 15), (1.7, 2.1)),
+    TableLine("lookahead, default here", "lookahead"),
+    TableLine("Medusa", None, (2.3, 2.5)),
+    TableLine("draft model, 4 tokens", DRAFT, (0.7, 0.8)),
+    TableLine("Jacobi", "jacobi", (0.4, 0.7)),
+    TableLine("Gauss-Seidel-Jacobi, block 5", "jacobi:block=5", (1.1, 1.1)),
+    TableLine("Gauss-Seidel-Jacobi, block 16", "jacobi:block=16", (1.1, 1.1)),
 )
 _COLUMNS = ("speed-up", "S", "fed/ step", "equal")
 
@@ -51,13 +51,17 @@ def sections(result: LookaheadResult) -> list[Table]:
     return [figure_4(result, published=True), figure_4(result, published=False), table_3(result), table_6(result)]
 
 
-def points(result: LookaheadResult, published: bool) -> list[Point]:
+def points(result: LookaheadResult, published: bool) -> list[CompressionPoint]:
     """Return what was measured for figure 4, with the steps of the paper's public code or those of this implementation."""
     measured = (
         (ngram, window, figures_of(result.figure, spec_of(ngram, window, window, published=published)))
         for ngram, window in SETTINGS
     )
-    return [Point(ngram, window, one.tokens_per_forward) for ngram, window, one in measured if one and one.tokens_per_forward]
+    return [
+        CompressionPoint(ngram, window, one.tokens_per_forward)
+        for ngram, window, one in measured
+        if one and one.tokens_per_forward
+    ]
 
 
 def figure_4(result: LookaheadResult, published: bool) -> Table:
@@ -86,7 +90,7 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
     return Table.of(title, ["", *(Column(f"W = {window}", form) for window in WINDOWS)], rows, notes)
 
 
-def _fit_note(measured: list[Point], law: ScalingLaw | None) -> str:
+def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
     if law is None:
         return "No fit of equations 5 to 7: nothing, or nothing above S = 1, was measured."
     values = [point.compression for point in measured]

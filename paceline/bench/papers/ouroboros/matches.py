@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
-from paceline.bench.methods import Watch
+from paceline.bench.methods import ObservedDrafter
 from paceline.bench.models import Models, make_units, torch_threads
 from paceline.bench.papers.config import TimeLimit
 from paceline.bench.papers.ouroboros.result import Matches, MatchStudy
 from paceline.bench.settings import BenchConfig
+from paceline.core.drafter import Outcome
 from paceline.drafters import create
-from paceline.engine.drafter import Outcome
-from paceline.engine.loading import draft_lm
 from paceline.llm import LLM
+from paceline.model.loading import draft_lm
 from paceline.report.prompts import Prompt
 
 
@@ -22,7 +22,7 @@ def own_tokens(outcome: Outcome) -> tuple[bool, ...]:
     return tuple(token == said for token, said in zip(outcome.tree.token_ids, outcome.target_argmax, strict=False))
 
 
-def study(config: BenchConfig, models: Models, prompts: ListLike[Prompt], gamma: int, progress: bool = True) -> MatchStudy:
+def study(config: BenchConfig, models: Models, prompts: Sequence[Prompt], gamma: int, progress: bool = True) -> MatchStudy:
     """Answer prompts by plain speculative decoding, and count. Ctrl-C ends it early, as does `config.max_seconds`.
 
     Drafts at the end of an answer, or at the draft's end of sequence, are shorter than gamma and do not count.
@@ -33,7 +33,7 @@ def study(config: BenchConfig, models: Models, prompts: ListLike[Prompt], gamma:
     found: dict[str, list[tuple[bool, ...]]] = {prompt.category: [] for prompt in prompts}
     seen: list[Outcome] = []
     assert models.draft is not None  # its drafter is among the methods that `models` were loaded for
-    drafter = Watch(create(f"draft_model:length={gamma}", draft_model=draft_lm(models.draft)), seen.append)
+    drafter = ObservedDrafter(create(f"draft_model:length={gamma}", draft_model=draft_lm(models.draft)), seen.append)
     units = make_units(config, models, prompts)
     answered, complete = 0, False
     with torch_threads(config.models.threads), contextlib.suppress(KeyboardInterrupt):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.bench.papers.orders import CONSECUTIVE, Order, scaled
 from paceline.bench.papers.ouroboros.options import OuroborosConfig
-from paceline.bench.papers.part import Part
+from paceline.bench.papers.part import BenchPart
 
 LONGEST = 8  # substrings that are counted
 
@@ -33,7 +32,7 @@ class Matches:
     substrings: tuple[int, ...]
 
     @staticmethod
-    def of(task: str, drafts: Iterable[ListLike[bool]]) -> Matches:
+    def of(task: str, drafts: Iterable[Sequence[bool]]) -> Matches:
         """Count in what `own_tokens` says of every draft."""
         drafts = list(drafts)
         prefixes = [next((place for place, own in enumerate(draft) if not own), len(draft)) for draft in drafts]
@@ -44,7 +43,7 @@ class Matches:
         )  # fmt: skip
 
     @staticmethod
-    def total(tasks: ListLike[Matches]) -> Matches:
+    def total(tasks: Sequence[Matches]) -> Matches:
         """Add all tasks up."""
         counts = ("verifications", "prefix", "equal", "rejected", "discarded")
         sums = {name: sum(getattr(one, name) for one in tasks) for name in counts}
@@ -81,13 +80,13 @@ class OuroborosResult:
     title: ClassVar[str] = "Ouroboros (Zhao et al., 2024)"
 
     config: OuroborosConfig
-    methods: Part
+    methods: BenchPart
     matches: MatchStudy | None = None
     size: int = 1
     orders: tuple[Order, ...] = ()
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[BenchPart]:
         """The runs there were."""
         return [self.methods, *(order.part for order in self.orders)]
 
@@ -97,7 +96,7 @@ class OuroborosResult:
         counted = self.matches is not None and self.matches.complete
         return self.methods.complete and counted and len(self.orders) == len(orders_of(self.size))
 
-    def order(self, consecutive: int | None) -> Part | None:
+    def order(self, consecutive: int | None) -> BenchPart | None:
         """Return what was measured in the order that stands for a consecutive number of the paper (None: the drawn order)."""
         wanted = None if consecutive is None else scaled(consecutive, self.size)
         return next((order.part for order in self.orders if order.consecutive == wanted), None)
@@ -108,6 +107,6 @@ def orders_of(size: int) -> list[int | None]:
     return [None, *dict.fromkeys(scaled(number, size) for number in CONSECUTIVE)]
 
 
-def _runs(draft: ListLike[bool], length: int) -> int:
+def _runs(draft: Sequence[bool], length: int) -> int:
     """Places where `length` tokens in a row are right."""
     return sum(all(draft[start : start + length]) for start in range(len(draft) - length + 1))

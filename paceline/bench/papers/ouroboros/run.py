@@ -13,7 +13,7 @@ from paceline.bench.papers.ouroboros.matches import study
 from paceline.bench.papers.ouroboros.options import OuroborosConfig
 from paceline.bench.papers.ouroboros.result import OuroborosResult, orders_of
 from paceline.bench.papers.ouroboros.tables import COLD, MATCH_GAMMA, METHODS, WARM
-from paceline.bench.papers.part import Part
+from paceline.bench.papers.part import BenchPart
 from paceline.bench.run import run_bench
 from paceline.report.prompts import Prompt, load_prompts
 
@@ -37,7 +37,7 @@ def run(config: OuroborosConfig, **loaded: Any) -> OuroborosResult:
     progress = loaded.get("progress", True)
     shared = {"target": models.target, "draft": models.draft, "tokenizer": models.tokenizer, "progress": progress}
     timed = config.run_of(METHODS, max_seconds=time.left(_TABLES_SHARE))
-    result = OuroborosResult(config, Part.of("tables 2 and 3", run_bench(timed, **shared, budget=False)))
+    result = OuroborosResult(config, BenchPart.of("tables 2 and 3", run_bench(timed, **shared, budget=False)))
     if not result.methods.complete:
         return result
     try:
@@ -68,7 +68,7 @@ def _orders(config: OuroborosConfig, tasks: list[list[Prompt]], size: int, share
     timed = config.run_of(_DRAFTERS, baselines=(), max_seconds=0.0)
     for consecutive in orders_of(size):
         prompts = shuffled(tasks, config.seed) if consecutive is None else in_turn(tasks, consecutive)
-        part = Part.of("table 4", run_bench(timed, prompts=prompts, **shared, budget=False))
+        part = BenchPart.of("table 4", run_bench(timed, prompts=prompts, **shared, budget=False))
         if not part.complete:
             return
         yield Order(consecutive, part)

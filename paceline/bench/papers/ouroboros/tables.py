@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.bench.papers.orders import CONSECUTIVE, TASK_SIZE, scaled
 from paceline.bench.papers.ouroboros.result import LONGEST, Matches, MatchStudy, OuroborosResult
-from paceline.bench.papers.part import CPU_TIME, PICTURE, PLAIN, SPEEDUP, Line, Part, cells, columns, line_table
+from paceline.bench.papers.part import CPU_TIME, PICTURE, PLAIN, SPEEDUP, BenchPart, TableLine, cells, columns, line_table
 from paceline.report.tables import Table
 
 MATCH_GAMMA = 20  # of table 1 and figure 3
@@ -28,40 +28,40 @@ def figure_5_spec(suffixes: int, published: bool) -> str:
 TABLE_2_COLUMNS = ("GSM8K Yi", "GSM8K Llama", "CNN/DM Yi", "CNN/DM Llama", "WMT16 Yi", "WMT16 Llama")
 _LOOKAHEAD = "lookahead:window=15,ngram=6,guesses=15,prompt_pool=false"
 TABLE_2 = (  # speed-ups; Yi 34b with 6b, Llama-2 70b with 7b
-    Line("greedy", PLAIN, (1.00,) * 6),
-    Line("speculative, 5 tokens", "draft_model:length=5", (1.11, 1.88, 1.22, 1.57, 1.18, 1.55)),
-    Line("speculative, default here", "draft_model"),
-    Line("lookahead (6, 15, 15)", _LOOKAHEAD, (1.64, 1.54, 1.28, 1.17, 1.22, 1.54)),
-    Line("lookahead, default here", "lookahead"),
-    Line("Ouroboros, paper's setting", spec_of(), (1.72, 2.48, 1.45, 1.80, 1.34, 2.01)),
-    Line("Ouroboros, paper's, warm", spec_of(warm=True), (1.84, 2.68, 1.55, 1.81, 1.35, 2.02)),
-    Line("Ouroboros, default here", COLD),
-    Line("Ouroboros, default here, warm", WARM),
+    TableLine("greedy", PLAIN, (1.00,) * 6),
+    TableLine("speculative, 5 tokens", "draft_model:length=5", (1.11, 1.88, 1.22, 1.57, 1.18, 1.55)),
+    TableLine("speculative, default here", "draft_model"),
+    TableLine("lookahead (6, 15, 15)", _LOOKAHEAD, (1.64, 1.54, 1.28, 1.17, 1.22, 1.54)),
+    TableLine("lookahead, default here", "lookahead"),
+    TableLine("Ouroboros, paper's setting", spec_of(), (1.72, 2.48, 1.45, 1.80, 1.34, 2.01)),
+    TableLine("Ouroboros, paper's, warm", spec_of(warm=True), (1.84, 2.68, 1.55, 1.81, 1.35, 2.02)),
+    TableLine("Ouroboros, default here", COLD),
+    TableLine("Ouroboros, default here, warm", WARM),
 )
 
 NOTHING = spec_of(0, "off", refinement=False)
 
 
-def _ablated(label: str, method: str, rate: float) -> Line:
-    return Line(label, method, (rate, rate / 49.90))
+def _ablated(label: str, method: str, rate: float) -> TableLine:
+    return TableLine(label, method, (rate, rate / 49.90))
 
 
 PAPER_SPEED = ("paper's tokens/s", "paper's speed-up")
 TABLE_3 = (  # HumanEval, Yi 34b with 6b, no warm start
-    Line("draft model alone, 12 tokens", "draft_model:length=12"),
+    TableLine("draft model alone, 12 tokens", "draft_model:length=12"),
     _ablated("drafted in phrases", NOTHING, 49.90),
     _ablated("+ inspiration", spec_of(0, refinement=False), 48.90),
     _ablated("+ suffixes", spec_of(3, "off", refinement=False), 55.92),
     _ablated("+ inspiration, suffixes", spec_of(3, refinement=False), 56.97),
     _ablated("+ suffixes, refinement", spec_of(3, "off"), 57.23),
     _ablated("+ all three", spec_of(), 58.18),
-    Line("all, the code's inspiration", spec_of(inspiration="code")),
-    Line("all, every node inspires", spec_of(inspiration="every")),
-    Line("default here", COLD),
-    Line("default, no inspiration", f"{COLD}:inspiration=off"),
-    Line("default, no refinement", f"{COLD}:refinement=false"),
-    Line("default, no suffixes", figure_5_spec(0, published=False)),
-    Line("default, no further choices", f"{COLD}:branches=0"),
+    TableLine("all, the code's inspiration", spec_of(inspiration="code")),
+    TableLine("all, every node inspires", spec_of(inspiration="every")),
+    TableLine("default here", COLD),
+    TableLine("default, no inspiration", f"{COLD}:inspiration=off"),
+    TableLine("default, no refinement", f"{COLD}:refinement=false"),
+    TableLine("default, no suffixes", figure_5_spec(0, published=False)),
+    TableLine("default, no further choices", f"{COLD}:branches=0"),
 )
 # Consecutive number (None = drawn order), warm, tokens/s of the paper; gamma 6, W 18, N 6, K 3.
 TABLE_4: tuple[tuple[int | None, bool, float], ...] = (
@@ -121,7 +121,7 @@ def figure_3(study: MatchStudy | None) -> Table:
     return Table.of("Figure 3: #Match-k among the discarded tokens", ["", *(task.task for task in tasks)], rows, notes)
 
 
-def table_2(part: Part) -> Table:
+def table_2(part: BenchPart) -> Table:
     """Return all methods beside greedy decoding."""
     notes = (
         "The paper's columns: speed-ups with Yi 34b and 6b, Llama-2 70b and 7b; it tuned every method per model and task (table"
@@ -136,7 +136,7 @@ def table_2(part: Part) -> Table:
     return line_table(title, ("method", *_COLUMNS), TABLE_2_COLUMNS, part, TABLE_2, notes)
 
 
-def table_3(part: Part) -> Table:
+def table_3(part: BenchPart) -> Table:
     """Return the parts of the method switched off and on."""
     notes = (
         "The paper's columns: HumanEval, Yi 34b with 6b. speed-up: over the second row, in both.",
@@ -146,7 +146,7 @@ def table_3(part: Part) -> Table:
     return line_table("Table 3: ablation", ("setting", *_COLUMNS), PAPER_SPEED, part, TABLE_3, notes, base=NOTHING)
 
 
-def figure_5(part: Part) -> Table:
+def figure_5(part: BenchPart) -> Table:
     """Return the speed over K."""
     headings, kinds = ("tokens/s", "CPU time", "S", "fed/ step"), (True, False)
     rows = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -15,13 +15,13 @@ from paceline.bench.papers.specdec_pp.rules import PAPER_THRESHOLDS, THRESHOLDS,
 from paceline.bench.run import Maker
 from paceline.drafters.specdec_pp.drafter import SpecDecPP, SpecDecPPOptions
 from paceline.drafters.specdec_pp.head import AcceptanceHead
-from paceline.engine.identity import model_identity
-from paceline.engine.model import CachedLM
 from paceline.errors import ConfigError
-from paceline.head.evaluate import HEAD
-from paceline.head.recording import read_recording
-from paceline.head.settings import TrainConfig
-from paceline.head.train import train
+from paceline.model.cached_lm import CachedLM
+from paceline.model.identity import model_identity
+from paceline.training.acceptance_head.evaluate import HEAD
+from paceline.training.acceptance_head.recording import read_recording
+from paceline.training.acceptance_head.settings import TrainConfig
+from paceline.training.acceptance_head.train import train
 
 REJECT_WEIGHTS = (6.0, 1.0, 3.0, 12.0)  # w_rej
 DEPTHS = (3, 1, 0, 2, 4)  # D; of both the paper's choice is the first, for a run that has not the time for all
@@ -29,7 +29,7 @@ GRID = len(REJECT_WEIGHTS) * len(DEPTHS)
 EPOCHS = 3  # as in the paper's public code
 
 
-def heads_of(config_heads: ListLike[str], draft: PreTrainedModel) -> list[AcceptanceHead]:
+def heads_of(config_heads: Sequence[str], draft: PreTrainedModel) -> list[AcceptanceHead]:
     """Return the heads a paper is measured with: those that came, else the shipped one.
 
     Raises:
@@ -46,7 +46,7 @@ def heads_of(config_heads: ListLike[str], draft: PreTrainedModel) -> list[Accept
         ) from error
 
 
-def check_recordings(folders: ListLike[str], draft: PreTrainedModel) -> None:
+def check_recordings(folders: Sequence[str], draft: PreTrainedModel) -> None:
     """Refuse recordings of another draft model, before anything is measured.
 
     Raises:
@@ -62,7 +62,7 @@ def check_recordings(folders: ListLike[str], draft: PreTrainedModel) -> None:
             )
 
 
-def rows_of(folders: ListLike[str], heads: ListLike[AcceptanceHead]) -> list[HeadRow]:
+def rows_of(folders: Sequence[str], heads: Sequence[AcceptanceHead]) -> list[HeadRow]:
     """Return what the cards say of the heads that came, and the methods of figure 4 that measured each."""
     rows = []
     for place, head in enumerate(heads):
@@ -71,7 +71,7 @@ def rows_of(folders: ListLike[str], heads: ListLike[AcceptanceHead]) -> list[Hea
     return rows
 
 
-def train_grid(folders: ListLike[str], seconds: float, seed: int, progress: bool) -> list[tuple[str, AcceptanceHead]]:
+def train_grid(folders: Sequence[str], seconds: float, seed: int, progress: bool) -> list[tuple[str, AcceptanceHead]]:
     """Train heads that read the hidden state alone, as the paper's do, for every w_rej and D, with a label each.
 
     Args:
@@ -87,7 +87,7 @@ def train_grid(folders: ListLike[str], seconds: float, seed: int, progress: bool
     return found
 
 
-def grid_makers(heads: ListLike[tuple[str, AcceptanceHead]]) -> tuple[list[HeadRow], dict[str, Maker]]:
+def grid_makers(heads: Sequence[tuple[str, AcceptanceHead]]) -> tuple[list[HeadRow], dict[str, Maker]]:
     """Return rows of trained heads, and the drafters to be measured for them."""
     rows: list[HeadRow] = []
     makers: dict[str, Maker] = {}

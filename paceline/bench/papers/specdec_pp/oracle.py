@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.bench.papers.specdec_pp.rules import ORACLE
 from paceline.bench.run import Maker
+from paceline.core.request import SamplingParams
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.drafters.shared.length_rules import MOST_TOKENS, Chain, LengthRule, NewTokens
-from paceline.engine.sequence import SamplingParams
 from paceline.errors import DrafterError
 from paceline.llm import LLM
 
@@ -27,7 +26,7 @@ class OracleRule(LengthRule):
     checks_tokens = True
     stops_at_end = True
 
-    def __init__(self, answers: Mapping[tuple[int, ...], ListLike[int]]) -> None:
+    def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]]) -> None:
         super().__init__(MOST_TOKENS)
         self._answers = answers
 
@@ -45,21 +44,21 @@ class OracleRule(LengthRule):
                 "oracle: got a draft of draws, which must be verified; expected guesses, of which it may drop one. Use"
                 " temperature 0, or verification='follow' with answers of the same seed."
             )
-        seq = chain.seq
-        answer = self._answers.get(tuple(seq.token_ids[: seq.prompt_length]))
+        request = chain.request
+        answer = self._answers.get(tuple(request.token_ids[: request.prompt_length]))
         if answer is None:
             raise DrafterError(
-                f"oracle: got no answer to a prompt of {seq.prompt_length} tokens; expected one of the {len(self._answers)}"
+                f"oracle: got no answer to a prompt of {request.prompt_length} tokens; expected one of the {len(self._answers)}"
                 " that it has answers to. Record what the target answers to every prompt."
             )
-        place = len(seq) - seq.prompt_length
+        place = len(request) - request.prompt_length
         for count, token in enumerate(run):
             if list(answer[place + count : place + count + 1]) != [token]:
                 return count
         return None
 
 
-class Answers(Mapping[tuple[int, ...], list[int]]):
+class TargetAnswerCache(Mapping[tuple[int, ...], list[int]]):
     """What the target answers to each prompt, found out when it is first asked for."""
 
     def __init__(self, llm: LLM, params: SamplingParams) -> None:
@@ -78,6 +77,6 @@ class Answers(Mapping[tuple[int, ...], list[int]]):
         return len(self._known)
 
 
-def oracle(answers: Mapping[tuple[int, ...], ListLike[int]]) -> dict[str, Maker]:
+def oracle(answers: Mapping[tuple[int, ...], Sequence[int]]) -> dict[str, Maker]:
     """Return the drafter that knows what the target will answer."""
     return {ORACLE: lambda draft: DraftModel(DraftModelOptions(lookup=False), draft, OracleRule(answers))}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as ListLike
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.bench.papers.part import PLAIN, Part, ratio
+from paceline.bench.papers.part import PLAIN, BenchPart, ratio
 from paceline.bench.papers.specdec_pp.costs import cheapest, discard_at, pareto_front, verification_at
-from paceline.bench.papers.specdec_pp.result import Point, Sweep
+from paceline.bench.papers.specdec_pp.result import RulePoint, Sweep
 from paceline.bench.papers.specdec_pp.rules import AUTO, FIXED, HEAD, families, head_spec, methods_of, rivals
 from paceline.drafters.specdec_pp.card import latency
 
@@ -48,7 +47,7 @@ class Pick:
         return choice.rate / self.plain if choice and self.plain else None
 
 
-def measured_picks(sweep: Sweep, heads: ListLike[str]) -> list[Pick]:
+def measured_picks(sweep: Sweep, heads: Sequence[str]) -> list[Pick]:
     """Return table 1 by the clock: per set of prompts, then over all."""
     found = []
     for name in (*sweep.sets, None):
@@ -62,7 +61,7 @@ def measured_picks(sweep: Sweep, heads: ListLike[str]) -> list[Pick]:
     return found
 
 
-def expected_picks(sweep: Sweep, heads: ListLike[str], draft: float, target: float, plain: float | None) -> list[Pick]:
+def expected_picks(sweep: Sweep, heads: Sequence[str], draft: float, target: float, plain: float | None) -> list[Pick]:
     """Return table 1 as the paper has it, by equation 2.3.
 
     Args:
@@ -76,7 +75,7 @@ def expected_picks(sweep: Sweep, heads: ListLike[str], draft: float, target: flo
     return found
 
 
-def fastest(part: Part, methods: Iterable[str]) -> str | None:
+def fastest(part: BenchPart, methods: Iterable[str]) -> str | None:
     """Return the method with most tokens per second; None if none was timed."""
     rates = {figures.method: figures.tokens_per_second or 0.0 for figures in part.figures}
     return max((method for method in methods if rates.get(method)), key=lambda method: rates[method], default=None)
@@ -104,7 +103,7 @@ class Against:
     gain: float | None
 
 
-def against(rival: str, name: str, theirs: ListLike[Point], mine: ListLike[Point]) -> Against:
+def against(rival: str, name: str, theirs: Sequence[RulePoint], mine: Sequence[RulePoint]) -> Against:
     """Compare the fronts of two lists of points."""
     front, head = pareto_front(theirs), pareto_front(mine)
     forwards = [(at, one.verification_rate) for one in front if (at := verification_at(head, one.discard_rate)) is not None]
@@ -117,7 +116,7 @@ def against(rival: str, name: str, theirs: ListLike[Point], mine: ListLike[Point
     )  # fmt: skip
 
 
-def fronts(sweep: Sweep, heads: ListLike[str]) -> list[Against]:
+def fronts(sweep: Sweep, heads: Sequence[str]) -> list[Against]:
     """Hold the first head against every other rule over all prompts, then against fixed K per set."""
     rules = families(heads)
     rows = [*((rival, None) for rival in rules if rival != HEAD), *((FIXED, name) for name in sweep.sets)]
@@ -126,12 +125,12 @@ def fronts(sweep: Sweep, heads: ListLike[str]) -> list[Against]:
     ]
 
 
-def _mean_ratio(pairs: ListLike[tuple[float, float]]) -> float | None:
+def _mean_ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
     ratios = [own / other for own, other in pairs if other > 0]
     return sum(ratios) / len(ratios) if ratios else None
 
 
-def _choice(part: Part, method: str | None, named: dict[str, str]) -> Choice | None:
+def _choice(part: BenchPart, method: str | None, named: dict[str, str]) -> Choice | None:
     figures = part.method(method)
     if method is None or figures is None or not figures.tokens_per_second:
         return None

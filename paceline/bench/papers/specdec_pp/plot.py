@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from paceline.bench.papers.part import setting
 from paceline.bench.papers.specdec_pp.costs import cheapest, pareto_front
 from paceline.bench.papers.specdec_pp.picks import ALL, PAPER_RATIO, measured_picks
-from paceline.bench.papers.specdec_pp.result import Point, SpecDecResult
+from paceline.bench.papers.specdec_pp.result import RulePoint, SpecDecResult
 from paceline.bench.papers.specdec_pp.rules import FIXED, FROM_ONE, HEAD, HEURISTIC, ORACLE, PUBLISHED, families
 from paceline.bench.papers.specdec_pp.tables import TABLE_1, section_2_1, table_2
 from paceline.drafters.specdec_pp.card import latency
@@ -86,7 +86,7 @@ def _draw_rates(axes: Any, result: SpecDecResult, name: str | None) -> None:
     label(axes, f"Figure 4: {name or ALL}", "discarded tokens per new token", "target forwards per new token", "both")
 
 
-def _annotate(axes: Any, texts: dict[str, str], points: ListLike[Point], under: bool) -> None:
+def _annotate(axes: Any, texts: dict[str, str], points: Sequence[RulePoint], under: bool) -> None:
     """The numbers of the lengths and thresholds, on either side of the fronts."""
     for point in points:
         if texts[point.method] in _LABELLED:
@@ -143,12 +143,12 @@ def _square(values: Any) -> Any:
     return np.sign(values) * np.square(values)
 
 
-def _least(points: ListLike[Point], target: float) -> float:
+def _least(points: Sequence[RulePoint], target: float) -> float:
     """The least latency, in forwards of the draft model per token."""
     best = cheapest(points, 1.0, target)
     assert best is not None
     return latency(1.0, target, best)
 
 
-def _columns(points: ListLike[Point]) -> tuple[list[float], list[float]]:
+def _columns(points: Sequence[RulePoint]) -> tuple[list[float], list[float]]:
     return [point.discard_rate for point in points], [point.verification_rate for point in points]

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.bench.papers.part import Part
+from paceline.bench.papers.part import BenchPart
 from paceline.bench.papers.specdec_pp.options import SpecDecConfig
-from paceline.bench.result import BenchResult, Figures
+from paceline.bench.result import BenchResult, MethodFigures
 
 IN_FIXED, IN_HEAD, IN_BOTH = "SpecDec, fixed K", "SpecDec++", "both together"  # settings of table 2
 TARGET_ALONE, DRAFT_ALONE = "target alone", "draft alone"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class RulePoint:
     """A rule for the length of drafts: what it discards, and how often the target must run, both per new token."""
 
     method: str
@@ -24,12 +24,12 @@ class Point:
     verification_rate: float
 
     @staticmethod
-    def of(part: Part, method: str | None) -> Point | None:
+    def of(part: BenchPart, method: str | None) -> RulePoint | None:
         """Return the rates of a method; None if it did not run."""
         figures = part.method(method)
         if figures is None or figures.verification_rate is None or figures.discard_rate is None:
             return None
-        return Point(figures.method, figures.discard_rate, figures.verification_rate)
+        return RulePoint(figures.method, figures.discard_rate, figures.verification_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +63,24 @@ class SettingTimes:
 class Sweep:
     """One run with its figures per set of prompts besides."""
 
-    part: Part
-    sets: dict[str, tuple[Figures, ...]]
+    part: BenchPart
+    sets: dict[str, tuple[MethodFigures, ...]]
 
     @staticmethod
     def of(label: str, result: BenchResult) -> Sweep:
         """Make it from a finished, or interrupted, run."""
         names = result.categories
         sets = {name: tuple(result.figures(name)) for name in names} if len(names) > 1 else {}
-        return Sweep(Part.of(label, result), sets)
+        return Sweep(BenchPart.of(label, result), sets)
 
-    def of_set(self, name: str | None) -> Part:
+    def of_set(self, name: str | None) -> BenchPart:
         """Return the figures over one set, none where it has no answer; None = over all prompts."""
         return self.part if name is None else dataclasses.replace(self.part, figures=self.sets.get(name, ()))
 
-    def points(self, methods: Iterable[str], name: str | None = None) -> list[Point]:
+    def points(self, methods: Iterable[str], name: str | None = None) -> list[RulePoint]:
         """Return the rates of those methods that were measured, in their order, over one set or all prompts."""
         part = self.of_set(name)
-        return [point for method in methods if (point := Point.of(part, method)) is not None]
+        return [point for method in methods if (point := RulePoint.of(part, method)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +119,14 @@ class SpecDecResult:
     heads: tuple[HeadRow, ...]
     seen: int = 0
     timed: Sweep | None = None
-    alone: Part | None = None
+    alone: BenchPart | None = None
     times: tuple[SettingTimes, ...] = ()
     grid: Sweep | None = None
     grid_heads: tuple[HeadRow, ...] = ()
     stands_alone: bool = True
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[BenchPart]:
         """The runs of the pair that there were."""
         return [sweep.part for sweep in (self.counts, self.timed, self.grid) if sweep is not None]
 
@@ -142,7 +142,7 @@ class SpecDecResult:
         return all(part.complete for part in (*self.parts, self.alone) if part is not None)
 
     @property
-    def timed_part(self) -> Part | None:
+    def timed_part(self) -> BenchPart | None:
         """The run of tables 1 and 2, over all prompts."""
         return self.timed.part if self.timed is not None else None
 

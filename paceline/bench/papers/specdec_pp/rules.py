@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 14)  # K of figure 4; the paper has the even ones
 THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # h of the first head in figure 4
@@ -20,12 +20,12 @@ def fixed_length(length: int) -> str:
     return f"draft_model:length={length}"
 
 
-def head_spec(heads: ListLike[str], threshold: float | str) -> str:
+def head_spec(heads: Sequence[str], threshold: float | str) -> str:
     """Return SpecDec++ with the first of the heads (none came: the one that is shipped) and a threshold."""
     return f"specdec_pp:head={heads[0]},threshold={threshold}" if heads else f"specdec_pp:threshold={threshold}"
 
 
-def families(heads: ListLike[str]) -> dict[str, dict[str, str]]:
+def families(heads: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the rules of figure 4, per name the method by label: fixed lengths, the draft's own probabilities, and heads.
 
     Beside the first head as it is by default stand the rule as published, which knows nothing of the newest token, and one that
@@ -45,7 +45,7 @@ def families(heads: ListLike[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def methods_of(heads: ListLike[str]) -> dict[str, str]:
+def methods_of(heads: Sequence[str]) -> dict[str, str]:
     """Return what tables call each method."""
     named = {method: label for methods in families(heads).values() for label, method in methods.items()}
     return {**named, head_spec(heads, AUTO): AUTO}
@@ -56,6 +56,6 @@ def head_label(folder: str) -> str:
     return f"head {folder}"
 
 
-def rivals(heads: ListLike[str]) -> tuple[list[str], list[str]]:
+def rivals(heads: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the methods of table 1: fixed lengths, and the first head with the paper's thresholds."""
     return list(map(fixed_length, LENGTHS)), [head_spec(heads, threshold) for threshold in PAPER_THRESHOLDS]

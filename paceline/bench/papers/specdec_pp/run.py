@@ -9,17 +9,17 @@ from typing import Any
 from paceline.bench.models import load_models, make_units, torch_threads
 from paceline.bench.papers.config import TimeLimit
 from paceline.bench.papers.orders import prompts_in_sets
-from paceline.bench.papers.part import PLAIN, Part
+from paceline.bench.papers.part import PLAIN, BenchPart
 from paceline.bench.papers.specdec_pp.costs import setting_times
 from paceline.bench.papers.specdec_pp.heads import check_recordings, grid_makers, heads_of, rows_of, train_grid
 from paceline.bench.papers.specdec_pp.options import SpecDecConfig
-from paceline.bench.papers.specdec_pp.oracle import Answers, oracle
+from paceline.bench.papers.specdec_pp.oracle import TargetAnswerCache, oracle
 from paceline.bench.papers.specdec_pp.result import DRAFT_ALONE, IN_BOTH, IN_FIXED, IN_HEAD, TARGET_ALONE, SpecDecResult, Sweep
 from paceline.bench.papers.specdec_pp.rules import AUTO, families, head_spec, rivals
 from paceline.bench.run import run_bench
-from paceline.engine.reading.modules import reads_states
-from paceline.head.recording import prompt_name
 from paceline.llm import LLM
+from paceline.model.eagle.modules import uses_target_states
+from paceline.training.acceptance_head.recording import prompt_name
 
 # Of the time, what came before included: counts, timed runs; with recordings, training and counts of the trained heads, too.
 _SHARES, _GRID_SHARES = (0.7, 0.95, 1.0, 1.0), (0.3, 0.45, 0.65, 0.98)
@@ -37,7 +37,7 @@ def run(config: SpecDecConfig, **loaded: Any) -> SpecDecResult:
     Raises:
         ConfigError: there is no draft model, or no head for it.
     """
-    measuring = _Measuring(config, loaded)
+    measuring = _SpecDecMeasurement(config, loaded)
     result = measuring.count()
     with contextlib.suppress(KeyboardInterrupt):  # while something was being prepared
         for step in (measuring.time, measuring.time_alone, measuring.compare):
@@ -45,7 +45,7 @@ def run(config: SpecDecConfig, **loaded: Any) -> SpecDecResult:
     return result
 
 
-class _Measuring:
+class _SpecDecMeasurement:
     """The steps of a run, each of which adds to the result."""
 
     def __init__(self, config: SpecDecConfig, loaded: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class _Measuring:
         self._prompts = prompts_in_sets(config.selection)
         with torch_threads(config.models.threads):
             llm = LLM(models.target, "none", tokenizer=models.tokenizer)
-        self._oracle = oracle(Answers(llm, self._counting.sampling))
+        self._oracle = oracle(TargetAnswerCache(llm, self._counting.sampling))
         self._shared = {"tokenizer": models.tokenizer, "progress": loaded.get("progress", True)}
         self._pair = {**self._shared, "target": models.target, "draft": models.draft}
         if config.cost_scale is None:
@@ -91,7 +91,7 @@ class _Measuring:
         """Time the draft model by itself, where it can be."""
         config = self._config
         assert self._models.draft is not None  # see __init__
-        if reads_states(self._models.draft):
+        if uses_target_states(self._models.draft):
             return dataclasses.replace(result, stands_alone=False)
         alone = config.run_of(
             (PLAIN,), baselines=(), model=config.models.draft_model or config.models.model, draft_model=None,
@@ -99,7 +99,7 @@ class _Measuring:
         )  # fmt: skip
         found = run_bench(alone, target=self._models.draft, prompts=self._prompts[:_ALONE_PROMPTS], **self._shared, budget=False)
         times = (*result.times, setting_times(DRAFT_ALONE, found, [PLAIN], drafting=True))
-        return dataclasses.replace(result, alone=Part.of("the draft model alone", found), times=times)
+        return dataclasses.replace(result, alone=BenchPart.of("the draft model alone", found), times=times)
 
     def compare(self, result: SpecDecResult) -> SpecDecResult:
         """Train heads where there are recordings, and count for them as for figure 4."""

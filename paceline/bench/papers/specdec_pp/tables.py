@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 from paceline.bench.papers.part import CPU_TIME, PLAIN, SPEEDUP, cells, columns
 from paceline.bench.papers.specdec_pp import picks
@@ -16,7 +16,7 @@ from paceline.bench.papers.specdec_pp.result import (
     IN_FIXED,
     IN_HEAD,
     TARGET_ALONE,
-    Point,
+    RulePoint,
     SettingTimes,
     SpecDecResult,
 )
@@ -59,7 +59,7 @@ def section_2_1(result: SpecDecResult) -> Table:
     best = [picks.fastest(part, methods) if part else None for methods in rivals(result.config.head)]
     rows = []
     for name, method in {PLAINLY: PLAIN, FIXED_BEST: best[0], HEAD_BEST: best[1], ORACLE: ORACLE}.items():
-        point = Point.of(part, method) if part else None
+        point = RulePoint.of(part, method) if part else None
         expected = 1 / latency(*result.pair_times, point) if point and result.pair_times else None
         theirs, speed = SECTION_2_1.get(name, (None, None))
         over_plain = speed and speed / SECTION_2_1[PLAINLY][1]
@@ -221,7 +221,7 @@ def heads_table(result: SpecDecResult) -> Table:
     return Table.of("Appendix C.3: heads", shown, rows, notes, ".3f")
 
 
-def _table_1(title: str, found: ListLike[Pick], notes: ListLike[str]) -> Table:
+def _table_1(title: str, found: Sequence[Pick], notes: Sequence[str]) -> Table:
     rows = []
     for pick in [*found, *TABLE_1]:
         name = f"paper: {pick.name}" if pick in TABLE_1 else pick.name

@@ -6,7 +6,7 @@ decoding would have counted. One difference: a replay knows where an answer ends
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,8 +16,8 @@ from paceline import datastore
 from paceline.bench.papers.config import TimeLimit
 from paceline.bench.papers.sssd.replays import documents, replay_all
 from paceline.bench.papers.sssd.result import NOTHING, Study, VocabularyStudy
+from paceline.core.request import SamplingParams
 from paceline.datastore.mistral import MISTRAL, MistralTokenizer
-from paceline.engine.sequence import SamplingParams
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.replay.run import Trace
@@ -34,7 +34,7 @@ Asked = tuple[str, list[int]]  # the set of a prompt, and its ids
 
 
 def answer(
-    llm: LLM, asked: ListLike[Asked], params: SamplingParams, left: float = 0.0, progress: bool = True
+    llm: LLM, asked: Sequence[Asked], params: SamplingParams, left: float = 0.0, progress: bool = True
 ) -> dict[str, list[Trace]]:
     """Return plain answers by set, some prompts at a time.
 
@@ -56,7 +56,7 @@ def temperature_name(temperature: float) -> str:
 
 
 def sampled(
-    llm: LLM, greedy: ListLike[Trace], params: SamplingParams, store: str | None, methods: ListLike[str], sizes: ListLike[int],
+    llm: LLM, greedy: Sequence[Trace], params: SamplingParams, store: str | None, methods: Sequence[str], sizes: Sequence[int],
     left: float, progress: bool,
 ) -> Study:  # fmt: skip
     """Replay the same prompts at several temperatures, sampled with other seeds as long as time allows.
@@ -88,7 +88,7 @@ def sampled(
 
 
 def in_vocabularies(
-    traces: ListLike[Trace], tokenizer: Any, own: str, vocab_size: int, store: str | None, methods: ListLike[str], left: float,
+    traces: Sequence[Trace], tokenizer: Any, own: str, vocab_size: int, store: str | None, methods: Sequence[str], left: float,
     progress: bool,
 ) -> VocabularyStudy:  # fmt: skip
     """Replay answers as they are and, if its package is installed, in the 32k vocabulary of mistral-common.

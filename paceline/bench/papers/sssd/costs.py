@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from paceline.bench.papers.config import TimeLimit
 from paceline.bench.papers.sssd.device import MATMULS, measured_peak, shapes_of, synchronise
 from paceline.bench.papers.sssd.result import BATCHES, SIZES, SPLIT_BATCH, Case, CostStudy, StepCost
-from paceline.engine.model import CachedLM
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import EMPTY_TREE, DraftTree
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.model.cached_lm import CachedLM
 
 _CONTEXTS = (128, 1024)
 _ROUNDS, _SPLIT_ROUNDS = 15, 5
@@ -75,11 +75,11 @@ class _Rig:
             lm = CachedLM(model)
             context = max(1, min(wanted, lm.context_length - max(SIZES) - 1))
             lm.reserve(max(BATCHES), context + max(SIZES))
-            seqs = [Sequence([row] * (context + 1), params) for row in range(max(BATCHES))]
-            for seq in seqs:
-                lm.open(seq)
-                seq.cached = context
-            self._lms[context], self._seqs[context] = lm, seqs
+            requests = [Request([row] * (context + 1), params) for row in range(max(BATCHES))]
+            for request in requests:
+                lm.open(request)
+                request.cached = context
+            self._lms[context], self._seqs[context] = lm, requests
             nodes = {size: list(range(size - 1)) for size in SIZES if size > 1}
             for size, ids in nodes.items():  # a tree in which every node has two children
                 branched = DraftTree(ids, [(node - 1) // 2 if node else -1 for node in ids])
@@ -88,10 +88,10 @@ class _Rig:
 
     def run(self, case: Case) -> Taken:
         """One forward; nothing is kept of it."""
-        lm, seqs, tree = self._lms[case.context], self._seqs[case.context][: case.batch], self._trees[case.size]
+        lm, requests, tree = self._lms[case.context], self._seqs[case.context][: case.batch], self._trees[case.size]
         synchronise(self._device)
         cpu, start = time.process_time(), time.perf_counter()
-        lm.forward(seqs, [tree] * case.batch)
+        lm.forward(requests, [tree] * case.batch)
         synchronise(self._device)
         return Taken(time.perf_counter() - start, time.process_time() - cpu)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,12 @@ import numpy as np
 
 from paceline.bench.papers.config import TimeLimit
 from paceline.bench.papers.sssd.result import BOTH, REQUEST, SIZES, STORE, WINDOW, Study, published
+from paceline.core.drafter import Drafter
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.datastore.layout import place_of, read_manifest
 from paceline.datastore.shard import read_text
 from paceline.drafters import create
-from paceline.engine.drafter import Drafter
-from paceline.engine.sequence import SamplingParams, Sequence
-from paceline.engine.tree import DraftTree
 from paceline.replay.report import ReplayRow
 from paceline.replay.run import Trace, replay
 
@@ -27,7 +26,7 @@ WARM_TOKENS = 50_000  # and no more than this, as every size begins anew
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class ReplayMethod:
     """A drafter of figure 4.
 
     Attributes:
@@ -47,14 +46,14 @@ REST, PIA = "rest", "pia"
 _WIDE = (("nodes", max(SIZES)), ("remember", 0))
 _PAPER = (*_WIDE, ("fusion", "paper"))
 METHODS = (
-    Method(BOTH, "sssd", _WIDE, stored=True),
-    Method(REQUEST, "sssd", _WIDE),
-    Method(published(BOTH), "sssd", _PAPER, stored=True),
-    Method(published(REQUEST), "sssd", _PAPER),
-    Method(published(STORE), "sssd", _PAPER, stored=True, window=_QUERY),
-    Method(published(WINDOW), "sssd", _PAPER, window=_QUERY),
-    Method(REST, "rest", stored=True),
-    Method(PIA, "pia", warmed=True),
+    ReplayMethod(BOTH, "sssd", _WIDE, stored=True),
+    ReplayMethod(REQUEST, "sssd", _WIDE),
+    ReplayMethod(published(BOTH), "sssd", _PAPER, stored=True),
+    ReplayMethod(published(REQUEST), "sssd", _PAPER),
+    ReplayMethod(published(STORE), "sssd", _PAPER, stored=True, window=_QUERY),
+    ReplayMethod(published(WINDOW), "sssd", _PAPER, window=_QUERY),
+    ReplayMethod(REST, "rest", stored=True),
+    ReplayMethod(PIA, "pia", warmed=True),
 )
 
 
@@ -69,23 +68,23 @@ class Windowed(Drafter):
     def __init__(self, inner: Drafter, window: int) -> None:
         self._inner, self._window = inner, window
 
-    def propose(self, seqs: ListLike[Sequence], max_nodes: list[int]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return what the inner drafter proposes."""
-        shown = [Sequence(seq.token_ids[-self._window :], SamplingParams(seq.remaining)) for seq in seqs]
-        for seq in shown:
-            self._inner.start(seq)
+        shown = [Request(request.token_ids[-self._window :], SamplingParams(request.remaining)) for request in requests]
+        for request in shown:
+            self._inner.start(request)
         trees = self._inner.propose(shown, max_nodes)
-        for seq in shown:
-            self._inner.stop(seq)
+        for request in shown:
+            self._inner.stop(request)
         return trees
 
 
 def replay_all(
-    traces: Mapping[str, ListLike[Trace]],
+    traces: Mapping[str, Sequence[Trace]],
     store: str | None,
-    methods: ListLike[str] = (),
+    methods: Sequence[str] = (),
     *,
-    sizes: ListLike[int] = _ORDER,
+    sizes: Sequence[int] = _ORDER,
     left: float = 0.0,
     progress: bool = True,
 ) -> Study:
@@ -122,7 +121,7 @@ class _Sources:
     def __init__(self, store: str | None) -> None:
         self._store, self._texts = store, list[list[int]]()
 
-    def drafter(self, method: Method) -> Drafter:
+    def drafter(self, method: ReplayMethod) -> Drafter:
         """Return a new one; `pia` has learned some of the store's documents."""
         options = dict(method.options)
         if method.stored:
@@ -135,12 +134,12 @@ class _Sources:
         return Windowed(drafter, method.window) if method.window else drafter
 
 
-def teach(drafter: Drafter, text: ListLike[int]) -> None:
+def teach(drafter: Drafter, text: Sequence[int]) -> None:
     """Let a drafter see a text as the output of a request that has ended."""
-    seq = Sequence(list(text[:1]), SamplingParams(len(text)))
-    drafter.start(seq)
-    seq.append(list(text[1:]))
-    drafter.stop(seq)
+    request = Request(list(text[:1]), SamplingParams(len(text)))
+    drafter.start(request)
+    request.append(list(text[1:]))
+    drafter.stop(request)
 
 
 def documents(store: str, most: int) -> list[list[int]]:

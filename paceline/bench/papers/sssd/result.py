@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from paceline.bench.papers.part import Part
+from paceline.bench.papers.part import BenchPart
 from paceline.bench.papers.sssd.options import SssdConfig
 from paceline.plan.roofline import Peak, Shapes
 from paceline.replay.report import ReplayRow
@@ -184,14 +184,14 @@ class SssdResult:
     config: SssdConfig
     store: str | None
     store_tokens: int
-    timed: tuple[Part, ...]
+    timed: tuple[BenchPart, ...]
     replays: Study | None = None
     costs: CostStudy | None = None
     temperatures: Study | None = None
     vocabularies: VocabularyStudy | None = None
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[BenchPart]:
         """The runs there were."""
         return list(self.timed)
 

@@ -10,7 +10,7 @@ from paceline import datastore, demo
 from paceline.bench.models import load_models, make_units, torch_threads
 from paceline.bench.papers.config import TimeLimit
 from paceline.bench.papers.orders import prompts_in_sets
-from paceline.bench.papers.part import PLAIN, Part
+from paceline.bench.papers.part import PLAIN, BenchPart
 from paceline.bench.papers.sssd.answers import answer, in_vocabularies, sampled
 from paceline.bench.papers.sssd.costs import measure
 from paceline.bench.papers.sssd.options import SssdConfig
@@ -37,7 +37,7 @@ def run(config: SssdConfig, **loaded: Any) -> SssdResult:
         ConfigError: the datastore has ids that the target does not know. DatastoreError: there is none, or one of another
             tokenizer.
     """
-    measuring = _Measuring(config, loaded)
+    measuring = _SssdMeasurement(config, loaded)
     result = measuring.time_one_by_one()
     with torch_threads(config.models.threads):
         steps = (measuring.replay, measuring.cost, measuring.sample, measuring.compare_vocabularies, measuring.time_batches)
@@ -47,7 +47,7 @@ def run(config: SssdConfig, **loaded: Any) -> SssdResult:
     return result
 
 
-class _Measuring:
+class _SssdMeasurement:
     """The steps of a run, each of which adds to the result."""
 
     def __init__(self, config: SssdConfig, loaded: dict[str, Any]) -> None:
@@ -68,11 +68,11 @@ class _Measuring:
         """Time decoding in batches."""
         return dataclasses.replace(result, timed=(*result.timed, *(self._timed(batch, _BATCHES) for batch in BATCHES[1:])))
 
-    def _timed(self, batch: int, share: float) -> Part:
+    def _timed(self, batch: int, share: float) -> BenchPart:
         methods = (PLAIN, *(drafter(size, self._store) for size in TIMED))
         asked = self._config.run_of(methods, draft_model=None, batch=batch, max_seconds=self._left(share))
         shared = {"target": self._models.target, "tokenizer": self._models.tokenizer, "progress": self._progress}
-        return Part.of(f"batch of {batch}", run_bench(asked, prompts=self._prompts, **shared, budget=False))
+        return BenchPart.of(f"batch of {batch}", run_bench(asked, prompts=self._prompts, **shared, budget=False))
 
     def replay(self, result: SssdResult) -> SssdResult:
         """Replay greedy answers through every method."""

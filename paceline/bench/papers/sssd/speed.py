@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.bench.papers.part import Part
+from paceline.bench.papers.part import BenchPart
 from paceline.bench.papers.sssd.result import BATCHES, NOTHING, SIZES, Case, SssdResult
 from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
 
@@ -64,12 +64,12 @@ def speeds(result: SssdResult, batch: int) -> list[Speed]:
     return found
 
 
-def best(found: ListLike[Speed], kind: str) -> Speed | None:
+def best(found: Sequence[Speed], kind: str) -> Speed | None:
     """Return the s_q with the largest product; None where there is none."""
     known = [(value, one) for one in found if (value := one.product(kind)) is not None]
     return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
-def by_the_clock(result: SssdResult, batch: int) -> Part | None:
+def by_the_clock(result: SssdResult, batch: int) -> BenchPart | None:
     """Return the timed run at a batch size; None if it is missing."""
     return dict(zip(BATCHES, result.timed, strict=False)).get(batch)

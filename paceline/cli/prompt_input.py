@@ -1,0 +1,96 @@
+"""What comes from standard input: prompts, and lines that are typed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import BinaryIO
+
+from paceline.errors import ConfigError
+from paceline.util.text_files import decode_text
+
+_PROMPT = "> "
+_HISTORY = "chat_history"  # in the folder of what is kept between runs
+
+
+def require_standard_input() -> BinaryIO:
+    """Return standard input.
+
+    Raises:
+        ConfigError: it is closed.
+    """
+    if sys.stdin is None:
+        raise ConfigError("standard input: got it closed; expected text to read. Leave it open, or give a file or a pipe.")
+    return sys.stdin.buffer
+
+
+def read_prompt() -> str:
+    """Return all of standard input as a prompt.
+
+    Raises:
+        ConfigError: it is closed, or not UTF-8.
+    """
+    return _decoded(require_standard_input().read())
+
+
+def lines_of(words: Sequence[str]) -> Callable[[], str | None]:
+    """Return what reads the next line of standard input, without its end; None is the end.
+
+    On a terminal lines are edited: with history between runs and pastes of several lines where prompt_toolkit is installed,
+    else as Python's `input` does.
+
+    Args:
+        words: what Tab completes at the beginning of a line.
+    Raises:
+        ConfigError: the function, on a line that is not UTF-8; the next one can be read.
+    """
+    if not sys.stdin.isatty():
+        return _piped_line
+    try:
+        ask = _editor(words)
+    except ImportError:
+        with suppress(ImportError):
+            import_module("readline")  # it changes `input`
+        ask = lambda: input(_PROMPT)  # noqa: E731
+    return lambda: _until_the_end(ask)
+
+
+def _editor(words: Sequence[str]) -> Callable[[], str]:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    from paceline.util import cache
+
+    history: FileHistory | InMemoryHistory
+    try:
+        path = cache.root() / _HISTORY
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+        history = FileHistory(str(path))
+    except (OSError, cache.CacheError):  # a read-only home, or none: nothing is kept
+        history = InMemoryHistory()
+    completer = WordCompleter(list(words), sentence=True)
+    session: PromptSession[str] = PromptSession(_PROMPT, history=history, completer=completer, complete_while_typing=False)
+    return lambda: str(session.prompt())
+
+
+def _until_the_end(ask: Callable[[], str]) -> str | None:
+    try:
+        return ask()
+    except EOFError:
+        return None
+
+
+def _piped_line() -> str | None:
+    line = require_standard_input().readline()
+    return _decoded(line).rstrip("\r\n") if line else None
+
+
+def _decoded(content: bytes) -> str:
+    try:
+        return decode_text(content, "standard input")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"standard input: got {error}; expected text in UTF-8. Convert it first.") from error

@@ -1,0 +1,1 @@
+"""Define the types that all rooms share: requests, draft trees, outcomes, drafters."""

@@ -1,0 +1,276 @@
+"""Other products in the place of torch's: ours, or torch's with a fixed number of rows. With ours come our norms.
+
+What only guesses may be made of can have weights of integers besides (`int8`).
+
+In force in our forwards only, and only in the thread that makes one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from paceline.cpu import amx, avx512_dot
+from paceline.cpu.attention.invariant import KINDS
+from paceline.cpu.linear import dotted, tiled
+from paceline.cpu.linear.int8 import Int8Weight, multiply_int8, suits
+from paceline.cpu.linear.kernel import PRODUCT, TASK, helpers_for, multiply
+from paceline.cpu.linear.norms import eps_of, norm, own_norms
+from paceline.cpu.simd_f32x8 import WIDTH
+from paceline.cpu.thread_team import Arguments, TeamJob, awake
+from paceline.util.plain_tensors import PLAIN, is_plain
+from paceline.util.threads import ForkableLock
+
+ANY = 1 << 40  # rows: no bound
+_TORCHS_SHARE = 1 << 15  # numbers that torch's own operations share among threads
+_TILE = 16  # rows that matrix instructions take at once: with more, they take less time than anything else
+_CREW = 7  # helpers at most: a handful of cores read memory as fast as all of them
+_HEAD = 16  # times as many outputs as inputs: a vocabulary's head, behind which no operation follows
+
+_arguments = Arguments(PRODUCT)
+_held: dict[int, int] = {}  # id of the first module -> forwards under way with our products, in any thread
+_lock = ForkableLock()
+
+
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows @ weight.T + bias; each row's bits depend on that row alone.
+
+    Args:
+        rows: [..., inner]. weight: [outer, inner], contiguous, on the CPU, of the same dtype. bias: [outer].
+    """
+    outer, inner = weight.shape
+    rows, dtype = rows.contiguous(), rows.dtype
+    count = rows.numel() // inner
+    out = torch.empty(*rows.shape[:-1], outer, dtype=dtype if dtype == torch.bfloat16 else torch.float32)
+    added = None if bias is None else bias.to(torch.float32).contiguous()
+    places = rows.data_ptr(), weight.data_ptr(), 0 if added is None else added.data_ptr(), out.data_ptr()
+    place = _arguments.write(*places, KINDS[dtype], KINDS[out.dtype], count, inner, outer, 0)
+    _kernel(dtype, inner, outer).share(place, helpers_for(count * inner * outer), outer <= TASK)
+    return out if out.dtype == dtype else out.to(dtype)
+
+
+def _kernel(dtype: torch.dtype, inner: int, outer: int) -> TeamJob:
+    """Return the compiled product of a shape: always the same one, since their sums have different orders."""
+    if dtype == torch.bfloat16 and amx.available() and inner % tiled.INNER == 0 and outer % tiled.OUTER == 0:
+        return tiled.multiply_tiled
+    if dtype == torch.bfloat16 and avx512_dot.available() and inner % dotted.INNER == 0 and outer % dotted.OUTER == 0:
+        return dotted.multiply_dotted
+    return multiply
+
+
+def replaceable(model: PreTrainedModel) -> tuple[nn.Linear, ...]:
+    """Return the modules of a model whose products ours can replace."""
+    if model.device.type != "cpu":
+        return ()
+    return tuple(
+        one
+        for one in model.modules()
+        if type(one) is nn.Linear
+        and is_plain_product(one)
+        and one.weight.dtype in KINDS
+        and one.weight.device.type == "cpu"
+        and one.weight.is_contiguous()
+        and one.weight.shape == (one.out_features, one.in_features)
+        and one.in_features % WIDTH == 0
+        and one.out_features % WIDTH == 0
+    )
+
+
+def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
+    """Return the modules of a model that are torch's products and nothing more, on any device."""
+    return tuple(one for one in model.modules() if type(one) in (nn.Linear, Conv1D) and is_plain_product(one))
+
+
+def is_plain_product(module: nn.Module) -> bool:
+    """Return whether a product is what its class computes, of a weight and a bias that are plain tensors."""
+    held = module._parameters
+    whole = type(held) is dict and held.keys() == {"weight", "bias"} and is_plain(held["weight"])
+    return whole and (held["bias"] is None or is_plain(held["bias"])) and is_free(module)
+
+
+def is_free(module: nn.Module) -> bool:
+    """Whether nobody else has given it a `forward` of its own."""
+    return isinstance(vars(module).get("forward"), StandIn | None)
+
+
+class StandIn:
+    """What is called in the place of a module's `forward` while its numbers may be made by ours."""
+
+    __slots__ = ("_module", "_own", "_plain")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._own = module, vars(module)  # an attribute of a module takes longer to find
+        self._plain: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
+
+    def of(self, module: nn.Module) -> StandIn:
+        """Return the same for another module of the class."""
+        return type(self)(module)
+
+
+class _ProductStandIn(StandIn):
+    __slots__ = ("_inner",)
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._inner = module.in_features if isinstance(module, nn.Linear) else 0
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        products = _under_way.products
+        if not products.modules:
+            return self._plain(self._module, rows)
+        if products.fixed:
+            return _in_pieces(partial(self._plain, self._module), rows, products.fixed)
+        held = self._own["_parameters"]
+        weight, bias = held.get("weight"), held.get("bias")
+        ours = products.least * self._inner <= rows.numel() <= products.most * self._inner
+        # A weight may have been replaced since, also by one of quantised numbers.
+        plain = type(weight) in PLAIN and type(rows) in PLAIN and (bias is None or type(bias) in PLAIN)
+        if ours and plain and rows.dtype == weight.dtype and weight.is_contiguous() and not torch.is_grad_enabled():
+            return products.product(rows, weight, bias)
+        return self._plain(self._module, rows)
+
+
+class _NormStandIn(StandIn):
+    __slots__ = ("_eps",)
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._eps = eps_of(module) or 0.0
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        weight = self._own["_parameters"].get("weight")
+        ours = _under_way.products.norms and type(weight) in PLAIN and type(rows) in PLAIN and rows.dtype == weight.dtype
+        if not ours or torch.is_grad_enabled():
+            return self._plain(self._module, rows)
+        return norm(rows, weight, self._eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Which products of a model are not torch's, or not as torch would make them.
+
+    Attributes:
+        modules: whose; none = all are torch's.
+        least, most: with so many rows.
+        fixed: they are torch's, always of so many rows: more are cut into pieces, and zeros fill up the last; 0 = they are ours.
+        norms: modules whose norms are ours, with any number of rows.
+        in_int8: with up to so many rows weights are integers, where they can be.
+    """
+
+    modules: tuple[nn.Module, ...] = ()
+    least: int = 1
+    most: int = ANY
+    fixed: int = 0
+    norms: tuple[nn.Module, ...] = ()
+    in_int8: int = 0
+    _integers: dict[int, tuple[Tensor, Int8Weight | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _stand_ins: tuple[tuple[dict[str, Any], StandIn], ...] = field(default=(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        products = ((vars(one), _ProductStandIn(one)) for one in self.modules)
+        object.__setattr__(self, "_stand_ins", (*products, *((vars(one), _NormStandIn(one)) for one in self.norms)))
+
+    @staticmethod
+    def ours(model: PreTrainedModel, least: int = 1, most: int = ANY) -> Products:
+        """Return our products, with so many rows, and our norms."""
+        modules = replaceable(model)
+        return Products(modules, least, most, norms=tuple(filter(is_free, own_norms(model))) if modules else ())
+
+    @staticmethod
+    def for_guesses(model: PreTrainedModel) -> Products:
+        """Return ours for a model that only guesses: the fastest, whatever it does to the numbers."""
+        multiply_int8.prepare()
+        return replace(Products.ours(model), in_int8=_TILE if amx.available() else ANY)
+
+    def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows @ weight.T + bias by our products, with weights of integers where these are asked for."""
+        if rows.numel() <= self.in_int8 * rows.shape[-1]:
+            found = self._integers.get(id(weight))
+            if found is None:  # the weight is kept, so that no other one gets its id
+                found = self._integers[id(weight)] = weight, Int8Weight.of(weight, bias) if suits(weight) else None
+            if found[1] is not None:
+                return found[1].product(rows)
+        return product(rows, weight, bias)
+
+    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows @ weight.T + bias as the modules would make it; `weight` [outer, inner] is a part of one of theirs."""
+        count = rows.numel() // rows.shape[-1]
+        ours = self.modules and not self.fixed and self.least <= count <= self.most and weight.shape[0] % WIDTH == 0
+        ours = ours and type(weight) in PLAIN and weight.device.type == "cpu" and rows.dtype == weight.dtype
+        if ours and weight.is_contiguous() and weight.shape[1] % WIDTH == 0:
+            return self.product(rows, weight, bias)
+        return torch.nn.functional.linear(rows, weight, bias)
+
+    def helpers(self, rows: int) -> int:
+        """Threads that may wait awake in a forward of so many rows: none where torch has work for them as well."""
+        threads = torch.get_num_threads()
+        if threads == 1 or self.fixed:
+            return 0
+        layers = (one for one in self.modules if isinstance(one, nn.Linear) and one.out_features < _HEAD * one.in_features)
+        widest = max((one.out_features for one in layers), default=ANY)
+        return min(threads - 1, _CREW) if rows * widest < _TORCHS_SHARE else 0
+
+    @contextmanager
+    def in_force(self, helpers: int = 0) -> Iterator[None]:
+        """Use them in the forward inside, in this thread, with so many threads that wait awake for a part of the work.
+
+        Each of the modules has a `forward` of its own meanwhile, as accelerate gives them; other threads get what they
+        always got.
+        """
+        if not self.modules:
+            yield
+            return
+        first = id(self.modules[0])
+        with _lock:
+            _held[first] = _held.get(first, 0) + 1
+            if _held[first] == 1:
+                for own, stand_in in self._stand_ins:
+                    own["forward"] = stand_in
+        before, _under_way.products = _under_way.products, self
+        try:
+            with awake(helpers):
+                yield
+        finally:
+            _under_way.products = before
+            with _lock:
+                _held[first] -= 1
+                if not _held[first]:
+                    del _held[first]
+                    for own, _ in self._stand_ins:
+                        del own["forward"]
+
+
+_TORCHS = Products()
+
+
+class _UnderWay(threading.local):
+    """What is in force in a thread."""
+
+    products = _TORCHS
+
+
+_under_way = _UnderWay()
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows @ weight.T + bias by what is in force, for a weight that is no module's own."""
+    return _under_way.products.linear(rows, weight, bias)
+
+
+def _in_pieces(multiply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
+    """Multiply `size` rows at a time."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    filled = pad(flat, (0, 0, 0, -len(flat) % size)).contiguous()
+    out = [multiply(filled[at : at + size]) for at in range(0, len(filled), size)]
+    whole = out[0] if len(out) == 1 else torch.cat(out)
+    return whole[: len(flat)].reshape(*rows.shape[:-1], whole.shape[-1])

@@ -1,0 +1,1 @@
+"""Decide how many draft tokens a step verifies."""

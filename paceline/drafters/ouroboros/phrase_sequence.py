@@ -1,0 +1,88 @@
+"""A sequence in the draft model's cache while Ouroboros drafts for it, and what else the draft model might have said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paceline.core.drafter import TopTokens
+from paceline.cpu.topk import likeliest
+from paceline.drafters.ouroboros.proposal import Alternative, Proposal
+from paceline.drafters.shared.draft_sequence import DraftSequence
+from paceline.drafters.shared.ngram_pool import NgramPool
+
+_LEAST_REACH = 2  # tokens
+CHOICES = 3  # of the draft model per token, the drafted one included
+_LEAST_PROB = 0.03  # of an alternative and the draft before it, that it is worth a node
+
+
+@dataclass(slots=True)
+class PhraseSequence(DraftSequence):
+    """What a sequence owns here.
+
+    Attributes:
+        pool: the phrases this sequence uses.
+        pooled_tokens: how many of the target's tokens are in it.
+        goal: tokens wanted of the running draft.
+        reach: with a budget, the most that are wanted: hardly more than it lets be fed.
+        prob: the probability, by the draft model, that the draft so far is right.
+        probs: that each of its tokens is, where those before it are.
+        alternatives: what else it might have said.
+        proposal: the newest one.
+    """
+
+    pool: NgramPool
+    pooled_tokens: int = 0
+    goal: int = 0
+    reach: int = 1 << 30
+    prob: float = 1.0
+    probs: list[float] = field(default_factory=list)
+    alternatives: list[Alternative] = field(default_factory=list)
+    proposal: Proposal = field(default_factory=Proposal)
+
+    @property
+    def drafted(self) -> list[int]:
+        """The draft so far."""
+        return self.request.token_ids[self.agreed :]
+
+    @property
+    def open(self) -> bool:
+        """Whether more is to be drafted; nothing follows an end of sequence."""
+        return len(self.request) - self.agreed < self.goal and self.request.finish_reason is None
+
+    def note_fed(self, count: int) -> None:
+        """So many nodes of the drafted chain were fed."""
+        whole = count == len(self.proposal.chain)
+        self.reach = max(count, self.reach) + 1 if whole else max(_LEAST_REACH, count + 1)
+
+    def begin(self) -> None:
+        """Nothing is drafted."""
+        self.prob, self.probs, self.alternatives = 1.0, [], []
+
+    def note_probs(self, run: list[int], own: list[float], top: TopTokens) -> None:
+        """Keep the probabilities of `run`, which is about to be added to the draft, and the likeliest other tokens in its places.
+
+        Args:
+            run, own: the tokens that the draft model says, and their probabilities. top: the likeliest tokens in their places.
+        """
+        first = len(self.request) - self.agreed
+        likely = zip(top.token_ids.tolist(), top.probs.tolist(), strict=True)
+        for place, (said, prob, (tokens, values)) in enumerate(zip(run, own, likely, strict=True), first):
+            for token, value in zip(tokens, values, strict=True):
+                if token != said and self.prob * value >= _LEAST_PROB:
+                    self.alternatives.append(Alternative(self.prob * value, value, place, token))
+            self.prob *= prob
+        self.probs += own
+
+
+def probs_of(run: list[int], logits: Tensor) -> tuple[list[float], TopTokens]:
+    """Return the probabilities of tokens, and of the likeliest ones in their places.
+
+    Args:
+        logits: [len(run), vocab], from which each of them was chosen.
+    """
+    probs = logits.float().softmax(-1).nan_to_num(0.0)  # of a draft model whose logits are not numbers
+    own: list[float] = probs[torch.arange(len(run)), torch.tensor(run, device=probs.device)].tolist()
+    return own, TopTokens(*likeliest(logits, CHOICES))

@@ -1,1 +1,0 @@
-"""Training of foresight: what follows the newest token, from the target's hidden state (`paceline.engine.foresight`)."""

@@ -1,0 +1,132 @@
+"""The arrays of one forward: which token goes into which column, at which position, and what it may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.request import Request
+from paceline.core.tree import BoolArray, DraftTree, IntArray, tree_shape
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBatch:
+    """A batch laid out in columns: padding | pending tokens, the newest last | tree nodes | padding.
+
+    Attributes:
+        token_ids, positions, places: [rows, columns]: ids, position in the text, position in the cache.
+        block: [rows, columns, columns]: which column sees which; padding sees the root only, to stay finite.
+        padding: [rows, columns]: True where a column belongs to no token.
+        cached, pending, nodes: [rows]: tokens in the cache before, pending tokens fed, tree nodes fed.
+        width: columns behind the pending tokens: nodes of the largest tree, or more where rows are to be padded.
+        asked: last columns whose logits are wanted: 1 + width, or all where a sequence is scored.
+        first_slot: the slot of row 0; row i is in slot first_slot + i.
+        in_order: columns lie at consecutive places in every row (no padding in front).
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    places: IntArray
+    block: BoolArray
+    padding: BoolArray
+    cached: IntArray
+    pending: IntArray
+    nodes: IntArray
+    width: int
+    asked: int
+    first_slot: int
+    in_order: bool
+
+    @property
+    def scored(self) -> int:
+        """Columns before the newest tokens whose logits are wanted."""
+        return self.asked - self.width - 1
+
+    @property
+    def trivial(self) -> bool:
+        """One token per row behind equally long prefixes: no mask is needed."""
+        return self.token_ids.shape[1] == 1 and bool((self.cached == self.cached[0]).all())
+
+    @property
+    def causal(self) -> int:
+        """How many of the first columns see just the columns up to themselves: prompts from their first token on, in all rows."""
+        front = self.token_ids.shape[1] - self.width
+        return front if self.in_order and not self.cached.any() else 0
+
+    def visible_mask(self, positions_seen: int, window: int | None = None, chunk: int | None = None) -> BoolArray:
+        """[rows, columns, positions_seen]: True where a query column may look at a cache position.
+
+        Args:
+            window: look back less than this many positions (sliding attention).
+            chunk: look at one's own chunk of this many positions only (chunked attention).
+        """
+        rows, columns = self.token_ids.shape
+        mask = np.zeros((rows, columns, positions_seen), dtype=np.bool_)
+        seen_at = np.tile(np.arange(positions_seen), (rows, 1)) if window or chunk else None
+        for row, past in enumerate(self.cached.tolist()):
+            mask[row, :, :past] = True
+            order = slice(None) if self.in_order else np.argsort(self.places[row])
+            mask[row, :, past : past + columns] = self.block[row][:, order]
+            if seen_at is not None:
+                seen_at[row, past : past + columns] = self.positions[row][order]
+        if seen_at is not None:
+            query, key = self.positions[:, :, None], seen_at[:, None, :]
+            near = key > query - window if window else key // (chunk or 1) == query // (chunk or 1)
+            mask &= near | self.padding[:, :, None]
+        return mask
+
+
+def lay_out(requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, least_rows: int = 1) -> PaddedBatch:
+    """Lay out up to `chunk` pending tokens and the tree of every sequence.
+
+    Args:
+        least_rows: sequences x (1 + width) is at least this; padding columns make up for what trees do not fill.
+    """
+    rows = len(requests)
+    cached = np.array([request.cached for request in requests], dtype=np.int64)
+    pending = np.array([min(request.pending, chunk) for request in requests], dtype=np.int64)
+    nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
+    front, width = int(pending.max()), max(int(nodes.max()), -(-least_rows // rows) - 1)
+    if front == 1 and width == 0:
+        return _single_tokens(requests, cached, pending, nodes)
+    columns = front + width
+    # Padding repeats the newest token of the row: what is made of token 0 may be NaN, which attention cannot mask.
+    token_ids = np.tile(np.array([[request.token_ids[-1]] for request in requests], dtype=np.int64), (1, columns))
+    offsets = np.tile(np.arange(columns), (rows, 1)) - (front - pending)[:, None]  # place relative to `cached`
+    depths = np.minimum(offsets, front)  # position relative to `cached`
+    block = np.zeros((rows, columns, columns), dtype=np.bool_)
+    block[:, :front, :front] = np.tri(front, dtype=np.bool_)
+    for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+        fed, count = int(pending[row]), int(nodes[row])
+        pad, end = front - fed, front + count
+        token_ids[row, pad:front] = request.token_ids[request.cached : request.cached + fed]
+        if count:
+            depth, ancestors = tree_shape(tuple(tree.parents))
+            token_ids[row, front:end] = tree.token_ids
+            depths[row, front:end] = fed - 1 + depth
+            block[row, front:end, pad:front] = True
+            block[row, front:end, front:end] = ancestors
+        if pad:
+            block[row, :, :pad] = False
+            block[row, :pad, front - 1] = True
+        if end < columns:
+            block[row, end:, front - 1] = True
+    padding = (offsets < 0) | (offsets >= (pending + nodes)[:, None])
+    positions = np.where(padding, 0, cached[:, None] + depths)
+    places = cached[:, None] + offsets % columns
+    in_order = bool((pending == front).all())
+    asked = columns if any(request.scoring for request in requests) else width + 1
+    return PaddedBatch(
+        token_ids, positions, places, block, padding, cached, pending, nodes, width, asked, requests[0].slot, in_order
+    )
+
+
+def _single_tokens(requests: Sequence[Request], cached: IntArray, pending: IntArray, nodes: IntArray) -> PaddedBatch:
+    """The same for one pending token per row and no trees, the case of plain decoding and of drafting."""
+    token_ids = np.array([[request.token_ids[request.cached]] for request in requests], dtype=np.int64)
+    places = cached[:, None]
+    block = np.ones((len(requests), 1, 1), dtype=np.bool_)
+    padding = np.zeros((len(requests), 1), dtype=np.bool_)
+    return PaddedBatch(token_ids, places, places, block, padding, cached, pending, nodes, 0, 1, requests[0].slot, True)

@@ -1,0 +1,1 @@
+"""Train drafts, hidden-state draft heads and acceptance heads."""

@@ -1,0 +1,73 @@
+"""Our attention function: the same sums as transformers' own, used in masked forwards only, and never left behind."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from paceline import LLM, SamplingParams
+from paceline.attention import takes_tree_attention, tree_attention
+from tests.support.models import make
+
+NAME = "paceline_sdpa"
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("columns", "cached", "causal"), [(1, 5, 0), (7, 5, 0), (7, 0, 4), (7, 0, 7)])
+def test_equal_to_transformers(groups: int, columns: int, cached: int, causal: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(2, columns, 4, 8, generator=generator).transpose(1, 2)
+    key, value = (torch.randn(2, 4 // groups, cached + columns, 8, generator=generator) for _ in range(2))
+    mask = torch.rand(2, 1, columns, cached + columns, generator=generator) < 0.5
+    mask[..., 0] = True
+    if causal:
+        mask[:, :, :causal] = torch.ones(columns, columns).tril().bool()[:causal]
+    module = nn.Module()
+    setattr(module, "num_key_value_groups", groups)  # noqa: B010 (mypy wants modules there)
+    attend = AttentionInterface()[NAME]
+    config = make("llama", "sdpa").config
+    with tree_attention(config, causal):
+        ours, weights = attend(module, query, key, value, mask, scaling=0.3)
+    theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
+    assert weights is None
+    assert ours.shape == (2, columns, 4, 8)
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_used_in_masked_forwards_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama", "sdpa")
+    attend, widths = AttentionInterface()[NAME], []
+
+    def watch(module: nn.Module, query: torch.Tensor, *args: Any, **options: Any) -> Any:
+        widths.append(query.shape[2])
+        return attend(module, query, *args, **options)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, NAME, watch)
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    prompt = [5, 6, 7, 8, 9] * 4
+    out = LLM(model, "none", batch_invariant=False).generate([prompt], params)[0]
+    layers = model.config.num_hidden_layers
+    assert widths == [20] * layers  # the prompt; then single tokens behind it, which need no mask
+    widths.clear()
+    drafted = LLM(model, drafter="lookahead:budget=false", batch_invariant=False).generate([prompt], params)[0]
+    assert drafted.token_ids == out.token_ids
+    assert widths == [fed for fed in drafted.stats.fed if fed > 1 for _ in range(layers)]
+    widths.clear()
+    model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)
+    assert not widths
+
+
+def test_the_models_own_implementation_comes_back() -> None:
+    model = make("llama", "sdpa")
+    assert takes_tree_attention(model)
+    assert not takes_tree_attention(make("llama", "eager"))
+    with suppress(RuntimeError), tree_attention(model.config):
+        assert model.config._attn_implementation == NAME
+        raise RuntimeError
+    assert model.config._attn_implementation == "sdpa"

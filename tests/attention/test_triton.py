@@ -1,0 +1,240 @@
+"""Attention by position in Triton: in its interpreter against the kernel for the CPU, and compiled for CUDA. No GPU is needed.
+
+Not run where triton is not installed. The interpreter, which takes about a minute, and the compiler exclude each other:
+
+    TRITON_INTERPRET=1 .venv/bin/python -m pytest tests/attention/test_triton.py
+    .venv/bin/python -m pytest -m slow tests/attention/test_triton.py
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.attention import AttentionMetadata, registered
+from paceline.core.attention_metadata import address_of, mark
+from paceline.cpu.attention.invariant import attention_by_position as on_cpu
+from paceline.invariance.row_classes import bits
+from paceline.model.cached_lm import CachedLM
+from paceline.model.self_check import check_tree_forward
+from tests.attention.test_by_position import lay
+from tests.model.test_ragged_batch import both
+from tests.support import models
+from tests.support.attention import Columns
+from tests.support.triton import compile_for_cuda, infinite_elsewhere, multiply_in_order
+
+pytest.importorskip("triton", reason="triton is not installed")
+from paceline.attention import triton_kernel
+from paceline.attention.triton_kernel import attention_by_position
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="set TRITON_INTERPRET=1")
+RAGGED = [(70, 1, 9), (3, 2, 4)]
+
+
+def unequal(
+    columns: Columns, picked: list[tuple[int, int]], window: int | None = None, order: AttentionMetadata | None = None
+) -> int:
+    """How many of the picked columns (row, column) have other bits than plain decoding of their text would give them."""
+    together = attention_by_position(columns.query, columns.key, columns.value, columns.mask(window), order or columns.order)
+    count = 0
+    for row, column in picked:
+        assert not columns.layout.padding[row, column]
+        query, key, value = columns.alone(row, column, window)
+        alone = attention_by_position(query, key, value, None, AttentionMetadata.of_places(1, key.shape[2]))
+        assert torch.isfinite(alone).all()
+        count += not torch.equal(bits(alone[0, 0]), bits(together[row, column]))
+    return count
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("shape", "dtype", "window", "softcap", "with_sinks"),
+    [
+        ((3, 1, 64, 64), torch.bfloat16, None, None, False),
+        ((2, 2, 16, 16), torch.float32, 6, None, True),
+        ((5, 1, 20, 12), torch.float16, None, 5.0, True),
+        ((18, 1, 80, 48), torch.float32, 6, 5.0, False),  # more heads in a group than queries in a program
+    ],
+)
+def test_values_are_those_of_the_kernel_for_the_cpu(
+    shape: Any, dtype: torch.dtype, window: int | None, softcap: float | None, with_sinks: bool
+) -> None:
+    columns = Columns(lay(RAGGED), shape, dtype)
+    states = columns.query, columns.key, columns.value, columns.mask(window), columns.order
+    options = 0.3, softcap, torch.linspace(-2, 2, shape[0]) if with_sinks else None
+    ours, expected = attention_by_position(*states, *options), on_cpu(*states, *options)
+    real = ~torch.from_numpy(columns.layout.padding)
+    assert (ours.shape, ours.dtype) == (expected.shape, dtype)
+    assert torch.allclose(ours[real].float(), expected[real].float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 20])
+def test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(
+    dtype: torch.dtype, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiply_in_order(monkeypatch)
+    columns = Columns(lay(RAGGED), (3, 1, 16, 16), dtype)
+    last = columns.layout.token_ids.shape[1] - 1
+    assert unequal(columns, [(0, 1), (0, 4), (0, last), (1, 0), (1, 5)], window) == 0
+
+
+@interpreted
+@pytest.mark.parametrize("window", [None, 20])
+def test_packed_queries_have_the_bits_of_rows(window: int | None) -> None:
+    layout, packing = both([*RAGGED, (0, 2, 0)])
+    columns = Columns(layout, (3, 1, 16, 16), torch.float32)
+    rows = attention_by_position(columns.query, columns.key, columns.value, columns.mask(window), columns.order)
+    real = torch.from_numpy(~layout.padding)
+    query = columns.query.transpose(1, 2)[real][None].transpose(1, 2)
+    sign = mark(query.shape[2], columns.visible, query.device)
+    order = packing.order({address_of(sign): packing.visible(window)})
+    packed = attention_by_position(query, columns.key, columns.value, sign, order)
+    assert torch.equal(bits(packed[0]), bits(rows[real]))
+
+
+@interpreted
+def test_paths_that_cross_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of more keys than a split holds, whose boundary (256) lies among the nodes of the tree; parts of a launch."""
+    multiply_in_order(monkeypatch)
+    columns = Columns(lay([(254, 1, 12), (40, 1, 2)]), (2, 1, 16, 16), torch.float32)
+    picked = [(0, 6), (0, 12), (1, 2)]
+    assert columns.layout.positions[0, [6, 12]].tolist() == [256, 256]
+    assert unequal(columns, picked) == 0
+    whole = attention_by_position(columns.query, columns.key, columns.value, columns.mask(), columns.order)
+    monkeypatch.setattr(triton_kernel, "_PARTS", 1000)
+    parts = attention_by_position(columns.query, columns.key, columns.value, columns.mask(), columns.order)
+    assert torch.equal(bits(whole), bits(parts))
+
+
+@interpreted
+@pytest.mark.parametrize("window", [None, 30])
+def test_chunks_of_a_prompt(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply_in_order(monkeypatch)
+    noise = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 90, 16, generator=noise) for heads in (2, 1, 1))
+    place = torch.arange(90)
+    causal = ((place <= place[:, None]) & (place > place[:, None] - (window or 90)))[None, None]
+    whole = attention_by_position(query, key, value, None if window is None else causal, AttentionMetadata.of_places(1, 90))
+    for begin, end in ((0, 33), (33, 34), (34, 90)):
+        part = attention_by_position(
+            query[:, :, begin:end],
+            key[:, :, :end],
+            value[:, :, :end],
+            causal[:, :, begin:end, :end],
+            AttentionMetadata.of_places(1, end),
+        )
+        assert torch.equal(bits(part), bits(whole[:, begin:end]))
+
+
+@interpreted
+def test_padding_on_the_left_and_holes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that are not seen, before and between those that are, move nothing."""
+    multiply_in_order(monkeypatch)
+    noise = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, length, 16, generator=noise) for heads, length in ((2, 1), (1, 90), (1, 90)))
+    mask = torch.zeros(1, 1, 1, 90, dtype=torch.bool)
+    seen = [*range(5, 30), *range(41, 90)]
+    mask[..., seen] = True
+    padded = attention_by_position(query, key, value, mask, AttentionMetadata.of_places(1, 90))
+    alone = attention_by_position(query, key[:, :, seen], value[:, :, seen], None, AttentionMetadata.of_places(1, len(seen)))
+    assert torch.equal(bits(padded), bits(alone))
+
+
+@interpreted
+def test_a_query_that_sees_nothing_is_zero() -> None:
+    query = torch.randn(1, 2, 3, 16)
+    mask = torch.zeros(1, 1, 3, 3, dtype=torch.bool)
+    mask[0, 0, 1, 2] = True
+    for sinks in (None, torch.ones(2)):
+        out = attention_by_position(query, query, query, mask, AttentionMetadata.of_places(1, 3), sinks=sinks)
+        assert not out[:, [0, 2]].any()
+        assert out[:, 1].all()
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_what_others_see_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply_in_order(monkeypatch)
+    columns = Columns(lay(RAGGED[:1]), (2, 1, 16, 16), torch.float32)
+    path = columns.path(0, 4)
+    before = attention_by_position(columns.query, columns.key, columns.value, columns.mask(), columns.order)[0, 4]
+    key, value = (infinite_elsewhere(one, 0, path) for one in (columns.key, columns.value))
+    after = attention_by_position(columns.query, key, value, columns.mask(), columns.order)[0]
+    assert torch.equal(bits(after[4]), bits(before))
+    assert not torch.isfinite(after).all()
+
+
+@interpreted
+def test_the_order_of_places_fails_the_same_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply_in_order(monkeypatch)
+    columns = Columns(lay([(60, 1, 9)]), (3, 1, 16, 16), torch.float32)
+    order = columns.order
+    assert unequal(columns, [(0, 8), (0, 9)]) == 0
+    assert unequal(columns, [(0, 8), (0, 9)], order=AttentionMetadata(order.cached, order.tail[:, ::-1].copy(), order.keys)) > 0
+
+
+@interpreted
+@pytest.mark.processor
+def test_a_product_that_minds_the_place_of_a_row_fails_the_same_test() -> None:
+    """The interpreter's own, by a BLAS."""
+    assert unequal(Columns(lay(RAGGED), (3, 1, 16, 16), torch.float32), [(0, column) for column in range(1, 10)]) > 0
+
+
+@interpreted
+def test_a_model_decodes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the table of attention functions: a prompt and a tree give what eager attention gives."""
+    calls: list[Tensor] = []
+
+    def watch(query: Tensor, *others: Any) -> Tensor:
+        calls.append(query)
+        return attention_by_position(query, *others)
+
+    monkeypatch.setattr(registered, "_kernel_for", lambda device: watch)
+    model = models.make("mistral")
+    check_tree_forward(CachedLM(model, batch_invariant=True))
+    assert len(calls) == 2 * model.config.num_hidden_layers
+
+
+def test_paths_name_the_keys_of_every_query() -> None:
+    from paceline.attention.paths import paths_of
+
+    for window in (None, 5):
+        columns = Columns(lay([(7, 2, 9), (0, 5, 0), (3, 1, 30)]), (1, 1, 16, 16), torch.float32)
+        layout, order, mask = columns.layout, columns.order, columns.mask(window)
+        width = layout.token_ids.shape[1]
+        paths = paths_of(order, mask, width, torch.device("cpu"))
+        assert paths_of(order, mask, width, torch.device("cpu")) is paths
+        for row, column in np.argwhere(~layout.padding).tolist():
+            which = row * width + column
+            start, leading, count = (int(one[which]) for one in (paths.start, paths.leading, paths.count))
+            places = [*range(start, start + leading), *paths.listed[which, : count - leading].tolist()]
+            assert places == columns.path(row, column, window)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="TRITON_INTERPRET is set")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("kind", "dim"), [("bf16", 64), ("fp16", 128), ("fp32", 256)])
+def test_it_compiles_for_cuda(capability: int, kind: str, dim: int) -> None:
+    """To machine code, without tensor cores."""
+    keys = min(64, 8192 // dim)
+    made = compile_for_cuda(
+        triton_kernel._attend, kind, capability, 4, dim=dim, value_dim=dim, DIMS=dim, VALUE_DIMS=dim, QUERIES=16, KEYS=keys,
+        BLOCKS=4, CAPPED=False,
+    )  # fmt: skip
+    assert made.asm["cubin"]
+    assert "fma.rn.f32" in made.asm["ptx"]
+    assert "mma." not in made.asm["ptx"]
+    assert made.metadata.shared < 100_000  # bytes that a program may have there
+    made = compile_for_cuda(
+        triton_kernel._combine, kind, capability, 1, out_dim=dim, value_dim=dim, VALUE_DIMS=dim, SPLIT=4 * keys, SINKS=True
+    )
+    assert made.asm["cubin"]

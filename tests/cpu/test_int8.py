@@ -1,0 +1,124 @@
+"""Products with weights of integers: by their formula, each row by itself, and never for what answers are made of."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from paceline import demo
+from paceline.cpu import amx, avx512_dot
+from paceline.cpu.linear import own
+from paceline.cpu.linear.choice import everywhere, fastest
+from paceline.cpu.linear.int8 import Int8Weight, suits
+from paceline.cpu.linear.own import ANY, Products
+from paceline.invariance.invariance import resolve_batch_invariance
+from paceline.model.loading import draft_lm, load_draft
+from tests.support.models import make
+
+needs_int8 = pytest.mark.skipif(not avx512_dot.available(avx512_dot.INT8), reason="no AVX512_VNNI here")
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    noise = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=noise) * torch.randn(1, shape[-1], generator=noise).exp()).to(torch.bfloat16)
+
+
+def by_the_formula(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    scales = [one.float().abs().amax(-1, keepdim=True) / 127 for one in (rows, weight)]
+    integers = (rows.float() * (1 / scales[0]) + 0.5).floor(), (weight.float() / scales[1]).round()
+    sums = integers[0].double() @ integers[1].double().T
+    return sums * scales[0] * scales[1].T + (0 if bias is None else bias.double())
+
+
+@needs_int8
+@pytest.mark.parametrize(("outer", "inner"), [(8, 64), (72, 128), (136, 576), (1024, 1728)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_formula_and_rows_that_do_not_see_each_other(outer: int, inner: int, biased: bool) -> None:
+    rows, weight = numbers(150, inner), numbers(outer, inner, seed=1) / inner**0.5
+    bias = numbers(1, outer, seed=2)[0] if biased else None
+    integers = Int8Weight.of(weight, bias)
+    together = integers.product(rows)
+    expected = by_the_formula(rows, weight, bias)
+    assert float((together.double() - expected).abs().max() / expected.abs().max()) < 2**-8  # rounded to bfloat16
+    for count in (1, 3, 4, 5, 8, 9, 12, 13, 16, 17, 127, 129, 150):
+        for first in {0, 150 - count}:
+            assert torch.equal(integers.product(rows[first : first + count]), together[first : first + count])
+
+
+@needs_int8
+def test_it_is_near_the_product_it_stands_for() -> None:
+    rows, weight = torch.randn(12, 576).bfloat16(), torch.randn(512, 576).bfloat16()
+    exact = rows.double() @ weight.double().T
+    error = (Int8Weight.of(weight, None).product(rows).double() - exact).norm() / exact.norm()
+    assert 1e-4 < float(error) < 2e-2
+
+
+@needs_int8
+def test_rows_of_zeros_and_of_no_numbers_disturb_nobody() -> None:
+    rows, weight = numbers(6, 128), numbers(64, 128, seed=1)
+    integers = Int8Weight.of(torch.cat((weight[:63], torch.zeros_like(weight[:1]))), None)
+    alone = integers.product(rows)
+    rows[1], rows[2, 5], rows[3, 7] = 0.0, float("nan"), float("inf")
+    found = integers.product(rows)
+    assert torch.equal(found[[0, 4, 5]], alone[[0, 4, 5]])
+    assert not found[1].any()
+    assert not found[:2, 63].any()
+
+
+@needs_int8
+def test_threads_share_the_outputs() -> None:
+    rows, integers = numbers(40, 256), Int8Weight.of(numbers(4096, 256, seed=1), None)
+    alone = integers.product(rows)
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(integers.product(rows), alone)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_where_weights_can_be_integers() -> None:
+    weight = numbers(16, 128)
+    assert suits(weight) == avx512_dot.available(avx512_dot.INT8)
+    assert not suits(weight.float())
+    assert not suits(numbers(16, 96))
+    assert not suits(numbers(12, 128))
+
+
+@needs_int8
+def test_up_to_so_many_rows_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "Int8Weight", Counting)
+    Counting.made = 0
+    products = Products(in_int8=4)
+    weight, rows = numbers(64, 128), numbers(5, 128, seed=1)
+    few = [products.product(rows[:4], weight, None) for _ in range(3)]
+    assert Counting.made == 1
+    assert torch.equal(few[0], few[2])
+    assert torch.equal(few[0], Int8Weight.of(weight, None).product(rows[:4]))
+    assert torch.equal(products.product(rows, weight, None), own.product(rows, weight, None))
+    assert torch.equal(
+        products.product(rows[:2].float(), weight.float(), None), own.product(rows[:2].float(), weight.float(), None)
+    )
+
+
+class Counting(Int8Weight):
+    made = 0
+
+    @staticmethod
+    def of(weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Weight:
+        Counting.made += 1
+        return Int8Weight.of(weight, bias)
+
+
+def test_answers_are_never_made_of_integers() -> None:
+    model = copy.deepcopy(make("llama", "sdpa")).bfloat16()
+    chosen = [Products(), Products.ours(model), fastest(model), everywhere(model), resolve_batch_invariance(model, True).products]
+    assert all(one is None or one.in_int8 == 0 for one in chosen)
+    assert Products.for_guesses(model).in_int8 == (16 if amx.available() else ANY)
+
+
+def test_the_draft_that_comes_with_the_package_guesses_with_them() -> None:
+    draft = draft_lm(load_draft(demo.SMOLLM2_DRAFT))
+    by_ours = amx.available() or avx512_dot.available()
+    assert draft.products.in_int8 == ((16 if amx.available() else ANY) if by_ours else 0)

@@ -1,0 +1,156 @@
+"""Norms of ours in the place of torch's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from paceline.cpu.linear import own
+from paceline.cpu.linear.norms import norm, own_norms
+from paceline.cpu.linear.own import Products
+from tests.support.models import make
+
+DTYPES = [torch.float32, torch.bfloat16]
+_EPS = 1e-5
+
+
+def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def norm_module(kind: type[nn.Module], size: int, dtype: torch.dtype) -> nn.Module:
+    module: Any = kind(size, eps=_EPS)
+    with torch.no_grad():
+        module.weight.copy_(numbers(size, dtype=torch.float32, seed=1))
+    made: nn.Module = module.to(dtype).eval()
+    return made
+
+
+class _Holder(nn.Module):
+    """A model as far as norms are looked for."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.device = torch.device("cpu")
+        self.all = nn.ModuleList(modules)
+
+
+def found(*modules: nn.Module) -> tuple[nn.Module, ...]:
+    model: Any = _Holder(*modules)
+    return own_norms(model)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [8, 72, 576])
+def test_the_numbers_are_those_of_transformers(dtype: torch.dtype, size: int) -> None:
+    module: Any = norm_module(LlamaRMSNorm, size, dtype)
+    rows = torch.cat((numbers(6, size, dtype=dtype), 1e-4 * numbers(1, size, dtype=dtype), torch.zeros(1, size, dtype=dtype)))
+    with torch.inference_mode():
+        theirs, mine = module(rows), norm(rows, module.weight, _EPS)
+    assert mine.dtype == dtype
+    assert torch.allclose(mine.float(), theirs.float(), rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=0)
+    assert float((mine != theirs).float().mean()) < (1.0 if dtype == torch.float32 else 0.01)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
+    rows, weight = numbers(33, 96, dtype=dtype), numbers(96, dtype=dtype, seed=1)
+    together = norm(rows, weight, _EPS)
+    for count in (1, 2, 7, 32):
+        assert torch.equal(norm(rows[:count], weight, _EPS), together[:count])
+    assert torch.equal(norm(rows.view(1, 3, 11, 96).transpose(1, 2), weight, _EPS)[0, 4, 2], together[2 * 11 + 4])
+
+
+def test_what_is_no_number_stays_none() -> None:
+    rows = numbers(3, 16, dtype=torch.bfloat16)
+    rows[1, 3] = torch.nan
+    rows[2, 5] = torch.inf
+    made = norm(rows, torch.ones(16, dtype=torch.bfloat16), _EPS)
+    assert made[0].isfinite().all()
+    assert made[1].isnan().all()
+    assert made[2, 5].isnan()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_those_that_compute_the_same_are_found(dtype: torch.dtype) -> None:
+    same = [norm_module(kind, 64, dtype) for kind in (LlamaRMSNorm, Qwen3RMSNorm)]
+    others = [norm_module(GemmaRMSNorm, 64, dtype), nn.LayerNorm(64, bias=False).to(dtype), norm_module(LlamaRMSNorm, 60, dtype)]
+    assert found(*same, *others) == tuple(same)
+    assert not found(norm_module(LlamaRMSNorm, 64, torch.float16))
+
+
+class _Other(nn.Module):
+    """A norm of the same name and parameters that computes something else."""
+
+    def __init__(self, how: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(numbers(64, dtype=torch.float32, seed=1))
+        self.variance_epsilon, self._how = _EPS, how
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._how(rows, self.weight)
+
+
+def _same(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight * (rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + _EPS))
+
+
+@pytest.mark.parametrize(
+    ("how", "ours"),
+    [
+        (_same, True),
+        (lambda rows, weight: _same(rows - rows.mean(-1, keepdim=True), weight), False),
+        (lambda rows, weight: weight * rows / (rows.square().mean(-1, keepdim=True).sqrt() + _EPS), False),
+        (lambda rows, weight: _same(rows, 1 + weight), False),
+        (lambda rows, weight: _same(rows, weight)[..., :8], False),
+        (lambda rows, weight: _same(rows, weight).double(), False),
+        (lambda rows, weight, gate: _same(rows, weight) * gate, False),
+    ],
+)
+def test_those_that_compute_something_else_are_left_alone(how: Callable[..., torch.Tensor], ours: bool) -> None:
+    assert bool(found(_Other(how))) is ours
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma"])
+def test_in_force_with_our_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(make(name))
+    products = Products.ours(model)
+    norms = [one for one in model.modules() if type(one).__name__.endswith("RMSNorm")]
+    assert norms
+    assert len(products.norms) == (0 if name == "gemma" else len(norms))
+    calls: list[int] = []
+
+    def watched(*args: Any) -> torch.Tensor:
+        calls.append(1)
+        return norm(*args)
+
+    monkeypatch.setattr(own, "norm", watched)
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.inference_mode():
+        expected = model(ids).logits
+        with products.in_force():
+            assert torch.allclose(model(ids).logits, expected, atol=1e-4)
+        assert len(calls) == len(products.norms)
+        model(ids)
+        with Products(products.modules).in_force():  # somebody else's, without
+            model(ids)
+    assert len(calls) == len(products.norms)
+    assert not any("forward" in vars(one) for one in norms)
+    with products.in_force():
+        assert model(ids).logits.requires_grad
+    assert len(calls) == len(products.norms)
+
+
+def test_a_forward_of_its_own_is_left_to_a_norm() -> None:
+    model = copy.deepcopy(make("llama"))
+    first = next(one for one in model.modules() if isinstance(one, LlamaRMSNorm))
+    vars(first)["forward"] = lambda rows: rows
+    assert first not in Products.ours(model).norms

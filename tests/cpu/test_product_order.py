@@ -1,0 +1,102 @@
+"""Products by instructions of the processor's own: their order of sums is the one that is written down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from paceline.cpu import amx, avx512_dot
+from paceline.cpu.linear import own
+from paceline.cpu.linear.dotted import multiply_dotted
+from paceline.cpu.linear.own import product
+from paceline.cpu.linear.tiled import multiply_tiled
+
+Numbers = NDArray[np.float32]
+
+
+def tiled_sums(left: Numbers, right: Numbers) -> Numbers:
+    """Number by number: products are exact in float32, each addition rounds once."""
+    total = np.zeros((len(left), len(right)), dtype=np.float32)
+    for first in range(0, left.shape[1], 32):
+        halves = [np.zeros_like(total), np.zeros_like(total)]
+        for place in range(first, first + 32):
+            halves[place % 2] += left[:, place, None] * right[:, place]
+        total += halves[0] + halves[1]
+    return total
+
+
+def dotted_sums(left: Numbers, right: Numbers) -> Numbers:
+    lanes = [np.zeros((len(left), len(right)), dtype=np.float32) for _ in range(4)]
+    for first in range(0, left.shape[1], 8):
+        for lane, total in enumerate(lanes):
+            for place in (first + 2 * lane + 1, first + 2 * lane):
+                total += left[:, place, None] * right[:, place]
+    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
+
+
+KERNELS = [
+    pytest.param(
+        multiply_tiled, tiled_sums, marks=pytest.mark.skipif(not amx.available(), reason="no AMX here, or it may not be used")
+    ),
+    pytest.param(
+        multiply_dotted, dotted_sums, marks=pytest.mark.skipif(not avx512_dot.available(), reason="no AVX512_BF16 here")
+    ),
+]
+SHAPES = [(1, 32, 16), (5, 96, 48), (16, 64, 144), (17, 128, 64), (40, 1536, 80), (330, 1536, 16)]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Have `product` make its products with one kernel, whichever the processor would get."""
+    return lambda kernel: monkeypatch.setattr(own, "_kernel", lambda *_: kernel)
+
+
+def check_bits(sums: Callable[[Numbers, Numbers], Numbers], count: int, inner: int, outer: int) -> None:
+    """Hold products against sums, with a bias and without; the weight stays as it is."""
+    noise = torch.Generator().manual_seed(count)
+    rows = (torch.randn(count, inner, generator=noise) * torch.randn(1, inner, generator=noise).exp()).bfloat16()
+    weight = torch.randn(outer, inner, generator=noise).bfloat16()
+    bias = torch.randn(outer, generator=noise).bfloat16()
+    kept = weight.clone()
+    wanted = torch.from_numpy(sums(rows.float().numpy(), weight.float().numpy()))
+    assert torch.equal(product(rows, weight, None), wanted.bfloat16())
+    assert torch.equal(product(rows, weight, bias), (wanted + bias.float()).bfloat16())
+    assert torch.equal(weight, kept)
+
+
+@pytest.mark.parametrize(("count", "inner", "outer"), SHAPES)
+@pytest.mark.parametrize(("kernel", "sums"), KERNELS)
+def test_bits_are_those_of_the_sums_in_order(
+    use: Callable[[Any], None], kernel: Any, sums: Callable[[Numbers, Numbers], Numbers], count: int, inner: int, outer: int
+) -> None:
+    use(kernel)
+    check_bits(sums, count, inner, outer)
+
+
+@pytest.mark.slow
+def test_amx_on_any_processor(tmp_path: Path) -> None:
+    """With its instructions emulated, in a process and a cache of compiled code of its own."""
+    script = [sys.executable, "-m", "tests.support.emulated_amx"]
+    subprocess.run(script, check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, timeout=600)
+
+
+@pytest.mark.parametrize(("kernel", "sums"), KERNELS)
+def test_a_row_that_is_not_a_number_keeps_to_itself(use: Callable[[Any], None], kernel: Any, sums: Any) -> None:
+    use(kernel)
+    rows, weight = torch.ones(19, 64).bfloat16(), torch.randn(48, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    plain = product(rows, weight, None)
+    rows[3], rows[17, 5] = float("nan"), float("inf")
+    found = product(rows, weight, None)
+    assert found[3].isnan().all()
+    assert not found[17].isfinite().any()
+    others = [number for number in range(19) if number not in (3, 17)]
+    assert torch.equal(found[others], plain[others])

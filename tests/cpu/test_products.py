@@ -1,0 +1,255 @@
+"""Our matrix products: right, the same bits for a row whatever is beside it, and in force where they are asked for only."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.cpu.linear import choice, own
+from paceline.cpu.linear.choice import COUNTS, Trial, everywhere, fastest, trial
+from paceline.cpu.linear.own import ANY, Products, product, replaceable
+from paceline.invariance import invariance
+from paceline.invariance.forward_cost import Cost
+from paceline.invariance.invariance import COST_ALLOWED, resolve_batch_invariance, search
+from paceline.model.cached_lm import CachedLM
+from paceline.model.self_check import rows_that_differ
+from paceline.util import stopwatch
+from paceline.util.stopwatch import Conditions
+from tests.support.models import make
+from tests.support.shared import Pair
+
+QUIET = Conditions(0.0, 0.0, 0.0, 0.0)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+MOST = 70
+
+
+def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """With heavy tails, so that the order of sums shows."""
+    noise = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=noise) * torch.randn(1, shape[-1], generator=noise).exp()).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outer", "inner"), [(8, 8), (72, 24), (200, 136), (64, 1544)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_rows_are_right_and_do_not_see_each_other(dtype: torch.dtype, outer: int, inner: int, biased: bool) -> None:
+    rows, weight = numbers(MOST, inner, dtype=dtype), numbers(outer, inner, dtype=dtype, seed=1) / inner**0.5
+    bias = numbers(outer, dtype=dtype, seed=2) if biased else None
+    together = product(rows, weight, bias)
+    exact = rows.double() @ weight.double().T + (0 if bias is None else bias.double())
+    allowed = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}[dtype]
+    assert together.dtype == dtype
+    assert float((together.double() - exact).abs().max() / exact.abs().max()) < allowed
+    for count in (1, 2, 3, 4, 5, 7, 12, 13, 33, MOST):
+        for first in {0, MOST - count}:
+            assert torch.equal(product(rows[first : first + count], weight, bias), together[first : first + count])
+
+
+def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
+    values = torch.cat([torch.randn(2000) * 10.0 ** torch.randint(-30, 30, (2000,)), torch.tensor([0.0, -0.0, 1e39, -1e39] * 2)])
+    rows = torch.zeros(len(values), 8, dtype=torch.bfloat16)
+    rows[:, 0] = 1
+    found = product(rows[:1], torch.zeros(len(values), 8, dtype=torch.bfloat16), values)
+    assert torch.equal(found[0].view(torch.int16), (values + 0.0).to(torch.bfloat16).view(torch.int16))
+    assert product(rows[:1], torch.full((8, 8), float("nan"), dtype=torch.bfloat16), None).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_thousands_of_rows(dtype: torch.dtype) -> None:
+    """What the kernel allocates is then given back to the system as soon as it is not needed any more."""
+    rows, weight = numbers(3000, 1024, dtype=dtype), numbers(64, 1024, dtype=dtype, seed=1) / 32
+    together = product(rows, weight, None)
+    assert torch.equal(product(rows[1500:1503], weight, None), together[1500:1503])
+    exact = rows[-9:].double() @ weight.double().T
+    assert float((together[-9:].double() - exact).abs().max() / exact.abs().max()) < 5e-3
+
+
+def test_threads_share_the_outputs() -> None:
+    rows, weight = numbers(40, 256, dtype=torch.float32), numbers(4096, 256, dtype=torch.float32, seed=1)
+    alone = product(rows, weight, None)
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(product(rows, weight, None), alone)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_shapes_are_kept() -> None:
+    weight = numbers(16, 24, dtype=torch.float32)
+    assert product(numbers(2, 3, 24, dtype=torch.float32), weight, None).shape == (2, 3, 16)
+    assert product(numbers(2, 3, 48, dtype=torch.float32)[..., ::2], weight, None).shape == (2, 3, 16)
+
+
+def test_in_force_in_this_thread_only_and_never_left_behind() -> None:
+    model = make("llama")
+    products = Products(replaceable(model))
+    assert products.modules
+    calls: list[str] = []
+    whole = own.product
+
+    def watched(*args: Any) -> Any:
+        calls.append(threading.current_thread().name)
+        return whole(*args)
+
+    ids = torch.tensor([[3, 4, 5]])
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(own, "product", watched)
+        expected = model(ids).logits
+        assert not calls
+        with suppress(RuntimeError), products.in_force():
+            assert replaceable(model) == products.modules
+            other = threading.Thread(target=lambda: model(ids), name="other")
+            other.start()
+            other.join()
+            assert not calls
+            found = model(ids).logits
+            raise RuntimeError
+        assert len(calls) == len(products.modules)
+        model(ids)
+    assert len(calls) == len(products.modules)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert not any("forward" in vars(one) for one in products.modules)
+
+
+def test_only_so_many_rows_and_never_where_gradients_are_wanted() -> None:
+    model = make("llama")
+    modules = replaceable(model)
+    weight = modules[0].weight
+    few, many = (numbers(count, weight.shape[1], dtype=torch.float32) for count in (2, 5))
+    with Products(modules, 1, 4).in_force():
+        with torch.inference_mode():
+            assert torch.equal(modules[0](few), product(few, weight, None))
+            assert torch.equal(modules[0](many), torch.nn.functional.linear(many, weight))
+        assert modules[0](few).requires_grad == weight.requires_grad
+
+
+def test_a_forward_of_its_own_is_left_to_a_module() -> None:
+    model = make("llama")
+    first = replaceable(model)[0]
+    vars(first)["forward"] = lambda rows: rows
+    try:
+        assert first not in replaceable(model)
+    finally:
+        del vars(first)["forward"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_proof_finds_one_class_in_all_of_our_products(dtype: torch.dtype) -> None:
+    """Activations may still have others, by the processor: padding makes up for these."""
+    model = copy.deepcopy(make("llama", "sdpa")).to(dtype)
+    products = Products(replaceable(model))
+    proof = search(model, products)
+    assert (proof.reason, proof.own_products) == ("", True)
+    ours = {name for name, one in model.named_modules() if one in products.modules}
+    assert {found.runs for found in proof.findings if found.name in ours} == {(1,)}
+    alone, beside = (
+        CachedLM(model, chunk, batch_invariant=True, least_rows=proof.least, products=products) for chunk in (512, 8)
+    )
+    assert rows_that_differ(alone, beside) == (0, 6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs", "found"),
+    [
+        ((1, 1, 1, 1, 1), (2, 2, 2, 2, 2), (1, ANY)),
+        ((1, 1, 1, 3, 1), (2, 2, 2, 2, 2), (1, COUNTS[2])),
+        ((3, 1, 1, 1, 1), (2, 2, 2, 2, 2), (COUNTS[1], ANY)),
+        ((3, 3, 3, 3, 3), (2, 2, 2, 2, 2), (0, 0)),
+        ((2.02, 1, 3, 1, 1), (2, 2, 2, 2, 2), (1, COUNTS[1])),
+        ((), (), (0, 0)),
+    ],
+)
+def test_where_ours_are_used(ours: tuple[float, ...], torchs: tuple[float, ...], found: tuple[int, int]) -> None:
+    assert Trial(ours, torchs).range == found
+
+
+def test_small_models_keep_torchs_products() -> None:
+    assert fastest(make("llama")) == Products()
+
+
+def test_small_models_are_given_ours_where_torchs_cost_more(monkeypatch: pytest.MonkeyPatch, pair: Pair, tmp_path: Path) -> None:
+    """Only where invariance is asked for: what is tried takes time, too."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    monkeypatch.setattr(invariance, "trial", lambda model: Trial((1.0,) * 5, (1.0,) * 5))
+    found = resolve_batch_invariance(pair.target, True)
+    assert found.proof is not None
+    assert found.proof.own_products
+    proof = resolve_batch_invariance(pair.target, "auto").proof
+    assert proof is not None
+    assert not proof.own_products
+
+
+@pytest.fixture
+def worth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tiny models count as large."""
+    monkeypatch.setattr(choice, "_WORTH", 1)
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+
+
+@pytest.mark.usefixtures("worth")
+def test_what_was_tried_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama")
+    found = trial(model)
+    assert len(found.ours) == len(found.torchs) == len(COUNTS)
+    assert min(found.ours + found.torchs) > 0
+    monkeypatch.setattr(Conditions, "calmer_now", False)
+    monkeypatch.setattr(choice, "_try", None)
+    assert trial(model) == found
+
+
+@pytest.mark.usefixtures("worth")
+def test_a_disturbed_trial_is_repeated_once_the_load_has_fallen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And kept until then."""
+    model, trials = make("llama"), list[Trial]()
+
+    def tried(*modules: Any) -> Trial:
+        waited = 0.0 if len(trials) == 2 else 0.4
+        trials.append(Trial((1.0,) * len(COUNTS), (2.0,) * len(COUNTS), Conditions(0.0, waited, 3.0, 0.0)))
+        return trials[-1]
+
+    monkeypatch.setattr(choice, "_try", tried)
+    for load, count in ((3.0, 1), (2.8, 1), (1.0, 2), (1.0, 3), (1.0, 3)):
+        monkeypatch.setattr(stopwatch, "load_average", lambda load=load: load)
+        assert trial(model) == trials[-1]
+        assert len(trials) == count
+    assert trial(model).conditions == Conditions(0.0, 0.0, 3.0, 0.0)
+
+
+@pytest.mark.usefixtures("worth")
+def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+    monkeypatch.setattr(invariance, "trial", lambda model: Trial((1.0,) * 5, (2.0,) * 5))
+    monkeypatch.setattr(invariance, "forward_cost", lambda *asked: Cost(1.0, QUIET))
+    found = resolve_batch_invariance(pair.target, "auto")
+    assert found.on, found.reason
+    assert "with our products" in found.reason
+    assert found.least_rows == 1
+    assert found.products == everywhere(pair.target)
+    llm = LLM(pair.target, "prompt_lookup", batch_invariant=True)
+    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=40))
+    assert [out.token_ids for out in outs] == pair.answers
+
+
+@pytest.mark.usefixtures("worth")
+def test_products_that_cost_too_much_are_for_want_of_others(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+    monkeypatch.setattr(invariance, "trial", lambda model: Trial((100.0,) * 5, (1.0,) * 5))
+    assert Trial((2.0,) * 5, (1.0,) * 5).cost_everywhere > COST_ALLOWED
+    found = resolve_batch_invariance(pair.target, True)
+    assert found.proof is not None
+    assert found.proof.own_products == (found.proof.cost > 90)
+
+
+def test_one_model_inside_the_forward_of_another() -> None:
+    """As where a draft is judged while its target reads: what was in force before is so again."""
+    outer, inner = (Products.ours(copy.deepcopy(make("llama", "sdpa"))) for _ in range(2))
+    with outer.in_force():
+        with inner.in_force():
+            assert own._under_way.products is inner
+        assert own._under_way.products is outer
+    assert not own._under_way.products.modules

@@ -1,0 +1,377 @@
+"""The budget: what is fed, against trying every width; when drafting is left out, and when it comes back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import LLM, DraftTree, Outcome, SamplingParams
+from paceline.core.drafter import Drafter
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE
+from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
+from paceline.draft_budget.budget import DraftBudget
+from paceline.draft_budget.cost_curve import CostCurve
+from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState, DrafterStats
+from paceline.draft_budget.drafting_backoff import DraftingBackoff
+from paceline.drafters import create
+from tests.support.shared import Pair
+
+CHEAP = CostCurve((1, 1000), (1.0, 1.001))
+DEAR = CostCurve((1, 1000), (1.0, 1000.0))
+KNEE = CostCurve((1, 8, 16), (1.0, 1.2, 3.0))
+
+
+class Alone:
+    """The budget of one drafter that has all sequences."""
+
+    def __init__(self, curve: CostCurve, packed: bool = False) -> None:
+        self._packed = packed
+        self._drafting, self._spending = DrafterState(Drafter(), DrafterStats()), DraftBudget(lambda: curve)
+        self._part = DrafterBatch(self._drafting, [], [])
+
+    @property
+    def acceptance_calibration(self) -> AcceptanceCalibration:
+        assert self._drafting.stats is not None
+        return self._drafting.stats.acceptance_calibration
+
+    def cut(self, trees: list[DraftTree], sequences: int, pending: int, cached: int = 0) -> list[DraftTree]:
+        request = Request([1] * (cached + 1), SamplingParams())
+        request.cached = cached
+        self._part = DrafterBatch(self._drafting, [request], [], trees=trees)
+        self._spending.cut([self._part], sequences, sequences * pending, self._packed)
+        return self._part.trees
+
+    def observe(self, outcomes: list[Outcome], seconds: float) -> None:
+        self._part.outcomes = outcomes
+        self._spending.observe([self._part], seconds)
+
+
+def random_tree(chance: random.Random, nodes: int) -> DraftTree:
+    """A tree whose paths come in falling order of their chances."""
+    frontier = [(chance.random(), -1, token) for token in range(3)]
+    taken: list[tuple[float, int, int, float]] = []
+    while len(taken) < nodes:
+        best = max(frontier)
+        frontier.remove(best)
+        path, parent, token = best
+        taken.append((path, parent, token, path / (taken[parent][0] if parent >= 0 else 1.0)))
+        frontier += [(path * chance.random(), len(taken) - 1, token) for token in range(3)]
+    return DraftTree([token for _, _, token, _ in taken], [parent for _, parent, _, _ in taken], None, [c for *_, c in taken])
+
+
+def expected_tokens(tree: DraftTree, width: int) -> float:
+    paths: list[float] = []
+    for parent, confidence in zip(tree.parents[:width], (tree.confidence or [])[:width], strict=True):
+        paths.append(confidence * (paths[parent] if parent >= 0 else 1.0))
+    return 1 + sum(paths)
+
+
+@pytest.mark.parametrize("curve", [CHEAP, DEAR, KNEE, CostCurve((1, 64), (1.0, 4.0))])
+@pytest.mark.parametrize("seed", range(6))
+def test_one_width_for_the_batch_has_the_most_tokens_per_second(curve: CostCurve, seed: int) -> None:
+    chance = random.Random(seed)
+    trees = [random_tree(chance, chance.randrange(20)) for _ in range(chance.randrange(1, 5))]
+    pending = chance.choice([1, 1, 30])
+    cut = Alone(curve).cut(trees, len(trees), pending)
+
+    def speed(width: int) -> float:
+        """Beside a step of plain decoding; a prompt that is fed has its own price."""
+        fed = min(width, max(map(len, trees)))
+        plain, prompt, both = curve.of(len(trees) * np.array([1, pending, pending + fed]))
+        return float(sum(expected_tokens(tree, width) for tree in trees) / (plain + both - prompt))
+
+    width = max(map(len, cut))
+    assert speed(width) == pytest.approx(max(map(speed, range(21))), rel=1e-9)
+    for tree, short in zip(trees, cut, strict=True):
+        assert (short.token_ids, short.parents) == (tree.token_ids[:width], tree.parents[:width])
+
+
+@pytest.mark.parametrize("curve", [CHEAP, DEAR, KNEE, CostCurve((1, 64), (1.0, 4.0))])
+@pytest.mark.parametrize("seed", range(6))
+def test_packed_the_likeliest_nodes_of_the_batch_have_the_most_tokens_per_second(curve: CostCurve, seed: int) -> None:
+    chance = random.Random(seed)
+    trees = [random_tree(chance, chance.randrange(20)) for _ in range(chance.randrange(1, 5))]
+    count, pending = len(trees), chance.choice([1, 1, 30])
+    cut = Alone(curve, packed=True).cut(trees, count, pending)
+
+    def speed(widths: list[int]) -> float:
+        plain, prompt, both = curve.of(np.array([count, count * pending, count * pending + sum(widths)]))
+        margin = 1.03 if sum(widths) else 1.0
+        return sum(map(expected_tokens, trees, widths)) / (margin * float(plain + both - prompt))
+
+    kept = [len(tree) for tree in cut]
+    for tree, short in zip(trees, cut, strict=True):
+        assert short == tree.first(len(short))
+    paths = sorted((path for tree in trees for path in tree.path_chances()), reverse=True)
+    left = [path for tree, width in zip(trees, kept, strict=True) for path in tree.path_chances()[width:]]
+    assert max(left, default=0.0) <= min(paths[: sum(kept)], default=1.0)  # no better node was left
+    for total in range(sum(map(len, trees)) + 1):
+        best = [sum(path > paths[total] for path in tree.path_chances()) if total < len(paths) else len(tree) for tree in trees]
+        assert speed(kept) >= speed(best) * (1 - 1e-9)
+
+
+def test_packed_only_the_sequence_that_repeats_itself_is_drafted_for() -> None:
+    """Three rows more cost less than one sure chain brings; a node for everybody would cost four."""
+    sure, unlikely = DraftTree.chain([5, 6, 7], confidence=[0.95] * 3), DraftTree.chain([5, 6, 7], confidence=[0.1] * 3)
+    curve = CostCurve((1, 4, 100), (1.0, 1.0, 10.0))
+    cut = Alone(curve, packed=True).cut([unlikely, sure, unlikely, unlikely], 4, 1)
+    assert [len(tree) for tree in cut] == [0, 3, 0, 0]
+    assert not any(map(len, Alone(curve).cut([unlikely, sure, unlikely, unlikely], 4, 1)))
+
+
+def test_packed_whole_trees_come_on_top() -> None:
+    """A tree without confidence pays for its own rows, and makes those of others no cheaper."""
+    likely = DraftTree.chain([5] * 3, confidence=[0.9] * 3)
+    own, whole = (
+        DrafterBatch(DrafterState(Drafter(), DrafterStats()), [], [], trees=trees)
+        for trees in ([likely], [DraftTree.chain([1] * 4)])
+    )
+    linear = CostCurve((1, 101), (10.0, 60.0))
+    DraftBudget(lambda: linear).cut([own, whole], 2, 2, packed=True)
+    assert [len(own.trees[0]), len(whole.trees[0])] == [3, 4]
+    assert whole.cost == pytest.approx((1.03 * (10.5 + 3.5)) / (1.03 * (10.5 + 1.5)))
+
+
+def test_all_where_rows_are_free_and_nothing_where_they_are_dear() -> None:
+    tree = random_tree(random.Random(1), 12)
+    assert Alone(CHEAP).cut([tree], 1, 1) == [tree]
+    assert len(Alone(DEAR).cut([tree], 1, 1)[0]) == 0
+
+
+def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
+    """Also by nodes that were not fed: the target's next token tells whether the first of them was right."""
+    spending = Alone(KNEE)
+    boast = DraftTree([5], [-1], None, [0.9])
+    lengths = []
+    for _ in range(300):
+        (cut,) = spending.cut([boast], 1, 15)
+        lengths.append(len(cut))
+        request = Request([1], SamplingParams(max_new_tokens=9))
+        spending.observe([Outcome(request, cut, [], [6], [6])], 1.0)
+    assert lengths[0] == 1
+    assert lengths[-1] == 0
+    tried = spending.acceptance_calibration.trials.sum()
+    assert tried == 300
+    assert spending.acceptance_calibration.hits.sum() == 0
+    back = 0
+    while len(spending.cut([boast], 1, 15)[0]) == 0:  # it turns predictable
+        spending.observe([Outcome(Request([1], SamplingParams()), DraftTree([], []), [], [5], [5])], 1.0)
+        back += 1
+    assert back < 300
+
+
+def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
+    """With drafts twice as long as without, beyond the curve: not worth it; once they are not, tried again."""
+    spending, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
+    request = Request([1], SamplingParams())
+    widths = []
+    for _ in range(4000):
+        (cut,) = spending.cut([tree], 1, 1)
+        widths.append(len(cut))
+        token = 5 if len(widths) % 5 < 3 else 6
+        spending.observe([Outcome(request, cut, [], [token], [token])], 2.0 if len(cut) else 1.0)
+    assert widths[:2] == [1, 1]  # nothing is known of steps without drafts yet
+    spending.cut([DraftTree([], [])], 1, 1)
+    spending.observe([Outcome(request, DraftTree([], []), [], [5], [5])], 1.0)
+    later = []
+    for _ in range(2000):
+        (cut,) = spending.cut([tree], 1, 1)
+        later.append(len(cut))
+        spending.observe([Outcome(request, cut, [], [5 if len(later) % 5 < 3 else 6], [5])], 2.0 if len(cut) else 1.0)
+    assert 0 < sum(later) < 200
+
+
+def test_drafts_add_something_where_steps_without_them_take_longer_than_the_curve_says() -> None:
+    """Of many sequences: a few nodes that are hardly ever right are not free, though steps with many took what the curve says."""
+    spending, request = Alone(CostCurve((1, 101), (1.0, 11.0)), packed=True), Request([1], SamplingParams())
+    many = DraftTree.chain([5] * 10, confidence=[0.99] * 10)
+    for turn in range(20):
+        cut = spending.cut([many if turn % 2 else EMPTY_TREE] * 8, 8, 1)
+        emitted = [5] * 11 if turn % 2 else [5]
+        spending.observe([Outcome(request, one, [], emitted, emitted) for one in cut], 10.0 if turn % 2 else 3.0)
+    assert not any(map(len, spending.cut([DraftTree([6], [-1], None, [0.03])] * 8, 8, 1)))
+    assert all(map(len, spending.cut([many] * 8, 8, 1)))
+
+
+def test_a_prompt_does_not_make_its_drafts_cheap() -> None:
+    """A row costs what a step does, whether it stands beside one row or beside 500."""
+    for pending in (1, 500):
+        assert not len(Alone(DEAR).cut([DraftTree([5], [-1], None, [0.6])], 1, pending)[0])
+        assert len(Alone(CHEAP).cut([DraftTree([5], [-1], None, [0.6])], 1, pending)[0])
+
+
+def test_drawn_trees_and_trees_without_confidence_are_not_cut() -> None:
+    chain = DraftTree.chain([1, 2, 3])
+    assert Alone(DEAR).cut([chain], 1, 1) == [chain]
+
+
+def test_cheap_drafts_outlast_a_dry_spell_and_dear_ones_do_not() -> None:
+    def steps_in_vain(cost: float) -> int:
+        gate = DraftingBackoff()
+        for step in range(100):
+            if not gate.opens():
+                return step
+            gate.note(1.0, cost)
+        return 100
+
+    assert steps_in_vain(1.5) == steps_in_vain(1.1) == 8
+    assert steps_in_vain(1.05) == 11
+    assert 20 <= steps_in_vain(1.03) <= 30
+    assert steps_in_vain(1.01) == 100  # less than anyone could measure
+
+
+def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
+    def pauses(tokens: float, steps: int) -> list[int]:
+        gate, found = DraftingBackoff(), [0]
+        for _ in range(steps):
+            if gate.opens():
+                gate.note(tokens, 1.5)
+                found.append(0)
+            else:
+                found[-1] += 1
+        return [length for length in found if length]
+
+    assert pauses(2.0, 500) == []
+    assert pauses(1.0, 4000)[:5] == [32, 64, 128, 256, 512]
+    assert set(pauses(1.0, 4000)[4:-1]) == {512}
+
+
+def test_a_few_sequences_try_it_until_it_pays() -> None:
+    gate = DraftingBackoff()
+    assert gate.most == 4
+    for _ in range(8):
+        gate.note(2.0, 1.5)
+    assert gate.most is None
+    while gate.opens():  # with all of them it does not
+        gate.note(1.0, 1.5, sequences=32)
+    assert gate.most == 4
+    pauses = [0]
+    for _ in range(400):  # and never does, whatever the few say
+        if gate.opens():
+            gate.note(*((2.0, 1.5, 4) if gate.most else (1.0, 1.5, 32)))
+            pauses.append(0)
+        else:
+            pauses[-1] += 1
+    assert [pause for pause in pauses if pause][:3] == [31, 64, 128]
+    cut = DraftingBackoff()
+    cut.note_cut(0)  # what is cut to what pays needs no trial
+    assert cut.most is None
+
+
+def test_one_step_of_a_large_batch_is_enough_where_drafts_are_hopeless() -> None:
+    gate = DraftingBackoff()
+    gate.note(1.1, 3.0, sequences=32)
+    assert [gate.opens() for _ in range(129)] == [False] * 128 + [True]
+    few = DraftingBackoff()
+    few.note(1.03, 2.2, sequences=4)
+    assert not few.opens()
+    other = DraftingBackoff()
+    other.note(1.1, 1.5, sequences=32)
+    assert other.opens()
+    other.note(1.1, 1.5, sequences=32)
+    assert [other.opens() for _ in range(33)] == [False] * 32 + [True]
+
+
+def test_a_drafter_whose_trees_are_cut_to_nothing_rests_and_is_back_at_once() -> None:
+    gate = DraftingBackoff()
+    asked = []
+    for _ in range(60):
+        asked.append(gate.opens())
+        if asked[-1]:
+            gate.note_cut(0)
+    assert asked[:9] == [True] * 5 + [False, True, False, False]
+    assert sum(asked[30:]) == 6
+    while not gate.opens():
+        pass
+    gate.note_cut(3)
+    for _ in range(4):
+        assert gate.opens()
+        gate.note_cut(0)
+
+
+def test_drafts_that_bring_few_sequences_far_are_judged_by_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch goes on as long as the slowest of them."""
+    noted: list[float] = []
+    monkeypatch.setattr(DraftingBackoff, "note", lambda self, tokens, cost, sequences: noted.append(tokens))
+    request, chain = Request([1], SamplingParams()), DraftTree.chain([5] * 8)
+    for lengths in ([9] + [1] * 7, [3] * 8):
+        part = DrafterBatch(DrafterState(Drafter(), DrafterStats()), [request] * 8, [8] * 8, trees=[chain] * 8, cost=2.0)
+        part.outcomes = [Outcome(request, chain, [], [5] * length, [5] * length) for length in lengths]
+        part.learn(sum(lengths))
+    assert noted == [pytest.approx(8 / (7 + 1 / 9)), pytest.approx(3.0)]
+
+
+def test_what_steps_take_is_believed_of_other_numbers_of_sequences_until_they_are_known() -> None:
+    spending, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
+    request = Request([1], SamplingParams())
+    for turn in range(60):
+        trees = [tree] * 4 if turn % 2 else [EMPTY_TREE] * 4
+        cut = spending.cut(trees, 4, 1)
+        spending.observe([Outcome(request, one, [], [5], [5]) for one in cut], 3.0 if any(map(len, cut)) else 1.0)
+    assert not any(map(len, spending.cut([tree] * 3, 3, 1)))
+    assert all(map(len, Alone(CHEAP).cut([tree] * 3, 3, 1)))
+
+
+def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
+    small = CostCurve((1, 2), (1.0, 1.39))
+    assert not len(Alone(small).cut([DraftTree([5], [-1], None, [0.4])], 1, 1)[0])
+    assert len(Alone(CostCurve((1, 2), (1.0, 1.3))).cut([DraftTree([5], [-1], None, [0.4])], 1, 1)[0])
+
+
+def test_a_batch_shows_sooner_whether_drafting_pays() -> None:
+    gate = DraftingBackoff()
+    steps = 0
+    while gate.opens():
+        gate.note(1.0, 1.5, sequences=8)
+        steps += 1
+    assert steps == 2
+
+
+def test_rows_are_dearer_behind_a_long_text() -> None:
+    curve = CostCurve((1, 65), (1.0, 1.0), (0.0, 0.064))
+    assert curve.of(np.array([1, 65]), 32).tolist() == [1.0, 1.0]
+    assert curve.of(np.array([1, 65, 129]), 1032).tolist() == pytest.approx([1.0, 65.0, 129.0])
+    tree = DraftTree([1, 2, 3], [-1, 0, 1], None, [0.9, 0.9, 0.9])
+    fed = [len(Alone(curve, packed=True).cut([tree], 1, 1, cached)[0]) for cached in (0, 200, 4000)]
+    assert fed == [3, 3, 0]
+    assert Alone(curve).cut([tree], 1, 1, 4000) == Alone(curve, packed=True).cut([tree], 1, 1, 4000)
+
+
+class Foolish(Drafter):
+    """Guesses the same token with much confidence."""
+
+    budget = True
+
+    def propose(self, requests: Any, max_nodes: list[int]) -> list[DraftTree]:
+        return [DraftTree([3], [-1], None, [0.95]) if limit else DraftTree([], []) for limit in max_nodes]
+
+
+def test_an_engine_learns_what_its_drafter_is_worth(pair: Pair) -> None:
+    llm = LLM(pair.target, Foolish())
+    for _ in range(8):
+        outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=40))
+        assert [out.token_ids for out in outs] == pair.answers
+    known = llm.acceptance_calibration
+    assert known is not None
+    assert known.trials.sum() > 800
+    assert known.hits.sum() / known.trials.sum() < 0.2
+
+
+@pytest.mark.parametrize("spec", ["sssd", "prompt_lookup", "auto", "token_recycling", "lookahead"])
+def test_the_budget_can_be_switched_off(pair: Pair, spec: str) -> None:
+    assert LLM(pair.target, create(spec)).acceptance_calibration is not None
+    assert LLM(pair.target, create(f"{spec}:budget=false")).acceptance_calibration is None
+
+
+def test_each_drafter_of_an_engine_keeps_what_was_learnt_of_it(pair: Pair) -> None:
+    first, second = create("sssd"), create("prompt_lookup")
+    llm = LLM(pair.target, first)
+    known = llm.acceptance_calibration
+    llm.change_drafter(second)
+    assert llm.acceptance_calibration is not known
+    llm.change_drafter(first)
+    assert llm.acceptance_calibration is known

@@ -1,0 +1,371 @@
+"""What forwards cost: measured, kept, checked, and replaced where it is off or was disturbed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.draft_budget import cost_measuring as measuring
+from paceline.draft_budget.budget import _CostCorrection
+from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
+from paceline.draft_budget.cost_measuring import ROWS, check, measure
+from paceline.draft_budget.costs import Costs
+from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
+from paceline.util import cache, stopwatch
+from paceline.util.stopwatch import TIMING, Conditions, Stopwatch, agree, spread_of
+from tests.support.shared import Pair
+
+Forward = Callable[[int], float]
+
+
+class Machine:
+    """Forwards that take what a test says, by a clock of their own, a share of the time without a processor."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, forward: Forward) -> None:
+        self.forward, self.waited, self.now, self.forwards = forward, 0.0, 0.0, 0
+        machine = self
+
+        class Watch(Stopwatch):
+            waited = property(lambda self: machine.waited)
+
+        monkeypatch.setattr(measuring, "Stopwatch", Watch)
+        monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(measuring, "_timed", lambda stopwatch, apart, request, rows: self._take(rows))
+
+    def _take(self, rows: int) -> float:
+        self.forwards += 1
+        seconds = self.forward(rows)
+        self.now += seconds
+        return seconds
+
+
+def line(slope: float) -> Forward:
+    return lambda rows: 0.001 * (1 + slope * (rows - 1))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch, line(0.03))
+
+
+@pytest.fixture
+def model(pair: Pair) -> CachedLM:
+    return LLM(pair.target, "none").model
+
+
+def slope_of(costs: Costs) -> float:
+    one, eight = costs.curve().of(np.array([1, 8]))
+    return round(float((eight / one - 1) / 7), 4)
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_costs_are_measured_once_and_never_fall(model: CachedLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = Costs(model)
+    curve = costs.curve()
+    assert curve.rows == ROWS
+    assert list(curve.seconds) == sorted(curve.seconds)
+    assert model.open_sequences == 0
+    known = costs.recall()
+    assert known is not None
+    assert len(known.spreads) == len(ROWS)
+    monkeypatch.setattr(measuring, "measure", None)
+    monkeypatch.setattr(measuring, "check", lambda model, curve: measuring.Check(0.0, True) if known.conditions.quiet else None)
+    monkeypatch.setattr(Conditions, "calmer_now", False)
+    assert Costs(model).recall() == known
+    assert Costs(model).curve() == curve
+    beyond = curve.of(np.array([1, 128, 256, 384]))
+    assert beyond[0] == curve.seconds[0]
+    assert beyond[3] - beyond[2] == pytest.approx(beyond[2] - beyond[1])
+
+
+def test_what_a_long_text_adds_is_measured(model: CachedLM) -> None:
+    curve = measure(model).curve
+    assert (len(curve.further) == len(curve.rows)) == (model.context_length > 640)
+    assert list(curve.further) == sorted(curve.further)
+    assert min(curve.further, default=0.0) >= 0.0
+
+
+@pytest.mark.parametrize(("forward", "least"), [(0.001, len(ROWS)), (0.17, 8), (0.8, 3), (30.0, 2)])
+def test_fewer_numbers_of_rows_are_measured_of_a_slow_model_and_reach_as_far(
+    model: CachedLM, machine: Machine, forward: float, least: int
+) -> None:
+    """Sixteen rows for the price of one, each further one for a hundredth of it: what 48 cost cannot be guessed from these."""
+
+    def costly(rows: int) -> float:
+        return forward * (1 + max(0, rows - 16) / 100)
+
+    machine.forward = costly
+    curve = measure(model).curve
+    assert len(curve.rows) >= least
+    assert machine.now < 40 or least == 2
+    if least == 2:  # as few as can be
+        assert curve.rows == (1, 16)
+        assert curve.of(np.array([24]))[0] >= curve.seconds[1]
+    else:
+        assert curve.of(np.array([16, 48, 64])) == pytest.approx([costly(rows) for rows in (16, 48, 64)], rel=0.05)
+    if forward < 1 and curve.further:
+        assert len(curve.further) == len(curve.rows)
+
+
+def test_a_disturbed_measurement_is_longer_hardly_off_and_marked(model: CachedLM, machine: Machine) -> None:
+    """Two forwards of three take up to four times as long."""
+    quiet = measure(model)
+    assert quiet.conditions.quiet
+    few, honest, turns = machine.forwards, machine.forward, itertools.count()
+    machine.forward = lambda rows: honest(rows) * (1.0, 2.5, 4.0)[next(turns) % 3]
+    disturbed = measure(model)
+    assert machine.forwards - few > few
+    assert not disturbed.conditions.quiet
+    assert disturbed.curve.seconds == pytest.approx(quiet.curve.seconds, rel=0.1)
+
+
+def test_time_without_a_processor_marks_a_measurement(model: CachedLM, machine: Machine) -> None:
+    machine.waited = 0.3
+    found = measure(model)
+    assert (found.conditions.spread, found.conditions.waited, found.conditions.quiet) == (0.0, 0.3, False)
+
+
+def test_a_check_compares_the_cost_of_rows(model: CachedLM, machine: Machine) -> None:
+    curve = measure(model).curve
+    machine.forward = lambda rows: 3 * line(0.03)(rows)  # a slower processor: rows cost the same share
+    found = check(model, curve)
+    assert found is not None
+    assert found.confirms
+    machine.forward = line(0.1)
+    found = check(model, curve)
+    assert found is not None
+    assert found.off > 0.4
+    assert not found.confirms
+    machine.forward = lambda rows: 10.0
+    before = machine.forwards
+    assert check(model, CostCurve((1, 128), (10.0, 20.0))) is None
+    assert machine.forwards == before
+
+
+@pytest.mark.usefixtures("measured_costs")
+@pytest.mark.parametrize(
+    ("first", "later", "waited", "found"),
+    [
+        ((0.12, 0.0), 0.03, 0.0, 0.03),  # off without a sign of disturbance
+        ((0.12, 0.3), 0.03, 0.0, 0.03),
+        ((0.031, 0.3), 0.03, 0.0, 0.03),  # disturbed, though hardly off
+        ((0.03, 0.0), 0.031, 0.0, 0.03),
+        ((0.03, 0.0), 0.12, 0.3, 0.03),  # a disturbed check says nothing about a quiet curve
+        ((0.12, 0.3), 0.03, 0.3, 0.03),
+        ((0.03, 0.3), 0.031, 0.3, 0.03),
+    ],
+)
+@pytest.mark.parametrize("when", ["at the next load", "in use"])
+def test_a_curve_that_is_off_or_was_disturbed_is_replaced(
+    model: CachedLM, machine: Machine, when: str, first: tuple[float, float], later: float, waited: float, found: float
+) -> None:
+    """The cost of a row and the share of time without a processor, first and later."""
+    machine.forward, machine.waited = line(first[0]), first[1]
+    costs = Costs(model)
+    assert slope_of(costs) == first[0]
+    machine.forward, machine.waited = line(later), waited
+    if when == "in use":
+        changed = costs.renew(TIMING.first_pause_s + 1)
+        assert changed == (found != first[0])
+    else:
+        costs = Costs(model)
+    assert slope_of(costs) == found
+    assert slope_of(Costs(model)) == found  # it is kept
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_checks_in_use_become_rare(model: CachedLM, machine: Machine) -> None:
+    costs = Costs(model)
+    costs.curve()
+    checked = []
+    for second in range(1000):
+        before = machine.forwards
+        assert not costs.renew(1.0)
+        if machine.forwards > before:
+            checked.append(second)
+    pauses = np.diff(checked)
+    assert len(checked) == 4
+    assert all(later == 2 * earlier for earlier, later in itertools.pairwise(pauses))
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_a_slow_model_is_not_measured_in_use(model: CachedLM, machine: Machine) -> None:
+    machine.forward, machine.waited = (lambda rows: 0.8), 0.3
+    costs = Costs(model)
+    costs.curve()
+    before = machine.forwards
+    assert not costs.renew(1000.0)
+    assert machine.forwards == before
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_a_slow_model_is_measured_again_once_the_load_has_fallen(
+    model: CachedLM, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.forward, machine.waited = (lambda rows: 0.8), 0.3
+    for calmer in (False, True):
+        monkeypatch.setattr(Conditions, "calmer_now", calmer)
+        Costs(model).curve()
+        before = machine.forwards
+        Costs(model).curve()
+        assert (machine.forwards > before) == calmer
+
+
+def test_a_damaged_record_is_measured_again(model: CachedLM, machine: Machine, measured_costs: Path) -> None:
+    Costs(model).curve()
+    (file,) = measured_costs.glob("*/*/curve.json")
+    content = json.loads(file.read_text())
+    content["curve"]["seconds"].pop()
+    text = json.dumps(content)
+    file.write_text(text + " " * (file.stat().st_size - len(text)))  # of the size that its card names
+    assert Costs(model).recall() is None
+    assert Costs(model).curve().rows == ROWS
+
+
+def test_nothing_is_kept_where_the_cache_cannot_be_written(
+    model: CachedLM, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PACELINE_COST_CURVE")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
+    costs = Costs(model)
+    assert slope_of(costs) == 0.03
+    machine.forward = line(0.12)
+    assert costs.renew(1000.0)
+    assert slope_of(costs) == 0.12
+
+
+def test_an_engine_takes_the_new_curve(pair: Pair, machine: Machine, measured_costs: Path) -> None:
+    """Rows were found too dear for any draft; a few seconds later they are cheap, and answers stay the same."""
+    machine.forward, machine.waited = line(10.0), 0.3
+    llm = LLM(pair.target, "sssd", max_batch=1)
+    params = SamplingParams(max_new_tokens=40)
+    (first,) = llm.generate([pair.prompts[0] * 2], params)
+    machine.forward, machine.waited = line(0.001), 0.0
+    engine = llm._engine
+    assert engine.spending is not None
+    engine.spending._used = TIMING.disturbed_pause_s
+    (second,) = llm.generate([pair.prompts[0] * 2], params)
+    (third,) = llm.generate([pair.prompts[0] * 2], params)
+    assert first.token_ids == second.token_ids == third.token_ids
+    assert first.stats.drafted_tokens < third.stats.drafted_tokens
+    curve = llm.cost_curve
+    assert curve is not None
+    assert curve.seconds[ROWS.index(8)] < 1.1 * curve.seconds[0]
+
+
+def test_a_given_curve_is_neither_measured_nor_corrected(pair: Pair, machine: Machine, measured_costs: Path) -> None:
+    given = CostCurve((1, 64), (100.0, 200.0))
+    counts = []
+    for seconds in (1e-3, 10.0):
+        machine.forward = lambda rows, seconds=seconds: seconds  # type: ignore[misc]
+        llm = LLM(pair.target, "sssd", cost_curve=given)
+        outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=40))
+        assert [out.token_ids for out in outs] == pair.answers
+        counts.append([out.stats.fed for out in outs])
+        assert llm.cost_curve == given
+        assert llm.plain_seconds == 100.0
+    assert counts[0] == counts[1]
+    assert machine.forwards == 0
+    assert not list(measured_costs.glob("cost-*"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"rows": [1, 8]}', '{"rows": [2, 8], "seconds": [1, 2]}', '{"rows": [1, 8], "seconds": [2, 1]}', "[]", "no"],
+)
+def test_a_file_that_is_no_curve_is_refused(
+    model: CachedLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setenv("PACELINE_COST_CURVE", str(tmp_path / "curve.json"))
+    (tmp_path / "curve.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"PACELINE_COST_CURVE: got .*; expected a JSON file"):
+        Costs(model)
+
+
+def test_one_stalled_step_does_not_change_what_steps_take() -> None:
+    pace = _CostCorrection()
+    for seconds in [1.0] * 10 + [1000.0]:
+        pace.note(False, seconds, 1.0)
+    assert pace.plain < 1.06
+
+
+def test_repeats() -> None:
+    assert not agree([1.0, 1.0])
+    assert agree([1.5, 1.0, 1.02])
+    assert not agree([1.5, 1.0, 1.1])
+    assert spread_of([1.0]) == 0.0
+    assert spread_of([1.0, 1.0, 1.2, 1.2]) == pytest.approx(0.2)
+
+
+def test_one_thread_is_timed_by_its_own_clock() -> None:
+    """What it waits does not count."""
+    watch = Stopwatch(torch.device("cpu"))
+    assert watch.waited is None  # nothing was timed
+    assert watch.seconds(lambda: time.sleep(0.05)) < 0.04
+    assert watch.waited is not None
+    assert watch.waited > 0.2
+
+
+def test_several_threads_that_wait_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the system says of them; work of a thread that has ended counts as none."""
+    queued, now = [2.0], [10.0]
+    monkeypatch.setattr(stopwatch, "_queued", lambda: queued[0])
+    monkeypatch.setattr(stopwatch, "clock_of", lambda device: time.perf_counter)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    watch = Stopwatch(torch.device("cpu"))
+    queued[0], now[0] = 2.5, 12.0
+    assert watch.seconds(lambda: None) == 0.0
+    assert watch.waited == pytest.approx(0.125)
+    queued[0] = 1.0
+    assert watch.waited == 0.0
+    assert Stopwatch(torch.device("meta")).waited is None
+
+    def call() -> None:
+        now[0] += 1.0
+        queued[0] += 0.5
+
+    assert Stopwatch.suited(torch.device("cpu"), call).seconds(lambda: None) < 0.5  # by the processor's clock
+    assert Stopwatch.suited(torch.device("meta"), call).seconds(call) == 1.0
+
+
+def test_a_record_survives_its_file(model: CachedLM, machine: Machine, measured_costs: Path) -> None:
+    place = cache.CacheKey("cost-test-v1", "facts", "name", "curve.json")
+    found = measure(model)
+    cache.keep(place, found)
+    assert cache.recall(place, MeasuredCurve.read) == found
+    other = replace(found, conditions=replace(found.conditions, waited=None, load=None))
+    cache.keep(place, other)
+    assert cache.recall(place, MeasuredCurve.read) == other
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_a_disturbed_curve_is_checked_every_minute(model: CachedLM, machine: Machine) -> None:
+    """However long the machine is busy; a curve that is confirmed meanwhile stays, and a quiet check replaces it at once."""
+    machine.waited = 0.3
+    costs = Costs(model)
+    costs.curve()
+    checked = []
+    for second in range(400):
+        before = machine.forwards
+        assert not costs.renew(1.0)
+        if machine.forwards > before:
+            checked.append(second)
+    assert np.diff(checked).tolist() == [10, 20, 40, 60, 60, 60, 60, 60]
+    machine.waited = 0.0
+    assert any(costs.renew(1.0) for _ in range(60))
+    known = costs.recall()
+    assert known is not None
+    assert known.conditions.quiet

@@ -1,0 +1,253 @@
+"""What is read off the target's states: that it is right where it can be, kept, and that no text depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from paceline import LLM, SamplingParams, drafters
+from paceline.core.drafter import Outcome, TopTokens
+from paceline.core.request import Request
+from paceline.core.request import SamplingParams as Params
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.draft_head import fitting as module
+from paceline.draft_head.find import find_draft_head
+from paceline.draft_head.guessing import DraftHead
+from paceline.drafters.auto.draft_model_gate import DraftModelGate
+from paceline.drafters.auto.drafter import Auto
+from paceline.drafters.auto.options import AutoOptions
+from paceline.model.cached_lm import CachedLM
+from paceline.util import cache
+from tests.support.models import make
+from tests.support.shared import COUNT, Pair
+
+VOCABULARY = 256  # of the pair
+
+
+def states_of(model: CachedLM, token_ids: list[int]) -> Tensor:
+    """States [n, hidden] after each of some tokens."""
+    inner = model.model.base_model
+    with torch.inference_mode():
+        found: Tensor = inner(input_ids=torch.tensor([token_ids])).last_hidden_state[0]
+    return found
+
+
+def test_states_are_those_the_logits_are_made_of(pair: Pair) -> None:
+    model = CachedLM(pair.target)
+    requests = [Request(prompt, Params()) for prompt in pair.prompts[:2]]
+    for request in requests:
+        model.open(request)
+    trees = [DraftTree([5, 9, 7], [-1, -1, 0]), EMPTY_TREE]
+    found = model.forward_with_states(requests, trees)
+    assert found.states is not None
+    head = pair.target.get_output_embeddings()
+    assert torch.allclose(head(found.states[:, 0]), found.flat, atol=1e-3)
+    expected = states_of(model, [*pair.prompts[0], 5, 7])
+    first = found.states[found.starts[0] : found.starts[0] + 4, 0]
+    assert torch.allclose(first[[0, 1, 3]], expected[-3:], atol=1e-3)
+    second = found.those([1]).states
+    assert second is not None
+    assert torch.equal(second, found.states[found.starts[1] :][:1])
+
+
+def test_a_linear_model_is_foreseen_exactly(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the next state is a linear map of state and embedding, that map is found."""
+    model = CachedLM(pair.target)
+    embedding, head = pair.target.get_input_embeddings().weight, pair.target.get_output_embeddings().weight
+    hidden = head.shape[1]
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn(3000, hidden, generator=generator)
+    token_ids = torch.randint(0, len(embedding), (3000,), generator=generator)
+    true = torch.randn(2 * hidden + 1, hidden, generator=generator)
+    with torch.inference_mode():
+        inputs = torch.cat((states, embedding[token_ids], torch.ones(3000, 1)), dim=-1)
+        following = inputs @ true
+        monkeypatch.setattr(module, "_write", lambda model, pairs: (states[:2900], token_ids[:2900], following[:2900]))
+        monkeypatch.setattr(module, "_RIDGE", 1e-3)
+        found = find_draft_head(model)
+        assert found is not None
+        trees = found.foresee(states[2900:], token_ids[2900:].tolist())
+        expected = (following[2900:] @ head.T).softmax(-1).topk(4)
+    firsts = torch.tensor([tree.token_ids[0] for tree in trees])
+    assert (firsts == expected.indices[:, 0]).float().mean() > 0.97
+    assert all(tree.parents == [-1] * 16 for tree in trees)
+
+
+@pytest.mark.parametrize("count", [5, 40])
+def test_both_forms_of_the_system_have_the_same_solution(count: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    inputs, following = (torch.randn(count, width, generator=generator, dtype=torch.float64) for width in (20, 3))
+    expected = torch.linalg.solve(inputs.T @ inputs + module._RIDGE * torch.eye(20), inputs.T @ following)
+    torch.testing.assert_close(module._solve(inputs, following), expected)
+
+
+def test_it_guesses_better_than_chance_of_the_models_own_text(pair: Pair) -> None:
+    """The mark of a map that was learnt: on the embedded target's own answers, next tokens among its first sixteen."""
+    model = CachedLM(pair.target)
+    found = find_draft_head(model)
+    assert found is not None
+    right = total = 0
+    for prompt, answer in zip(pair.prompts[:4], pair.answers[:4], strict=True):
+        text = [*prompt, *answer]
+        trees = found.foresee(states_of(model, text)[:-2], text[1:-1])
+        hits = [token in tree.token_ids for tree, token in zip(trees, text[2:], strict=True)][len(prompt) :]
+        right, total = right + sum(hits), total + len(hits)
+    assert right > 0.2 * total
+
+
+@pytest.mark.parametrize("name", ["falcon_alibi", "opt", "gemma2", "gpt2"])
+def test_models_of_other_forms_have_it_too(name: str) -> None:
+    """Positions that are slots, an embedding of another width, scaled embeddings and capped logits, positions as embeddings."""
+    found = find_draft_head(CachedLM(make(name, "eager")))
+    assert found is not None
+
+
+def test_a_model_without_embeddings_that_can_be_read_has_none(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair.target, "get_input_embeddings", torch.nn.Identity)
+    assert find_draft_head(CachedLM(pair.target)) is None
+
+
+def test_a_model_that_passes_by_its_head_has_none(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a request that asks for it goes on without."""
+    head = pair.target.get_output_embeddings()
+    monkeypatch.setattr(pair.target, "get_output_embeddings", lambda: torch.nn.Linear(head.in_features, head.out_features))
+    assert find_draft_head(CachedLM(pair.target)) is None
+    (answer,) = LLM(pair.target, drafters.create("auto:nodes=8,budget=false")).generate(
+        pair.prompts[:1], SamplingParams(max_new_tokens=COUNT)
+    )
+    assert answer.token_ids == pair.answers[0][:COUNT]
+
+
+def test_a_model_that_is_too_slow_has_none(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_SECONDS", 0.0)
+    assert find_draft_head(CachedLM(pair.target)) is None
+
+
+def weights_of(found: DraftHead | None) -> Tensor:
+    assert found is not None
+    return found._first
+
+
+def test_that_of_a_large_model_is_kept(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(module, "_WORTH_KEEPING", 0)
+    first = weights_of(find_draft_head(CachedLM(pair.target)))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_fit", lambda model, pairs: pytest.fail("it is there"))
+        again = weights_of(find_draft_head(CachedLM(pair.target)))
+    assert torch.equal(first, again)
+    other = weights_of(find_draft_head(CachedLM(pair.draft)))
+    assert other.shape != first.shape or not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("damage", ["not safetensors", "another shape", "no number"])
+def test_a_damaged_one_is_found_again(damage: str, pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(module, "_WORTH_KEEPING", 0)
+    first = weights_of(find_draft_head(CachedLM(pair.target)))
+    (file,) = tmp_path.glob("*/*/weights.safetensors")
+    content = file.read_bytes()
+    if damage == "not safetensors":
+        file.write_bytes(b"\xff" * len(content))
+    elif damage == "another shape":
+        rows, columns = first.shape
+        file.write_bytes(content.replace(f"[{rows},{columns}]".encode(), f"[{columns},{rows}]".encode()))
+    else:
+        tensors = safetensors.torch.load(content)
+        tensors["first"][0, 0] = torch.inf
+        file.write_bytes(safetensors.torch.save(tensors, {"levels": "1"}))
+    assert torch.allclose(weights_of(find_draft_head(CachedLM(pair.target))), first, rtol=1e-2, atol=1e-2)
+
+
+class Wrong(Auto):
+    """Writes down what was foreseen, and believes the opposite."""
+
+    head_draft: list[DraftTree]
+
+    def observe(self, outcomes: list[Outcome]) -> None:  # type: ignore[override]
+        self.head_draft = [*getattr(self, "head_draft", []), *(one.head_draft for one in outcomes if one.head_draft is not None)]
+        super().observe([replace(one, head_draft=None if one.head_draft is None else turned(one.head_draft)) for one in outcomes])
+
+
+def turned(tree: DraftTree) -> DraftTree:
+    """Return other tokens, the least likely of them believed most."""
+    assert tree.confidence is not None
+    return replace(tree, token_ids=[VOCABULARY - 1 - token for token in tree.token_ids], confidence=tree.confidence[::-1])
+
+
+def test_a_drafter_is_told_and_what_is_wrong_changes_no_text(pair: Pair) -> None:
+    drafter = Wrong(AutoOptions(nodes=8, budget=False))
+    answers = LLM(pair.target, drafter).generate(pair.prompts[:3], SamplingParams(max_new_tokens=COUNT))
+    assert [answer.token_ids for answer in answers] == [expected[:COUNT] for expected in pair.answers[:3]]
+    assert drafter.head_draft
+    assert all(len(tree) == 16 for tree in drafter.head_draft)
+
+
+def test_what_is_foreseen_is_read_off_the_last_accepted_token(pair: Pair) -> None:
+    """Each step says what the map makes of the state its newest token was chosen by."""
+
+    class Watched(Auto):
+        seen: ClassVar[list[tuple[list[int], list[int]]]] = []
+
+        def observe(self, outcomes: list[Outcome]) -> None:  # type: ignore[override]
+            for one in outcomes:
+                assert one.head_draft is not None
+                self.seen.append((one.request.token_ids[:], one.head_draft.token_ids))
+            super().observe(outcomes)
+
+    drafter = Watched(AutoOptions(nodes=8, budget=False))
+    LLM(pair.target, drafter).generate(pair.prompts[:3], SamplingParams(max_new_tokens=16))
+    model = CachedLM(pair.target)
+    found = find_draft_head(model)
+    assert found is not None
+    agree = 0
+    for text, head_draft in drafter.seen:
+        (tree,) = found.foresee(states_of(model, text[:-1])[-1:], text[-1:])
+        agree += tree.token_ids[0] == head_draft[0]
+    assert agree >= len(drafter.seen) - 1  # two may be equally likely
+
+
+def test_auto_guesses_from_the_first_step_on(pair: Pair) -> None:
+    """Of tokens that are in no prompt: with it there is a tree at once, without there is none."""
+    drafted = []
+    for spec in ("auto:nodes=8,budget=false", "auto:nodes=8,budget=false,draft_head=false"):
+        (answer,) = LLM(pair.target, drafters.create(spec)).generate([[5, 9, 13]], SamplingParams(max_new_tokens=3))
+        drafted.append(answer.stats.drafted_tokens)
+    assert drafted[0] > drafted[1]
+
+
+def test_auto_does_not_ask_while_nothing_is_fed() -> None:
+    drafter = Auto(AutoOptions())
+    requests = [Request([1, 2, 3], Params()) for _ in range(4)]
+    asked = []
+    for _ in range(40):
+        asked.append(drafter.num_head_tokens() > 0)
+        for request in requests:
+            request.token_ids.append(7)
+        tops = TopTokens(torch.full((1, 8), 7).numpy(), torch.full((1, 8), 0.1).numpy())
+        drafter.observe([Outcome(request, EMPTY_TREE, [], [7], [7], tops) for request in requests])
+    assert asked[0]
+    assert sum(asked) == 3
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_auto_has_less_foreseen_beside_a_draft_model(asks: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token where it was asked, of wide trees two; all where it was not."""
+    monkeypatch.setattr(DraftModelGate, "asks", lambda *_: asks)
+    drafter = Auto(AutoOptions(), CachedLM(pair.draft))
+    request = Request(pair.prompts[0], Params())
+    drafter.start(request)
+    levels = [drafter.num_head_tokens()]
+    for nodes in (8, 16):
+        drafter.propose([request], [nodes])
+        request.token_ids.append(7)
+        tops = TopTokens(torch.full((1 + nodes, 8), 7).numpy(), torch.full((1 + nodes, 8), 0.1).numpy())
+        drafter.observe([Outcome(request, DraftTree.chain([9] * nodes), [], [7], [7] * (1 + nodes), tops)])
+        levels.append(drafter.num_head_tokens())
+    assert levels == ([16, 1, 2] if asks else [16, 16, 16])

@@ -1,0 +1,384 @@
+"""The proof at load, what is refused and why, and the padding that keeps forwards in the class that was found."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from paceline import LLM, SamplingParams
+from paceline.core.drafter import Drafter
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.cpu.linear.own import Products
+from paceline.draft_budget.drafter_state import DrafterState
+from paceline.engine.grouping import select_prompts
+from paceline.engine.request_handle import RequestHandle
+from paceline.errors import ConfigError
+from paceline.invariance import invariance
+from paceline.invariance.invariance import MOST_ROWS, prove, resolve_batch_invariance, search
+from paceline.invariance.probe_report import ProbeReport, ProbeResult
+from paceline.model.cached_lm import CachedLM
+from paceline.model.padded_batch import lay_out
+from paceline.util import stopwatch
+from paceline.util.stopwatch import Conditions
+from tests.support.models import make
+
+pytestmark = pytest.mark.processor
+CHEAP = ProbeReport(4, MOST_ROWS, 1.02, "", (), 0.1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Changing(nn.Linear):
+    """A product that sums in another order from `change` rows on."""
+
+    change = 5
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.reshape(-1, input.shape[-1])
+        pieces = 2 if len(rows) >= self.change else 4
+        parts = zip(rows.float().chunk(pieces, 1), self.weight.float().chunk(pieces, 1), strict=True)
+        total = torch.stack([(part[:, None] * weight).sum(-1) for part, weight in parts]).sum(0)
+        return total.to(input.dtype).reshape(*input.shape[:-1], -1)
+
+
+def with_products(kind: type[nn.Linear], dtype: torch.dtype = torch.bfloat16) -> Any:
+    """The tiny Llama, in which one kind of product is computed otherwise."""
+    model = copy.deepcopy(make("llama", "sdpa")).to(dtype)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.__class__ = kind
+    return model
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "phi3", "gemma2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_product_of_a_model_is_tried(name: str, dtype: torch.dtype) -> None:
+    model = copy.deepcopy(make(name)).to(dtype)
+    proof = search(model)
+    assert (proof.reason, proof.most) == ("", MOST_ROWS)
+    products = [one for one in proof.findings if "->" in one.shape]
+    assert sum(one.times for one in products) == sum(
+        isinstance(one, nn.Linear) or type(one).__name__ == "Conv1D" for one in model.modules()
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_that_changes_is_found_in_the_model(dtype: torch.dtype) -> None:
+    proof = search(with_products(Changing, dtype))
+    (changing,) = [one for one in proof.findings if one.name.endswith("down_proj")]
+    assert 5 in changing.runs
+    assert proof.least >= 5
+    assert proof.cost > 0
+
+
+def test_no_wide_class_is_refused_with_the_figures() -> None:
+    class Always(Changing):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) * (1 + input[..., :1].numel() * 2**-7)
+
+    model = with_products(Always)
+    with pytest.raises(ConfigError, match=r"batch_invariant: got True; the widest class .*down_proj 1, 2, 3"):
+        resolve_batch_invariance(model, True)
+    found = resolve_batch_invariance(model, "auto")
+    assert not found.on
+    assert "down_proj 1, 2, 3" in found.reason
+    assert found.least_rows == 1
+
+
+class Anything:
+    """`nn.Linear.forward` by a kernel that rounds otherwise for every number of rows."""
+
+    @staticmethod
+    def forward(module: nn.Linear, input: Tensor) -> Tensor:
+        result = nn.functional.linear(input, module.weight, module.bias)
+        return result * (1 + result.numel() // result.shape[-1] * 2**-7)
+
+
+def test_where_no_class_is_wide_products_have_a_fixed_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Linear, "forward", Anything.forward)
+    model = make("llama", "sdpa")
+    assert "the widest class" in search(model).reason
+    found = resolve_batch_invariance(model, True)
+    assert found.on
+    assert found.least_rows == 1
+    assert found.products is not None
+    assert found.proof is not None
+    assert found.products.fixed == found.proof.fixed_rows == 64
+    assert "rows 1 to 1024 agree bit for bit, in products of 64; products take" in found.reason
+    llm = LLM(model, "prompt_lookup", max_batch=3, batch_invariant=True)
+    prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 3] * 6, [4]]
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    alone = LLM(model, "none", max_batch=1, batch_invariant=True)
+    texts = [alone.generate([prompt], params)[0].token_ids for prompt in prompts]
+    assert [out.token_ids for out in llm.generate(prompts, params)] == texts
+    assert "forward" not in vars(model.lm_head)  # nothing is left behind
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 200])
+def test_products_of_a_fixed_number_of_rows(rows: int) -> None:
+    module, seen = nn.Linear(24, 40), []
+    states, plain = torch.randn(1, rows, 24), nn.Linear.forward
+
+    def watched(one: nn.Linear, some: Tensor) -> Tensor:
+        seen.append(len(some))
+        return plain(one, some)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(nn.Linear, "forward", watched)
+        with Products((module,), fixed=64).in_force():
+            out = module(states)
+    assert set(seen) == {64}
+    assert len(seen) == -(-rows // 64)
+    assert out.shape == (1, rows, 40)
+    assert torch.allclose(out, plain(module, states), atol=1e-5)
+
+
+def test_what_fails_on_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> ProbeReport:
+        raise MemoryError("out of shared memory")
+
+    model = make("llama", "sdpa")
+    monkeypatch.setattr(invariance, "prove", fail)
+    found = resolve_batch_invariance(model, "auto")
+    assert (found.on, found.proof) == (False, None)
+    assert found.reason == "it was tried on cpu and failed: out of shared memory (MemoryError)"
+    monkeypatch.setattr(type(model), "device", torch.device("cuda:0"))
+    with pytest.raises(ConfigError, match="got True; it was tried on cuda:0 and failed"):
+        resolve_batch_invariance(model, True)
+
+
+def test_an_activation_whose_last_elements_differ_is_found() -> None:
+    class Tail(nn.Module):
+        def forward(self, input: Tensor) -> Tensor:
+            result = nn.functional.silu(input)
+            result.view(-1)[-1] += 1.0
+            return result
+
+    model = copy.deepcopy(make("llama", "sdpa"))
+    for layer in model.model.layers:
+        layer.mlp.act_fn = Tail()
+    assert "mlp.act_fn 1, 2, 3" in search(model).reason
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v3", "gpt_oss", "llama4"])
+def test_mixtures_of_experts_are_refused_by_name(name: str) -> None:
+    model = make(name)
+    with pytest.raises(ConfigError, match=rf"got True; {type(model).__name__} is a mixture of \d experts"):
+        resolve_batch_invariance(model, True)
+    assert "mixture of" in resolve_batch_invariance(model, "auto").reason
+
+
+def test_weights_that_cannot_be_tried_are_refused_by_name() -> None:
+    class Bare(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner, self.mix = inner, nn.Parameter(torch.eye(64))
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.inner(hidden) @ self.mix  # type: ignore[no-any-return]
+
+    model = copy.deepcopy(make("llama", "sdpa"))
+    model.model.layers[1].mlp = Bare(model.model.layers[1].mlp)
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.mix belongs to a Bare, whose sums cannot be tried alone"):
+        resolve_batch_invariance(model, True)
+
+
+def test_layers_that_cannot_be_tried_are_refused_by_name() -> None:
+    class Fixed(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            if input.shape[1] != 13:
+                raise RuntimeError("packed for 13 rows")
+            return super().forward(input)
+
+    with pytest.raises(ConfigError, match=r"mlp\.down_proj, a Fixed, cannot be tried alone: packed for 13 rows"):
+        resolve_batch_invariance(with_products(Fixed), True)
+
+
+def test_asked_for_and_impossible() -> None:
+    with pytest.raises(ConfigError, match="got True; it has attention code of its own"):
+        resolve_batch_invariance(make("bloom"), True)
+    assert resolve_batch_invariance(make("bloom"), "auto").reason.startswith("it has attention code of its own")
+    with pytest.raises(ConfigError, match="batch_invariant: got 'yes'; expected True, False or 'auto'"):
+        resolve_batch_invariance(make("llama"), "yes")  # type: ignore[arg-type]
+
+
+def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama", "sdpa")
+    monkeypatch.setattr(invariance, "prove", lambda model: CHEAP)
+    assert resolve_batch_invariance(model, "auto").on
+    assert resolve_batch_invariance(model, "auto").least_rows == 4
+    for dear in (ProbeReport(4, MOST_ROWS, 1.9, "", (), 0.1), ProbeReport(4, MOST_ROWS, 1.0, "", (), 0.1, whole_cost=1.2)):
+        monkeypatch.setattr(invariance, "prove", lambda model, dear=dear: dear)
+        refused = resolve_batch_invariance(model, "auto")
+        assert (refused.on, refused.least_rows, refused.most_rows) == (False, 1, None)
+        assert f"products take {dear.cost:.2f} of the usual time" in refused.reason
+        assert f"a text {dear.whole_cost:.2f}" in refused.reason
+    assert resolve_batch_invariance(model, True).on
+    assert not resolve_batch_invariance(model, False).on
+
+
+def test_a_disturbed_clock_does_not_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a cost that is too high by more than the repeats are apart does."""
+    model = make("llama", "sdpa")
+    for spread, cost, on in ((0.02, 1.2, False), (0.4, 1.2, True), (0.4, 1.45, True), (0.4, 1.5, False)):
+        conditions = Conditions(spread, None, 3.0, 0.0)
+        for proof in (replace(CHEAP, cost=cost, conditions=conditions), replace(CHEAP, whole_cost=cost, conditions=conditions)):
+            monkeypatch.setattr(invariance, "prove", lambda model, proof=proof: proof)
+            found = resolve_batch_invariance(model, "auto")
+            assert found.on is on
+            assert ("up to 1.47 counts as 1.05" in found.reason) is (spread == 0.4)
+
+
+def test_disturbed_costs_are_measured_again_once_the_load_has_fallen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not for a second engine of the same process, which then gives the bits of the first one."""
+    model, searched = make("llama", "sdpa"), list[ProbeReport]()
+
+    def found(*_: object) -> ProbeReport:
+        searched.append(replace(CHEAP, cost=1.0 + len(searched), conditions=Conditions(0.4, None, 3.0, 0.0)))
+        return searched[-1]
+
+    monkeypatch.setattr(invariance, "search", found)
+    for load, count in ((3.0, 1), (1.0, 1)):
+        monkeypatch.setattr(stopwatch, "load_average", lambda load=load: load)
+        assert prove(model) == searched[-1]
+        assert len(searched) == count
+    monkeypatch.setattr(invariance, "_used", set())  # another process
+    assert prove(model) == searched[-1]
+    assert len(searched) == 2
+    assert prove(model) == searched[-1]
+
+
+def test_found_once_per_machine_and_shapes(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    model, searched = make("llama", "sdpa"), []
+    honest = invariance.search
+    monkeypatch.setattr(invariance, "search", lambda *asked: searched.append(1) or honest(*asked))  # type: ignore[func-returns-value]
+    first = prove(model)
+    assert prove(model) == first
+    assert len(searched) == 1
+    prove(make("qwen2", "sdpa"))
+    assert len(searched) == 2
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    prove(model)
+    assert len(searched) == 3
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    prove(model)
+    assert len(searched) == 4
+    own_cache.joinpath("file").touch()
+    monkeypatch.setenv("PACELINE_CACHE", str(own_cache / "file"))  # no folder: nothing can be kept
+    assert prove(model).findings == first.findings
+    assert len(searched) == 5
+
+
+def test_findings_survive_the_cache() -> None:
+    model = make("gpt2")
+    found = prove(model)
+    assert isinstance(found.findings[0], ProbeResult)
+    assert prove(model) == found
+
+
+LENGTHS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12), st.integers(0, 4)), min_size=1, max_size=4)
+
+
+@given(shapes=LENGTHS, chunk=st.integers(1, 12), least=st.integers(1, 40))
+def test_padding_fills_up_to_the_class_and_disturbs_nobody(shapes: list[tuple[int, int, int]], chunk: int, least: int) -> None:
+    requests, trees = [], []
+    for slot, (cached, pending, nodes) in enumerate(shapes):
+        request = Request(list(range(3, 3 + cached + pending)), SamplingParams())
+        request.slot, request.cached = slot, cached
+        requests.append(request)
+        trees.append(DraftTree([50 + node for node in range(nodes)], [node // 2 - 1 for node in range(nodes)]))
+    plain, padded = lay_out(requests, trees, chunk), lay_out(requests, trees, chunk, least)
+    rows, columns = padded.token_ids.shape
+    assert rows * (1 + padded.width) >= least
+    assert rows * columns >= least
+    assert rows * padded.width < least or padded.width == plain.width  # and no more than that
+    if rows * (1 + plain.width) >= least:
+        assert padded.token_ids.shape == plain.token_ids.shape
+    own, extra = slice(0, plain.token_ids.shape[1]), slice(plain.token_ids.shape[1], None)
+    for name in ("token_ids", "positions", "padding"):
+        assert np.array_equal(getattr(padded, name)[:, own], getattr(plain, name))
+    assert np.array_equal(padded.block[:, own, own], plain.block)
+    assert not padded.block[:, own, extra].any()
+    assert padded.padding[:, extra].all()
+    root = columns - padded.width - 1
+    assert (padded.block[:, extra].sum(-1) == 1).all()
+    assert padded.block[:, extra, root].all()
+    used = ~padded.padding
+    for row in range(rows):
+        assert len(set(padded.places[row].tolist())) == columns  # every column has a place of its own
+        assert np.array_equal(padded.places[row][used[row]], plain.places[row][~plain.padding[row]])
+
+
+@pytest.mark.parametrize("least", [1, 4, 17])
+def test_padded_forwards_give_the_logits_of_their_tokens(least: int) -> None:
+    model = make("llama", "sdpa")
+    plain, padded = CachedLM(model), CachedLM(model, least_rows=least)
+    trees = [DraftTree([5, 6, 7], [-1, 0, -1]), DraftTree([8], [-1])]
+    results = []
+    for lm in (plain, padded):
+        requests = [Request([3, 4, 5, 6], SamplingParams()), Request([9, 8], SamplingParams())]
+        for request in requests:
+            lm.open(request)
+        alone = lm.feed(requests[:1])
+        requests[0].token_ids.append(11)
+        logits, hidden = lm.forward_with_hidden(requests, trees)
+        lm.commit([[0, 1], []])
+        requests[0].append([5, 6, 12])
+        requests[1].append([12])
+        results.append((alone, logits, hidden, lm.feed(requests)))
+    for one, other in zip(*results, strict=True):
+        assert one.shape == other.shape
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one[0], other[0], atol=1e-4)
+        assert torch.allclose(one[1:, :2], other[1:, :2], atol=1e-4)
+
+
+def test_no_forward_leaves_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither prompts that share a forward, nor drafts, nor single tokens."""
+    monkeypatch.setattr(invariance, "prove", lambda model: ProbeReport(5, 40, 1.0, "", (), 0.1))
+    llm = LLM(make("llama", "sdpa"), drafter="lookahead", max_batch=4, batch_invariant=True)
+    counted: list[int] = []
+    llm.model.model.get_input_embeddings().register_forward_hook(lambda module, ids, out: counted.append(ids[0].numel()))
+    prompts = [[5, 6, 7, 8] * 25, [9, 3] * 6, [4] * 11, [4, 5, 6] * 4, [7]]
+    outs = llm.generate(prompts, SamplingParams(max_new_tokens=20, ignore_eos=True))
+    assert 5 <= min(counted) <= max(counted) <= 40
+    assert all(out.stats.batch_invariant for out in outs)
+    assert any(out.stats.drafted_tokens for out in outs)
+
+
+def test_prompts_share_a_forward_as_far_as_the_class_goes() -> None:
+    handles = []
+    for slot in range(4):
+        request = Request([3] * 10, SamplingParams())
+        request.slot = slot
+        handles.append(RequestHandle(request, DrafterState(Drafter(), None)))
+    assert len(select_prompts(handles, 512)) == 4
+    assert len(select_prompts(handles, 512, 29)) == 2
+    assert len(select_prompts(handles, 512, 5)) == 1
+
+
+def test_threads_changed_after_the_proof_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariance, "prove", lambda model: CHEAP)
+    llm = LLM(make("llama", "sdpa"), batch_invariant=True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    with pytest.raises(ConfigError, match="threads: got 3; expected 1, for which batch invariance was proven"):
+        llm.generate([[3, 4]])
+
+
+def test_off_is_off() -> None:
+    llm = LLM(make("llama", "sdpa"), batch_invariant=False)
+    assert not llm.invariance.on
+    assert not llm.generate([[3, 4, 5]], SamplingParams(max_new_tokens=2))[0].stats.batch_invariant

@@ -1,0 +1,239 @@
+"""Trees, commits, slots and answers over the architectures of transformers, against recomputation without any cache."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paceline import LLM, DraftTree, SamplingParams
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, node_depths, tree_shape
+from paceline.errors import UnsupportedModelError
+from paceline.model import padded_batch as layout_module
+from paceline.model.architecture import Architecture
+from paceline.model.cached_lm import CachedLM
+from paceline.model.self_check import VERIFIED, check_tree_forward
+from tests.support import models
+from tests.support.shared import ScriptedTree, reference
+
+TOLERANCE = 2e-4
+# Shapes and, for each, a path to keep that is not its first nodes.
+Shape = tuple[list[int], list[int]]
+BUSHY: Shape = ([-1, 0, 1, -1, 3, 4, 0], [3, 4])
+WIDE: Shape = ([-1, -1, -1, 0, 1, 1], [1, 5])
+SHORT: Shape = ([-1, 0], [])
+CHAIN: Shape = ([-1, 0, 1], [0, 1])
+EMPTY: Shape = ([], [])
+
+
+@torch.inference_mode()
+def recompute(model: Any, texts: list[list[int]]) -> Tensor:
+    """Logits of full causal forwards, no cache; right padding comes after everything that is compared."""
+    longest = max(map(len, texts))
+    ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    return logits
+
+
+class Session:
+    """Feeds random trees of given shapes and holds every logit against recomputation."""
+
+    def __init__(self, model: Any) -> None:
+        self.lm = CachedLM(model)
+        self.worst = 0.0  # error over tolerance
+        self._model = model
+        self._random = random.Random(5)
+
+    def tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(3, models.VOCAB) for _ in range(count)]
+
+    def open(self, length: int) -> Request:
+        request = Request(self.tokens(length), SamplingParams())
+        self.lm.open(request)
+        return request
+
+    def step(self, requests: list[Request], shapes: list[Shape]) -> None:
+        trees = [DraftTree(self.tokens(len(parents)), parents) for parents, _ in shapes]
+        logits = self.lm.forward(requests, trees)
+        for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+            self._compare(logits[row], request, tree)
+        self.lm.commit([path for _, path in shapes])
+        for request, tree, (_, path) in zip(requests, trees, shapes, strict=True):
+            request.token_ids += [tree.token_ids[node] for node in path] + self.tokens(1)
+
+    def _compare(self, logits: Tensor, request: Request, tree: DraftTree) -> None:
+        paths = []
+        for leaf in set(range(-1, len(tree))) - set(tree.parents) or {-1}:
+            nodes = np.flatnonzero(tree_shape(tuple(tree.parents))[1][leaf]).tolist() if leaf >= 0 else []
+            paths.append(nodes)
+        expected = recompute(self._model, [request.token_ids + [tree.token_ids[node] for node in nodes] for nodes in paths])
+        scale = max(1.0, float(expected.abs().max()))
+        for row, nodes in enumerate(paths):
+            for place, node in enumerate([-1, *nodes]):
+                error = (logits[node + 1] - expected[row, len(request) - 1 + place]).abs().max()
+                self.worst = max(self.worst, float(error) / (TOLERANCE * scale))
+
+
+@pytest.mark.parametrize(("name", "kind"), [*models.CASES, *models.ROTARY_CASES])
+def test_trees_of_ragged_rows_equal_full_forwards(name: str, kind: str) -> None:
+    """Rows of different length carry different trees; branches that are not the first are kept; a slot changes hands."""
+    session = Session(models.make(name, kind))
+    requests = [session.open(length) for length in (10, 23, 17)]
+    session.step(requests, [BUSHY, WIDE, SHORT])  # trees ride along with the prompts
+    session.step(requests, [WIDE, EMPTY, BUSHY])
+    session.step(requests, [CHAIN, BUSHY, WIDE])
+
+    session.lm.close(requests[1])
+    session.step([requests[0], requests[2]], [BUSHY, SHORT])  # the rows close ranks
+    late = session.open(19)
+    assert late.slot in (1, 2)
+    session.lm.prefill_chunk = 4
+    while not session.lm.reaches_end(late):
+        session.lm.feed([late])
+    session.step([late], [WIDE])
+    everyone = sorted([requests[0], requests[2], late], key=lambda request: request.slot)
+    session.step(everyone, [BUSHY, CHAIN, WIDE])
+    session.step(everyone, [EMPTY, EMPTY, EMPTY])
+    assert session.worst < 1
+    assert session.lm.open_sequences == 3
+
+
+@pytest.mark.parametrize("name", models.TREES)
+def test_a_causal_mask_instead_of_the_tree_mask_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above can fail: with the same positions but every earlier node visible, logits differ."""
+
+    def causal(parents: tuple[int, ...]) -> tuple[Any, Any]:
+        return node_depths(parents), np.tri(len(parents), dtype=np.bool_)
+
+    monkeypatch.setattr(layout_module, "tree_shape", causal)
+    session = Session(models.make(name, "eager"))
+    session.step([session.open(10), session.open(14)], [BUSHY, CHAIN])
+    assert session.worst > 100
+
+
+@pytest.mark.parametrize("name", models.TREES)
+def test_a_wrong_commit_is_noticed(name: str) -> None:
+    """Keeping the first branch's rows under the second branch's tokens spoils the next step."""
+    session = Session(models.make(name, "eager"))
+    request = session.open(10)
+    tree = DraftTree(session.tokens(len(BUSHY[0])), BUSHY[0])
+    session.lm.forward([request], [tree])
+    session.lm.commit([[0, 1]])
+    request.token_ids += [tree.token_ids[node] for node in (3, 4)] + session.tokens(1)
+    session.step([request], [SHORT])
+    assert session.worst > 100
+
+
+def answers(model: Any, count: int = 14) -> dict[tuple[int, ...], list[int]]:
+    """Three prompts of different length and their answers."""
+    rng = random.Random(8)
+    prompts = [[rng.randrange(3, models.VOCAB) for _ in range(length)] for length in (9, 21, 13)]
+    return {tuple(prompt): reference(model, prompt, count) for prompt in prompts}
+
+
+def check_greedy(model: Any) -> ScriptedTree:
+    known = answers(model)
+    prompts = [list(prompt) for prompt in known]
+    params = SamplingParams(max_new_tokens=14)
+    drafter = ScriptedTree(known, models.VOCAB)
+    llm = LLM(model, drafter=drafter)
+    forwards = 0
+    for batch in (prompts, prompts[:1]):
+        outs = llm.generate(batch, params)
+        assert [out.token_ids for out in outs] == list(known.values())[: len(batch)]
+        forwards += sum(out.stats.target_forwards for out in outs)
+    assert forwards < 4 * 14  # drafts were accepted
+    assert not drafter.open
+    assert llm.model.open_sequences == 0
+    return drafter
+
+
+@pytest.mark.parametrize(("name", "kind"), [*models.CASES, *models.ROTARY_CASES])
+def test_greedy_answers_equal_generate(name: str, kind: str) -> None:
+    drafter = check_greedy(models.make(name, kind))
+    assert drafter.side_branches > 0
+
+
+@pytest.mark.parametrize(("name", "kind"), models.CHAIN_CASES)
+def test_models_bound_to_slots_answer_the_same_with_chains(name: str, kind: str) -> None:
+    """The engine keeps one branch of every tree there."""
+    model = models.make(name, kind)
+    assert not Architecture.of(model).takes_trees
+    drafter = check_greedy(model)
+    assert drafter.side_branches == 0
+
+
+def test_the_table_is_wide() -> None:
+    assert len({name for name, _ in models.CASES if Architecture.of(models.make(name)).takes_trees}) >= 30
+    assert len(models.TREES) + len(models.CHAINS) + 1 >= 42
+
+
+@pytest.mark.parametrize("name", models.REFUSED)
+def test_models_that_cannot_be_rolled_back_are_refused(name: str) -> None:
+    model = models.make(name)
+    with pytest.raises(UnsupportedModelError) as caught:
+        LLM(model, "none")
+    text = str(caught.value)
+    assert type(model).__name__ in text
+    assert "expected" in text or "se model.generate" in text
+    assert text.endswith(".")
+    assert re.search(models.REASONS[name], text)
+
+
+def test_architectures_taken_on_trust_are_in_the_table() -> None:
+    """Every other one is measured when an engine is built (`paceline.model.self_check`)."""
+    tested = {model_type for model_type, _ in (models.TREES | models.CHAINS).values()}
+    composite = {"gemma3", "llama4"}  # a text model of the table beside a vision tower
+    assert VERIFIED - composite <= tested
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
+def test_the_measurement_passes_what_is_right(name: str) -> None:
+    check_tree_forward(CachedLM(models.make(name)))
+
+
+def test_the_measurement_refuses_what_is_wrong() -> None:
+    """A model that is deaf to masks, as one with masks of its own would be."""
+    model = models.make("llama")
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: (args, kwargs | {"attention_mask": None}), with_kwargs=True)
+    try:
+        with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM.*not be lossless.*Use model\.generate"):
+            check_tree_forward(CachedLM(model))
+    finally:
+        hook.remove()
+
+
+def test_prompts_ride_in_chunks_beside_decoding_rows() -> None:
+    """Logits of a row do not depend on what its neighbours do."""
+    session = Session(models.make("gemma3"))
+    short, long = session.open(3), session.open(30)
+    session.lm.prefill_chunk = 8
+    session.lm.forward([short, long], [EMPTY_TREE, EMPTY_TREE])
+    session.lm.commit([[], []])
+    short.token_ids += session.tokens(1)
+    while not session.lm.reaches_end(long):
+        session.lm.feed([short, long])
+        short.token_ids += session.tokens(1)
+    session.step([short, long], [BUSHY, WIDE])
+    assert session.worst < 1
+
+
+def test_any_order_and_any_part_of_the_open_rows() -> None:
+    """Rows change slots with longer and shorter neighbours that take no part."""
+    session = Session(models.make("mistral"))
+    requests = []
+    for length in (25, 4, 118, 9):  # the cache grows in rows and in length
+        requests.append(session.open(length))
+        session.step(requests[-1:], [SHORT])
+    for part in ((1, 3), (3, 1, 0), (2, 0), (0, 1, 2, 3), (3,), (3, 2, 1, 0)):
+        session.step([requests[i] for i in part], [(BUSHY, WIDE, CHAIN, EMPTY)[i] for i in part])
+    session.lm.close(requests[2])
+    session.step([requests[3], requests[0]], [BUSHY, WIDE])
+    assert session.worst < 1
+    assert session.lm.open_sequences == 3

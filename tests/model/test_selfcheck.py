@@ -1,0 +1,123 @@
+"""The check an unknown architecture has to pass, and that it can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from paceline import LLM, SamplingParams
+from paceline.errors import UnsupportedModelError
+from paceline.kv_cache.slot_cache import SlotLayer
+from paceline.model.cached_lm import CachedLM
+from paceline.model.per_layer import layer_values
+from paceline.model.self_check import VERIFIED, check_chain_forward, check_tree_forward
+from tests.support.models import TREES, make
+from tests.support.shared import ScriptedTree, reference
+
+SIZES = {"vocab_size": 60, "hidden_size": 32, "initializer_range": 0.25}
+
+
+def model_of(model_type: str, **options: object) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SIZES, **options)).eval()
+
+
+def test_a_sound_model_passes_in_either_precision() -> None:
+    model = model_of("llama", num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    check_tree_forward(CachedLM(model))
+    check_tree_forward(CachedLM(model.to(torch.bfloat16)))
+
+
+def test_an_architecture_outside_the_table_is_measured_and_runs() -> None:
+    model = model_of("olmo", num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, pad_token_id=0, eos_token_id=1)
+    assert model.config.model_type not in VERIFIED
+    assert len(LLM(model, drafter="prompt_lookup").generate([[3, 4, 3, 4]])[0].token_ids) > 0
+
+
+def test_positions_taken_from_slots_are_found_out() -> None:
+    lm = CachedLM(model_of("bloom", n_layer=2, n_head=2))
+    lm.architecture = dataclasses.replace(lm.architecture, takes_masks=True)
+    with pytest.raises(UnsupportedModelError, match="BloomForCausalLM"):
+        check_tree_forward(lm)
+
+
+def test_a_mask_that_is_ignored_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = CachedLM(model_of("llama", num_hidden_layers=2, num_attention_heads=2, intermediate_size=48))
+    monkeypatch.setattr(type(lm.architecture), "attention_mask", lambda *_: None)
+    with pytest.raises(UnsupportedModelError, match="differ from plain ones"):
+        check_tree_forward(lm)
+
+
+def gpt_neo(window: int) -> PreTrainedModel:
+    """Its local layers take windows of cache slots, whatever the mask says."""
+    return model_of("gpt_neo", num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]], window_size=window,
+                    max_position_embeddings=512, intermediate_size=48, eos_token_id=1, pad_token_id=0)  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [8, 256])
+def test_a_model_whose_trees_fail_decodes_with_chains(window: int) -> None:
+    model = gpt_neo(window)
+    with pytest.raises(UnsupportedModelError, match="logits of a draft tree differ"):
+        check_tree_forward(CachedLM(model))
+    prompts = [[(7 * place) % 50 + 3 for place in range(length)] for length in (window + 9, 5, 20)]
+    known = {tuple(prompt): reference(model, prompt, 20) for prompt in prompts}
+    drafter = ScriptedTree(known, 60)
+    llm = LLM(model, drafter, max_batch=2)
+    assert llm.model.chains
+    assert not llm.model.takes_trees
+    assert not llm.model.apart().takes_trees
+    outs = llm.generate(prompts, SamplingParams(max_new_tokens=20))
+    assert [out.token_ids for out in outs] == [*known.values()]
+    assert sum(out.stats.target_forwards for out in outs) < 40
+
+
+def test_a_model_that_is_right_neither_with_trees_nor_with_chains_is_refused() -> None:
+    """Its looped layers write into the cache more than once."""
+    if "dory" not in CONFIG_MAPPING:
+        pytest.skip("this transformers does not have it")
+    with pytest.raises(UnsupportedModelError, match=r"DoryForCausalLM cannot run a draft tree.*Use model\.generate"):
+        LLM(make("dory"), "none", batch_invariant=False)
+
+
+def test_models_bound_to_slots_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("roformer", is_decoder=True, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    assert model.config.model_type not in VERIFIED
+    check_chain_forward(CachedLM(model))
+    LLM(model, "none")
+    monkeypatch.setattr(SlotLayer, "get_seq_length", lambda self: 0)  # its positions begin at 0 in every forward
+    with pytest.raises(UnsupportedModelError, match="logits of a draft chain differ"):
+        LLM(model, "none")
+
+
+@pytest.mark.parametrize("model_type", ["bart", "marian"])
+def test_decoders_of_encoder_decoders_answer_as_their_forwards_do(model_type: str) -> None:
+    """Their generate would make an end-of-sequence token the last one (forced_eos_token_id)."""
+    sizes = {"vocab_size": 60, "d_model": 32, "init_std": 0.25, "decoder_layers": 2, "decoder_attention_heads": 2,
+             "decoder_ffn_dim": 48, "max_position_embeddings": 512, "pad_token_id": 0, "eos_token_id": 1}  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes)).eval()
+    ids = torch.tensor([[3, 4, 5, 6, 7]])
+    with torch.no_grad():
+        for _ in range(10):
+            ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=-1)
+    (out,) = LLM(model, "prompt_lookup").generate([[3, 4, 5, 6, 7]], SamplingParams(max_new_tokens=10, ignore_eos=True))
+    assert out.token_ids == ids[0, 5:].tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if name.startswith("gemma4")])
+def test_the_cache_is_as_large_as_the_layers_say(name: str) -> None:
+    llm = LLM(make(name), "none")
+    llm.generate([[3, 4, 5]], SamplingParams(max_new_tokens=2))
+    assert llm.model.architecture.position_bytes == llm.model._cache.position_bytes > 0
+
+
+def test_layers_whose_windows_differ_are_refused() -> None:
+    model = model_of("llama", num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    model.config.sliding_window = None
+    model.config.per_layer_config = {1: {"sliding_window": 8}}
+    assert layer_values(model.config, "sliding_window") == [None, 8]
+    with pytest.raises(UnsupportedModelError, match="layers that differ in sliding_window"):
+        CachedLM(model)

@@ -1,0 +1,264 @@
+"""The target distribution against transformers' own processors, and the keyed draws against that distribution."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from paceline import DraftTree, SamplingParams
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, tree_shape
+from paceline.sampling import sampler
+from paceline.verification import verify
+from tests.support.shared import COUNT, Pair, fits
+
+PARENTS = [-1, 0, -1, 2, 2]
+SAMPLED = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.6),
+    SamplingParams(temperature=1.7, top_k=7),
+    SamplingParams(temperature=0.9, top_p=0.7),
+    SamplingParams(temperature=1.1, min_p=0.2),
+    SamplingParams(temperature=1.0, repetition_penalty=1.5),
+    SamplingParams(temperature=0.8, repetition_penalty=0.7, top_k=9, top_p=0.85, min_p=0.05),
+    SamplingParams(temperature=1.0, top_k=1),
+    SamplingParams(temperature=1.0, top_p=0.01),
+    SamplingParams(temperature=1.0, top_k=10_000),
+    SamplingParams(temperature=1.0, top_k=200, top_p=0.999),
+    SamplingParams(temperature=1.0, min_p=1.0),
+]
+GREEDY = [SamplingParams(), SamplingParams(repetition_penalty=1.3, top_k=2, top_p=0.5)]
+
+
+def processors(params: SamplingParams) -> Any:
+    """What `model.generate` applies for these parameters, in its order."""
+    chosen: list[Any] = []
+    if params.repetition_penalty != 1.0:
+        chosen.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if not params.greedy:
+        chosen.append(TemperatureLogitsWarper(float(params.temperature)))
+        if params.top_k:
+            chosen.append(TopKLogitsWarper(params.top_k))
+        if params.top_p < 1.0:
+            chosen.append(TopPLogitsWarper(params.top_p))
+        if params.min_p > 0.0:
+            chosen.append(MinPLogitsWarper(params.min_p))
+    return LogitsProcessorList(chosen)
+
+
+def expected(logits: Tensor, request: Request, tree: DraftTree) -> Tensor:
+    """The processors on every node's true prefix, one after the other."""
+    process = processors(request.params)
+    rows = []
+    for node in range(-1, len(tree)):
+        ancestors = tree_shape(tuple(tree.parents))[1][node].nonzero()[0].tolist() if node >= 0 else []
+        prefix = torch.tensor([request.token_ids + [tree.token_ids[i] for i in ancestors]])
+        rows.append(process(prefix, logits[node + 1][None].clone())[0])
+    return torch.stack(rows)
+
+
+def batch(params: list[SamplingParams], vocab: int, spread: float) -> tuple[Tensor, list[Request], list[DraftTree]]:
+    """Random logits, prompts and trees; every third tree is empty."""
+    rng = random.Random(vocab)
+    requests = [Request([rng.randrange(vocab) for _ in range(rng.randrange(1, 9))], one) for one in params]
+    trees = [DraftTree([rng.randrange(vocab) for _ in PARENTS], PARENTS) if row % 3 else EMPTY_TREE for row in range(len(params))]
+    logits = torch.randn(len(params), 1 + len(PARENTS), vocab, generator=torch.Generator().manual_seed(vocab)) * spread
+    return logits, requests, trees
+
+
+@pytest.mark.parametrize(("vocab", "spread"), [(11, 2.0), (120, 3.0), (600, 0.3), (600, 4.0), (5000, 0.1)])
+@pytest.mark.parametrize("params", [SAMPLED, SAMPLED + GREEDY, GREEDY], ids=["sampled", "mixed", "greedy"])
+def test_scores_equal_the_processors_of_transformers(params: list[SamplingParams], vocab: int, spread: float) -> None:
+    """Flat and peaked laws, nuclei of hundreds of tokens, every row with parameters of its own."""
+    logits, requests, trees = batch(params, vocab, spread)
+    scores = sampler.target_scores(logits.clone(), requests, trees)
+    for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+        torch.testing.assert_close(scores[row, : 1 + len(tree)], expected(logits[row], request, tree), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("params", SAMPLED)
+def test_a_row_alone_equals_the_row_in_a_batch(params: SamplingParams) -> None:
+    mixed = [*SAMPLED, params, *GREEDY]
+    logits, requests, trees = batch(mixed, 300, 1.0)
+    scores = sampler.target_scores(logits.clone(), requests, trees)
+    row = len(SAMPLED)
+    alone = sampler.target_scores(logits[row : row + 1].clone(), requests[row : row + 1], trees[row : row + 1])
+    torch.testing.assert_close(scores[row], alone[0], rtol=1e-5, atol=1e-6)
+
+
+def test_low_precision_logits_are_widened() -> None:
+    logits, requests, trees = batch(SAMPLED, 50, 2.0)
+    assert sampler.target_scores(logits.bfloat16(), requests, trees).dtype == torch.float32
+
+
+def test_top_k_of_one_is_greedy() -> None:
+    params = [SamplingParams(temperature=2.0, top_k=1, seed=seed) for seed in range(40)]
+    logits, requests, trees = batch(params, 70, 1.0)
+    tokens = sampler.draw(sampler.target_scores(logits, requests, trees), requests, trees)
+    for row, tree in enumerate(trees):
+        assert tokens[row][: 1 + len(tree)] == logits[row, : 1 + len(tree)].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(("vocab", "spread"), [(120, 3.0), (5000, 1.0)])
+def test_draws_that_are_asked_for_are_those_of_the_batch(vocab: int, spread: float) -> None:
+    params = [dataclasses.replace(one, seed=seed) for seed in range(8) for one in SAMPLED if not one.adjusts]
+    logits, requests, trees = batch(params, vocab, spread)
+    together = sampler.draw(sampler.target_scores(logits.clone(), requests, trees), requests, trees)
+    for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+        draws = sampler.Draws(logits[row], request, tree)
+        assert [draws[place] for place in range(1 + len(tree))] == together[row][: 1 + len(tree)]
+
+
+def test_a_draw_depends_on_seed_and_position_only() -> None:
+    """Not on the batch, the shape of the tree, or where in it a node stands."""
+    vocab, row = 200, torch.randn(200, generator=torch.Generator().manual_seed(1))
+    params = SamplingParams(temperature=1.0, seed=77)
+    other = SamplingParams(temperature=1.0, seed=78)
+    prompt = [5, 6, 7]
+
+    def draws(answer: int, tree: DraftTree, neighbours: int = 0) -> list[int]:
+        """Draws of a sequence with `answer` tokens so far, every node having the same law."""
+        requests = [Request(prompt, other) for _ in range(neighbours)] + [Request(prompt, params)]
+        requests[-1].token_ids += [1] * answer
+        trees = [EMPTY_TREE] * neighbours + [tree]
+        scores = row.expand(len(requests), 1 + len(tree), vocab)
+        return sampler.draw(scores, requests, trees)[-1]
+
+    plain = [draws(position, EMPTY_TREE)[0] for position in range(4)]
+    assert len(set(plain)) > 1
+    assert draws(0, DraftTree.chain([1, 2, 3])) == plain
+    assert draws(0, DraftTree([1, 2, 3, 4], [-1, -1, 0, 2]), neighbours=3) == [plain[0], plain[1], plain[1], plain[2], plain[3]]
+    assert draws(2, DraftTree.chain([1]), neighbours=1) == plain[2:]
+    assert draws(0, EMPTY_TREE) == [plain[0]]
+
+
+LAW = torch.tensor([0.3, 0.0, 0.2, 0.15, 0.1, 0.1, 0.08, 0.04, 0.02, 0.01])
+CHANCES = dict(enumerate(LAW.tolist()))
+DRAWS = 20_000
+
+
+def draw_seeds(scores: Tensor, positions: int, stream: int = sampler.TARGET) -> list[list[int]]:
+    """Draws of `DRAWS` requests with seeds 0, 1, ... at the first `positions` places."""
+    requests = [Request([1], SamplingParams(temperature=1.0, seed=seed)) for seed in range(DRAWS)]
+    chain = DraftTree.chain([0] * (positions - 1))
+    return sampler.draw(scores.expand(DRAWS, positions, len(scores)), requests, [chain] * DRAWS, stream)
+
+
+def test_draws_over_seeds_follow_the_law_and_are_independent_over_positions() -> None:
+    tokens = draw_seeds(LAW.log(), 3)
+    pairs = {(one, other): CHANCES[one] * CHANCES[other] for one in CHANCES for other in CHANCES}
+    for place in range(3):
+        assert fits(Counter(row[place] for row in tokens), CHANCES)
+    assert fits(Counter((row[0], row[1]) for row in tokens), pairs)
+    assert fits(Counter((row[0], row[2]) for row in tokens), pairs)
+
+
+def test_draws_over_positions_follow_the_law() -> None:
+    """One request, thousands of tokens; neighbours are independent there too."""
+    request = Request([1], SamplingParams(temperature=1.0, seed=12345))
+    size = 500  # a chain's mask is quadratic in its length
+    chain = DraftTree.chain([0] * (size - 1))
+    tokens: list[int] = []
+    for _ in range(DRAWS // size):
+        tokens += sampler.draw(LAW.log().expand(1, size, len(LAW)), [request], [chain])[0]
+        request.token_ids += [0] * size
+    pairs = {(one, other): CHANCES[one] * CHANCES[other] for one in CHANCES for other in CHANCES}
+    assert fits(Counter(tokens), CHANCES)
+    assert fits(Counter(zip(tokens[::2], tokens[1::2], strict=True)), pairs)
+
+
+def test_streams_and_single_draws_are_independent() -> None:
+    """The draft's draws, the walk's coins and its residual draws share nothing with the target's noise."""
+    target = [row[0] for row in draw_seeds(LAW.log(), 1)]
+    draft = [row[0] for row in draw_seeds(LAW.log(), 1, sampler.DRAFT)]
+    residual = [sampler.draw_one(LAW * 7, seed, 0, sampler.RESIDUAL) for seed in range(DRAWS // 4)]
+    coins = [int(sampler.uniform(seed, 0, sampler.ACCEPT, node) * 4) for seed in range(DRAWS // 4) for node in range(4)]
+    pairs = {(one, other): CHANCES[one] * CHANCES[other] for one in CHANCES for other in CHANCES}
+    quarters = {(coin, token): chance / 4 for coin in range(4) for token, chance in CHANCES.items()}
+    assert fits(Counter(residual), CHANCES)
+    assert fits(Counter(zip(target, draft, strict=True)), pairs)
+    assert fits(Counter(zip(target, residual, strict=False)), pairs)
+    assert fits(Counter(zip(coins[::4], target, strict=False)), quarters)
+    assert fits(Counter(zip(coins[::4], draft, strict=False)), quarters)
+    assert fits(Counter(zip(coins[::4], coins[1::4], strict=True)), {(a, b): 1 / 16 for a in range(4) for b in range(4)})
+
+
+def test_a_large_vocabulary_is_drawn_evenly() -> None:
+    """Thousands of equally likely tokens, in 64 bins by the top and by the bottom bits of the id."""
+    vocab = 8192
+    requests = [Request([1], SamplingParams(temperature=1.0, seed=seed)) for seed in range(2000)]
+    tokens = [row[0] for row in sampler.draw(torch.zeros(1, 1, vocab).expand(2000, 1, vocab), requests, [EMPTY_TREE] * 2000)]
+    even = dict.fromkeys(range(64), 1 / 64)
+    assert fits(Counter(token % 64 for token in tokens), even)
+    assert fits(Counter(token // (vocab // 64) for token in tokens), even)
+    assert len(set(tokens)) > 1700
+
+
+def test_fits_has_power() -> None:
+    """The comparison used above refuses a law that is a little off, and anything impossible."""
+    off = LAW + torch.tensor([0.02, 0, -0.02, 0, 0, 0, 0, 0, 0, 0])
+    assert not fits(Counter(row[0] for row in draw_seeds(off.log(), 1)), CHANCES)
+    assert not fits(Counter({0: 100, 1: 1}), CHANCES)
+
+
+def test_noise_is_finite_and_exponential() -> None:
+    keys = [sampler.noise_key(seed, position, 0) for seed in (-1, 0, 1, 2**63) for position in (0, 1, 10**6)]
+    noise = sampler.exponential_noise(keys, 50_000, torch.device("cpu"))
+    assert bool(torch.isfinite(noise).all())
+    assert bool((noise > 0).all())
+    assert abs(float(noise.mean()) - 1) < 0.01
+    assert abs(float(noise.var()) - 1) < 0.02
+    assert len({tuple(row[:4].tolist()) for row in noise}) == len(keys)
+    again = sampler.exponential_noise(keys[3:4], 50_000, torch.device("cpu"))
+    assert torch.equal(again[0], noise[3])
+
+
+def test_extreme_scores_give_a_token() -> None:
+    """One certain token, and scores that overflow a softmax without its shift."""
+    params = SamplingParams(temperature=0.01)
+    for scores in (
+        torch.full((9,), -torch.inf).index_fill(0, torch.tensor(4), 0.0),
+        torch.tensor([0.0] * 4 + [1e4] + [-1e4] * 4),
+    ):
+        requests = [Request([1], dataclasses.replace(params, seed=seed)) for seed in range(50)]
+        logits = scores.expand(50, 1, 9)
+        tokens = sampler.draw(sampler.target_scores(logits, requests, [EMPTY_TREE] * 50), requests, [EMPTY_TREE] * 50)
+        assert tokens == [[4]] * 50
+
+
+@pytest.mark.parametrize("speculations", [("none", "sssd"), ("none", "sssd", None)], ids=["sampled", "beside greedy"])
+def test_only_what_is_emitted_is_drawn_and_the_text_stays(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, speculations: tuple[str | None, ...]
+) -> None:
+    """A request of no speculation is the greedy one."""
+    params = [SamplingParams(COUNT, temperature=0.8 if one else 0.0, seed=5, speculation=one or "sssd") for one in speculations]
+    prompts = [pair.prompts[0]] * len(params)
+    together = [answer.token_ids for answer in pair.engine().generate(prompts, params)]
+    drawn: list[int] = []
+    monkeypatch.setattr(verify, "_LARGE", 1)
+    monkeypatch.setattr(sampler, "draw", lambda *_: pytest.fail("all of them are drawn"))
+    one = sampler.draw_one
+
+    def counted(weights: Tensor, seed: int, position: int, stream: int) -> int:
+        drawn.append(position)
+        return one(weights, seed, position, stream)
+
+    monkeypatch.setattr(sampler, "draw_one", counted)
+    asked = [answer.token_ids for answer in pair.engine().generate(prompts, params)]
+    assert asked == together
+    assert asked[0] == asked[1]
+    assert len(drawn) == len(asked[0]) + len(asked[1])

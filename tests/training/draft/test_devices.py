@@ -1,0 +1,123 @@
+"""Training of drafts and heads where the models are on another device: nothing of the CPU meets their tensors."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paceline import SamplingParams
+from paceline.model.cached_lm import CachedLM
+from paceline.model.eagle.modules import attach, layers_read
+from paceline.training.acceptance_head import along
+from paceline.training.acceptance_head.along import draft_along
+from paceline.training.acceptance_head.record import _draft_and_label
+from paceline.training.draft.evaluate import guesses_agree
+from paceline.training.draft.first_model import first_model
+from paceline.training.draft.optimiser import Optimisers
+from paceline.training.draft.reading_student import ReadingStudent
+from paceline.training.draft.settings import DraftTraining
+from paceline.training.draft.states import read_states
+from paceline.training.draft.stretches import Stretch
+from paceline.training.draft.student import OwnStudent, Student
+from tests.support.other_device import OTHER, moved, other_device
+from tests.support.shared import Pair
+
+CONFIG = DraftTraining(hidden=64, layers=1, coverage=1.0, minutes=1)
+KEPT = np.arange(256)
+
+
+@pytest.fixture(autouse=True)
+def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel of ours reads what is on the device, so that its tensors may pass for plain ones."""
+    monkeypatch.setattr("paceline.model.eagle.modules.is_plain", lambda tensor: True)
+
+
+@pytest.fixture(scope="module")
+def stretches(pair: Pair) -> list[Stretch]:
+    """Answers of the pair with the states they were chosen by."""
+    both = list(zip(pair.prompts[:3], pair.answers[:3], strict=True))
+    texts = [Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both]
+    states = read_states(CachedLM(pair.target), texts, (1,))
+    return [dataclasses.replace(text, states=one) for text, one in zip(texts, states, strict=True)]
+
+
+def test_the_device_refuses_to_meet_the_cpu() -> None:
+    with other_device():
+        there = torch.ones(3).to(OTHER)
+        with pytest.raises(RuntimeError, match="same device"):
+            there + torch.ones(3)
+        assert (there[torch.tensor([0, 2])] + 1).cpu().tolist() == [2.0, 2.0]
+
+
+def learnt(student: Student, stretches: Sequence[Stretch]) -> list[float]:
+    """The losses of a few steps, and what the draft is worth then."""
+    optimisers, losses = Optimisers(student.model, 1e-2, 1e-2), []
+    for number in range(3):
+        loss = student.loss(stretches, number)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimisers.each[0].step()
+        losses.append(loss.item())
+    return [*losses, student.judge(stretches, 3).agreement]
+
+
+def test_a_draft_that_reads_states_learns_there(pair: Pair, stretches: list[Stretch]) -> None:
+    here = learnt(ReadingStudent(pair.target, "pair", CONFIG, KEPT, stretches), stretches)
+    target = moved(copy.deepcopy(pair.target))
+    with other_device():
+        student = ReadingStudent(target, "pair", CONFIG, KEPT, stretches)
+        assert student.model.device == OTHER
+        there = learnt(student, stretches)
+    assert there == pytest.approx(here, rel=1e-3)
+
+
+def test_a_draft_with_an_embedding_of_its_own_learns_there(
+    pair: Pair, stretches: list[Stretch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(CONFIG, uses_target_states=False)
+    here = learnt(OwnStudent(pair.target, config, KEPT), stretches)
+    target, first = moved(copy.deepcopy(pair.target)), first_model(pair.target, config)
+    # `.to` keeps ties where both devices are real.
+    monkeypatch.setattr("paceline.training.draft.student.first_model", lambda target, config: moved(first))
+    with other_device():
+        there = learnt(OwnStudent(target, config, KEPT), stretches)
+    assert there == pytest.approx(here, rel=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_head_is_recorded_there(
+    pair: Pair, stretches: list[Stretch], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are handed in: their reading goes through the whole engine, which the GPU tests have."""
+    draft = ReadingStudent(pair.target, "pair", CONFIG, KEPT, stretches).model
+    states = stretches[0].states
+    monkeypatch.setattr(along, "read_states", lambda target, texts, layers: iter([states]))
+
+    def recorded(target: Any, drafting: Any) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(1)
+
+        def label(own: Tensor, said: Tensor) -> list[Tensor]:
+            return _draft_and_label(own, said, temperature == 0, generator)
+
+        model = CachedLM(target)
+        params = SamplingParams(8, temperature=temperature)
+        return [one.cpu() for one in draft_along(model, drafting, pair.prompts[0], pair.answers[0], params, 2, label)]
+
+    here = recorded(pair.target, draft)
+    target = moved(copy.deepcopy(pair.target))
+    with other_device():
+        drafting = copy.deepcopy(draft)
+        drafting.get_input_embeddings().table = drafting.get_output_embeddings().kept = None
+        drafting = moved(drafting)
+        attach(drafting, target)
+        there = recorded(target, drafting)
+        agreed = guesses_agree(drafting, stretches[0], 2)
+    torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-4)
+    assert layers_read(draft) == (1,)
+    assert (agreed == guesses_agree(draft, stretches[0], 2)).mean() > 0.95

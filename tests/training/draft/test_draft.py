@@ -1,0 +1,278 @@
+"""Training drafts, and judging them: what chains are worth, what is learnt, what continues, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.cpu.simd_f32x8 import WIDTH
+from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
+from paceline.model.identity import model_identity
+from paceline.model.loading import draft_lm, load_draft
+from paceline.replay.recorder import RecordingPrompt, record_answers
+from paceline.training.draft.chains import expected_chains
+from paceline.training.draft.evaluate import evaluate, judge
+from paceline.training.draft.first_model import first_model, principal
+from paceline.training.draft.folder import STATE, DraftFolder
+from paceline.training.draft.loss import distillation_loss
+from paceline.training.draft.optimiser import Muon, orthogonal
+from paceline.training.draft.settings import DraftTraining
+from paceline.training.draft.stretches import Batches, Stretch, collated, recorded, shortened
+from paceline.training.draft.train import DraftData, DraftTrainer, kept_tokens
+from tests.support.shared import COUNT, Pair
+
+QUICK = DraftTraining(
+    uses_target_states=False, hidden=32, layers=1, minutes=0.05, batch=256, context=64, held_out=4, validations=3
+)
+
+
+@pytest.fixture(scope="module")
+def answers_file(pair: Pair, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target's answers, with its distributions."""
+    path = tmp_path_factory.mktemp("recorded") / "answers.jsonl"
+    llm = LLM(pair.target, tokenizer=tokenizer)
+    questions = [RecordingPrompt(str(place), "even" if place % 2 else "odd", prompt) for place, prompt in enumerate(pair.prompts)]
+    record_answers(path, llm, questions, SamplingParams(max_new_tokens=COUNT), top=4)
+    return path
+
+
+@pytest.fixture(scope="module")
+def answers(answers_file: Path, pair: Pair) -> list[Stretch]:
+    return recorded([answers_file], model_identity(pair.target)[0])
+
+
+def simulated(hits: list[bool], length: int) -> list[int]:
+    """How much of each chain is accepted where chains are drafted one after the other."""
+    found, at = [], 1
+    while at < len(hits):
+        kept = len(list(itertools.takewhile(bool, hits[at : at + length])))
+        found.append(kept)
+        at += kept + 1
+    return found
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_chains_of_greedy_answers_are_those_of_decoding(length: int) -> None:
+    random = np.random.default_rng(0)
+    answers = [random.random(count) < 0.7 for count in (0, 1, 2, 9, 40)]
+    found = expected_chains([one.astype(float) for one in answers], length)
+    accepted = [kept for one in answers for kept in simulated(one.tolist(), length)]
+    assert found.chains == len(accepted)
+    assert found.per_chain == pytest.approx(np.mean(accepted))
+    assert found.accepted == tuple(sum(kept > place for kept in accepted) for place in range(length))
+
+
+def test_chains_of_sampled_answers_are_the_mean_over_what_may_happen() -> None:
+    chances = [1.0, 0.3, 0.9, 0.5, 0.2]
+    expected, chains = 0.0, 0.0
+    for hits in itertools.product([False, True], repeat=len(chances)):
+        share = float(np.prod([chance if hit else 1 - chance for chance, hit in zip(chances, hits, strict=True)]))
+        kept = simulated(list(hits), 2)
+        expected, chains = expected + share * sum(kept), chains + share * len(kept)
+    found = expected_chains([chances], 2)
+    assert found.chains == pytest.approx(chains)
+    assert sum(found.accepted) == pytest.approx(expected)
+
+
+def test_chains_on_answers_are_what_the_drafter_gets(pair: Pair, answers: list[Stretch]) -> None:
+    """The prediction without decoding beside decoding itself."""
+    outs = LLM(pair.target, "draft_model:length=4", pair.draft).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    accepted = sum(out.stats.accepted_tokens for out in outs)
+    assert sum(judge(pair.draft, answers, 4).accepted) == pytest.approx(accepted)
+
+
+def test_the_loss_and_its_gradients_are_autograds() -> None:
+    torch.manual_seed(0)
+    targets = torch.stack([torch.randperm(20)[:3] for _ in range(600)])
+    probs = torch.rand(600, 3).softmax(-1)
+    hidden, weight = torch.randn(600, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
+    loss = distillation_loss(hidden, weight, targets, probs)
+    expected = -(probs * (hidden @ weight.T).log_softmax(-1).gather(1, targets)).sum(1).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    mine, theirs = (torch.autograd.grad(3 * one, (hidden, weight)) for one in (loss, expected))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 32), (3, 32, 8), (1, 16, 16)])
+def test_muon_steps_along_orthogonal_matrices(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    singular = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+    assert 0.3 < float(singular.min()) < float(singular.max()) < 1.3
+    weight = torch.randn(shape[1:], requires_grad=True)
+    wanted = torch.randn(shape[1:])
+    optimiser = Muon([weight], lr=0.2)
+    before = float((weight - wanted).norm().detach())
+    for _ in range(30):
+        optimiser.zero_grad()
+        ((weight - wanted) ** 2).sum().backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    assert float((weight - wanted).norm().detach()) < 0.6 * before
+
+
+def test_the_first_embedding_is_the_targets_in_fewer_dimensions(pair: Pair) -> None:
+    rows = pair.target.get_input_embeddings().weight.detach()
+    found = principal(rows, 16)
+    best = torch.linalg.svdvals(rows)[:16]
+    torch.testing.assert_close(torch.linalg.svdvals(found), best, rtol=1e-3, atol=1e-3)
+    model = first_model(pair.target, DraftTraining(uses_target_states=False, hidden=64, layers=2))
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert model.config.vocab_size == pair.target.config.vocab_size
+
+
+def test_batches_hold_every_stretch_once_an_epoch_and_continue_where_they_were(answers: list[Stretch]) -> None:
+    batches = Batches(answers, 200, 3)
+    whole = list(itertools.islice(batches.after(0), 40))
+    again = list(itertools.islice(batches.after(25), 15))
+    assert all(one is other for pair in zip(whole[25:], again, strict=True) for one, other in zip(*pair, strict=True))
+    assert len(answers) in np.cumsum([len(batch) for batch in whole])
+
+
+def test_a_batch_says_what_the_target_said(answers: list[Stretch]) -> None:
+    places = np.full(256, -1)
+    kept = np.unique(np.concatenate([one.token_ids[one.first :] for one in answers]))
+    places[kept] = np.arange(len(kept))
+    batch = collated(answers[:3], places)
+    at = 0
+    for row, stretch in enumerate(answers[:3]):
+        for place in range(stretch.first, len(stretch)):
+            assert int(batch.places[at]) == row * batch.token_ids.shape[1] + place - 1
+            best = int(batch.probs[at].argmax())
+            assert kept[int(batch.targets[at, best])] == stretch.token_ids[place]  # greedy: the likeliest was said
+            at += 1
+    torch.testing.assert_close(batch.probs.sum(1), torch.ones(at))
+
+
+def test_a_long_stretch_loses_its_beginning_first(answers: list[Stretch]) -> None:
+    longest = max(answers, key=len)
+    cut = shortened(longest, len(longest) - 2)
+    assert cut.token_ids.tolist() == longest.token_ids.tolist()[2:]
+    tiny = shortened(longest, 8)
+    assert (len(tiny), tiny.first) == (8, 1)
+    assert tiny.top is not None
+    assert len(tiny.top.token_ids) == 7
+
+
+def test_kept_tokens_are_the_fewest_that_cover(answers: list[Stretch]) -> None:
+    material = DraftData.of(answers, [], QUICK)
+    kept = kept_tokens(material, 256, 0.8)
+    said = np.concatenate([one.token_ids[one.first :] for one in material.learnt["answers"]])
+    assert np.isin(said, kept).mean() >= 0.8
+    assert len(kept) % WIDTH == 0
+    fewer = np.argsort(-np.bincount(said, minlength=256), kind="stable")[: len(kept) - WIDTH]
+    assert np.isin(said, fewer).mean() < 0.8
+    assert kept_tokens(material, 256, 1.0).tolist() == list(range(256))
+
+
+def trained(pair: Pair, answers: list[Stretch], out: Path, config: DraftTraining) -> DraftFolder:
+    folder = DraftFolder(out, {"hidden": config.hidden, "length": config.length}, {"target": "t"})
+    ticks = itertools.count(0.0, 0.05)  # seconds: every step takes as long, whatever else the machine does
+    DraftTrainer(pair.target, DraftData.of(answers, [], config), config, folder, lambda: next(ticks)).run(lambda text: None)
+    return folder
+
+
+def counting(count: int) -> list[Stretch]:
+    """Texts in which every token says the next one."""
+    starts = np.random.default_rng(1).integers(3, 203, count)
+    return [Stretch(((start + 7 * np.arange(30)) % 200 + 3).astype(np.int32), 4) for start in starts]
+
+
+def test_a_trained_draft_has_learnt_and_is_lossless(pair: Pair, tmp_path: Path) -> None:
+    config = DraftTraining(
+        uses_target_states=False, hidden=64, layers=1, minutes=0.25, batch=512, context=64, held_out=4, lr=0.02, coverage=0.95
+    )
+    made = trained(pair, counting(80), tmp_path, config).finish()
+    assert made.curve[-1].losses["answers"] < made.curve[0].losses["answers"]
+    assert judge(load_draft(tmp_path), counting(100)[80:], 4).agreement == pytest.approx(made.best.agreement, abs=0.15)
+    assert made.best.agreement > 0.7  # 0.005 by chance
+    outs = LLM(pair.target, "draft_model:length=4", tmp_path).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    assert [out.token_ids for out in outs] == pair.answers
+    assert sum(out.stats.accepted_tokens for out in outs) > 0
+
+
+def test_an_interrupted_training_goes_on(pair: Pair, answers: list[Stretch], tmp_path: Path) -> None:
+    folder = DraftFolder(tmp_path, {"seed": 0}, {})
+    material = DraftData.of(answers, [], QUICK)
+
+    def interrupt(text: str) -> None:
+        raise KeyboardInterrupt
+
+    first = DraftTrainer(pair.target, material, QUICK, folder)
+    with pytest.raises(KeyboardInterrupt):
+        first.run(interrupt)
+    assert (tmp_path / STATE).exists()
+    assert not folder.finished
+    second = DraftTrainer(pair.target, material, QUICK, DraftFolder(tmp_path, {"seed": 0}, {}))
+    assert (second.done.steps, second.done.batches) == (first.done.steps, first.done.batches)
+    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    second.run(lambda text: None)
+    assert second.done.steps > first.done.steps
+    folder.finish()
+    assert folder.finished
+    with pytest.raises(ConfigError, match="seed: got 1; expected 0"):
+        DraftFolder(tmp_path, {"seed": 1}, {})
+
+
+def test_steps_are_reproducible(pair: Pair, answers: list[Stretch], tmp_path: Path) -> None:
+    material = DraftData.of(answers, [], QUICK)
+    models = []
+    for name in ("one", "other"):
+        trainer = DraftTrainer(pair.target, material, QUICK, DraftFolder(tmp_path / name, {}, {}))
+        for _ in range(3):
+            trainer._step(0.0)
+        models.append(trainer.model)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_damaged_checkpoint_is_refused(pair: Pair, answers: list[Stretch], tmp_path: Path) -> None:
+    trained(pair, answers, tmp_path, QUICK)
+    content = (tmp_path / STATE).read_bytes()
+    (tmp_path / STATE).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ConfigError, match="damaged file"):
+        DraftFolder(tmp_path, {"hidden": QUICK.hidden, "length": QUICK.length}, {})
+
+
+def test_a_rate_that_trains_nothing_is_refused(pair: Pair, answers: list[Stretch], tmp_path: Path) -> None:
+    config = dataclasses.replace(QUICK, minutes=0.3, lr=1e30)
+    with pytest.raises(ConfigError, match=r"lr: got .*not finite"):
+        trained(pair, answers, tmp_path, config)
+
+
+def test_a_judgement_says_what_drafting_would_gain(pair: Pair, answers: list[Stretch]) -> None:
+    found = evaluate(draft_lm(CachedLM(pair.draft)), CachedLM(pair.target), answers, 4)
+    assert set(found.chains) == {"even", "odd", "all"}
+    assert found.chains["all"].places == sum(one.places for name, one in found.chains.items() if name != "all")
+    gain = found.gains[3]
+    step = found.target_seconds[4] + 4 * found.draft_seconds
+    assert gain.speed == pytest.approx((1 + gain.accepted) * found.target_seconds[0] / step)
+    assert gain.accepted == pytest.approx(found.chains["all"].per_chain)
+    assert found.best.speed == max(one.speed for one in found.gains)
+
+
+def test_answers_of_another_model_are_refused(pair: Pair, answers_file: Path) -> None:
+    with pytest.raises(ConfigError, match="expected those of the target"):
+        recorded([answers_file], model_identity(pair.draft)[0])
+
+
+def test_too_few_answers_are_refused(answers: list[Stretch]) -> None:
+    with pytest.raises(ConfigError, match="got 3 answers"):
+        DraftData.of(answers[:3], [], QUICK)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("hidden", 40), ("minutes", 0.0), ("coverage", 1.5), ("layers", -1), ("held_out", 1), ("lr", float("nan"))],
+)
+def test_options_out_of_range_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"draft train: {option}"):
+        DraftTraining(**{option: value})

@@ -1,0 +1,184 @@
+"""Foresight that is trained: better than the map it begins as, kept whole, refused where it does not belong, lossless in use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from paceline import LLM, SamplingParams, demo
+from paceline.draft_head.find import find_draft_head
+from paceline.draft_head.guessing import DraftHead
+from paceline.draft_head.trained import Card, load, read, save
+from paceline.draft_head.weights import Weights
+from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
+from paceline.model.identity import Sketch
+from paceline.training.draft.stretches import Stretch
+from paceline.training.draft_head.settings import DraftHeadTraining
+from paceline.training.draft_head.states import states_of
+from paceline.training.draft_head.train import DraftHeadReport, DraftHeadTrainer
+from tests.support.cli import call
+from tests.support.models import make, redrawn
+from tests.support.shared import COUNT, Pair
+
+SETTINGS = DraftHeadTraining(neurons=32, kept=64, epochs=3, batch=32, lr=3e-3)
+
+
+def answers_of(pair: Pair) -> list[Stretch]:
+    return [
+        Stretch(torch.tensor([*prompt, *answer], dtype=torch.int32).numpy(), len(prompt))
+        for prompt, answer in zip(pair.prompts, pair.answers, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(pair: Pair) -> tuple[Weights, list[DraftHeadReport]]:
+    model = CachedLM(pair.target)
+    answers = states_of(model, answers_of(pair))
+    trainer = DraftHeadTrainer(model, answers, answers, SETTINGS)
+    judged: list[DraftHeadReport] = []
+    trainer.run(lambda epoch, found: judged.append(found))
+    return trainer.weights(), judged
+
+
+@pytest.fixture
+def file(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]], tmp_path: Path) -> Path:
+    path = tmp_path / "foresight.safetensors"
+    save(path, trained[0], Card("pair", Sketch.of(pair.target).encode(), pair.target.config.vocab_size, {"seed": 0}))
+    return path
+
+
+def test_it_learns(trained: tuple[Weights, list[DraftHeadReport]]) -> None:
+    """More of the tokens it was taught with are its first guess than of the linear map's, one place on and two."""
+    judged = trained[1]
+    assert len(judged) == 1 + SETTINGS.epochs
+    assert judged[-1].first[0] > judged[0].first[0]
+    assert judged[-1].first[1] > judged[0].first[1]
+    assert all(one <= eight for one, eight in zip(judged[-1].first, judged[-1].among, strict=True))
+
+
+def test_places_and_answers_are_those_with_two_tokens_behind(pair: Pair) -> None:
+    found = states_of(CachedLM(pair.target), [Stretch(torch.arange(1, 7, dtype=torch.int32).numpy(), 3)] * 2)
+    assert found.places.tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert found.answers.tolist() == [2, 3, 8, 9]
+    assert len(found.states) == len(found.token_ids) == 12
+
+
+def test_a_seed_is_the_same_weights(pair: Pair) -> None:
+    model = CachedLM(pair.target)
+    answers = states_of(model, answers_of(pair)[:4])
+    made = []
+    for _ in range(2):
+        trainer = DraftHeadTrainer(model, answers, answers, replace(SETTINGS, epochs=1, batch=8))
+        trainer.run(lambda epoch, found: None)
+        made.append(trainer.weights())
+    assert torch.equal(made[0].first, made[1].first)
+    assert torch.equal(made[0].outer, made[1].outer)
+
+
+def test_a_tree_of_several_levels(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]]) -> None:
+    """Each level is what the layer makes of its own states before, behind the likeliest paths; many sequences go less far."""
+    model = CachedLM(pair.target)
+    found = DraftHead(model, trained[0])
+    states = torch.randn(9, pair.target.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    (tree,) = found.foresee(states[:1], [5])
+    assert len(tree) == 16 + 4 * 8 + 4 * 8
+    assert set(tree.token_ids) <= set(trained[0].kept.tolist())
+    with torch.inference_mode():
+        first = found.next_states(states[:1], torch.tensor([5]))
+        second = found.next_states(first, torch.tensor(tree.token_ids[:1]))
+        expected = found.guess(second, 8)
+    children = [node for node, parent in enumerate(tree.parents) if parent == 0]
+    assert [tree.token_ids[node] for node in children] == expected[0][0].tolist()
+    assert [tree.confidence[node] for node in children] == pytest.approx(expected[1][0].tolist())  # type: ignore[index]
+    assert all(parent < node for node, parent in enumerate(tree.parents))
+    assert [len(one) for one in found.foresee(states[:3], [5, 6, 7])] == [16 + 2 * 8 + 2 * 8] * 3
+    assert [len(one) for one in found.foresee(states, [5] * 9)] == [16] * 9
+
+
+def test_a_file_is_what_was_saved(pair: Pair, file: Path, trained: tuple[Weights, list[DraftHeadReport]]) -> None:
+    weights, card = read(file)
+    assert torch.allclose(weights.first, trained[0].first, rtol=1e-2)
+    assert torch.equal(weights.kept, trained[0].kept)
+    assert card.target == "pair"
+    assert weights.levels == 3
+    assert torch.equal(load(file, CachedLM(pair.target)).first, weights.first)
+
+
+@pytest.mark.parametrize("damage", ["cut", "one bit", "no kind", "another version", "a text"])
+def test_damage_is_noticed(damage: str, file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    if damage == "cut":
+        content = content[:-40]
+    elif damage == "one bit":
+        content[-7] ^= 1
+    elif damage == "a text":
+        content = bytearray(b"no weights at all")
+    else:
+        tensors = safetensors.torch.load(bytes(content))
+        told = {"kind": "paceline foresight", "version": "9"} if damage == "another version" else {}
+        content = bytearray(safetensors.torch.save(tensors, told))
+    file.write_bytes(bytes(content))
+    with pytest.raises(ConfigError, match="foresight train"):
+        read(file)
+
+
+def test_it_belongs_to_one_model(pair: Pair, file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="for which it was trained"):
+        find_draft_head(CachedLM(redrawn(pair.target)), file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        LLM(pair.target, f"auto:draft_head={tmp_path / 'none'}")
+
+
+def test_an_enlarged_model_has_that_of_its_original(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]]) -> None:
+    """Dimensions that are always zero change no guess."""
+    weights, old = trained[0], pair.target.config.hidden_size
+    wide = weights.widened(old + 16, old + 8)
+    assert wide.first.shape == (old + 16 + SETTINGS.neurons, 2 * old + 24)
+    inputs = torch.randn(3, 2 * old)
+    before = inputs @ weights.first.T + weights.bias
+    after = torch.cat((inputs[:, :old], torch.zeros(3, 16), inputs[:, old:], torch.zeros(3, 8)), dim=1) @ wide.first.T + wide.bias
+    torch.testing.assert_close(after[:, :old], before[:, :old])
+    torch.testing.assert_close(after[:, old + 16 :], before[:, old:])
+    assert not after[:, old : old + 16].any()
+    assert wide.outer.shape == (old + 16, SETTINGS.neurons)
+
+
+def test_answers_are_the_same_with_it_and_sooner(pair: Pair, file: Path) -> None:
+    params = SamplingParams(max_new_tokens=COUNT)
+    told = []
+    for draft_head in ("false", str(file)):
+        llm = LLM(pair.target, f"auto:nodes=8,budget=false,draft_head={draft_head}", max_batch=3)
+        answers = llm.generate(pair.prompts, params)
+        assert [answer.token_ids for answer in answers] == [expected[:COUNT] for expected in pair.answers]
+        told.append(sum(answer.stats.target_forwards for answer in answers))
+    assert told[1] < told[0]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded, out = tmp_path / "answers.jsonl", tmp_path / "foresight.safetensors"
+    call("record", "-m", "demo", "--dtype", "float32", "--limit", "8", "-n", "24", "--out", str(recorded))
+    train = ["draft-head", "train", "demo", "--recording", str(recorded), "--neurons", "16", "--batch", "16", "--held-out", "4"]
+    assert call(*train, "--epochs", "2", "--dtype", "float32", "--out", str(out))[0] == 0
+    said = capsys.readouterr().err
+    assert "least squares: " in said
+    assert f"wrote {out}" in said
+    card = read(out)[1]
+    assert card.about["recordings"] == ["answers.jsonl"]
+    assert card.judged["epoch"] in (1, 2)
+    answer = LLM(demo.TARGET, f"auto:draft_head={out}").generate(["Name three rivers."], SamplingParams(max_new_tokens=8))
+    assert len(answer[0].token_ids) == 8
+    with pytest.raises(SystemExit):
+        call(*train, "--epochs", "0", "--out", str(out))
+    assert "epochs: got 0" in capsys.readouterr().err
+
+
+def test_too_little_is_refused(pair: Pair) -> None:
+    model = CachedLM(make("llama"))
+    few = states_of(model, [Stretch(torch.arange(1, 7, dtype=torch.int32).numpy(), 2)])
+    with pytest.raises(ConfigError, match="expected at least 32"):
+        DraftHeadTrainer(model, few, few, SETTINGS)

@@ -1,0 +1,223 @@
+"""What is emitted when sampling is distributed as the target says, for every drafter: thousands of seeds against the exact law.
+
+A model of six tokens makes the law of the first three tokens a table of at most 216 cells, computed with transformers'
+own logits processors. Pearson's chi-square then compares the table with the counts; the seeds are fixed, so a test
+either always passes or never does. That the test notices a wrong law is shown with drafters that break the contract.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from paceline import LLM, Drafter, DraftTree, SamplingParams
+from paceline.core.request import Request
+from paceline.drafters import available
+from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
+from paceline.model.cached_lm import CachedLM
+from tests.support.models import make
+from tests.support.shared import fits, has_draft, with_head, with_store, without_budget
+from tests.support.stores import some_documents
+
+PROMPT = [1, 3, 4, 3, 5, 3]
+EOS = 2
+SAMPLES, BATCH = 4000, 250
+PLAIN = SamplingParams(max_new_tokens=4, temperature=1.0)
+TRUNCATED = SamplingParams(max_new_tokens=4, temperature=1.4, top_k=5, top_p=0.9, repetition_penalty=1.2)
+# Of what these draft the target takes a fair part, as `sample` asks; a drafter without a line here runs with its defaults.
+CHOSEN = [
+    "draft_model",
+    "draft_model:verification=follow",
+    "draft_model:rule=confidence",
+    "draft_model:rule=heuristic,length=2",
+    "specdec_pp:min=1",
+    "jacobi:block=2",
+    "lookahead:window=1,ngram=2,guesses=1",
+    "lookahead:window=3,ngram=2,guesses=3",
+    "lookahead:window=1,ngram=3,guesses=1",
+    "ouroboros:gamma=2,window=1,ngram=3,suffixes=1,branches=0",
+    "ouroboros:gamma=2,window=1,ngram=3,suffixes=1,branches=1",
+    "rest:nodes=3",
+    "pia:nodes=2",
+    "sssd:nodes=3",
+    "auto",
+    "auto:draft=true,nodes=5",
+]
+
+
+def named(specs: Iterable[str]) -> set[str]:
+    return {spec.partition(":")[0] for spec in specs}
+
+
+def draws(spec: str) -> bool:
+    """Whether what a drafter draws decides, with the target: the same seed then gives another text."""
+    return spec.startswith(("draft_model", "specdec_pp")) and "verification=follow" not in spec
+
+
+def slow(spec: str) -> Any:
+    """The mark of settings whose drafter, and whose law of verification, others have already."""
+    second = ("draft_model:rule", "lookahead:window=3", "lookahead:window=1,ngram=3")
+    return pytest.mark.slow if spec.startswith(second) or spec.endswith("branches=0") else ()
+
+
+SPECS = [*CHOSEN, *(name for name in available() if name not in named(CHOSEN))]
+
+
+def processors(params: SamplingParams) -> Any:
+    chosen: list[Any] = []
+    if params.repetition_penalty != 1.0:
+        chosen.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    chosen.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k:
+        chosen.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1.0:
+        chosen.append(TopPLogitsWarper(params.top_p))
+    return LogitsProcessorList(chosen)
+
+
+@torch.inference_mode()
+def law(params: SamplingParams, length: int = 3) -> dict[tuple[int, ...], float]:
+    """The chance of every beginning of `length` tokens (shorter where it ends)."""
+    model, process = make("six_words"), processors(params)
+    open_ends: dict[tuple[int, ...], float] = {(): 1.0}
+    done: dict[tuple[int, ...], float] = {}
+    for _ in range(length):
+        ids = torch.tensor([[*PROMPT, *tokens] for tokens in open_ends])
+        probs = process(ids, model(input_ids=ids, use_cache=False).logits[:, -1]).softmax(-1).tolist()
+        longer = {
+            (*head, token): open_ends[head] * row[token] for head, row in zip(open_ends, probs, strict=True) for token in range(6)
+        }
+        done |= {tokens: chance for tokens, chance in longer.items() if tokens[-1] == EOS}
+        open_ends = {tokens: chance for tokens, chance in longer.items() if tokens[-1] != EOS and chance > 0}
+    return done | open_ends
+
+
+def answers(drafter: str | Drafter, params: SamplingParams, count: int = SAMPLES, batch: int = BATCH) -> list[list[int]]:
+    """What is emitted under the seeds below `count`, so many at a time."""
+    draft = make("six_words_draft") if isinstance(drafter, str) and has_draft(drafter) else None
+    documents = tuple(map(tuple, some_documents(vocab_size=6)))
+    chosen = with_store(with_head(without_budget(drafter), draft), documents, 6) if isinstance(drafter, str) else drafter
+    llm = LLM(make("six_words"), drafter=chosen, draft_model=draft, max_batch=batch)
+    outs = []
+    for start in range(0, count, batch):
+        seeds = range(start, start + batch)
+        outs += llm.generate([PROMPT] * batch, [dataclasses.replace(params, seed=seed) for seed in seeds])
+    if drafter != "none":
+        accepted = sum(out.stats.accepted_tokens for out in outs) / sum(out.stats.drafted_tokens for out in outs)
+        assert 0.1 < accepted < 0.9  # both must happen often: acceptance, and its opposite
+    return [out.token_ids for out in outs]
+
+
+def sample(drafter: str | Drafter, params: SamplingParams) -> Counter[tuple[int, ...]]:
+    """How often each beginning is emitted over `SAMPLES` seeds."""
+    return beginnings(answers(drafter, params))
+
+
+def beginnings(texts: list[list[int]]) -> Counter[tuple[int, ...]]:
+    return Counter(tuple(text[:3]) for text in texts)
+
+
+@pytest.mark.parametrize("params", [PLAIN, TRUNCATED], ids=["plain", "truncated"])
+def test_the_law_is_worth_testing(params: SamplingParams) -> None:
+    chances = law(params)
+    assert math.isclose(sum(chances.values()), 1.0, abs_tol=1e-5)
+    assert len([chance for chance in chances.values() if chance * SAMPLES >= 5]) > 40
+
+
+def test_every_drafter_is_sampled() -> None:
+    assert named(SPECS) == set(available())
+    assert named(filter(draws, SPECS)) == {"draft_model", "specdec_pp"}
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    """Plain decoding's own answers."""
+    return answers("none", TRUNCATED)
+
+
+def test_joint_law_of_three_tokens_without_drafts(plain: list[list[int]]) -> None:
+    assert fits(beginnings(plain), law(TRUNCATED))
+
+
+@pytest.mark.parametrize("spec", [pytest.param(spec, marks=slow(spec)) for spec in SPECS if spec != "none"])
+def test_joint_law_of_three_tokens(spec: str, plain: list[list[int]]) -> None:
+    """Where tokens are drawn from the draft, the law; else more, and of fewer seeds: each answer is plain decoding's own."""
+    if draws(spec):
+        assert fits(sample(spec, TRUNCATED), law(TRUNCATED))
+    else:
+        few = SAMPLES // 4
+        assert answers(spec, TRUNCATED, few, few // 4) == plain[:few]  # in several batches: some learn from answers
+
+
+@pytest.mark.parametrize("spec", ["draft_model", "draft_model:length=2", "draft_model:branch_above=0.02"])
+def test_joint_law_without_truncation(spec: str) -> None:
+    assert fits(sample(spec, PLAIN), law(PLAIN))
+
+
+def drafter_state() -> CachedLM:
+    return CachedLM(make("six_words_draft"))
+
+
+class Misreporting(DraftModel):
+    """Reports distributions flatter than those it drew from."""
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        return [self._flatten(tree) for tree in super().propose(requests, max_nodes)]
+
+    def _flatten(self, tree: DraftTree) -> DraftTree:
+        def flat(probs: Tensor | None) -> Tensor | None:
+            return None if probs is None else probs.sqrt() / probs.sqrt().sum()
+
+        return dataclasses.replace(tree, probs=[flat(probs) for probs in tree.probs or []])
+
+
+class Undrawing(DraftModel):
+    """Takes its first unlikely draw back, and all that follow: the decision depends on a draw that is then not shown."""
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        return [self._cut(tree) for tree in super().propose(requests, max_nodes)]
+
+    def _cut(self, tree: DraftTree) -> DraftTree:
+        kept = 0
+        for token, probs in zip(tree.token_ids, tree.probs or [], strict=True):
+            if probs is None or probs[token] < 0.25:
+                break
+            kept += 1
+        return DraftTree.chain(tree.token_ids[:kept], (tree.probs or [])[:kept] if kept else None)
+
+
+class PassingOffGuesses(DraftModel):
+    """Shows what it drew as guesses."""
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        return [DraftTree.chain(tree.token_ids) for tree in super().propose(requests, max_nodes)]
+
+
+@pytest.mark.parametrize("broken", [Misreporting, Undrawing])
+def test_broken_drafters_are_noticed(broken: type[DraftModel]) -> None:
+    counts = sample(broken(DraftModelOptions(length=3), drafter_state()), PLAIN)
+    assert not fits(counts, law(PLAIN))
+
+
+def test_draws_shown_as_guesses_are_harmless() -> None:
+    """Following the sample asks nothing of where a guess came from."""
+    assert fits(sample(PassingOffGuesses(DraftModelOptions(length=3), drafter_state()), PLAIN), law(PLAIN))
+
+
+def test_a_wrong_temperature_is_noticed() -> None:
+    """The power of the comparison itself: a temperature of 1.2 instead of 1."""
+    assert not fits(sample("none", dataclasses.replace(PLAIN, temperature=1.2)), law(PLAIN))

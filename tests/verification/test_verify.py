@@ -1,0 +1,280 @@
+"""The two laws by exact enumeration: what is emitted must EQUAL the target's law, as fractions, whatever the tree.
+
+Every rule the proof needs is then broken once, and the table must differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from paceline import DraftTree
+from paceline.verification.verify import follow, reject
+from tests.support.enumeration import (
+    EOS,
+    LENGTH,
+    PLAIN,
+    VOCAB,
+    Growing,
+    Oracle,
+    Walk,
+    complete,
+    dist,
+    draft,
+    emitted,
+    followed,
+    target,
+)
+
+
+def chain(oracle: Oracle) -> DraftTree:
+    tree = Growing(oracle)
+    node = -1
+    for _ in range(2):
+        node = tree.draw(node)
+    return tree.build()
+
+
+def one_draw(oracle: Oracle) -> DraftTree:
+    tree = Growing(oracle)
+    tree.draw(-1)
+    return tree.build()
+
+
+def siblings(oracle: Oracle) -> DraftTree:
+    tree = Growing(oracle)
+    tree.draw_two(-1)
+    return tree.build()
+
+
+def siblings_twice(oracle: Oracle) -> DraftTree:
+    tree = Growing(oracle)
+    first, second = tree.draw_two(-1)
+    tree.draw(first)
+    tree.draw_two(second)
+    return tree.build()
+
+
+def draws_then_guesses(oracle: Oracle) -> DraftTree:
+    tree = Growing(oracle)
+    first, _ = tree.draw_two(-1)
+    for node in tree.guess(-1, 0, 2):
+        tree.guess(node, 1, 3)
+    tree.draw(first)
+    tree.guess(first, 2, 1)
+    return tree.build()
+
+
+def guesses(oracle: Oracle) -> DraftTree:
+    return DraftTree([2, 0, 3, 1, 2, 3], [-1, -1, 0, 0, 1, 3])
+
+
+def nothing(oracle: Oracle) -> DraftTree:
+    return DraftTree([], [])
+
+
+def draws_end(oracle: Oracle) -> DraftTree:
+    """Draws go on behind the end of the sequence and beyond its limit; nothing may be emitted there."""
+    tree = Growing(oracle)
+    node = -1
+    for _ in range(LENGTH + 1):
+        node = tree.draw(node)
+    return tree.build()
+
+
+def as_many_as_it_likes(oracle: Oracle) -> DraftTree:
+    """Stops drawing after an unlikely token, but shows that token."""
+    tree = Growing(oracle)
+    node = tree.draw(-1)
+    if draft(())[tree.tokens[node]] > Fraction(1, 4):
+        tree.draw(node)
+    return tree.build()
+
+
+TREES = [chain, one_draw, siblings, siblings_twice, draws_then_guesses, guesses, nothing, draws_end, as_many_as_it_likes]
+
+
+@pytest.mark.parametrize("propose", TREES)
+def test_rejection_emits_the_targets_law(propose: Callable[[Oracle], DraftTree]) -> None:
+    assert emitted(propose) == PLAIN
+
+
+@pytest.mark.parametrize("propose", TREES)
+def test_following_emits_the_targets_law(propose: Callable[[Oracle], DraftTree]) -> None:
+    """Whatever the tree: where it came from does not matter there."""
+    assert followed(propose) == PLAIN
+
+
+def test_the_table_is_what_it_should_be() -> None:
+    assert sum(PLAIN.values()) == 1
+    assert any(len(run) < LENGTH for run in PLAIN)
+    assert all(EOS not in run[:-1] for run in PLAIN)
+    for first, second in itertools.product(VOCAB, VOCAB):
+        if first != EOS:
+            chance = sum(chance for run, chance in PLAIN.items() if run[:2] == (first, second))
+            assert chance == target(())[first] * target((first,))[second]
+
+
+# What must fail.
+
+
+def not_renormalised(oracle: Oracle) -> DraftTree:
+    tree = Growing(oracle)
+    tree.draw_two(-1, renormalise=False)
+    return tree.build()
+
+
+def undrawn(oracle: Oracle) -> DraftTree:
+    """Takes an unlikely draw back: whether it is shown depends on what it was."""
+    tree = Growing(oracle)
+    node = tree.draw(-1)
+    return tree.build() if draft(())[tree.tokens[node]] > Fraction(1, 4) else nothing(oracle)
+
+
+def guess_before_draw(oracle: Oracle) -> DraftTree:
+    """A guess that is tried only where the draw differs depends on the draw, so it must come after it."""
+    tree = Growing(oracle)
+    probs = draft(())
+    token = oracle.draw(probs)
+    if token != 1:
+        tree.add(1, -1)
+    tree.add(token, -1, probs)
+    return tree.build()
+
+
+def plain_softmax_shown_for_an_argmax(oracle: Oracle) -> DraftTree:
+    """The drafter takes its arg-max and reports the softmax."""
+    tree = Growing(oracle)
+    probs = draft(())
+    tree.add(int(probs.argmax()), -1, probs)
+    return tree.build()
+
+
+@pytest.mark.parametrize("propose", [not_renormalised, undrawn, guess_before_draw, plain_softmax_shown_for_an_argmax])
+def test_broken_drafters_change_the_law(propose: Callable[[Oracle], DraftTree]) -> None:
+    assert emitted(propose) != PLAIN
+
+
+def residual_unclipped(weights: Any, probs: Any) -> Any:
+    rest = abs(weights - probs)
+    return rest / rest.sum()
+
+
+def residual_forgotten(weights: Any, probs: Any) -> Any:
+    return weights
+
+
+def walk_with(residual: Callable[[Any, Any], Any]) -> Walk:
+    """Rejection written out once more, with a residual of one's own."""
+
+    def walk(tree: DraftTree, target: Any, coin: Any, draw: Any, ended: Any) -> tuple[list[int], list[int]]:
+        accepted: list[int] = []
+        run: list[int] = []
+        tables: list[Any] = list(tree.probs or [])
+        node = -1
+        while not ended(run):
+            weights = target(node)
+            for child in tree.children()[node + 1]:
+                token, probs = tree.token_ids[child], tables[child]
+                if coin(child, weights[token] / probs[token]):
+                    accepted.append(child)
+                    run.append(token)
+                    node = child
+                    break
+                weights = residual(weights, probs)
+            else:
+                return accepted, [*run, draw(len(run), weights)]
+        return accepted, run
+
+    return walk
+
+
+def right_residual(weights: Any, probs: Any) -> Any:
+    rest = (weights - probs).clip(0)
+    return rest / rest.sum()
+
+
+@pytest.mark.parametrize("propose", [chain, siblings])
+def test_broken_residuals_change_the_law(propose: Callable[[Oracle], DraftTree]) -> None:
+    """Without the clip, and without any residual. The same walk with the right one passes."""
+    assert emitted(propose, walk_with(right_residual)) == PLAIN
+    assert emitted(propose, walk_with(residual_unclipped)) != PLAIN
+    assert emitted(propose, walk_with(residual_forgotten)) != PLAIN
+
+
+def test_a_residual_that_is_not_renormalised_breaks_the_second_sibling() -> None:
+    """With one child the draw itself renormalises; the second child's coin does not."""
+
+    def unnormalised(weights: Any, probs: Any) -> Any:
+        return (weights - probs).clip(0)
+
+    def walk(*args: Any) -> tuple[list[int], list[int]]:
+        tree, target, coin, draw, ended = args
+        return walk_with(unnormalised)(tree, target, coin, lambda depth, weights: draw(depth, weights / weights.sum()), ended)
+
+    assert emitted(one_draw, walk) == PLAIN
+    assert emitted(siblings, walk) != PLAIN
+
+
+def test_the_longest_match_of_several_samples_is_not_lossless() -> None:
+    """Sampling the target along every branch and keeping the longest agreement (as REST's typical use does) is biased."""
+
+    def experiment(oracle: Oracle) -> tuple[int, ...]:
+        best: list[int] = []
+        for first in (0, 2):  # two guessed branches, each checked with draws of its own
+            token = oracle.draw(target(()))
+            run = [token, oracle.draw(target((token,)))] if token == first and token != EOS else [token]
+            best = run if len(run) > len(best) else best
+        return complete(oracle, best)
+
+    assert Oracle().enumerate(experiment) != PLAIN
+
+
+def test_greedy_by_softmax_ratio_is_not_greedy() -> None:
+    """Draft (0.50, 0.30, 0.20), target (0.45, 0.55, 0): the ratio accepts the draft's token with 0.90; greedy never does."""
+    draft_probs, target_probs = dist(50, 30, 20, 0), dist(45, 55, 0, 0)
+    tree = DraftTree([0], [-1], [draft_probs])
+
+    def experiment(oracle: Oracle) -> tuple[int, ...]:
+        _, run = reject(
+            tree,
+            lambda node: target_probs,
+            lambda node, chance: oracle.coin(chance),
+            lambda depth, weights: int(weights.argmax()),
+            lambda run: True,
+        )
+        return (run[0],)
+
+    assert Oracle().enumerate(experiment) == {(0,): Fraction(9, 10), (1,): Fraction(1, 10)}
+    _, greedy = follow(tree, lambda node: int(target_probs.argmax()), lambda run: False)
+    assert greedy == [1]
+
+
+def test_certain_and_impossible_drafts() -> None:
+    """Constant tables: a draft that is always, never, and sometimes accepted."""
+    sure, other = dist(0, 1, 0, 0), dist(1, 0, 0, 0)
+    half = dist(1, 1, 0, 0)
+
+    def accepted(target_probs: Any, draft_probs: Any) -> dict[tuple[int, ...], Fraction]:
+        tree = DraftTree.chain([1, 1], [draft_probs, draft_probs])
+
+        def experiment(oracle: Oracle) -> tuple[int, ...]:
+            nodes, run = reject(
+                tree,
+                lambda node: target_probs,
+                lambda node, chance: oracle.coin(chance),
+                lambda depth, weights: oracle.draw(weights),
+                lambda run: False,
+            )
+            assert len(run) == len(nodes) + 1
+            return (len(nodes),)
+
+        return Oracle().enumerate(experiment)
+
+    assert accepted(sure, sure) == {(2,): Fraction(1)}
+    assert accepted(other, sure) == {(0,): Fraction(1)}
+    assert accepted(half, sure) == {(0,): Fraction(1, 2), (1,): Fraction(1, 4), (2,): Fraction(1, 4)}
