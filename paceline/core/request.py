@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core import argument_checks
 from paceline.core.argument_checks import is_int, is_number, require
-from paceline.core.stop_strings import StopStrings
 from paceline.errors import ConfigError
+from paceline.text.stop_strings import StopStrings
 from paceline.util.options import PER_REQUEST
 
 if TYPE_CHECKING:

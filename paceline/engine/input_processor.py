@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from paceline.core.request import Request, SamplingParams
-from paceline.core.stop_strings import StopStrings
 from paceline.errors import CapacityError, ConfigError
 from paceline.model.loading import why_no_tokenizer
+from paceline.text.stop_strings import StopStrings
 from paceline.util.tokens import text_ids, word_ids
 
 _BYTES = bytes | bytearray | memoryview

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from paceline.core.drafter import Outcome
 from paceline.core.origin import Origin
-from paceline.core.stop_strings import Piece, StopStrings, Texts
+from paceline.text.stop_strings import Piece, StopStrings, Texts
 
 
 class Mark(NamedTuple):

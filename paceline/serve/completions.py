@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
-from paceline.sampling.detokenizer import text_of
 from paceline.serve.answers import AnswerRequest
 from paceline.serve.logprobs import Found, Spelling, of_completion
 from paceline.serve.requests import CompletionRequest
 from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
 from paceline.serve.serving import Serving
+from paceline.text.detokenizer import text_of
 from paceline.util.tokens import text_ids
 
 _MAX_TOKENS = 16  # OpenAI's and vLLM's default

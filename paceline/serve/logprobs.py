@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from paceline.sampling.detokenizer import Detokenizer, TokenText
-from paceline.sampling.token_bytes import any_text
 from paceline.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from paceline.text.detokenizer import Detokenizer, TokenText
+from paceline.text.token_bytes import any_text
 
 _LEAST = -9999.0  # stands for minus infinity, which JSON has not; as in vLLM
 Found = Sequence[Mapping[int, float]]

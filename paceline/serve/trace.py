@@ -14,8 +14,8 @@ from paceline.core.drafter import Outcome
 from paceline.core.origin import Origin
 from paceline.core.tree import node_depths
 from paceline.llm import Chunk
-from paceline.sampling.detokenizer import REPLACEMENT, Detokenizer
-from paceline.sampling.token_bytes import any_text
+from paceline.text.detokenizer import REPLACEMENT, Detokenizer
+from paceline.text.token_bytes import any_text
 
 ACCEPTED = "accepted"
 OTHER = "other"  # the target chose another token in its place: `instead`

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.sampling.detokenizer import REPLACEMENT, Detokenizer
-from paceline.sampling.token_bytes import token_bytes
+from paceline.text.detokenizer import REPLACEMENT, Detokenizer
+from paceline.text.token_bytes import token_bytes
 from tests.support.tokenizers import FALLBACK, FOREIGN, LOCAL, Continued, Foreign, any_text, llama_tokenizer, whole_text
 
 ALL: dict[str, Any] = {**LOCAL, **FALLBACK, **FOREIGN}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.origin import Origin
-from paceline.core.stop_strings import StopStrings
 from paceline.sampling.stream_writer import Writer
+from paceline.text.stop_strings import StopStrings
 from tests.support.tokenizers import FALLBACK, FOREIGN, LOCAL, any_text, whole_text
 
 ALL: dict[str, Any] = {**LOCAL, **FALLBACK, **FOREIGN}

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from paceline.sampling.detokenizer import REPLACEMENT
+from paceline.text.detokenizer import REPLACEMENT
 from tests.support.models import byte_tokenizer, piece_tokenizer
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>"]

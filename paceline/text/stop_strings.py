@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paceline.sampling.detokenizer import Decoder, Detokenizer
+from paceline.text.detokenizer import Decoder, Detokenizer
 
 
 class Piece(NamedTuple):

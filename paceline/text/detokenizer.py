@@ -7,7 +7,7 @@ from codecs import utf_8_decode
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from paceline.sampling.token_bytes import Spelling, TokenBytes, cleans_up, falls_back, token_bytes
+from paceline.text.token_bytes import Spelling, TokenBytes, cleans_up, falls_back, token_bytes
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _WINDOW = 8  # tokens before a token that its text may depend on, where the tokenizer has no spellings
