@@ -1,4 +1,5 @@
-"""paceline: the same answers from the same weights, sooner. Drafters guess, the model checks all guesses in one forward.
+"""paceline: the same answers from the same weights, sooner. Drafters guess, the model checks all
+guesses in one forward.
 
 from paceline import LLM, SamplingParams
 llm = LLM("path/or/hub-id", drafter="prompt_lookup")
@@ -21,10 +22,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "Chunk", "Completion", "DraftTree", "Drafter", "Outcome", "SamplingParams", "ScriptedDrafter", "__version__", "demo",
-]  # fmt: skip
+    "LLM",
+    "Chunk",
+    "Completion",
+    "DraftTree",
+    "Drafter",
+    "Outcome",
+    "SamplingParams",
+    "ScriptedDrafter",
+    "__version__",
+    "demo",
+]
 
-_MODULES = {  # imported when one of their names is asked for: a command that only says what is wrong should not wait for torch
+# imported when one of their names is asked for: a command that only says what is wrong should not
+# wait for torch
+_MODULES = {
     "paceline.llm": ("LLM", "Chunk", "Completion"),
     "paceline.drafters.scripted": ("ScriptedDrafter",),
     "paceline.core.drafter": ("Drafter", "Outcome"),

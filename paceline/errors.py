@@ -9,7 +9,8 @@
     |- DrafterError                    a drafter that broke the contract of `paceline.core.drafter`
     `- ParallelError                   a process of a parallel run that was lost
 
-Every message says what came, what is expected, and what to do: "NAME: got ...; expected .... Do ...".
+Every message says what came, what is expected, and what to do: "NAME: got ...; expected .... Do
+...".
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class DatastoreError(PacelineError):
 
 
 class LogitsError(PacelineError):
-    """Logits that are not numbers: NaN, or infinite where a token is chosen. It ends the request that needs them."""
+    """Logits that are not numbers: NaN, or infinite where a token is chosen. It ends the request
+    that needs them.
+    """
 
 
 class DrafterError(PacelineError):

@@ -1,8 +1,10 @@
-"""Answers that keep to a grammar: JSON, a regular expression or a context-free one, by llguidance's token masks.
+"""Answers that keep to a grammar: JSON, a regular expression or a context-free one, by llguidance's
+token masks.
 
 params = SamplingParams(logits_processors=[json_schema(llm.tokenizer, schema, llm.eos_token_ids)])
 
-A grammar is a logits processor, so it is asked about the tokens that are emitted and never about guesses: exact under drafting.
+A grammar is a logits processor, so it is asked about the tokens that are emitted and never about
+guesses: exact under drafting.
 """
 
 from __future__ import annotations
@@ -26,31 +28,47 @@ from paceline.util.threads import ForkableLock
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-WHITESPACE = " "  # between the parts of JSON; with more allowed, small models say nothing else until they are cut off
+# between the parts of JSON; with more allowed, small models say nothing else until they are cut off
+WHITESPACE = " "
 _KEPT = 32  # compiled grammars per tokenizer; each keeps the lexer states its answers have seen
 _EACH_BIT = torch.where(
-    torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")).bool(), 0.0, -torch.inf
-)  # [256, 8]: what a byte of a mask adds to eight scores; a look-up is a fifth of the time of filling under a mask
+    torch.from_numpy(
+        np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    ).bool(),
+    0.0,
+    -torch.inf,
+    # [256, 8]: what a byte of a mask adds to eight scores; a look-up is a fifth of the time of
+    # filling under a mask
+)
 
 
-def json_schema(tokenizer: Any, schema: Mapping[str, Any] | bool | str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
+def json_schema(
+    tokenizer: Any,
+    schema: Mapping[str, Any] | bool | str,
+    eos_token_ids: Iterable[int] | None = None,
+) -> Grammar:
     """The answer is JSON that is valid under a schema.
 
-    Properties come in the schema's order. A space may stand where JSON allows whitespace; `{"x-guidance":
-    {"whitespace_pattern": "[ \\n]{1,9}"}}` in the schema allows more, and sets llguidance's other options.
+    Properties come in the schema's order. A space may stand where JSON allows whitespace;
+    `{"x-guidance": {"whitespace_pattern": "[ \\n]{1,9}"}}` in the schema allows more, and sets
+    llguidance's other options.
 
     Args:
         tokenizer: a fast one of transformers.
         schema: as a mapping, as JSON, or true (any JSON).
-        eos_token_ids: the tokens that may end the answer, such as `LLM.eos_token_ids`; default the tokenizer's own.
+        eos_token_ids: the tokens that may end the answer, such as `LLM.eos_token_ids`; default the
+            tokenizer's own.
     Raises:
-        ConfigError: a schema that cannot be compiled, a tokenizer that is not fast, no end-of-sequence token, no llguidance.
+        ConfigError: a schema that cannot be compiled, a tokenizer that is not fast, no
+            end-of-sequence token, no llguidance.
     """
     matcher = _llguidance().LLMatcher
     try:
         found = json.loads(schema.removeprefix(MARK)) if isinstance(schema, str) else schema
         text = json.dumps({} if found is True else found, allow_nan=False)
-        grammar = matcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+        grammar = matcher.grammar_from_json_schema(
+            text, defaults={"whitespace_pattern": WHITESPACE}
+        )
     except (TypeError, ValueError, RecursionError) as error:
         raise _refused("json_schema", schema, str(error)) from error
     return _grammar("json_schema", tokenizer, grammar, schema, eos_token_ids)
@@ -62,13 +80,17 @@ def json_object(tokenizer: Any, eos_token_ids: Iterable[int] | None = None) -> G
 
 
 def regex(tokenizer: Any, pattern: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
-    """The whole answer matches a regular expression of Rust's syntax (no look-around); arguments and errors as `json_schema`."""
+    """The whole answer matches a regular expression of Rust's syntax (no look-around); arguments
+    and errors as `json_schema`.
+    """
     grammar = _llguidance().LLMatcher.grammar_from_regex(_text("regex", pattern))
     return _grammar("regex", tokenizer, grammar, pattern, eos_token_ids)
 
 
 def lark(tokenizer: Any, grammar: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
-    """The answer is in the language of a grammar in llguidance's form of Lark; arguments and errors as `json_schema`."""
+    """The answer is in the language of a grammar in llguidance's form of Lark; arguments and
+    errors as `json_schema`.
+    """
     compiled = _llguidance().LLMatcher.grammar_from_lark(_text("lark", grammar).removeprefix(MARK))
     return _grammar("lark", tokenizer, compiled, grammar, eos_token_ids)
 
@@ -76,9 +98,9 @@ def lark(tokenizer: Any, grammar: str, eos_token_ids: Iterable[int] | None = Non
 class Grammar:
     """A logits processor that leaves the tokens with which an answer keeps to its grammar.
 
-    It serves one answer, whose prompt is what it is asked about first; a shallow copy begins anew, so one object will do for
-    any number of requests of `LLM`, which copies it for each. transformers' `generate` does not: give it a copy per call there,
-    and one prompt.
+    It serves one answer, whose prompt is what it is asked about first; a shallow copy begins anew,
+    so one object will do for any number of requests of `LLM`, which copies it for each.
+    transformers' `generate` does not: give it a copy per call there, and one prompt.
     """
 
     def __init__(self, template: LLMatcher, vocab_size: int) -> None:
@@ -93,10 +115,12 @@ class Grammar:
         """The scores, with -inf for every token that the grammar forbids behind `ids`.
 
         Args:
-            ids: [1, n]: the prompt, or what it was asked about before and tokens of the answer behind it.
+            ids: [1, n]: the prompt, or what it was asked about before and tokens of the answer
+                behind it.
             scores: [1, vocab], which may be wider than the tokenizer.
         Raises:
-            ConfigError: ids of another answer or of several, a token the grammar forbids, or one too complex to go on with.
+            ConfigError: ids of another answer or of several, a token the grammar forbids, or one
+                too complex to go on with.
         """
         if self._matcher is None:
             self._matcher = self._template.deep_copy()
@@ -105,9 +129,12 @@ class Grammar:
 
     def _consume(self, matcher: LLMatcher, ids: Tensor) -> None:
         told = ids.shape[1] if self._ids is None else self._ids.shape[1]
-        if ids.shape[0] != 1 or (self._ids is not None and not torch.equal(ids[:, :told], self._ids)):
+        if ids.shape[0] != 1 or (
+            self._ids is not None and not torch.equal(ids[:, :told], self._ids)
+        ):
             raise ConfigError(
-                f"grammar: got ids of shape {tuple(ids.shape)}, which do not go on from those before; expected one answer, token"
+                f"grammar: got ids of shape {tuple(ids.shape)}, which do not go on from those"
+                " before; expected one answer, token"
                 " by token. Give every answer a copy of it: copy.copy(grammar)."
             )
         new = ids[0, told:].tolist()
@@ -115,16 +142,24 @@ class Grammar:
         for token in new:
             if not matcher.consume_token(token):
                 reason = matcher.get_error() or f"token {token} is forbidden there"
-                raise ConfigError(f"grammar: got an answer it cannot follow [{reason}]; expected one of allowed tokens.")
+                raise ConfigError(
+                    f"grammar: got an answer it cannot follow [{reason}]; expected one of allowed"
+                    " tokens."
+                )
 
     def _bias(self, matcher: LLMatcher, scores: Tensor) -> Tensor:
         """[1, vocab]: 0 for what is allowed, else -inf."""
         words = torch.empty((self._vocab_size + 31) // 32, dtype=torch.int32)
         matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * words.element_size())
         if matcher.is_error():
-            raise ConfigError(f"grammar: got [{matcher.get_error()}] from llguidance; expected a mask. Make the grammar simpler.")
+            raise ConfigError(
+                f"grammar: got [{matcher.get_error()}] from llguidance; expected a mask. Make the"
+                " grammar simpler."
+            )
         packed = words.view(torch.uint8).to(scores.device).int()
-        bias = torch.embedding(_EACH_BIT.to(scores.device), packed).view(1, -1)[:, : self._vocab_size]
+        bias = torch.embedding(_EACH_BIT.to(scores.device), packed).view(1, -1)[
+            :, : self._vocab_size
+        ]
         beyond = scores.shape[-1] - bias.shape[-1]  # rows that pad a vocabulary are no tokens
         return torch.nn.functional.pad(bias, (0, beyond), value=-torch.inf)
 
@@ -149,10 +184,14 @@ class _Compiled:
 
 
 _lock = ForkableLock()
-_known: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], _Compiled]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], _Compiled]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def _grammar(name: str, tokenizer: Any, grammar: str, source: object, eos_token_ids: Iterable[int] | None) -> Grammar:
+def _grammar(
+    name: str, tokenizer: Any, grammar: str, source: object, eos_token_ids: Iterable[int] | None
+) -> Grammar:
     with _lock:
         compiled = _compiled(tokenizer, eos_token_ids)
         matcher = compiled.matcher(grammar)
@@ -164,15 +203,23 @@ def _grammar(name: str, tokenizer: Any, grammar: str, source: object, eos_token_
 def _compiled(tokenizer: Any, eos_token_ids: Iterable[int] | None) -> _Compiled:
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(
-            f"grammar: got a tokenizer of type {type(tokenizer).__name__}; expected a fast one of transformers, whose tokens can"
+            f"grammar: got a tokenizer of type {type(tokenizer).__name__}; expected a fast one of"
+            " transformers, whose tokens can"
             " be read. Load it by AutoTokenizer.from_pretrained."
         )
     own = tokenizer.eos_token_id
-    given = tuple(map(int, eos_token_ids)) if eos_token_ids is not None else () if own is None else (int(own),)
+    given = (
+        tuple(map(int, eos_token_ids))
+        if eos_token_ids is not None
+        else ()
+        if own is None
+        else (int(own),)
+    )
     ends = tuple(token for token in given if 0 <= token < len(tokenizer))
     if not ends:
         raise ConfigError(
-            f"eos_token_ids: got {list(given)}; expected one of the tokenizer's tokens at least. Pass LLM.eos_token_ids."
+            f"eos_token_ids: got {list(given)}; expected one of the tokenizer's tokens at least."
+            " Pass LLM.eos_token_ids."
         )
     by_ends = _known.setdefault(tokenizer, {})
     key = (len(tokenizer), *ends)  # tokens may have been added since
@@ -182,7 +229,8 @@ def _compiled(tokenizer: Any, eos_token_ids: Iterable[int] | None) -> _Compiled:
             by_ends[key] = _Compiled(from_tokenizer(tokenizer, eos_token=list(ends)))
         except ValueError as error:
             raise ConfigError(
-                f"grammar: got a tokenizer that llguidance cannot read [{error}]; expected one of bytes. Use another model."
+                f"grammar: got a tokenizer that llguidance cannot read [{error}]; expected one of"
+                " bytes. Use another model."
             ) from error
     return by_ends[key]
 
@@ -191,7 +239,10 @@ def _llguidance() -> Any:
     try:
         return importlib.import_module("llguidance")
     except ModuleNotFoundError as error:
-        raise ConfigError("grammar: got no llguidance; expected it installed. Run: pip install 'paceline[grammar]'.") from error
+        raise ConfigError(
+            "grammar: got no llguidance; expected it installed. Run: pip install"
+            " 'paceline[grammar]'."
+        ) from error
 
 
 def _text(name: str, value: object) -> str:
@@ -203,6 +254,7 @@ def _text(name: str, value: object) -> str:
 def _refused(name: str, source: object, reason: str) -> ConfigError:
     shown = source if isinstance(source, str) else repr(source)
     return ConfigError(
-        f"{name}: got {shown[:60]!r}, which cannot be compiled [{' '.join(reason.split())[:200]}]; expected one that llguidance"
+        f"{name}: got {shown[:60]!r}, which cannot be compiled [{' '.join(reason.split())[:200]}];"
+        " expected one that llguidance"
         " takes. Correct or simplify it."
     )

@@ -43,30 +43,39 @@ Prompts = str | Sequence[Prompt] | NDArray[np.integer[Any]] | torch.Tensor
 class LLM:
     """A model that answers with drafts, in exactly its own words.
 
-    Call it from several threads, and while streams are open: all calls share one batch, and each gets its own answers.
+    Call it from several threads, and while streams are open: all calls share one batch, and each
+    gets its own answers.
 
     Args:
-        model: directory, hub id, GGUF file, "demo" or "smollm2" (embedded models), or a loaded transformers model (put into
-            eval mode).
-        drafter: "auto", or another "name" or "name:key=value,key=value" (of `paceline drafters`, or "module:Class" of your
-            own), or a `Drafter`.
-        draft_model: as `model`, for the drafters that need one, or take one as "auto" does; also for those of single requests
-            (`SamplingParams.speculation`).
-        tokenizer: directory, hub id, GGUF file or object; default the one beside `model`. Token-id prompts need none.
-        dtype: "auto" (the checkpoint's; bfloat16 for a GGUF file), "float32", "bfloat16" or "float16".
+        model: directory, hub id, GGUF file, "demo" or "smollm2" (embedded models), or a loaded
+            transformers model (put into eval mode).
+        drafter: "auto", or another "name" or "name:key=value,key=value" (of `paceline drafters`, or
+            "module:Class" of your own), or a `Drafter`.
+        draft_model: as `model`, for the drafters that need one, or take one as "auto" does; also
+            for those of single requests (`SamplingParams.speculation`).
+        tokenizer: directory, hub id, GGUF file or object; default the one beside `model`. Token-id
+            prompts need none.
+        dtype: "auto" (the checkpoint's; bfloat16 for a GGUF file), "float32", "bfloat16" or
+            "float16".
         device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
         max_length: cap on prompt + answer, in tokens; default the model's context.
         max_batch: most sequences per forward, over all callers; more prompts wait.
         max_nodes: most draft nodes verified per sequence and step.
-        lookahead_parallel: True, or the `Ranks` that have been joined: share the work on every draft tree with the other
-            processes of the run, each of which has its own copy of the model and makes the same calls.
-        batch_invariant: True: logits depend on their own text alone, to the last bit, not on drafts or batch: the same text
-            with and without drafts in any dtype. "auto": where a proof made at load says that it costs under 5 %.
-        cache_gib: most memory of the cache in GiB; requests wait for it. None = most of what is available.
-        keep_prefixes: ended requests whose keys and values stay in the cache for prompts that begin like them, as the next turn
-            of a conversation does. The weights must not change meanwhile.
-        on_drafter_error: "raise": an error of a drafter ends the requests that have it; "plain": they go on without drafts.
-        cost_curve: seconds of a forward by its rows; no clock then decides how much of a draft tree is fed. None = as measured.
+        lookahead_parallel: True, or the `Ranks` that have been joined: share the work on every
+            draft tree with the other processes of the run, each of which has its own copy of the
+            model and makes the same calls.
+        batch_invariant: True: logits depend on their own text alone, to the last bit, not on drafts
+            or batch: the same text with and without drafts in any dtype. "auto": where a proof made
+            at load says that it costs under 5 %.
+        cache_gib: most memory of the cache in GiB; requests wait for it. None = most of what is
+            available.
+        keep_prefixes: ended requests whose keys and values stay in the cache for prompts that begin
+            like them, as the next turn of a conversation does. The weights must not change
+            meanwhile.
+        on_drafter_error: "raise": an error of a drafter ends the requests that have it; "plain":
+            they go on without drafts.
+        cost_curve: seconds of a forward by its rows; no clock then decides how much of a draft tree
+            is fed. None = as measured.
     Raises:
         ConfigError: an unusable argument.
         UnsupportedModelError: a model that cannot be verified losslessly.
@@ -94,16 +103,20 @@ class LLM:
         require_count("LLM", "max_nodes", max_nodes, 0)
         require_count("LLM", "keep_prefixes", keep_prefixes, 0)
         if on_drafter_error not in ("raise", "plain"):
-            raise ConfigError(f"on_drafter_error: got {on_drafter_error!r}; expected 'raise' or 'plain'.")
+            raise ConfigError(
+                f"on_drafter_error: got {on_drafter_error!r}; expected 'raise' or 'plain'."
+            )
         if max_length is not None:
             require_count("LLM", "max_length", max_length, 2)
         if not isinstance(drafter, str | Drafter):
             raise ConfigError(
-                f"drafter: got {drafter!r}; expected a name, 'name:key=value' or a Drafter object. Plain decoding is 'none'."
+                f"drafter: got {drafter!r}; expected a name, 'name:key=value' or a Drafter object."
+                " Plain decoding is 'none'."
             )
         if not isinstance(lookahead_parallel, bool | Ranks):
             raise ConfigError(
-                f"lookahead_parallel: got {lookahead_parallel!r}; expected True, False or the Ranks that were joined."
+                f"lookahead_parallel: got {lookahead_parallel!r}; expected True, False or the"
+                " Ranks that were joined."
             )
         ranks = Ranks.join(device) if lookahead_parallel is True else lookahead_parallel or None
         spec = drafter if isinstance(drafter, str) else None
@@ -117,10 +130,20 @@ class LLM:
         if isinstance(drafter, str):
             drafter = make(drafter)
         self._engine = Engine(
-            loaded, drafter, spec=spec, make=make, tokenizer=self.tokenizer, max_batch=max_batch, max_nodes=max_nodes,
-            ranks=ranks, batch_invariant=batch_invariant, cache_gib=cache_gib, keep_prefixes=keep_prefixes,
-            on_drafter_error=on_drafter_error, cost_curve=cost_curve,
-        )  # fmt: skip
+            loaded,
+            drafter,
+            spec=spec,
+            make=make,
+            tokenizer=self.tokenizer,
+            max_batch=max_batch,
+            max_nodes=max_nodes,
+            ranks=ranks,
+            batch_invariant=batch_invariant,
+            cache_gib=cache_gib,
+            keep_prefixes=keep_prefixes,
+            on_drafter_error=on_drafter_error,
+            cost_curve=cost_curve,
+        )
         self._waiters = AsyncEngine(self._engine)
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
         context = self.model.context_length
@@ -148,17 +171,23 @@ class LLM:
 
     @property
     def cost_curve(self) -> CostCurve | None:
-        """Seconds of a forward by the rows it is fed, as the budget has them; None before it needed them, or without one."""
+        """Seconds of a forward by the rows it is fed, as the budget has them; None before it
+        needed them, or without one.
+        """
         return None if self._engine.spending is None else self._engine.spending.curve
 
     @property
     def costs(self) -> Costs | None:
-        """The measurement behind the cost curve: its conditions, and a way to repeat it; None without a budget."""
+        """The measurement behind the cost curve: its conditions, and a way to repeat it; None
+        without a budget.
+        """
         return self._engine.costs
 
     @property
     def plain_seconds(self) -> float | None:
-        """Seconds of a step of one request without drafts: by the cost curve, corrected by such steps; None like the curve."""
+        """Seconds of a step of one request without drafts: by the cost curve, corrected by such
+        steps; None like the curve.
+        """
         return None if self._engine.spending is None else self._engine.spending.plain_seconds
 
     def change_drafter(self, drafter: Drafter) -> None:
@@ -184,17 +213,23 @@ class LLM:
         Returns:
             one answer per prompt; with `SamplingParams.n`, the further ones are in its `others`.
         Raises:
-            ConfigError, CapacityError: a prompt, or a drafter it names, that cannot be used. Nothing has been started then.
+            ConfigError, CapacityError: a prompt, or a drafter it names, that cannot be used.
+                Nothing has been started then.
         """
         groups = self._intake.answers(prompts, params)
         handles = self._engine.submit([request for group in groups for request in group])
         try:
-            self._engine.finish(handles, lambda ended: None if progress is None else progress(CallProgress.of(handles)))
+            self._engine.finish(
+                handles,
+                lambda ended: None if progress is None else progress(CallProgress.of(handles)),
+            )
         finally:
             self._engine.withdraw(handles)
         return completions_of(groups, handles, self.tokenizer)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Chunk, None, None]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[Chunk, None, None]:
         """Answer one prompt, a chunk per step. Closing the iterator frees everything it holds.
 
         Raises:
@@ -225,7 +260,9 @@ class LLM:
             await self._waiters.finish(handles)
         return completions_of(groups, handles, self.tokenizer)
 
-    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Chunk, None]:
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio; `aclose` frees everything it holds."""
         request = self._intake.single(prompt, params)
         (handle,) = await self._waiters.submit([request], keep_outcomes=True)
@@ -246,7 +283,10 @@ class LLM:
         continue_final_message: bool | None = None,
     ) -> Completion:
         """Answer a conversation; arguments and errors as `chat_prompt` and `generate`."""
-        endings = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        endings = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
         ids = self.chat_prompt(messages, chat_template_kwargs, **endings)
         return self.generate([ids], params)[0]
 
@@ -274,7 +314,14 @@ class LLM:
             ConfigError: messages that cannot be used, no tokenizer, or one without a chat template
                 or whose template refuses the conversation.
         """
-        return chat_ids(self.tokenizer, messages, "messages", chat_template_kwargs, add_generation_prompt, continue_final_message)
+        return chat_ids(
+            self.tokenizer,
+            messages,
+            "messages",
+            chat_template_kwargs,
+            add_generation_prompt,
+            continue_final_message,
+        )
 
     @property
     def timing(self) -> Timing:
@@ -283,12 +330,16 @@ class LLM:
 
     @property
     def load(self) -> EngineLoad:
-        """What has been done since this object was built, and what there is to do now, over all callers."""
+        """What has been done since this object was built, and what there is to do now, over all
+        callers.
+        """
         return self._engine.load
 
     @property
     def _intake(self) -> InputProcessor:
-        return InputProcessor(self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length)
+        return InputProcessor(
+            self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length
+        )
 
 
 def _built_with_draft(spec: str, draft_model: object) -> bool:

@@ -2,9 +2,10 @@
 
     python scripts/attention_roofline.py [--threads N] [--dtypes float32,bfloat16]
 
-Shapes of SmolLM2-135M: 9 query heads on 3 key heads of 64. The queries are a chain behind the cached context. Each call reads
-keys and values that no call before has left in a cache, as in a model, whose weights pass between two layers. With one thread
-its own time is taken, so that other processes count little.
+Shapes of SmolLM2-135M: 9 query heads on 3 key heads of 64. The queries are a chain behind the
+cached context. Each call reads keys and values that no call before has left in a cache, as in a
+model, whose weights pass between two layers. With one thread its own time is taken, so that other
+processes count little.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ SECONDS = 1.0  # for each figure
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtypes", default="float32,bfloat16")
     args = parser.parse_args()
@@ -56,10 +59,15 @@ def bandwidth() -> float:
 def row(dtype: torch.dtype, context: int, queries: int, memory: float) -> str:
     request = Request([1] * (context + 1), SamplingParams())
     request.cached, request.slot = context, 0
-    layout = lay_out([request], [DraftTree([1] * (queries - 1), list(range(-1, queries - 2)))], chunk=1)
+    layout = lay_out(
+        [request], [DraftTree([1] * (queries - 1), list(range(-1, queries - 2)))], chunk=1
+    )
     keys = context + queries
     size = 2 * KEY_HEADS * keys * DIM * dtype.itemsize
-    layers = [[torch.randn(1, KEY_HEADS, keys, DIM).to(dtype) for _ in range(2)] for _ in range(max(2, COLD // size))]
+    layers = [
+        [torch.randn(1, KEY_HEADS, keys, DIM).to(dtype) for _ in range(2)]
+        for _ in range(max(2, COLD // size))
+    ]
     query = torch.randn(1, queries, HEADS, DIM).to(dtype).transpose(1, 2)
     mask = None if layout.trivial else torch.from_numpy(layout.visible_mask(keys))[:, None]
     order = AttentionMetadata.of(layout.cached, layout.places, layout.positions, layout.padding)
@@ -68,7 +76,9 @@ def row(dtype: torch.dtype, context: int, queries: int, memory: float) -> str:
 
     def attend(name: str) -> Callable[[int], Tensor]:
         function = AttentionInterface()[name]
-        return lambda turn: function(module, query, *layers[turn % len(layers)], mask, scaling=DIM**-0.5)[0]
+        return lambda turn: function(
+            module, query, *layers[turn % len(layers)], mask, scaling=DIM**-0.5
+        )[0]
 
     with tree_attention(config, order=order):
         ours = fastest(attend(BY_POSITION))
@@ -76,8 +86,10 @@ def row(dtype: torch.dtype, context: int, queries: int, memory: float) -> str:
         theirs = fastest(attend(BY_SDPA))
     flops = 4 * HEADS * queries * keys * DIM
     return (
-        f"| {str(dtype).removeprefix('torch.')} | {context} | {queries} | {size / 1e6:.2f} | {ours * 1e3:.3f} |"
-        f" {size / ours / 1e9:.1f} | {size / ours / memory:.0%} | {flops / ours / 1e9:.0f} | {theirs * 1e3:.3f} |"
+        f"| {str(dtype).removeprefix('torch.')} | {context} | {queries} | {size / 1e6:.2f} |"
+        f" {ours * 1e3:.3f} |"
+        f" {size / ours / 1e9:.1f} | {size / ours / memory:.0%} | {flops / ours / 1e9:.0f} |"
+        f" {theirs * 1e3:.3f} |"
     )
 
 

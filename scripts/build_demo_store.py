@@ -1,10 +1,12 @@
-"""Build the token store that is shipped for the embedded target: paceline/demo/store, described by paceline/demo/store.json.
+"""Build the token store that is shipped for the embedded target: paceline/demo/store, described by
+paceline/demo/store.json.
 
     python scripts/build_demo_store.py TEXT WORK [OUT]
 
-TEXT is a folder with gpteacher-{codegen,roleplay,toolformer}.jsonl and gsm8k-train.jsonl; prompts of nine kinds are made of it.
-WORK gets the embedded target's answers to them, as `paceline record` writes them (an interrupted run goes on). The same texts,
-models and versions of torch and transformers give the same bytes. Half an hour on one core.
+TEXT is a folder with gpteacher-{codegen,roleplay,toolformer}.jsonl and gsm8k-train.jsonl; prompts
+of nine kinds are made of it. WORK gets the embedded target's answers to them, as `paceline record`
+writes them (an interrupted run goes on). The same texts, models and versions of torch and
+transformers give the same bytes. Half an hour on one core.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ SOURCES = {
 EACH = 400  # prompts of each kind
 NEW_TOKENS, LONGEST_PROMPT = 128, 700
 GROUP, BATCH = 128, 32  # prompts written to WORK together; in a forward together
-OPENING = 3  # tokens of the prompt that a document begins with: the template's last ones, so that beginnings are found too
+# tokens of the prompt that a document begins with: the template's last ones, so that beginnings are
+# found too
+OPENING = 3
 
 
 def make_prompts(text: Path) -> list[Prompt]:
@@ -54,7 +58,9 @@ def make_prompts(text: Path) -> list[Prompt]:
         "role": [question for question, _ in chats["gpteacher-roleplay"]],
         "task": [question.split("\n", 4)[-1] for question, _ in chats["gpteacher-toolformer"]],
         "question": list(questions(chain.from_iterable(chats.values()))),
-        "summary": [f"Summarize: {passage}" for passage in passages(chats["gpteacher-roleplay"], rng)],
+        "summary": [
+            f"Summarize: {passage}" for passage in passages(chats["gpteacher-roleplay"], rng)
+        ],
         "grounded": list(grounded(chats, rng)),
         "translation": list(translations(chats["gpteacher-roleplay"], rng)),
     }
@@ -87,7 +93,10 @@ def stubs(chats: list[tuple[str, str]]) -> Iterator[str]:
 def questions(chats: Iterator[tuple[str, str]]) -> Iterator[str]:
     """Yield short questions, wherever they are asked."""
     texts = chain.from_iterable(chats)
-    found = (re.findall(r"\b(?:Who|What|Where|When|Which|How|Why) [^.?!\n]{12,90}\?", text) for text in texts)
+    found = (
+        re.findall(r"\b(?:Who|What|Where|When|Which|How|Why) [^.?!\n]{12,90}\?", text)
+        for text in texts
+    )
     yield from dict.fromkeys(chain.from_iterable(found))
 
 
@@ -106,18 +115,33 @@ def grounded(chats: dict[str, list[tuple[str, str]]], rng: random.Random) -> Ite
 
 
 def translations(chats: list[tuple[str, str]], rng: random.Random) -> Iterator[str]:
-    """Yield sentences to translate. They are English: what is asked for is all that the target makes something of."""
+    """Yield sentences to translate. They are English: what is asked for is all that the target
+    makes something of.
+    """
     for _, answer in chats:
         sentences = re.findall(r"[A-Z][^.?!\n]{30,150}[.?!]", answer)
         if sentences:
-            yield f"Translate {rng.choice(['German', 'French', 'Spanish'])} to English: {rng.choice(sentences)}"
+            yield (
+                f"Translate {rng.choice(['German', 'French', 'Spanish'])} to English:"
+                f" {rng.choice(sentences)}"
+            )
 
 
 def answer_all(prompts: list[Prompt], path: Path) -> None:
     """Record the target's greedy answers; an interrupted run is continued."""
-    llm = LLM(demo.TARGET, "draft_model", demo.DRAFT, dtype="float32", device="cpu", max_batch=BATCH)
+    llm = LLM(
+        demo.TARGET, "draft_model", demo.DRAFT, dtype="float32", device="cpu", max_batch=BATCH
+    )
     questions = encode_prompts(prompts, llm, NEW_TOKENS, LONGEST_PROMPT + NEW_TOKENS)
-    record_answers(path, llm, questions, SamplingParams(max_new_tokens=NEW_TOKENS), batch=GROUP, model=demo.NAME, progress=True)
+    record_answers(
+        path,
+        llm,
+        questions,
+        SamplingParams(max_new_tokens=NEW_TOKENS),
+        batch=GROUP,
+        model=demo.NAME,
+        progress=True,
+    )
 
 
 def build_store(documents: list[list[int]], tokenizer: Any, out: Path) -> None:
@@ -137,10 +161,13 @@ def write_card(out: Path, counts: dict[str, int]) -> None:
     """Say beside the store what it holds and how it was made."""
     found = datastore.info(out)
     card = {
-        "content": "Greedy answers of the embedded target (paceline/demo/target, float32) to prompts made of texts under the MIT"
+        "content": "Greedy answers of the embedded target (paceline/demo/target, float32) to"
+        " prompts made of texts under the MIT"
         " licence. Prompts of benchmarks and their answers are not among them.",
         "script": "scripts/build_demo_store.py",
-        "sources": [{"name": f"{name}.jsonl", "source": source} for name, source in SOURCES.items()],
+        "sources": [
+            {"name": f"{name}.jsonl", "source": source} for name, source in SOURCES.items()
+        ],
         "documents_of_each_kind": counts,
         "new_tokens_at_most": NEW_TOKENS,
         "documents": found.documents,
@@ -153,7 +180,9 @@ def write_card(out: Path, counts: dict[str, int]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("text", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("out", type=Path, nargs="?", default=demo.STORE)

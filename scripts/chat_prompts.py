@@ -1,12 +1,15 @@
-"""Write prompts of the kinds people ask a chat model for: questions, letters, stories, roles, translation, summaries.
+"""Write prompts of the kinds people ask a chat model for: questions, letters, stories, roles,
+translation, summaries.
 
     python scripts/chat_prompts.py chats.jsonl
-    python scripts/chat_prompts.py about-texts.jsonl --passages answers.jsonl more-answers.jsonl --tokenizer smollm2
+    python scripts/chat_prompts.py about-texts.jsonl --passages answers.jsonl more-answers.jsonl
+    --tokenizer smollm2
 
-They are put together by seed from the lists in `scripts/data/chat_subjects.json`, which were written for this. The second
-command writes those with a text that is to be summarised or asked about: recorded answers of the model itself (files of
-`paceline record`), as to the first, news and stories among them. Prompts that figures are measured on, or that have been answered
-before, are named by `--never`, and left out.
+They are put together by seed from the lists in `scripts/data/chat_subjects.json`, which were
+written for this. The second command writes those with a text that is to be summarised or asked
+about: recorded answers of the model itself (files of `paceline record`), as to the first, news and
+stories among them. Prompts that figures are measured on, or that have been answered before, are
+named by `--never`, and left out.
 """
 
 from __future__ import annotations
@@ -25,7 +28,11 @@ COUNTS = {"chat": 1150, "qa": 450, "translation": 400}
 COUNTS_WITH_TEXT = {"summaries": 450, "documents": 350}
 REPETITIVE = 0.36  # of its size is left of an answer that says the same again and again
 SUBJECTS = Path(__file__).parent / "data" / "chat_subjects.json"
-PATTERNS = {"translation": "translate", "summaries": "summarise", "documents": "consult"}  # where they are of another name
+PATTERNS = {
+    "translation": "translate",
+    "summaries": "summarise",
+    "documents": "consult",
+}  # where they are of another name
 SLOT = re.compile(r"\{(\w+)\}")
 Lists = dict[str, list[str]]
 
@@ -38,12 +45,20 @@ def filled(pattern: str, lists: Lists, rng: random.Random) -> str:
 
 
 def passages_of(recordings: list[Path], tokenizer: str) -> list[str]:
-    """Return the recorded answers that are long enough to be summarised, and say enough, as text."""
+    """Return the recorded answers that are long enough to be summarised, and say enough, as
+    text.
+    """
     decode = load_tokenizer(tokenizer).decode
     answers = (
-        decode(answer.output_ids, skip_special_tokens=True).strip() for path in recordings for answer in read_answers(path)
+        decode(answer.output_ids, skip_special_tokens=True).strip()
+        for path in recordings
+        for answer in read_answers(path)
     )
-    return [text for text in answers if len(text) > 500 and "```" not in text and compressed(text) > REPETITIVE]
+    return [
+        text
+        for text in answers
+        if len(text) > 500 and "```" not in text and compressed(text) > REPETITIVE
+    ]
 
 
 def compressed(text: str) -> float:
@@ -63,13 +78,28 @@ def question(kind: str, lists: Lists, passages: list[str], rng: random.Random) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--passages", type=Path, nargs="*", help="recorded answers of the model, for prompts with a text")
+    parser.add_argument(
+        "--passages",
+        type=Path,
+        nargs="*",
+        help="recorded answers of the model, for prompts with a text",
+    )
     parser.add_argument("--tokenizer", help="directory, hub id or word of the model that said them")
-    parser.add_argument("--never", type=Path, nargs="*", default=[], help="files of prompts that must not be among them")
+    parser.add_argument(
+        "--never",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="files of prompts that must not be among them",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--times", type=float, default=1.0, help="so many times as many of each kind")
+    parser.add_argument(
+        "--times", type=float, default=1.0, help="so many times as many of each kind"
+    )
     arguments = parser.parse_args()
     if bool(arguments.passages) != bool(arguments.tokenizer):
         parser.error("--passages and --tokenizer: got one of the two; expected both, or neither")
@@ -77,9 +107,17 @@ def main() -> None:
     lists: Lists = json.loads(SUBJECTS.read_text("utf-8"))
     passages = passages_of(arguments.passages, arguments.tokenizer) if arguments.passages else []
     if arguments.passages and len(passages) < 3:
-        parser.error(f"--passages: got {len(passages)} answers of more than 500 characters that say enough; expected 3 at least")
+        parser.error(
+            f"--passages: got {len(passages)} answers of more than 500 characters that say enough;"
+            " expected 3 at least"
+        )
     counts = COUNTS_WITH_TEXT if arguments.passages else COUNTS
-    seen = {turn.strip() for path in arguments.never for line in path.open() for turn in json.loads(line)["turns"]}
+    seen = {
+        turn.strip()
+        for path in arguments.never
+        for line in path.open()
+        for turn in json.loads(line)["turns"]
+    }
     rows = []
     for kind, count in counts.items():
         for number in range(round(arguments.times * count)):
@@ -88,7 +126,9 @@ def main() -> None:
                 seen.add(turn)
                 rows.append({"id": f"{kind}/{number}", "category": kind, "turns": [turn]})
     rng.shuffle(rows)
-    arguments.out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    arguments.out.write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8"
+    )
     print(f"{len(rows)} prompts of {len(passages)} passages")
 
 

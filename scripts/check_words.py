@@ -23,7 +23,9 @@ MIN_FIRST_WORDS = 3
 MAX_SENTENCE_WORDS = 30
 
 # A summary that starts with one of these words describes something else than what the object does.
-_WEAK_START = re.compile(r"^(Of|As|By|What|Where|Who|Which|That|Those|One|Whether|The same|Likewise|Not|How)\b")
+_WEAK_START = re.compile(
+    r"^(Of|As|By|What|Where|Who|Which|That|Those|One|Whether|The same|Likewise|Not|How)\b"
+)
 _BANNED = re.compile(
     r"\b("
     r"fore(see|sees|seen|saw|tells?|told|sight)|likewise|learnt|whoever|by turns|afresh|anew"

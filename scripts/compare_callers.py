@@ -1,4 +1,5 @@
-"""Time callers that share one engine against the same calls one after the other: two threads and an open stream.
+"""Time callers that share one engine against the same calls one after the other: two threads and an
+open stream.
 
 python scripts/compare_callers.py [DRAFTER] [COST_SCALE], for example: none 1024x12
 """
@@ -41,7 +42,9 @@ def in_turn(llm: LLM, prompts: list[list[int]]) -> Answers:
     return [streamed, *(out.token_ids for out in outs)]
 
 
-def timed(call: Callable[[LLM, list[list[int]]], Answers], llm: LLM, prompts: list[list[int]]) -> tuple[float, Answers]:
+def timed(
+    call: Callable[[LLM, list[list[int]]], Answers], llm: LLM, prompts: list[list[int]]
+) -> tuple[float, Answers]:
     start = time.perf_counter()
     answers = call(llm, prompts)
     return time.perf_counter() - start, answers
@@ -52,7 +55,10 @@ def main(drafter: str = "none", cost_scale: str = "1024x12") -> None:
     scale = CostScale.parse(cost_scale)
     target = enlarge(load_model(demo.TARGET, "float32"), scale.width, scale.layers)
     llm = LLM(target, drafter, tokenizer=demo.TARGET)
-    turns = [json.loads(line)["turns"][0] for line in demo.PROMPTS.read_text(encoding="utf-8").splitlines()[:7]]
+    turns = [
+        json.loads(line)["turns"][0]
+        for line in demo.PROMPTS.read_text(encoding="utf-8").splitlines()[:7]
+    ]
     prompts = [llm.chat_prompt([{"role": "user", "content": turn}]) for turn in turns]
     in_turn(llm, prompts)  # warm
     ratios, equal = [], True
@@ -62,7 +68,10 @@ def main(drafter: str = "none", cost_scale: str = "1024x12") -> None:
         ratios.append(alone / shared)
         equal = equal and answers == expected
         print(f"in turn {alone:.2f} s, together {shared:.2f} s: {ratios[-1]:.2f}x")
-    print(f"{drafter}, {cost_scale}, float32, one thread of torch: {statistics.median(ratios):.2f}x, same ids: {equal}")
+    print(
+        f"{drafter}, {cost_scale}, float32, one thread of torch: {statistics.median(ratios):.2f}x,"
+        f" same ids: {equal}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Compile what paceline compiles, into its cache beside the source: every drafter once on the embedded pair. `make test` does it
-beside the type check, so that its workers need not each do it.
+"""Compile what paceline compiles, into its cache beside the source: every drafter once on the
+embedded pair. `make test` does it beside the type check, so that its workers need not each do it.
 
 python scripts/compile_kernels.py
 """
@@ -22,7 +22,9 @@ def main() -> None:
             spec = f"{name}:datastore=demo" if one.needs_store else name
             if dtype == "float32" or not one.needs_draft_model:
                 draft = demo.DRAFT if one.needs_draft_model else None
-                LLM(demo.TARGET, spec, draft, dtype=dtype).generate(["def add(a, b):", "1, 2, 3, 1, 2, 3, 1,"], params)
+                LLM(demo.TARGET, spec, draft, dtype=dtype).generate(
+                    ["def add(a, b):", "1, 2, 3, 1, 2, 3, 1,"], params
+                )
 
 
 if __name__ == "__main__":

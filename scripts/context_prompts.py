@@ -1,8 +1,10 @@
 """Write prompts of given lengths, for benchmarks over the length of the context.
 
-    python scripts/context_prompts.py prompts.jsonl --texts spec_bench.jsonl --tokens 200 1000 4000 --each 3
+    python scripts/context_prompts.py prompts.jsonl --texts spec_bench.jsonl --tokens 200 1000 4000
+    --each 3
 
-Each is made of questions of the file, one after the other, and ends by asking for the main points; its category is "context N".
+Each is made of questions of the file, one after the other, and ends by asking for the main points;
+its category is "context N".
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ QUESTION = "\n\nSum up the main points of the text above in a short list."
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--tokens", type=int, nargs="+", default=[200, 1000, 4000])
@@ -35,7 +39,11 @@ def main() -> None:
                 while len(ids) < size:
                     ids += tokenizer(rng.choice(texts) + "\n\n")["input_ids"]
                 turn = tokenizer.decode(ids[:size]) + QUESTION
-                row = {"id": f"context-{size}/{number}", "category": f"context {size}", "turns": [turn]}
+                row = {
+                    "id": f"context-{size}/{number}",
+                    "category": f"context {size}",
+                    "turns": [turn],
+                }
                 out.write(json.dumps(row) + "\n")
 
 

@@ -1,4 +1,6 @@
-"""Text, prompts and target continuations from which scripts/train_demo_pair.py makes the demo pair."""
+"""Text, prompts and target continuations from which scripts/train_demo_pair.py makes the demo
+pair.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from transformers import StaticCache
 
 from paceline.model.forward_arguments import cache_argument
 
-SKIPPED_STDLIB = {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "__pycache__"}
+SKIPPED_STDLIB = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "turtledemo",
+    "__pycache__",
+}
 INSTRUCTIONS = [
     "Summarize the text above.",
     "Summarize the text above in one sentence.",
@@ -52,7 +62,9 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A prompt with the target's continuation. Shapes: ids [length + 1], hidden [length, target hidden]."""
+    """A prompt with the target's continuation. Shapes: ids [length + 1], hidden [length, target
+    hidden].
+    """
 
     ids: Tensor
     hidden: Tensor
@@ -66,7 +78,10 @@ def function_stubs(source: str) -> Iterator[Chat]:
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) and len(node.body) > 1:
             split, end = node.body[0].end_lineno, node.end_lineno
             stub = [line[node.col_offset :] for line in lines[node.lineno - 1 : split]]
-            yield "\n".join(stub) + "\n", "\n".join(line[node.col_offset :] for line in lines[split:end])
+            yield (
+                "\n".join(stub) + "\n",
+                "\n".join(line[node.col_offset :] for line in lines[split:end]),
+            )
 
 
 def load_corpus(text: Path, rng: random.Random) -> Corpus:
@@ -85,21 +100,28 @@ def load_corpus(text: Path, rng: random.Random) -> Corpus:
     corpus.chats["stubs"] = [stub for text in corpus.files for stub in function_stubs(text)]
     paragraphs = [answer for _, answer in corpus.chats.get("roleplay", []) if len(answer) > 200]
     corpus.chats["passages"] = [
-        ("\n\n".join([*rng.sample(paragraphs, rng.randint(1, 4)), rng.choice(INSTRUCTIONS)]), "") for _ in paragraphs[4:]
+        ("\n\n".join([*rng.sample(paragraphs, rng.randint(1, 4)), rng.choice(INSTRUCTIONS)]), "")
+        for _ in paragraphs[4:]
     ]
     return corpus
 
 
 def encode_chat(tokenizer: Any, question: str, answer: str = "") -> list[int]:
     """Chat-template prompt, followed by the (unfinished) answer."""
-    text = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+    )
     ids: list[int] = tokenizer(text + answer)["input_ids"]
     return ids
 
 
 @torch.no_grad()
 def roll_out(
-    target: Any, prompts: list[list[int]], new_tokens: int, temperatures: Tensor, generator: torch.Generator
+    target: Any,
+    prompts: list[list[int]],
+    new_tokens: int,
+    temperatures: Tensor,
+    generator: torch.Generator,
 ) -> list[Rollout]:
     """Continue left-padded prompts, ignoring EOS, and keep every hidden state of the target.
 
@@ -114,24 +136,39 @@ def roll_out(
     positions, fed, states = (mask.cumsum(1) - 1).clamp(min=0), ids, []
     for _ in range(new_tokens):
         hidden = target.model(
-            input_ids=fed, attention_mask=mask, position_ids=positions, use_cache=True, **{held: cache}
+            input_ids=fed,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=True,
+            **{held: cache},
         ).last_hidden_state
         states.append(hidden.half())
         logits = target.lm_head(hidden[:, -1])
-        sampled = torch.multinomial(torch.softmax(logits / temperatures.clamp(min=0.1)[:, None], -1), 1, generator=generator)
+        sampled = torch.multinomial(
+            torch.softmax(logits / temperatures.clamp(min=0.1)[:, None], -1), 1, generator=generator
+        )
         fed = torch.where(temperatures[:, None] > 0, sampled, logits.argmax(-1, keepdim=True))
         ids, mask = torch.cat([ids, fed], 1), torch.cat([mask, torch.ones_like(fed)], 1)
         positions = positions[:, -1:] + 1
     kept = torch.cat(states, 1)
     pads = [width - len(prompt) for prompt in prompts]
-    return [Rollout(ids[row, pad:].clone(), kept[row, pad:].clone(), width - pad) for row, pad in enumerate(pads)]
+    return [
+        Rollout(ids[row, pad:].clone(), kept[row, pad:].clone(), width - pad)
+        for row, pad in enumerate(pads)
+    ]
 
 
 def collect_rollouts(
     target: Any, tokenizer: Any, chats: dict[str, list[Chat]], seconds: float, rng: random.Random
 ) -> list[Rollout]:
-    """Rollouts of training prompts until the time is used; half of them start inside the written answer."""
-    generator, start, rollouts = torch.Generator().manual_seed(rng.randrange(2**31)), time.monotonic(), []
+    """Rollouts of training prompts until the time is used; half of them start inside the written
+    answer.
+    """
+    generator, start, rollouts = (
+        torch.Generator().manual_seed(rng.randrange(2**31)),
+        time.monotonic(),
+        [],
+    )
     names = [name for name in SHARES if chats.get(name)]
     while time.monotonic() - start < seconds:
         prompts = []

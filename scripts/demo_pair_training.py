@@ -42,7 +42,10 @@ def train_tokenizer(texts: list[str]) -> Any:
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
     fast: Any = transformers.PreTrainedTokenizerFast
@@ -54,14 +57,23 @@ def train_tokenizer(texts: list[str]) -> Any:
 def new_model(role: str) -> Any:
     layers, hidden, mlp = SHAPES[role]
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers,
-        num_attention_heads=hidden // 64, max_position_embeddings=2048, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=VOCAB_SIZE,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
     return LlamaForCausalLM(config)
 
 
-def train_next_token(model: Any, stream: Tensor, seconds: float, generator: torch.Generator) -> list[list[float]]:
+def train_next_token(
+    model: Any, stream: Tensor, seconds: float, generator: torch.Generator
+) -> list[list[float]]:
     """Plain language modelling on windows of 512 tokens; returns the loss curve."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.05)
     start, step, curve = time.monotonic(), 0, []
@@ -98,17 +110,23 @@ def token_batches(rollouts: list[Rollout], rng: random.Random) -> Iterator[list[
 
 
 def scored(row: Rollout) -> Tensor:
-    """Shape [length], bool: the positions that count, all of the continuation and a few of the prompt."""
+    """Shape [length], bool: the positions that count, all of the continuation and a few of the
+    prompt.
+    """
     position = torch.arange(len(row.hidden))
     return (position >= row.prompt_length - 1) | (position % PROMPT_STRIDE == 0)
 
 
 @torch.no_grad()
 def soft_labels(teacher: Tensor, head: Tensor) -> Tensor:
-    """Shape [positions, vocab]: the target's distribution mixed with its own argmax, from its hidden states."""
+    """Shape [positions, vocab]: the target's distribution mixed with its own argmax, from its
+    hidden states.
+    """
     label = torch.softmax(F.linear(teacher.float(), head), -1)
     best = label.argmax(-1, keepdim=True)
-    return label.mul_(1 - ARGMAX_SHARE).scatter_add_(1, best, torch.full_like(best, ARGMAX_SHARE, dtype=label.dtype))
+    return label.mul_(1 - ARGMAX_SHARE).scatter_add_(
+        1, best, torch.full_like(best, ARGMAX_SHARE, dtype=label.dtype)
+    )
 
 
 def distil(
@@ -135,7 +153,9 @@ def distil(
         optimizer.param_groups[0]["lr"] = learning_rate(PEAK_RATE, done)
         places = [scored(row) for row in batch]
         tokens = pad_sequence([row.ids[:-1] for row in batch], batch_first=True)
-        states = draft.model(input_ids=tokens).last_hidden_state  # causal: right padding needs no mask
+        states = draft.model(
+            input_ids=tokens
+        ).last_hidden_state  # causal: right padding needs no mask
         logits = draft.lm_head(states[pad_sequence(places, batch_first=True)])
         teacher = torch.cat([row.hidden[place] for row, place in zip(batch, places, strict=True)])
         loss = F.cross_entropy(logits, soft_labels(teacher, head))

@@ -1,10 +1,13 @@
-"""Compare `auto` with a cost curve that was measured beside busy loops and with one of a quiet machine.
+"""Compare `auto` with a cost curve that was measured beside busy loops and with one of a quiet
+machine.
 
-    python scripts/disturbed_costs.py [--threads 1] [--loops 2] [--warm 20] [--requests 20] [--tokens 64] [--json FILE]
+    python scripts/disturbed_costs.py [--threads 1] [--loops 2] [--warm 20] [--requests 20]
+    [--tokens 64] [--json FILE]
 
-SmolLM2-135M in bfloat16. The loops run only while the first curve is measured. Then three engines answer the same
-prompts by turns: both curves with `auto`, and plain decoding. The first requests warm up; the figure is of those behind them.
-`scripts/update_benchmarks.py` writes it into docs/one-tree.md.
+SmolLM2-135M in bfloat16. The loops run only while the first curve is measured. Then three engines
+answer the same prompts by turns: both curves with `auto`, and plain decoding. The first requests
+warm up; the figure is of those behind them. `scripts/update_benchmarks.py` writes it into
+docs/one-tree.md.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ ALLOWED = 0.95  # of the speed with the quiet curve
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=demo.SMOLLM2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--loops", type=int, default=2)
@@ -50,24 +55,36 @@ def main() -> None:
         disturbed, at_first = engine_with_curve(plain)
     quiet, quiet_curve = engine_with_curve(plain)
     engines = {"none": plain, "disturbed": disturbed, "quiet": quiet}
-    seconds = answer(engines, args.warm + args.requests, SamplingParams(args.tokens, ignore_eos=True))
+    seconds = answer(
+        engines, args.warm + args.requests, SamplingParams(args.tokens, ignore_eos=True)
+    )
     measured = {name: sum(each[args.warm :]) for name, each in seconds.items()}
     speed = {name: measured["none"] / measured[name] for name in ("disturbed", "quiet")}
     ratio = speed["disturbed"] / speed["quiet"]
     result = {
-        "schema": 1, "kind": "disturbed-costs",
-        "model": args.model, "threads": args.threads, "loops": args.loops,
-        "warm": args.warm, "requests": args.requests, "tokens": args.tokens,
+        "schema": 1,
+        "kind": "disturbed-costs",
+        "model": args.model,
+        "threads": args.threads,
+        "loops": args.loops,
+        "warm": args.warm,
+        "requests": args.requests,
+        "tokens": args.tokens,
         "environment": asdict(environment),
         "curves": {
-            "disturbed": asdict(at_first), "disturbed_in_the_end": asdict(current(disturbed)),
-            "quiet": asdict(quiet_curve), "quiet_in_the_end": asdict(current(quiet)),
+            "disturbed": asdict(at_first),
+            "disturbed_in_the_end": asdict(current(disturbed)),
+            "quiet": asdict(quiet_curve),
+            "quiet_in_the_end": asdict(current(quiet)),
         },
-        "seconds": seconds, "speed_over_none": speed, "disturbed_over_quiet": ratio,
-    }  # fmt: skip
+        "seconds": seconds,
+        "speed_over_none": speed,
+        "disturbed_over_quiet": ratio,
+    }
     args.json.write_text(json.dumps(result, indent=1) + "\n")
     print(
-        f"auto over none: {speed['disturbed']:.3f} with the curve measured beside {args.loops} busy loops,"
+        f"auto over none: {speed['disturbed']:.3f} with the curve measured beside {args.loops}"
+        " busy loops,"
         f" {speed['quiet']:.3f} with the quiet one: {ratio:.3f} of it; expected at least {ALLOWED}"
     )
     sys.exit(ratio < ALLOWED)
@@ -104,12 +121,17 @@ def current(llm: LLM) -> MeasuredCurve:
 def answer(engines: dict[str, LLM], count: int, params: SamplingParams) -> dict[str, list[float]]:
     """Seconds of each request by engine, which take turns."""
     clock = clock_of(torch.device("cpu"))
-    texts = [json.loads(line)["turns"][0] for line in demo.PROMPTS.read_text(encoding="utf-8").splitlines()]
+    texts = [
+        json.loads(line)["turns"][0]
+        for line in demo.PROMPTS.read_text(encoding="utf-8").splitlines()
+    ]
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PACELINE_CACHE"] = folder
         for turn in range(count):
-            prompt = engines["none"].chat_prompt([{"role": "user", "content": texts[turn % len(texts)]}])
+            prompt = engines["none"].chat_prompt(
+                [{"role": "user", "content": texts[turn % len(texts)]}]
+            )
             for name in rotated(list(engines), turn):
                 start = clock()
                 engines[name].generate([prompt], params)

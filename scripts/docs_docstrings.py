@@ -1,4 +1,6 @@
-"""What the API reference needs of our docstrings: sections are set apart by an empty line, which we do not write."""
+"""What the API reference needs of our docstrings: sections are set apart by an empty line, which
+we do not write.
+"""
 
 from __future__ import annotations
 

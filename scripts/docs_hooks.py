@@ -1,6 +1,8 @@
-"""What makes the pages of docs/, which are written to be read in the repository, pages of the site (`make docs`).
+"""What makes the pages of docs/, which are written to be read in the repository, pages of the site
+(`make docs`).
 
-README.md, CONTRIBUTING.md and CHANGELOG.md become pages; links to source files, which the site does not hold, become their paths.
+README.md, CONTRIBUTING.md and CHANGELOG.md become pages; links to source files, which the site does
+not hold, become their paths.
 """
 
 from __future__ import annotations
@@ -12,7 +14,11 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-_PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+_PAGES = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}
 _SOURCE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*((?:paceline|tests|scripts)/[^)#]*)\)")
 
 
@@ -28,4 +34,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Show the path of a source file in place of a link to it."""
-    return _SOURCE.sub(lambda link: f"`{link[2]}`" if link[1].startswith("`") else f"{link[1]} (`{link[2]}`)", markdown)
+    return _SOURCE.sub(
+        lambda link: f"`{link[2]}`" if link[1].startswith("`") else f"{link[1]} (`{link[2]}`)",
+        markdown,
+    )

@@ -1,5 +1,5 @@
-"""Print what a forward of SmolLM2-135M behind 300 tokens takes with several numbers of rows, in bfloat16 by one thread: the
-least of ten rounds, head and batch-invariant attention included.
+"""Print what a forward of SmolLM2-135M behind 300 tokens takes with several numbers of rows, in
+bfloat16 by one thread: the least of ten rounds, head and batch-invariant attention included.
 
 Usage:
     python scripts/forward_times.py [ROWS ...]
@@ -36,8 +36,12 @@ def main() -> None:
     for _ in range(_ROUNDS):
         for count in counts:  # by turns: all in the same weather
             tree = DraftTree.chain([place % 7 for place in range(count - 1)])
-            best[count] = min(best[count], stopwatch.seconds(partial(run_forward, model, request, tree)))
-    print("  ".join(f"{count}: {best[count] * 1e3:.1f}" for count in counts), "ms by number of rows")
+            best[count] = min(
+                best[count], stopwatch.seconds(partial(run_forward, model, request, tree))
+            )
+    print(
+        "  ".join(f"{count}: {best[count] * 1e3:.1f}" for count in counts), "ms by number of rows"
+    )
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ schemathesis is no part of paceline's own environment; give it one:
     paceline serve demo --port 8001 --max-length 64 --max-body 64 &
     fuzz/bin/python scripts/fuzz_server.py http://127.0.0.1:8001 --examples 1000
 
-The status is 0 where no answer had a status from 500 on but for 503 and 504, all were as the schema says, none took longer than
-`--seconds`, and nothing is open afterwards.
+The status is 0 where no answer had a status from 500 on but for 503 and 504, all were as the schema
+says, none took longer than `--seconds`, and nothing is open afterwards.
 """
 
 from __future__ import annotations
@@ -21,21 +21,40 @@ import time
 import urllib.request
 from pathlib import Path
 
-CHECKS = (
-    "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,response_schema_conformance"
-)
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,response_schema_conformance"
 _FAILED = re.compile(r'http_requests_total\{.*status="(0|5\d\d)"\} ([1-9]\S*)')
 
 
 def main() -> int:
     options = _options()
     command = [
-        str(Path(sys.executable).with_name("schemathesis")), "run", f"{options.url}/openapi.json", "--url", options.url,
-        "--checks", CHECKS, "--max-examples", str(options.examples), "--seed", str(options.seed), "--mode", "all",
-        "--wait-for-schema", "120", "--request-timeout", str(options.seconds), "--continue-on-failure",
-        "--phases", "examples,coverage,fuzzing",
-        "--generation-database", "none", "--suppress-health-check", "all", "--workers", str(options.workers),
-    ]  # fmt: skip
+        str(Path(sys.executable).with_name("schemathesis")),
+        "run",
+        f"{options.url}/openapi.json",
+        "--url",
+        options.url,
+        "--checks",
+        CHECKS,
+        "--max-examples",
+        str(options.examples),
+        "--seed",
+        str(options.seed),
+        "--mode",
+        "all",
+        "--wait-for-schema",
+        "120",
+        "--request-timeout",
+        str(options.seconds),
+        "--continue-on-failure",
+        "--phases",
+        "examples,coverage,fuzzing",
+        "--generation-database",
+        "none",
+        "--suppress-health-check",
+        "all",
+        "--workers",
+        str(options.workers),
+    ]
     if options.key:
         command += ["--header", f"Authorization: Bearer {options.key}"]
     status = subprocess.run(command, check=False).returncode
@@ -59,7 +78,12 @@ def _read(url: str) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("url", help="of the server, such as http://127.0.0.1:8001")
-    parser.add_argument("--examples", type=int, default=1000, help="requests for each endpoint and way of making them")
+    parser.add_argument(
+        "--examples",
+        type=int,
+        default=1000,
+        help="requests for each endpoint and way of making them",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="requests at a time")
     parser.add_argument("--seconds", type=float, default=30.0, help="that an answer may take")

@@ -1,4 +1,5 @@
-"""Measure what batch invariance costs behind contexts of several lengths, and write docs/results/invariance-cost.json.
+"""Measure what batch invariance costs behind contexts of several lengths, and write
+docs/results/invariance-cost.json.
 
     python scripts/invariance_cost.py [--model smollm2] [--threads 1] [--rounds 9] [--json FILE]
 
@@ -18,7 +19,9 @@ DEFAULT = Path(__file__).parent.parent / "docs" / "results" / "invariance-cost.j
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
@@ -29,14 +32,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=DEFAULT)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    batches, contexts, drafts = ([int(word) for word in words.split(",")] for words in (args.batches, args.contexts, args.drafts))
-    result = measure(args.model, args.dtypes.split(","), batches, contexts, drafts, args.rounds, show)
+    batches, contexts, drafts = (
+        [int(word) for word in words.split(",")]
+        for words in (args.batches, args.contexts, args.drafts)
+    )
+    result = measure(
+        args.model, args.dtypes.split(","), batches, contexts, drafts, args.rounds, show
+    )
     write_cost(result, args.json)
     print("\n".join(table(result).markdown()))
 
 
 def show(cost: ContextCost) -> None:
-    print(f"{cost.dtype}, context {cost.context}, batch {cost.batch}, drafts {cost.drafts}: {cost.speed:.3f}", flush=True)
+    print(
+        f"{cost.dtype}, context {cost.context}, batch {cost.batch}, drafts {cost.drafts}:"
+        f" {cost.speed:.3f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Time llama.cpp on a GGUF file beside ours on the same: greedy, prompt by prompt, by turns, one thread.
+"""Time llama.cpp on a GGUF file beside ours on the same: greedy, prompt by prompt, by turns, one
+thread.
 
-llama.cpp computes with the packed weights, ours with what they unpack to. It is asked in an environment of its own:
+llama.cpp computes with the packed weights, ours with what they unpack to. It is asked in an
+environment of its own:
 
     python -m venv LLAMA; LLAMA/bin/pip install llama-cpp-python      # compiles for many minutes
-    .venv/bin/python scripts/llama_cpp_speed.py LLAMA/bin/python [--model smollm2] [--prompts FILES] [--drafters none auto]
+    .venv/bin/python scripts/llama_cpp_speed.py LLAMA/bin/python [--model smollm2] [--prompts FILES]
+    [--drafters none auto]
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ LLAMA = "llama.cpp"
 
 
 def serve(model: str) -> None:
-    """Answer prompts, token ids in a line of JSON each, until there are no more; in the environment of llama.cpp."""
+    """Answer prompts, token ids in a line of JSON each, until there are no more; in the
+    environment of llama.cpp.
+    """
     import llama_cpp
 
     llama = llama_cpp.Llama(model, n_ctx=2048, n_threads=1, n_threads_batch=1, verbose=False)
@@ -55,7 +60,11 @@ def timed(answer: Callable[[], list[int]]) -> dict[str, Any]:
     """An answer with its seconds, by the clock and of the processor."""
     start, processor = time.perf_counter(), time.process_time()
     said = answer()
-    return {"said": said, "seconds": time.perf_counter() - start, "processor": time.process_time() - processor}
+    return {
+        "said": said,
+        "seconds": time.perf_counter() - start,
+        "processor": time.process_time() - processor,
+    }
 
 
 def ask(process: subprocess.Popen[str], prompt: list[int], count: int) -> dict[str, Any]:
@@ -80,9 +89,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     path = str(demo.find_smollm2()) if options.model == demo.SMOLLM2 else options.model
     llm = LLM(options.model, "none", dtype=options.dtype)
     params = [SamplingParams(options.count, speculation=spec) for spec in options.drafters]
-    totals = {name: {"tokens": 0, "seconds": 0.0, "processor": 0.0, "equal": 0} for name in (LLAMA, *options.drafters)}
+    totals = {
+        name: {"tokens": 0, "seconds": 0.0, "processor": 0.0, "equal": 0}
+        for name in (LLAMA, *options.drafters)
+    }
     words = [options.python, __file__, options.python, "--serve", path]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         about = json.loads(process.stdout.readline())
         for place, prompt in enumerate(load_prompts(options.prompts, options.limit, options.every)):
@@ -100,12 +114,18 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 total["seconds"] += answer["seconds"]
                 total["processor"] += answer["processor"]
                 total["equal"] += answer["said"] == found[options.drafters[0]]["said"]
-    return {"llama_cpp_python": about["version"], "dtype": options.dtype, "environment": asdict(look_around(torch.device("cpu"))),
-            "totals": totals}  # fmt: skip
+    return {
+        "llama_cpp_python": about["version"],
+        "dtype": options.dtype,
+        "environment": asdict(look_around(torch.device("cpu"))),
+        "totals": totals,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("python", help="Python of the environment with llama-cpp-python")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
@@ -124,7 +144,10 @@ def main() -> None:
     for name, total in found["totals"].items():
         speed, in_processor = (total["tokens"] / total[clock] for clock in ("seconds", "processor"))
         same = f"{total['equal']} answers as {options.drafters[0]}'s"
-        print(f"{name:12} {speed:.1f} tokens/s, {in_processor:.1f} per processor second, {total['tokens']} tokens, {same}")
+        print(
+            f"{name:12} {speed:.1f} tokens/s, {in_processor:.1f} per processor second,"
+            f" {total['tokens']} tokens, {same}"
+        )
 
 
 if __name__ == "__main__":

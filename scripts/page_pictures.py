@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Make the pictures of docs/page.md: a server on SmolLM2, a conversation in headless Chromium, what is seen as PNG.
+"""Make the pictures of docs/page.md: a server on SmolLM2, a conversation in headless Chromium, what
+is seen as PNG.
 
-The figures in them are those of the machine it runs on. Needs chromium, chromedriver and the wheel of the model.
+The figures in them are those of the machine it runs on. Needs chromium, chromedriver and the wheel
+of the model.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ from tests.support.serving import served  # noqa: E402
 
 IMAGES = ROOT / "docs" / "img"
 QUESTIONS = (
-    "Correct the spelling of this text and repeat all of it: The town of Arvel had no libary until a retired bus driver parked"
-    " his old vehicle beside the market and filled it with books from his own shelves. On the first morning four people came.",
-    "Write a short Python class for a bank account with deposit and withdraw, each with a check of the amount.",
+    "Correct the spelling of this text and repeat all of it: The town of Arvel had no libary until"
+    " a retired bus driver parked"
+    " his old vehicle beside the market and filled it with books from his own shelves. On the"
+    " first morning four people came.",
+    "Write a short Python class for a bank account with deposit and withdraw, each with a check of"
+    " the amount.",
 )
 LENGTH = 200  # tokens of an answer
 _ENDED = "(document.querySelectorAll('.answer')[arguments[0]]?.querySelector('.note').textContent)"
@@ -62,7 +67,11 @@ def main() -> None:
         for place, question in enumerate(QUESTIONS):
             ask(window, question, place)
         most_accepted(window)
-        shots = {"chat-light": (1280, 800, False), "chat-dark": (1280, 800, True), "chat-phone": (390, 800, False)}
+        shots = {
+            "chat-light": (1280, 800, False),
+            "chat-dark": (1280, 800, True),
+            "chat-phone": (390, 800, False),
+        }
         for name, look in shots.items():
             window.look(*look)
             if name.endswith("phone"):

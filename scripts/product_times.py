@@ -1,4 +1,5 @@
-"""Print what all products of SmolLM2-135M take with several numbers of rows, in bfloat16 by one thread: the least of nine rounds.
+"""Print what all products of SmolLM2-135M take with several numbers of rows, in bfloat16 by one
+thread: the least of nine rounds.
 
 Usage:
     python scripts/product_times.py [ROWS ...]
@@ -16,7 +17,15 @@ from torch import Tensor
 from paceline.cpu.linear.own import product
 
 _LAYERS, _ROUNDS = 30, 9
-_SHAPES = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))  # of a layer, [out, in]
+_SHAPES = (
+    (576, 576),
+    (192, 576),
+    (192, 576),
+    (576, 576),
+    (1536, 576),
+    (1536, 576),
+    (576, 1536),
+)  # of a layer, [out, in]
 _HEAD = (49152, 576)
 _ROWS = (1, 8, 12, 16, 20, 24, 28, 32, 36, 48, 64)
 
@@ -30,12 +39,17 @@ def main() -> None:
     for _ in range(_ROUNDS):
         for count in counts:  # by turns: all in the same weather
             best[count] = min(best[count], _seconds(weights, count))
-    print("  ".join(f"{count}: {best[count] * 1e3:.1f}" for count in counts), "ms by number of rows")
+    print(
+        "  ".join(f"{count}: {best[count] * 1e3:.1f}" for count in counts), "ms by number of rows"
+    )
 
 
 @torch.inference_mode()
 def _seconds(weights: list[Tensor], count: int) -> float:
-    rows = {inner: torch.randn(count, inner).to(torch.bfloat16) for inner in {weight.shape[1] for weight in weights}}
+    rows = {
+        inner: torch.randn(count, inner).to(torch.bfloat16)
+        for inner in {weight.shape[1] for weight in weights}
+    }
     start = time.perf_counter()
     for weight in weights:
         product(rows[weight.shape[1]], weight, None)

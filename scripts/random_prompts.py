@@ -16,7 +16,9 @@ from paceline.cli.loading import load_tokenizer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=100)
@@ -28,7 +30,9 @@ def main() -> None:
     with arguments.out.open("w", encoding="utf-8") as out:
         for number in range(arguments.count):
             turn = tokenizer.decode(rng.choices(usual, k=arguments.tokens))
-            out.write(json.dumps({"id": f"random/{number}", "category": "random", "turns": [turn]}) + "\n")
+            out.write(
+                json.dumps({"id": f"random/{number}", "category": "random", "turns": [turn]}) + "\n"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What an installed paceline must do outside its checkout; run by scripts/package with the environment's folder."""
+"""What an installed paceline must do outside its checkout; run by scripts/package with the
+environment's folder.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import paceline
 from paceline import LLM, SamplingParams, demo
 from paceline.drafters import available, entry
 
-DRAFTERS = ("prompt_lookup", "sssd:datastore=demo", "draft_model", "specdec_pp")  # all that is embedded is read
+DRAFTERS = (
+    "prompt_lookup",
+    "sssd:datastore=demo",
+    "draft_model",
+    "specdec_pp",
+)  # all that is embedded is read
 
 
 def main(environment: str) -> None:
@@ -20,15 +27,21 @@ def main(environment: str) -> None:
     assert importlib.metadata.version("paceline") == paceline.__version__
     shipped = {str(path) for path in importlib.metadata.files("paceline") or ()}
     for licence in ("LICENSE", "GPTeacher.txt", "grade-school-math.txt", "Python.txt"):
-        assert any("dist-info/licenses" in path and path.endswith(licence) for path in shipped), f"no licence {licence}"
+        assert any("dist-info/licenses" in path and path.endswith(licence) for path in shipped), (
+            f"no licence {licence}"
+        )
     for name in available():
         entry(name).load()
     params = SamplingParams(max_new_tokens=16)
     prompts = ["def add(a, b):", "What is 3 times 4?"]
-    plain = [out.token_ids for out in LLM(demo.TARGET, "none", dtype="float32").generate(prompts, params)]
+    plain = [
+        out.token_ids for out in LLM(demo.TARGET, "none", dtype="float32").generate(prompts, params)
+    ]
     for spec in DRAFTERS:
         draft = demo.DRAFT if entry(spec.partition(":")[0]).needs_draft_model else None
-        outs = LLM(demo.TARGET, drafter=spec, draft_model=draft, dtype="float32").generate(prompts, params)
+        outs = LLM(demo.TARGET, drafter=spec, draft_model=draft, dtype="float32").generate(
+            prompts, params
+        )
         assert [out.token_ids for out in outs] == plain, spec
 
 

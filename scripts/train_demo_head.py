@@ -2,8 +2,9 @@
 
     python scripts/train_demo_head.py DATA WORK [OUT]
 
-DATA is a folder with prompts/{humaneval,gsm8k,spec_bench}.jsonl and text/*.jsonl, WORK holds the recordings (an interrupted run
-continues). Each eighth prompt of the three prompt files is only reported on. Half an hour on two cores.
+DATA is a folder with prompts/{humaneval,gsm8k,spec_bench}.jsonl and text/*.jsonl, WORK holds the
+recordings (an interrupted run continues). Each eighth prompt of the three prompt files is only
+reported on. Half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ TEXTS = ("gpteacher-codegen", "gpteacher-roleplay", "gpteacher-toolformer", "gsm
 EACH, TRIED = 250, 600  # prompts of every text file; among so many shuffled lines
 EVERY = 8
 NOTE = (
-    "Prompts: HumanEval (openai/human-eval, MIT), GSM8K (openai/grade-school-math, MIT) and Spec-Bench (hemingkx/Spec-Bench,"
-    " Apache-2.0) without each eighth; first questions of GPTeacher (teknium1/GPTeacher, MIT) and of GSM8K's training set (MIT)."
+    "Prompts: HumanEval (openai/human-eval, MIT), GSM8K (openai/grade-school-math, MIT) and"
+    " Spec-Bench (hemingkx/Spec-Bench,"
+    " Apache-2.0) without each eighth; first questions of GPTeacher (teknium1/GPTeacher, MIT) and"
+    " of GSM8K's training set (MIT)."
     " Prompts only; all answers are the embedded target's."
 )
 RECORDING = changed(RecordConfig(), keep=0.8, mixtures=4, batch=16, dtype="float32")
@@ -46,15 +49,25 @@ def text_prompts(data: Path, out: Path) -> Path:
         for name in TEXTS:
             lines = (data / "text" / f"{name}.jsonl").read_text().splitlines()
             random.Random(0).shuffle(lines)
-            chats = [(place, json.loads(line)["messages"]) for place, line in enumerate(lines[:TRIED])]
-            for place, messages in [(place, chat) for place, chat in chats if chat[0]["role"] == "user"][:EACH]:
-                entry = {"id": f"{name}-{place}", "category": name, "turns": [messages[0]["content"]]}
+            chats = [
+                (place, json.loads(line)["messages"]) for place, line in enumerate(lines[:TRIED])
+            ]
+            for place, messages in [
+                (place, chat) for place, chat in chats if chat[0]["role"] == "user"
+            ][:EACH]:
+                entry = {
+                    "id": f"{name}-{place}",
+                    "category": name,
+                    "turns": [messages[0]["content"]],
+                }
                 file.write(json.dumps(entry) + "\n")
     return out
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("out", type=Path, nargs="?", default=demo.HEAD)
@@ -65,10 +78,16 @@ def main() -> None:
     files = tuple(arguments.data / "prompts" / f"{name}.jsonl" for name in PROMPTS)
     chosen = (
         changed(RECORDING, out=work / "prompts", prompts=files, skip_every=EVERY),
-        changed(RECORDING, out=work / "text", prompts=(text_prompts(arguments.data, work / "text.jsonl"),)),
+        changed(
+            RECORDING,
+            out=work / "text",
+            prompts=(text_prompts(arguments.data, work / "text.jsonl"),),
+        ),
     )
     recordings = [record(config, progress=True) for config in chosen]
-    reported = record(changed(RECORDING, out=work / "held-out", prompts=files, every=EVERY), progress=True)
+    reported = record(
+        changed(RECORDING, out=work / "held-out", prompts=files, every=EVERY), progress=True
+    )
     head = train(recordings, TRAINING, progress=True)
     judgement = evaluate(head, [reported])
     print_judgement(judgement)

@@ -3,8 +3,8 @@
 Stage 1 (only without --init) trains a byte-level BPE tokenizer, then target and draft by next-token
 loss on the chats of --text and the Python standard library. Stage 2 keeps the target as it is and
 distils the draft: the target continues training prompts (mostly greedily, partly sampled), and the
-draft learns the target's full distribution on those texts, mixed with the target's own argmax, since
-greedy verification accepts a drafted token exactly when it is that argmax.
+draft learns the target's full distribution on those texts, mixed with the target's own argmax,
+since greedy verification accepts a drafted token exactly when it is that argmax.
 
     python scripts/train_demo_pair.py --text DIR [--init DIR] --out DIR --minutes 45 --seed 0
 
@@ -45,14 +45,25 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TARGET_SHARE, DRAFT_SHARE, ROLLOUT_SHARE = 0.5, 0.15, 0.4  # of all minutes twice, of stage 2
 EVAL_PROMPTS, EVAL_TOKENS, EVAL_CHAIN = 16, 96, 4
-EVAL_SETTING = f"greedy, fp32, {EVAL_TOKENS} tokens, end token ignored, chains of {EVAL_CHAIN}, {EVAL_PROMPTS} prompts a set"
+EVAL_SETTING = (
+    f"greedy, fp32, {EVAL_TOKENS} tokens, end token ignored, chains of {EVAL_CHAIN},"
+    f" {EVAL_PROMPTS} prompts a set"
+)
 
 
 def make_pair(corpus: Corpus, out: Path, minutes: float, seed: int) -> dict[str, Any]:
     """Stage 1: tokenizer, target and draft from scratch; returns the loss curves."""
-    chats = [chat for group in ("codegen", "roleplay", "toolformer", "gsm8k") for chat in corpus.chats.get(group, [])]
-    tokenizer = train_tokenizer([f"{question}\n{answer}" for question, answer in chats] + corpus.files)
-    documents = [encode_chat(tokenizer, question, f"{answer}<|end|>\n") for question, answer in chats]
+    chats = [
+        chat
+        for group in ("codegen", "roleplay", "toolformer", "gsm8k")
+        for chat in corpus.chats.get(group, [])
+    ]
+    tokenizer = train_tokenizer(
+        [f"{question}\n{answer}" for question, answer in chats] + corpus.files
+    )
+    documents = [
+        encode_chat(tokenizer, question, f"{answer}<|end|>\n") for question, answer in chats
+    ]
     documents += [tokenizer(text + "<|end|>")["input_ids"] for text in corpus.files]
     random.Random(seed).shuffle(documents)
     stream = torch.tensor([token for document in documents for token in document])
@@ -64,28 +75,37 @@ def make_pair(corpus: Corpus, out: Path, minutes: float, seed: int) -> dict[str,
     return curves
 
 
-def eval_answers(target: Any, tokenizer: Any, questions: dict[str, list[str]]) -> dict[str, list[Rollout]]:
+def eval_answers(
+    target: Any, tokenizer: Any, questions: dict[str, list[str]]
+) -> dict[str, list[Rollout]]:
     """The target's greedy continuations of evenly spaced questions of each set."""
     answers = {}
     for name, texts in questions.items():
-        chosen = [texts[i * len(texts) // EVAL_PROMPTS] for i in range(min(EVAL_PROMPTS, len(texts)))]
+        chosen = [
+            texts[i * len(texts) // EVAL_PROMPTS] for i in range(min(EVAL_PROMPTS, len(texts)))
+        ]
         prompts = [clip(encode_chat(tokenizer, text)) for text in chosen]
-        answers[name] = roll_out(target, prompts, EVAL_TOKENS, torch.zeros(len(prompts)), torch.Generator())
+        answers[name] = roll_out(
+            target, prompts, EVAL_TOKENS, torch.zeros(len(prompts)), torch.Generator()
+        )
     return answers
 
 
 @torch.no_grad()
 def evaluate(draft: Any, answers: dict[str, list[Rollout]]) -> dict[str, dict[str, float]]:
-    """How often the draft's argmax is the target's token, and tokens per target forward of greedy chains.
+    """How often the draft's argmax is the target's token, and tokens per target forward of greedy
+    chains.
 
-    While a chain is accepted its context is the target's own text, so the teacher-forced pattern gives
-    the accepted counts of a real greedy speculative loop. The prefill counts as a forward.
+    While a chain is accepted its context is the target's own text, so the teacher-forced pattern
+    gives the accepted counts of a real greedy speculative loop. The prefill counts as a forward.
     """
     figures = {}
     for name, rows in answers.items():
         agreed = tokens = forwards = 0
         for row in rows:
-            guesses = draft(input_ids=row.ids[None, :-1]).logits[0, row.prompt_length - 1 :].argmax(-1)
+            guesses = (
+                draft(input_ids=row.ids[None, :-1]).logits[0, row.prompt_length - 1 :].argmax(-1)
+            )
             hits = (guesses == row.ids[row.prompt_length :]).tolist()
             agreed, tokens = agreed + sum(hits), tokens + len(hits)
             position, forwards = 1, forwards + 1
@@ -100,7 +120,9 @@ def evaluate(draft: Any, answers: dict[str, list[Rollout]]) -> dict[str, dict[st
 
 
 def save(folder: Path, model: Any, tokenizer: Any = None) -> None:
-    """Write weights in bf16 (and the tokenizer) under a temporary name, then move them into place."""
+    """Write weights in bf16 (and the tokenizer) under a temporary name, then move them into
+    place.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as partial:
         copy.deepcopy(model).to(torch.bfloat16).save_pretrained(partial)
@@ -129,13 +151,21 @@ def load(folder: Path) -> Any:
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Make the embedded demo pair.")
-    parser.add_argument("--text", type=Path, required=True, help="folder of chats, one JSON object a line")
-    parser.add_argument("--init", type=Path, help="pair to start from; without it both are trained from scratch")
+    parser.add_argument(
+        "--text", type=Path, required=True, help="folder of chats, one JSON object a line"
+    )
+    parser.add_argument(
+        "--init", type=Path, help="pair to start from; without it both are trained from scratch"
+    )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, required=True, help="wall clock of all stages together")
+    parser.add_argument(
+        "--minutes", type=float, required=True, help="wall clock of all stages together"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--eval-prompts", type=Path, help="folder of prompt files, never trained on")
+    parser.add_argument(
+        "--eval-prompts", type=Path, help="folder of prompt files, never trained on"
+    )
     parser.add_argument(
         "--rollouts",
         type=Path,
@@ -151,15 +181,21 @@ def read_arguments() -> argparse.Namespace:
 
 def held_out_questions(corpus: Corpus) -> dict[str, list[str]]:
     """Take each fiftieth chat out of the corpus, and return the questions of those."""
-    held_out = {name: [question for question, _ in chats[::50]] for name, chats in corpus.chats.items()}
-    corpus.chats = {name: [chat for i, chat in enumerate(chats) if i % 50] for name, chats in corpus.chats.items()}
+    held_out = {
+        name: [question for question, _ in chats[::50]] for name, chats in corpus.chats.items()
+    }
+    corpus.chats = {
+        name: [chat for i, chat in enumerate(chats) if i % 50]
+        for name, chats in corpus.chats.items()
+    }
     return held_out
 
 
 def find_rollouts(
     args: argparse.Namespace, target: Any, tokenizer: Any, corpus: Corpus, minutes: float
 ) -> tuple[list[Rollout], list[Path], float]:
-    """Read or make the target's continuations; returns them, their files, and the minutes that they took.
+    """Read or make the target's continuations; returns them, their files, and the minutes that they
+    took.
 
     Args:
         minutes: what stage 2 may take.
@@ -167,9 +203,15 @@ def find_rollouts(
     files = sorted(args.rollouts.glob("*.pt")) if args.rollouts is not None else []
     if files and not args.rollouts_only:
         parts = [read_rollouts(path) for path in files]
-        return [row for rows, _ in parts for row in rows], files, round(sum(taken for _, taken in parts), 1)
+        return (
+            [row for rows, _ in parts for row in rows],
+            files,
+            round(sum(taken for _, taken in parts), 1),
+        )
     start, share = time.monotonic(), 1.0 if args.rollouts_only else ROLLOUT_SHARE
-    rollouts = collect_rollouts(target, tokenizer, corpus.chats, 60 * minutes * share, random.Random(args.seed))
+    rollouts = collect_rollouts(
+        target, tokenizer, corpus.chats, 60 * minutes * share, random.Random(args.seed)
+    )
     taken = round((time.monotonic() - start) / 60, 1)
     if args.rollouts is not None:
         files = [args.rollouts / f"seed-{args.seed}.pt"]
@@ -194,7 +236,9 @@ def evaluation_answers(
 class BestDraft:
     """Keeps the draft that agrees best with the target on held-out prompts in a folder."""
 
-    def __init__(self, draft: Any, folder: Path, answers: dict[str, list[Rollout]], agreement: float) -> None:
+    def __init__(
+        self, draft: Any, folder: Path, answers: dict[str, list[Rollout]], agreement: float
+    ) -> None:
         self._draft, self._folder, self._answers, self._best = draft, folder, answers, agreement
 
     def keep(self) -> None:
@@ -216,7 +260,9 @@ def main() -> None:
     args = read_arguments()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    corpus = load_corpus(args.text, random.Random(0))  # the same passages and held-out chats for all seeds
+    corpus = load_corpus(
+        args.text, random.Random(0)
+    )  # the same passages and held-out chats for all seeds
     held_out = held_out_questions(corpus)
     minutes, stage2 = {}, args.minutes
     curves: dict[str, Any] = {}
@@ -236,23 +282,33 @@ def main() -> None:
     before = {name: evaluate(draft, rows) for name, rows in answers.items()}
     print(json.dumps(before), flush=True)
     minutes["distillation"] = round(max(stage2 - minutes["rollouts"], stage2 / 4), 1)
-    best = BestDraft(draft, args.out / "draft", answers["held_out"], mean_agreement(before["held_out"]))
+    best = BestDraft(
+        draft, args.out / "draft", answers["held_out"], mean_agreement(before["held_out"])
+    )
     head, seconds = target.lm_head.weight.detach(), 60 * minutes["distillation"]
-    curves["distillation"] = distil(draft, head, rollouts, seconds, random.Random(args.seed), best.keep)
+    curves["distillation"] = distil(
+        draft, head, rollouts, seconds, random.Random(args.seed), best.keep
+    )
     final = load(args.out / "draft")
     after = {name: evaluate(final, rows) for name, rows in answers.items()}
     record = training_record(args, corpus, files, rollouts) | {
-        "minutes": minutes, "evaluation": {"setting": EVAL_SETTING, "before": before, "after": after}, "loss_curve": curves,
-    }  # fmt: skip
+        "minutes": minutes,
+        "evaluation": {"setting": EVAL_SETTING, "before": before, "after": after},
+        "loss_curve": curves,
+    }
     write_training_record(args.out / "training.json", record)
     print(json.dumps(record["evaluation"], indent=1))
 
 
-def training_record(args: argparse.Namespace, corpus: Corpus, files: list[Path], rollouts: list[Rollout]) -> dict[str, Any]:
+def training_record(
+    args: argparse.Namespace, corpus: Corpus, files: list[Path], rollouts: list[Rollout]
+) -> dict[str, Any]:
     """What the pair was made of, and with what."""
     return {
         "sources": corpus.sources,
-        "start": "trained from scratch" if args.init is None else "target kept, draft distilled from an earlier pair",
+        "start": "trained from scratch"
+        if args.init is None
+        else "target kept, draft distilled from an earlier pair",
         "seed": args.seed,
         "threads": args.threads,
         "minutes": {},

@@ -1,11 +1,13 @@
-"""Write the prompts whose answers train what is fitted to a real model: stores, calibrations, drafts, heads.
+"""Write the prompts whose answers train what is fitted to a real model: stores, calibrations,
+drafts, heads.
 
     python scripts/training_prompts.py prompts.jsonl --text ../shared/data/text
-    paceline record -m smollm2 --dtype float32 --prompts prompts.jsonl --out answers.jsonl -n 128 --drafter none --batch 32
+    paceline record -m smollm2 --dtype float32 --prompts prompts.jsonl --out answers.jsonl -n 128
+    --drafter none --batch 32
 
-They are made of chats under the MIT licence and of the Python standard library (PSF-2.0), in an order drawn by seed, so that the
-first hundred are of the same kinds as all. Prompts that figures are measured on, or that have been answered before, are named by
-`--never`, and left out.
+They are made of chats under the MIT licence and of the Python standard library (PSF-2.0), in an
+order drawn by seed, so that the first hundred are of the same kinds as all. Prompts that figures
+are measured on, or that have been answered before, are named by `--never`, and left out.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from pathlib import Path
 
 from demo_pair_data import INSTRUCTIONS, Corpus, load_corpus
 
-COUNTS = {"gsm8k": 340, "codegen": 320, "roleplay": 260, "toolformer": 40, "stubs": 320, "explain": 120, "passages": 200}
+COUNTS = {
+    "gsm8k": 340,
+    "codegen": 320,
+    "roleplay": 260,
+    "toolformer": 40,
+    "stubs": 320,
+    "explain": 120,
+    "passages": 200,
+}
 LONGEST = 6000  # characters
 
 
@@ -25,11 +35,21 @@ def questions(corpus: Corpus, category: str, count: int, rng: random.Random) -> 
     """Draw `count` different questions of a category."""
     if category == "passages":
         paragraphs = [answer for _, answer in corpus.chats["roleplay"] if len(answer) > 200]
-        return ["\n\n".join([*rng.sample(paragraphs, rng.choice([1, 2, 4, 8])), rng.choice(INSTRUCTIONS)]) for _ in range(count)]
+        return [
+            "\n\n".join(
+                [*rng.sample(paragraphs, rng.choice([1, 2, 4, 8])), rng.choice(INSTRUCTIONS)]
+            )
+            for _ in range(count)
+        ]
     if category == "explain":
         stubs = [stub + body for stub, body in corpus.chats["stubs"] if len(body) < LONGEST]
-        return [f"Explain what this function does.\n\n```python\n{code}\n```" for code in rng.sample(stubs, count)]
-    found = list(dict.fromkeys(question for question, _ in corpus.chats[category] if len(question) < LONGEST))
+        return [
+            f"Explain what this function does.\n\n```python\n{code}\n```"
+            for code in rng.sample(stubs, count)
+        ]
+    found = list(
+        dict.fromkeys(question for question, _ in corpus.chats[category] if len(question) < LONGEST)
+    )
     drawn = rng.sample(found, count)
     if category == "stubs":
         return [rng.choice(["", "Complete this Python function.\n\n"]) + stub for stub in drawn]
@@ -37,20 +57,39 @@ def questions(corpus: Corpus, category: str, count: int, rng: random.Random) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="folder of chats, JSON lines with messages")
-    parser.add_argument("--never", type=Path, nargs="*", default=[], help="files of prompts that must not be among them")
+    parser.add_argument(
+        "--text", type=Path, required=True, help="folder of chats, JSON lines with messages"
+    )
+    parser.add_argument(
+        "--never",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="files of prompts that must not be among them",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--times", type=float, default=1.0, help="so many times as many of each kind")
+    parser.add_argument(
+        "--times", type=float, default=1.0, help="so many times as many of each kind"
+    )
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     corpus = load_corpus(arguments.text, rng)
-    held_back = {turn.strip() for path in arguments.never for line in path.open() for turn in json.loads(line)["turns"]}
+    held_back = {
+        turn.strip()
+        for path in arguments.never
+        for line in path.open()
+        for turn in json.loads(line)["turns"]
+    }
     rows = [
         {"id": f"{category}/{number}", "category": category, "turns": [question]}
         for category, count in COUNTS.items()
-        for number, question in enumerate(questions(corpus, category, round(arguments.times * count), rng))
+        for number, question in enumerate(
+            questions(corpus, category, round(arguments.times * count), rng)
+        )
         if question.strip() not in held_back
     ]
     rng.shuffle(rows)

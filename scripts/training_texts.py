@@ -1,4 +1,5 @@
-"""Write the Python standard library (PSF-2.0) as texts that a draft learns from, one file of it a line.
+"""Write the Python standard library (PSF-2.0) as texts that a draft learns from, one file of it a
+line.
 
 python scripts/training_texts.py library.jsonl
 """
@@ -14,11 +15,15 @@ from demo_pair_data import load_corpus
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
     corpus = load_corpus(Path("no chats"), random.Random(0))
-    arguments.out.write_text("".join(json.dumps({"text": text}) + "\n" for text in corpus.files), "utf-8")
+    arguments.out.write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in corpus.files), "utf-8"
+    )
     print(f"{len(corpus.files)} files; {corpus.sources[-1]}")
 
 

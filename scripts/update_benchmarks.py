@@ -1,8 +1,9 @@
-"""Write the pages and tables of figures from docs/results/*.json, so that every figure there was measured.
+"""Write the pages and tables of figures from docs/results/*.json, so that every figure there was
+measured.
 
-One page per result, docs/benchmarks/NAME.md; and the short tables of README.md and of some pages of docs, between the marks
-`<!-- table of NAME -->` and `<!-- end of table -->`. The cost of batch invariance, runs
-inside vLLM and disturbed cost curves have tables and no page.
+One page per result, docs/benchmarks/NAME.md; and the short tables of README.md and of some pages of
+docs, between the marks `<!-- table of NAME -->` and `<!-- end of table -->`. The cost of batch
+invariance, runs inside vLLM and disturbed cost curves have tables and no page.
 The picture of a paper is the PNG file beside its JSON file.
 
 python scripts/update_benchmarks.py
@@ -58,7 +59,12 @@ def pages() -> Iterator[tuple[Path, str]]:
             yield PAGES / f"{path.stem}.md", page(path)
     for file in WITH_TABLES:
         text = file.read_text(encoding="utf-8")
-        yield file, _MARKED.sub(lambda mark: f"{mark[1]}{table(RESULTS / f'{mark[2]}.json')}\n{mark[3]}", text)
+        yield (
+            file,
+            _MARKED.sub(
+                lambda mark: f"{mark[1]}{table(RESULTS / f'{mark[2]}.json')}\n{mark[3]}", text
+            ),
+        )
 
 
 def page(path: Path) -> str:
@@ -78,7 +84,9 @@ def page(path: Path) -> str:
 
 
 def table(path: Path) -> str:
-    """Speed, tokens per forward and equal answers of each method of a run; or what batch invariance cost."""
+    """Speed, tokens per forward and equal answers of each method of a run; or what batch
+    invariance cost.
+    """
     if kind_of(path) == COST.name:
         return cost_table(read_cost(path))
     if kind_of(path) == VLLM.name:
@@ -87,8 +95,13 @@ def table(path: Path) -> str:
     if kind_of(path) == DISTURBED:
         return _disturbed_table(content)
     methods = content["summary"]["all"]
-    lines = ["| | tokens/s over plain transformers | median | tokens per forward | equal |", "|---|---:|---:|---:|---:|"]
-    return _readable("\n".join([*lines, *(f"| {' | '.join(_cells(method))} |" for method in methods[1:])]))
+    lines = [
+        "| | tokens/s over plain transformers | median | tokens per forward | equal |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    return _readable(
+        "\n".join([*lines, *(f"| {' | '.join(_cells(method))} |" for method in methods[1:])])
+    )
 
 
 def _readable(text: str) -> str:
@@ -100,12 +113,25 @@ def _readable(text: str) -> str:
 
 def _disturbed_table(result: dict[str, Any]) -> str:
     """The speed of `auto` by the conditions under which its curve was measured."""
-    lines = ["| curve measured | share of time without a processor | `auto` over plain decoding |", "|---|---:|---:|"]
-    for name, when in (("disturbed", f"next to {result['loops']} busy loops"), ("quiet", "after they had ended")):
+    lines = [
+        "| curve measured | share of time without a processor | `auto` over plain decoding |",
+        "|---|---:|---:|",
+    ]
+    for name, when in (
+        ("disturbed", f"next to {result['loops']} busy loops"),
+        ("quiet", "after they had ended"),
+    ):
         waited = result["curves"][name]["conditions"]["waited"]
-        lines.append(f"| {when} | {'unknown' if waited is None else f'{waited:.0%}'} | {result['speed_over_none'][name]:.2f} |")
-    setting = f"{result['requests']} requests of {result['tokens']} tokens after {result['warm']} others"
-    return "\n".join([*lines, "", f"{result['model']}, bfloat16, {result['threads']} thread(s); {setting}."])
+        lines.append(
+            f"| {when} | {'unknown' if waited is None else f'{waited:.0%}'} |"
+            f" {result['speed_over_none'][name]:.2f} |"
+        )
+    setting = (
+        f"{result['requests']} requests of {result['tokens']} tokens after {result['warm']} others"
+    )
+    return "\n".join(
+        [*lines, "", f"{result['model']}, bfloat16, {result['threads']} thread(s); {setting}."]
+    )
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:

@@ -1,9 +1,12 @@
-"""Measure drafters inside vLLM's engine: its own and ours, the same prompts and K, each in a fresh engine with one thread.
+"""Measure drafters inside vLLM's engine: its own and ours, the same prompts and K, each in a fresh
+engine with one thread.
 
-With the environment that scripts/install_vllm makes; the first line with any that has paceline[gguf]:
+With the environment that scripts/install_vllm makes; the first line with any that has
+paceline[gguf]:
 
     .venv/bin/python scripts/vllm_bench.py MODEL --save smollm2
-    .venv-vllm/bin/python scripts/vllm_bench.py MODEL --result RESULT.json --prompts A.jsonl B.jsonl --batch 16
+    .venv-vllm/bin/python scripts/vllm_bench.py MODEL --result RESULT.json --prompts A.jsonl B.jsonl
+    --batch 16
 """
 
 from __future__ import annotations
@@ -24,17 +27,34 @@ METHODS: dict[str, Any] = {
     "none": None,
     "vLLM `ngram`": {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2},
     "vLLM `suffix`": {"method": "suffix"},
-    "vLLM `suffix`, long": {"method": "suffix", "suffix_decoding_max_spec_factor": 8.0, "suffix_decoding_min_token_prob": 0.0},
+    "vLLM `suffix`, long": {
+        "method": "suffix",
+        "suffix_decoding_max_spec_factor": 8.0,
+        "suffix_decoding_min_token_prob": 0.0,
+    },
     "paceline, full": {"length": "full"},
     "paceline": {"length": "auto"},
     "paceline, store, full": {"length": "full", "store": True},
     "paceline, store": {"length": "auto", "store": True},
 }
-NUMBERS = {"count": 12, "every": 0, "max-tokens": 64, "batch": 1, "most": 8, "context": 1024, "chunk": 1024, "cache": 512}
+NUMBERS = {
+    "count": 12,
+    "every": 0,
+    "max-tokens": 64,
+    "batch": 1,
+    "most": 8,
+    "context": 1024,
+    "chunk": 1024,
+    "cache": 512,
+}
 HELP = {
-    "count": "prompts of a file", "every": "take each n-th; 0 = spread over the whole file", "batch": "requests at a time",
-    "most": "K", "chunk": "tokens of a forward (max_num_batched_tokens)", "cache": "MiB of keys and values",
-}  # fmt: skip
+    "count": "prompts of a file",
+    "every": "take each n-th; 0 = spread over the whole file",
+    "batch": "requests at a time",
+    "most": "K",
+    "chunk": "tokens of a forward (max_num_batched_tokens)",
+    "cache": "MiB of keys and values",
+}
 _DRAFTED, _ACCEPTED = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens"
 _PREEMPTED = "vllm:num_preemptions"
 
@@ -44,7 +64,11 @@ def work(given: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(**given["engine"])
-    llm.generate([{"prompt_token_ids": [5, 6, 7, 8] * 4}], SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    llm.generate(
+        [{"prompt_token_ids": [5, 6, 7, 8] * 4}],
+        SamplingParams(temperature=0, max_tokens=8),
+        use_tqdm=False,
+    )
     params = SamplingParams(temperature=0, max_tokens=given["max_tokens"])
     for name, prompts in given["prompts"].items():
         before, seconds, processor = figures(llm), time.perf_counter(), time.process_time()
@@ -52,7 +76,12 @@ def work(given: dict[str, Any]) -> None:
         seconds, processor = time.perf_counter() - seconds, time.process_time() - processor
         counted = {key: int(value - before[key]) for key, value in figures(llm).items()}
         said = [list(out.outputs[0].token_ids) for out in outs]
-        print("RESULT", json.dumps({"name": name, "said": said, "seconds": seconds, "processor": processor, **counted}))
+        print(
+            "RESULT",
+            json.dumps(
+                {"name": name, "said": said, "seconds": seconds, "processor": processor, **counted}
+            ),
+        )
 
 
 def figures(llm: Any) -> dict[str, float]:
@@ -65,11 +94,17 @@ def figures(llm: Any) -> dict[str, float]:
 def in_a_process(given: dict[str, Any]) -> list[dict[str, Any]]:
     """Do the work of one method."""
     ours = {
-        "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": str(min(os.sched_getaffinity(0))),
-        "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
+        "OMP_NUM_THREADS": "1",
+        "NUMBA_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": str(min(os.sched_getaffinity(0))),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1",
+    }
     words = [sys.executable, __file__, given["engine"]["model"], "--work"]
-    done = subprocess.run(words, input=json.dumps(given), env={**os.environ, **ours}, capture_output=True, text=True)
+    done = subprocess.run(
+        words, input=json.dumps(given), env={**os.environ, **ours}, capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -77,7 +112,9 @@ def in_a_process(given: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def encoded(options: argparse.Namespace, tokenizer: Any) -> dict[str, list[list[int]]]:
-    """The token ids of the prompts of each file; with room for K behind the answer, as vLLM drafts for nobody without it."""
+    """The token ids of the prompts of each file; with room for K behind the answer, as vLLM
+    drafts for nobody without it.
+    """
     from paceline.report.prompts import encode, load_prompts, shortened
 
     room = options.context - options.max_tokens - options.most - 1
@@ -85,12 +122,23 @@ def encoded(options: argparse.Namespace, tokenizer: Any) -> dict[str, list[list[
     for path in map(Path, options.prompts):
         every = options.every or max(1, len(load_prompts([path])) // options.count)
         files[path.stem] = load_prompts([path], options.count, every)
-    ids = {name: [shortened(encode(one, tokenizer), room) for one in found] for name, found in files.items()}
-    return {"all": [one for turn in zip(*ids.values(), strict=True) for one in turn]} if options.together else ids
+    ids = {
+        name: [shortened(encode(one, tokenizer), room) for one in found]
+        for name, found in files.items()
+    }
+    return (
+        {"all": [one for turn in zip(*ids.values(), strict=True) for one in turn]}
+        if options.together
+        else ids
+    )
 
 
-def settings(options: argparse.Namespace, method: str, tokenizer: Any, store: Path) -> dict[str, Any]:
-    """The engine of a method. Ours has a store of its own, which finished answers go to: an empty one, or of recorded answers."""
+def settings(
+    options: argparse.Namespace, method: str, tokenizer: Any, store: Path
+) -> dict[str, Any]:
+    """The engine of a method. Ours has a store of its own, which finished answers go to: an
+    empty one, or of recorded answers.
+    """
     from paceline import datastore
     from paceline.util.answers import read_answers
 
@@ -98,15 +146,24 @@ def settings(options: argparse.Namespace, method: str, tokenizer: Any, store: Pa
     if spec is not None and "length" in spec:
         if "store" in spec:
             answers = read_answers(options.answers)
-            datastore.build(store, [one.output_ids for one in answers], len(tokenizer), tokenizer=tokenizer)
+            datastore.build(
+                store, [one.output_ids for one in answers], len(tokenizer), tokenizer=tokenizer
+            )
         ours = {"drafter": f"sssd:datastore={store},live=true", "length": spec["length"]}
         spec = HOOK
     return {
-        "model": options.model, "dtype": options.dtype, "enforce_eager": True, "max_model_len": options.context,
-        "max_num_seqs": options.batch, "block_size": 32, "kv_cache_memory_bytes": options.cache << 20,
-        "max_num_batched_tokens": options.chunk, "disable_log_stats": False, "additional_config": {"paceline": ours},
+        "model": options.model,
+        "dtype": options.dtype,
+        "enforce_eager": True,
+        "max_model_len": options.context,
+        "max_num_seqs": options.batch,
+        "block_size": 32,
+        "kv_cache_memory_bytes": options.cache << 20,
+        "max_num_batched_tokens": options.chunk,
+        "disable_log_stats": False,
+        "additional_config": {"paceline": ours},
         "speculative_config": spec and {**spec, "num_speculative_tokens": options.most},
-    }  # fmt: skip
+    }
 
 
 def measured(options: argparse.Namespace, folder: Path) -> Any:
@@ -125,27 +182,47 @@ def measured(options: argparse.Namespace, folder: Path) -> Any:
     plain: dict[str, list[list[int]]] = {}
     for number, method in enumerate(options.methods):
         engine = settings(options, method, tokenizer, folder / f"store{number}")
-        for one in in_a_process({"engine": engine, "prompts": prompts, "max_tokens": options.max_tokens}):
+        for one in in_a_process(
+            {"engine": engine, "prompts": prompts, "max_tokens": options.max_tokens}
+        ):
             name, said = one.pop("name"), one.pop("said")
-            equal = sum(ours == first for ours, first in zip(said, plain.setdefault(name, said), strict=True))
+            equal = sum(
+                ours == first
+                for ours, first in zip(said, plain.setdefault(name, said), strict=True)
+            )
             parts.append(VllmRun(method, name, len(said), sum(map(len, said)), equal=equal, **one))
-            print(method, parts[-1], f"accepted per step {parts[-1].accepted_per_step:.3f}", flush=True)
+            print(
+                method,
+                parts[-1],
+                f"accepted per step {parts[-1].accepted_per_step:.3f}",
+                flush=True,
+            )
     environment = replace(environment, load_end=load_average())
     counts = options.batch, options.most, options.max_tokens
     return VllmResult(options.name, "0.32.0", options.dtype, *counts, environment, parts)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="folder of the model, which --save writes")
     parser.add_argument("--save", help="name of a model of paceline, such as smollm2")
     parser.add_argument("--result", help="JSON file to write")
     parser.add_argument("--prompts", nargs="+", default=[])
-    parser.add_argument("--answers", default="scripts/data/smollm2-answers.jsonl", help="recorded answers for the store")
+    parser.add_argument(
+        "--answers",
+        default="scripts/data/smollm2-answers.jsonl",
+        help="recorded answers for the store",
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--name", default="SmolLM2-135M-Instruct")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--together", action="store_true", help="all files at once, one prompt of each after the other")
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="all files at once, one prompt of each after the other",
+    )
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     for name, default in NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=HELP.get(name))

@@ -1,4 +1,6 @@
-"""Shared fixtures. Everything runs on the CPU, offline, on one thread, with a cache of the suite's own."""
+"""Shared fixtures. Everything runs on the CPU, offline, on one thread, with a cache of the
+suite's own.
+"""
 
 from __future__ import annotations
 
@@ -32,24 +34,46 @@ settings.load_profile("steady")
 
 
 # Begun first, so that no process is left alone with one of them in the end.
-_LONGEST = ("test_lossless.py", "real", "test_demo.py", "test_distribution.py", "test_ouroboros.py", "test_length_rules.py")
+_LONGEST = (
+    "test_lossless.py",
+    "real",
+    "test_demo.py",
+    "test_distribution.py",
+    "test_ouroboros.py",
+    "test_length_rules.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, in their order."""
-    items.sort(key=lambda item: next((place for place, name in enumerate(_LONGEST) if name in item.path.parts), len(_LONGEST)))
+    items.sort(
+        key=lambda item: next(
+            (place for place, name in enumerate(_LONGEST) if name in item.path.parts), len(_LONGEST)
+        )
+    )
 
 
 def _load(name: str) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(DATA / name, dtype=torch.float32).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        DATA / name, dtype=torch.float32
+    ).eval()
 
 
 @pytest.fixture(scope="session")
 def pair() -> Pair:
-    """A Llama with random weights (vocabulary 256, 2 layers), and the same with noise: most of its guesses are right."""
-    prompts = [json.loads(line)["ids"] for line in (DATA / "prompts.jsonl").read_text().splitlines()]
+    """A Llama with random weights (vocabulary 256, 2 layers), and the same with noise: most of
+    its guesses are right.
+    """
+    prompts = [
+        json.loads(line)["ids"] for line in (DATA / "prompts.jsonl").read_text().splitlines()
+    ]
     target = _load("tiny_target")
-    return Pair(target, _load("tiny_noisy_0.05"), prompts, [reference(target, prompt, COUNT) for prompt in prompts])
+    return Pair(
+        target,
+        _load("tiny_noisy_0.05"),
+        prompts,
+        [reference(target, prompt, COUNT) for prompt in prompts],
+    )
 
 
 @pytest.fixture(scope="session")

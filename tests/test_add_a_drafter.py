@@ -1,4 +1,6 @@
-"""docs/add-a-drafter.md, followed to the letter in an empty folder: its files, its commands, under our own lint and types."""
+"""docs/add-a-drafter.md, followed to the letter in an empty folder: its files, its commands,
+under our own lint and types.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,25 @@ from tests.support.commands import run_command
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "add-a-drafter.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines() if line]
+COMMANDS = [
+    line
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+    if line
+]
 
 
 def run(words: list[str], folder: Path, *path: Path) -> str:
     """Run a command of the page in its folder; `path` is where installed packages are."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT])), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT])),
+        "COLUMNS": "200",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -37,14 +51,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_lists_its_files() -> None:
-    assert {"pyproject.toml", "bigram_drafter.py", "test_bigram.py", "record.py", "use.py"} == set(FILES)
+    assert {"pyproject.toml", "bigram_drafter.py", "test_bigram.py", "record.py", "use.py"} == set(
+        FILES
+    )
     assert all(f"  {name} " in PAGE for name in FILES if name != "use.py")
 
 
 def test_its_files_pass_our_lint_and_types(folder: Path) -> None:
     config = str(ROOT / "pyproject.toml")
     sources = [str(folder / name) for name in FILES if name.endswith(".py")]
-    for words in (["ruff", "check", "--config", config], ["ruff", "format", "--check", "--config", config]):
+    for words in (
+        ["ruff", "check", "--config", config],
+        ["ruff", "format", "--check", "--config", config],
+    ):
         run([sys.executable, "-m", *words, *sources], folder)
     run([sys.executable, "-m", "mypy", "--config-file", config, "--strict", *sources], ROOT)
 
@@ -55,7 +74,14 @@ def test_its_commands_run(folder: Path, tmp_path: Path) -> None:
     for command in COMMANDS:
         words = shlex.split(command)
         if words[:2] == ["pip", "install"]:
-            flags = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(tmp_path)]
+            flags = [
+                "--quiet",
+                "--no-deps",
+                "--no-index",
+                "--no-build-isolation",
+                "--target",
+                str(tmp_path),
+            ]
             output = run([sys.executable, "-m", "pip", "install", *flags, "."], folder)
             continue
         done = run_command(*words[words[0] == "python" :], folder=folder, path=[tmp_path])

@@ -1,4 +1,6 @@
-"""Texts of answers: of streams and completions, cut anywhere, behind a prompt, with stop strings, with and without drafts."""
+"""Texts of answers: of streams and completions, cut anywhere, behind a prompt, with stop
+strings, with and without drafts.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,21 @@ class Dictate:
 def engine(name: str, drafter: str = "prompt_lookup") -> LLM:
     """A model with random weights for a tokenizer."""
     torch.manual_seed(0)
-    size = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "eos_token_id": 2}
+    size = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "eos_token_id": 2,
+    }
     config = LlamaConfig(vocab_size=len(TOKENIZERS[name]), max_position_embeddings=512, **size)
     return LLM(LlamaForCausalLM(config).eval(), drafter, tokenizer=TOKENIZERS[name])
 
 
 def dictated(prompt: list[int], ids: list[int], **options: Any) -> SamplingParams:
-    return SamplingParams(**{"max_new_tokens": len(ids), "logits_processors": [Dictate(ids, len(prompt))], **options})
+    return SamplingParams(
+        **{"max_new_tokens": len(ids), "logits_processors": [Dictate(ids, len(prompt))], **options}
+    )
 
 
 def ids_of(name: str, text: str) -> list[int]:
@@ -52,7 +62,9 @@ def ids_of(name: str, text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_every_cut(name: str) -> None:
-    """Chunks joined are the completion's text, and this is what the whole text has behind the prompt's."""
+    """Chunks joined are the completion's text, and this is what the whole text has behind the
+    prompt's.
+    """
     llm, tokenizer, ids = engine(name), TOKENIZERS[name], ids_of(name, TEXT)
     prompt, answer = ids_of(name, TEXT + " ") + ids[:2], ids[2:] if "clean" not in name else ids[3:]
     accepted = 0
@@ -61,10 +73,15 @@ def test_every_cut(name: str) -> None:
         done = chunks[-1].completion
         assert done is not None
         assert "".join(chunk.text for chunk in chunks) == done.text
-        assert whole_text(tokenizer, prompt) + done.text == whole_text(tokenizer, prompt + done.token_ids)
+        assert whole_text(tokenizer, prompt) + done.text == whole_text(
+            tokenizer, prompt + done.token_ids
+        )
         accepted += done.stats.accepted_tokens
         if size % 5 == 0:
-            assert llm.generate([prompt], dictated(prompt, answer, max_new_tokens=size))[0].text == done.text
+            assert (
+                llm.generate([prompt], dictated(prompt, answer, max_new_tokens=size))[0].text
+                == done.text
+            )
             assert done.logprobs is not None
             chat = of_chat(Spelling(tokenizer, prompt), done.token_ids, done.logprobs, 2).content
             assert b"".join(bytes(one.bytes) for one in chat).decode(errors="replace") == done.text
@@ -77,33 +94,60 @@ def test_every_cut(name: str) -> None:
 @pytest.mark.parametrize("drafter", ["none", "prompt_lookup"])
 @pytest.mark.parametrize("stop", ["\n", "。", "世", "好世", "</s>", "at</s>", "t<", "over"])
 @pytest.mark.parametrize("name", ["bytes", "llama", "gemma", "unigram"])
-def test_stop_strings_end_where_those_of_transformers_do(name: str, stop: str, drafter: str) -> None:
+def test_stop_strings_end_where_those_of_transformers_do(
+    name: str, stop: str, drafter: str
+) -> None:
     """Behind byte tokens, and where they name a special token; in accepted runs of drafts, too."""
     text = "the cat sat 你好世界\nonce 你好。more" if stop != "</s>" else "the cat"
     ids = [*ids_of(name, text), 2, *ids_of(name, "你好 over")]
     prompt = ids_of(name, text + "x")
     processors = LogitsProcessorList([Dictate(ids, len(prompt))])
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": len(ids), "eos_token_id": None, "pad_token_id": 0}
-    options |= {"logits_processor": processors, "stop_strings": [stop], "tokenizer": TOKENIZERS[name]}
+    options: dict[str, Any] = {
+        "do_sample": False,
+        "max_new_tokens": len(ids),
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    options |= {
+        "logits_processor": processors,
+        "stop_strings": [stop],
+        "tokenizer": TOKENIZERS[name],
+    }
     llm = engine(name, drafter)
     expected = llm.model.model.generate(torch.tensor([prompt]), **options)[0].tolist()
-    assert generate(llm.model.model, torch.tensor([prompt]), drafter=drafter, **options)[0].tolist() == expected
+    assert (
+        generate(llm.model.model, torch.tensor([prompt]), drafter=drafter, **options)[0].tolist()
+        == expected
+    )
     chunks = list(llm.stream(prompt, dictated(prompt, ids, stop=stop, ignore_eos=True)))
     done = chunks[-1].completion
     assert done is not None
     assert prompt + done.token_ids == expected
-    assert done.finish_reason == ("stop" if len(expected) < len(prompt + ids) or stop == "over" else "length")
+    assert done.finish_reason == (
+        "stop" if len(expected) < len(prompt + ids) or stop == "over" else "length"
+    )
     assert "".join(chunk.text for chunk in chunks) == done.text
-    assert not any(done.text.endswith(stop[:size]) for size in range(1, len(stop) + 1)) or done.finish_reason == "length"
+    assert (
+        not any(done.text.endswith(stop[:size]) for size in range(1, len(stop) + 1))
+        or done.finish_reason == "length"
+    )
 
 
 def test_answers_of_one_prompt_have_stop_strings_of_their_own() -> None:
     llm, ids = engine("llama"), ids_of("llama", "the cat")
-    params = SamplingParams(40, temperature=1.0, seed=3, n=4, stop=("a", "e", "<0x"), ignore_eos=True)
+    params = SamplingParams(
+        40, temperature=1.0, seed=3, n=4, stop=("a", "e", "<0x"), ignore_eos=True
+    )
     answers = llm.generate([ids], params)[0].outputs
     for seed, answer in enumerate(answers, 3):
-        (alone,) = llm.generate([ids], SamplingParams(40, temperature=1.0, seed=seed, stop=params.stop, ignore_eos=True))
-        assert (alone.text, alone.token_ids, alone.finish_reason) == (answer.text, answer.token_ids, answer.finish_reason)
+        (alone,) = llm.generate(
+            [ids], SamplingParams(40, temperature=1.0, seed=seed, stop=params.stop, ignore_eos=True)
+        )
+        assert (alone.text, alone.token_ids, alone.finish_reason) == (
+            answer.text,
+            answer.token_ids,
+            answer.finish_reason,
+        )
         assert not any(stop in answer.text for stop in params.stop)
 
 
@@ -121,7 +165,10 @@ class Short:
 
 def test_an_error_of_the_tokenizer_ends_one_request() -> None:
     llm = LLM(engine("llama").model.model, "none", tokenizer=Short())
-    one, other = dictated([5, 6], [7, 8, 30, 9], stop="x"), dictated([5, 6], [7, 8, 9, 9, 9, 9], stop="i")
+    one, other = (
+        dictated([5, 6], [7, 8, 30, 9], stop="x"),
+        dictated([5, 6], [7, 8, 9, 9, 9, 9], stop="i"),
+    )
     done: list[str] = []
     with ThreadPoolExecutor(1) as threads:
         background = threads.submit(lambda: done.append(llm.generate([[5, 6]], other)[0].text))

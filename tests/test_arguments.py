@@ -1,4 +1,6 @@
-"""Clumsy arguments: what is meant clearly is taken, all else is refused in one sentence before any work."""
+"""Clumsy arguments: what is meant clearly is taken, all else is refused in one sentence before
+any work.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ GOOD = [1, 5, 9]
 FOUR = SamplingParams(4)
 
 
-@pytest.mark.parametrize("prompt", [b"abc", bytearray(b"abc"), memoryview(b"abc"), np.array([1.0, 2.0]), [np.True_]])
+@pytest.mark.parametrize(
+    "prompt", [b"abc", bytearray(b"abc"), memoryview(b"abc"), np.array([1.0, 2.0]), [np.True_]]
+)
 def test_prompts_that_are_no_ids(pair: Pair, prompt: Any) -> None:
     llm = LLM(pair.target, "none")
-    with pytest.raises(ConfigError, match=r"prompt 0: got .*; expected a text or a list of integer token ids"):
+    with pytest.raises(
+        ConfigError, match=r"prompt 0: got .*; expected a text or a list of integer token ids"
+    ):
         llm.generate([prompt], FOUR)
     with pytest.raises(ConfigError, match=r"prompts?: got|prompt 0: got"):
         llm.generate(prompt, FOUR)
@@ -88,9 +94,15 @@ def test_engine_options_of_other_types(pair: Pair, options: dict[str, Any], word
 
 def test_templates_that_refuse(pair: Pair, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(pair.target, "none", tokenizer=tokenizer)
-    for template in ("{{ raise_exception('roles must alternate') }}", "{% for %}", "{{ messages[7]['content'].strip() }}"):
+    for template in (
+        "{{ raise_exception('roles must alternate') }}",
+        "{% for %}",
+        "{{ messages[7]['content'].strip() }}",
+    ):
         monkeypatch.setattr(tokenizer, "chat_template", template)
-        with pytest.raises(ConfigError, match=r"messages: got .* from the chat template; expected one that takes"):
+        with pytest.raises(
+            ConfigError, match=r"messages: got .* from the chat template; expected one that takes"
+        ):
             llm.chat([{"role": "user", "content": "hello"}], FOUR)
 
 
@@ -105,17 +117,27 @@ def test_the_coldest_draws_are_greedy(pair: Pair) -> None:
     for temperature in (1e-5, 1e-20, 1e-38, 1e-45, 5e-324):
         for truncated in ({}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1}):
             params = SamplingParams(8, temperature=temperature, seed=4, **truncated)  # type: ignore[arg-type]
-            assert [out.token_ids for out in llm.generate(pair.prompts[:3], params)] == [one[:8] for one in pair.answers[:3]]
+            assert [out.token_ids for out in llm.generate(pair.prompts[:3], params)] == [
+                one[:8] for one in pair.answers[:3]
+            ]
     for penalty in (1e-300, 1e300):
         for temperature in (0.0, 1e-300, 1.0, 1e300):
-            (out,) = llm.generate(pair.prompts[:1], SamplingParams(6, temperature=temperature, repetition_penalty=penalty))
+            (out,) = llm.generate(
+                pair.prompts[:1],
+                SamplingParams(6, temperature=temperature, repetition_penalty=penalty),
+            )
             assert len(out.token_ids) == 6
-            assert (penalty > 1) == (not set(out.token_ids[:3]) & set(pair.prompts[0])) or temperature > 1
+            assert (penalty > 1) == (
+                not set(out.token_ids[:3]) & set(pair.prompts[0])
+            ) or temperature > 1
 
 
 def test_values_in_quotes() -> None:
     spec = """sssd:datastore="/my, own/store",fusion=paper,calibration='a "b",c'"""
-    assert parse_spec(spec) == ("sssd", {"datastore": "/my, own/store", "fusion": "paper", "calibration": 'a "b",c'})
+    assert parse_spec(spec) == (
+        "sssd",
+        {"datastore": "/my, own/store", "fusion": "paper", "calibration": 'a "b",c'},
+    )
     assert parse_spec("x:a=don't,b=5\"") == ("x", {"a": "don't", "b": '5"'})
     with pytest.raises(ConfigError, match="expected a quote at its end"):
         parse_spec('sssd:datastore="/my, store')
@@ -129,7 +151,19 @@ def test_values_in_quotes() -> None:
     assert parse_spec(with_store("sssd", "/a, b"))[1] == {"datastore": "/a, b"}
 
 
-@pytest.mark.parametrize("name", ["./missing", "/missing/x", "~/missing", "a/b/c", "spaces in it", "x.gguf", "", Path("missing")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "./missing",
+        "/missing/x",
+        "~/missing",
+        "a/b/c",
+        "spaces in it",
+        "x.gguf",
+        "",
+        Path("missing"),
+    ],
+)
 def test_what_is_no_hub_id_is_missing(name: str | Path) -> None:
     for load in (load_model, partial(load_tokenizer, model="demo")):
         with pytest.raises(ConfigError, match=r"there is no such (folder|file)\. Check the path"):
@@ -142,7 +176,9 @@ def test_a_damaged_tokenizer_is_told_as_one(tmp_path: Path, pair: Pair) -> None:
     (folder / "tokenizer.json").write_text("{garbage")
     llm = LLM(folder, "none", dtype="float32")
     assert llm.generate([pair.prompts[0]], FOUR)[0].token_ids == pair.answers[0][:4]
-    with pytest.raises(ConfigError, match=r"got text and no tokenizer.* The one beside the model cannot be read: "):
+    with pytest.raises(
+        ConfigError, match=r"got text and no tokenizer.* The one beside the model cannot be read: "
+    ):
         llm.generate("hello", FOUR)
     with pytest.raises(ConfigError, match=r"cannot load a tokenizer from .*model"):
         LLM(pair.target, "none", tokenizer=folder)
@@ -167,21 +203,45 @@ def tree(token_ids: Any, parents: Any, **others: Any) -> Callable[[Sequence[Requ
 
 FAULTS: dict[str, tuple[Callable[[Sequence[Request]], Any], str]] = {
     "None": (lambda requests: None, "proposed 'None'"),
-    "trees that are None": (lambda requests: [None] * len(requests), "proposed .*; expected a list of DraftTrees"),
-    "lists": (lambda requests: [[1, 2]] * len(requests), "proposed .*; expected a list of DraftTrees"),
-    "an array": (lambda requests: np.zeros(len(requests)), "ndarray.*; expected a list of DraftTrees"),
+    "trees that are None": (
+        lambda requests: [None] * len(requests),
+        "proposed .*; expected a list of DraftTrees",
+    ),
+    "lists": (
+        lambda requests: [[1, 2]] * len(requests),
+        "proposed .*; expected a list of DraftTrees",
+    ),
+    "an array": (
+        lambda requests: np.zeros(len(requests)),
+        "ndarray.*; expected a list of DraftTrees",
+    ),
     "a generator": (lambda requests: (DraftTree([], []) for _ in requests), "generator"),
-    "arrays in a tree": (tree(np.array([3]), np.array([-1])), r"token_ids '\[3\]' \(ndarray\); .* Call tolist"),
-    "numbers of NumPy": (tree([np.int64(3)], [-1]), "token_ids .*; expected a list of integers of Python"),
+    "arrays in a tree": (
+        tree(np.array([3]), np.array([-1])),
+        r"token_ids '\[3\]' \(ndarray\); .* Call tolist",
+    ),
+    "numbers of NumPy": (
+        tree([np.int64(3)], [-1]),
+        "token_ids .*; expected a list of integers of Python",
+    ),
     "fractions": (tree([3.0], [-1]), "token_ids"),
     "nothing in a tree": (tree(None, None), "token_ids 'None'"),
-    "an array of confidence": (tree([3], [-1], confidence=np.array([0.5])), "confidence .*; expected a list, or None"),
-    "lists for distributions": (tree([3], [-1], probs=[[0.1] * 256]), r"probs .*; each is a tensor \[256\]"),
+    "an array of confidence": (
+        tree([3], [-1], confidence=np.array([0.5])),
+        "confidence .*; expected a list, or None",
+    ),
+    "lists for distributions": (
+        tree([3], [-1], probs=[[0.1] * 256]),
+        r"probs .*; each is a tensor \[256\]",
+    ),
     "an added token": (
         lambda requests: [DraftTree([], [])] * len(requests[0].token_ids.__iadd__([3])[:1]),
         "got changed token_ids",
     ),
-    "another token": (lambda requests: [requests[0].token_ids.__setitem__(0, 4), DraftTree([], [])][1:], "got changed token_ids"),
+    "another token": (
+        lambda requests: [requests[0].token_ids.__setitem__(0, 4), DraftTree([], [])][1:],
+        "got changed token_ids",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Coroutines: the same answers, in one batch, with an event loop that goes on; and the progress of a call."""
+"""Coroutines: the same answers, in one batch, with an event loop that goes on; and the progress
+of a call.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,12 @@ def count_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-def test_answers_and_streams_share_a_batch(pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream gets a chunk of each step, whoever else is waiting; threads may call at the same time."""
+def test_answers_and_streams_share_a_batch(
+    pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream gets a chunk of each step, whoever else is waiting; threads may call at the same
+    time.
+    """
     rows = count_steps(llm, monkeypatch)
 
     async def run() -> tuple[list[Any], list[list[Chunk]]]:
@@ -57,7 +63,9 @@ def test_answers_and_streams_share_a_batch(pair: Pair, llm: LLM, monkeypatch: py
     assert [out.token_ids for out in answers] == pair.answers[:3]
     for chunks, answer in zip(streams, pair.answers[3:6], strict=True):
         assert [token for chunk in chunks for token in chunk.token_ids] == answer
-        assert [chunk.completion is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+        assert [chunk.completion is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [
+            True
+        ]
     assert max(rows) == 6
     assert len(rows) < 2 * COUNT
     with ThreadPoolExecutor(2) as threads:
@@ -108,7 +116,9 @@ def test_cancelled_and_closed_calls_leave_nothing(pair: Pair, llm: LLM) -> None:
 
 @pytest.fixture
 def building(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Drafters that requests name are made slowly: an event when the first is begun, and one that they wait for."""
+    """Drafters that requests name are made slowly: an event when the first is begun, and one
+    that they wait for.
+    """
     make, begun, goes_on = llm._engine._roster._make, threading.Event(), threading.Event()
 
     def slow(spec: str) -> Any:
@@ -120,13 +130,19 @@ def building(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event
     return begun, goes_on
 
 
-def test_nobody_waits_for_a_drafter_of_others(pair: Pair, llm: LLM, building: tuple[threading.Event, threading.Event]) -> None:
+def test_nobody_waits_for_a_drafter_of_others(
+    pair: Pair, llm: LLM, building: tuple[threading.Event, threading.Event]
+) -> None:
     """However many callers wait for theirs: more than a loop has threads for."""
     begun, goes_on = building
 
     async def run() -> None:
         waiting = [
-            asyncio.ensure_future(llm.agenerate([pair.prompts[1]], SamplingParams(COUNT, speculation=f"pia:nodes={nodes}")))
+            asyncio.ensure_future(
+                llm.agenerate(
+                    [pair.prompts[1]], SamplingParams(COUNT, speculation=f"pia:nodes={nodes}")
+                )
+            )
             for nodes in range(1, 41)
         ]
         while not begun.is_set():
@@ -139,7 +155,10 @@ def test_nobody_waits_for_a_drafter_of_others(pair: Pair, llm: LLM, building: tu
         assert [(await one)[0].token_ids for one in waiting[:2]] == [pair.answers[1]] * 2
         await asyncio.gather(*waiting, return_exceptions=True)
         with pytest.raises(ConfigError, match="speculation"):
-            await llm.agenerate([pair.prompts[0]], SamplingParams(COUNT, speculation="prompt_lookup:length=3,length=4"))
+            await llm.agenerate(
+                [pair.prompts[0]],
+                SamplingParams(COUNT, speculation="prompt_lookup:length=3,length=4"),
+            )
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -150,7 +169,9 @@ def test_a_drafter_is_built_for_nobody_where_the_caller_has_gone(
     begun, goes_on = building
 
     async def run() -> None:
-        gone = asyncio.ensure_future(llm.agenerate(pair.prompts[:2], SamplingParams(COUNT, speculation="pia:nodes=2")))
+        gone = asyncio.ensure_future(
+            llm.agenerate(pair.prompts[:2], SamplingParams(COUNT, speculation="pia:nodes=2"))
+        )
         while not begun.is_set():
             await asyncio.sleep(0.01)  # the loop goes on
         gone.cancel()
@@ -172,7 +193,9 @@ def test_errors_reach_their_own_caller(pair: Pair, llm: LLM) -> None:
     bad = SamplingParams(COUNT, logits_processors=[breaks])
 
     async def run() -> list[Any]:
-        calls: list[Any] = [llm.agenerate([pair.prompts[row]], one) for row, one in enumerate([PARAMS, bad])]
+        calls: list[Any] = [
+            llm.agenerate([pair.prompts[row]], one) for row, one in enumerate([PARAMS, bad])
+        ]
         calls.append(streamed(llm, pair.prompts[1], bad))
         with pytest.raises(ConfigError, match="prompt 0: got no token"):
             await llm.agenerate([[]], PARAMS)
@@ -195,7 +218,9 @@ def test_only_those_wake_up_who_have_news(pair: Pair, monkeypatch: pytest.Monkey
     monkeypatch.setattr(AsyncEngine, "_news", counted)
 
     async def run() -> list[list[Chunk]]:
-        return await asyncio.gather(*[streamed(llm, prompt, SamplingParams(8)) for prompt in pair.prompts * 8])
+        return await asyncio.gather(
+            *[streamed(llm, prompt, SamplingParams(8)) for prompt in pair.prompts * 8]
+        )
 
     streams = asyncio.run(run())
     texts = [[token for chunk in chunks for token in chunk.token_ids] for chunks in streams]
@@ -203,7 +228,9 @@ def test_only_those_wake_up_who_have_news(pair: Pair, monkeypatch: pytest.Monkey
     assert len(waits) <= sum(map(len, streams)) + len(streams)
 
 
-def test_a_step_that_cannot_be_made_is_told_to_all(pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_made_is_told_to_all(
+    pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken() -> Any:
         raise ConfigError("got no step; expected one. Do nothing.")
 
@@ -211,7 +238,9 @@ def test_a_step_that_cannot_be_made_is_told_to_all(pair: Pair, llm: LLM, monkeyp
         with monkeypatch.context() as patched:
             patched.setattr(llm._engine, "step", broken)
             calls = [llm.agenerate([prompt], PARAMS) for prompt in pair.prompts[:2]]
-            told = await asyncio.gather(*calls, streamed(llm, pair.prompts[2]), return_exceptions=True)
+            told = await asyncio.gather(
+                *calls, streamed(llm, pair.prompts[2]), return_exceptions=True
+            )
         assert (await llm.agenerate([pair.prompts[0]], PARAMS))[0].token_ids == pair.answers[0]
         return told
 
@@ -231,7 +260,9 @@ def test_progress(pair: Pair, llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_progress_that_raises_ends_the_call(pair: Pair, llm: LLM, error: type[BaseException]) -> None:
+def test_progress_that_raises_ends_the_call(
+    pair: Pair, llm: LLM, error: type[BaseException]
+) -> None:
     def stop(progress: CallProgress) -> None:
         if progress.new_tokens > 20:
             raise error("enough")

@@ -1,4 +1,6 @@
-"""The same bits whatever else is in the forward: logits over trees, chunks and batches, and answers under every drafter."""
+"""The same bits whatever else is in the forward: logits over trees, chunks and batches, and
+answers under every drafter.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from tests.support.models import EAGER_ONLY, TREES, VOCAB, make
 from tests.support.shared import SAME_SEED, Pair
 
 pytestmark = pytest.mark.processor
-EXPERTS = {"mixtral", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4"}  # refused by name
+EXPERTS = {
+    "mixtral",
+    "qwen3_moe",
+    "olmoe",
+    "granitemoe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "llama4",
+}  # refused by name
 OWN_ATTENTION = {"gptj", "falcon"}  # its code asks no table of attention functions
 ALL = [name for name in TREES if name not in EXPERTS | OWN_ATTENTION]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -28,7 +39,9 @@ BRANCHES = [-1, 0, -1, 2, 2, 1]
 
 
 class RowsMatter(nn.Linear):
-    """A product that rounds its partial sums up to 2 rows, as some kernel does somewhere on every machine."""
+    """A product that rounds its partial sums up to 2 rows, as some kernel does somewhere on
+    every machine.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, input.shape[-1])
@@ -36,7 +49,11 @@ class RowsMatter(nn.Linear):
             total = (rows.float()[:, None] * self.weight.float()).sum(-1)
         else:
             parts = zip(rows.float().chunk(4, 1), self.weight.float().chunk(4, 1), strict=True)
-            total = torch.stack([(part[:, None] * weight).sum(-1).bfloat16() for part, weight in parts]).float().sum(0)
+            total = (
+                torch.stack([(part[:, None] * weight).sum(-1).bfloat16() for part, weight in parts])
+                .float()
+                .sum(0)
+            )
         return total.to(input.dtype).reshape(*input.shape[:-1], -1)
 
 
@@ -53,7 +70,9 @@ def lm_of(model: Any, found: Invariance, chunk: int, **changes: Any) -> CachedLM
 
 
 class Alone:
-    """Texts fed token by token, with nothing else in the forward; what two of them have in common is fed once."""
+    """Texts fed token by token, with nothing else in the forward; what two of them have in
+    common is fed once.
+    """
 
     def __init__(self, lm: CachedLM) -> None:
         self._lm, self._seq = lm, Request([1], SamplingParams())
@@ -63,7 +82,14 @@ class Alone:
     def logits(self, text: list[int]) -> Tensor:
         """[vocab] after the text."""
         fed = self._seq.token_ids[: len(self._logits)]
-        common = next((place for place, (one, other) in enumerate(zip(fed, text, strict=False)) if one != other), len(fed))
+        common = next(
+            (
+                place
+                for place, (one, other) in enumerate(zip(fed, text, strict=False))
+                if one != other
+            ),
+            len(fed),
+        )
         common = min(common, len(text))
         self._lm.rewind(self._seq, common)
         self._seq.token_ids = list(text)
@@ -73,8 +99,12 @@ class Alone:
         return self._logits[-1]
 
 
-def together(model: Any, found: Invariance, texts: list[list[int]], chunk: int, **changes: Any) -> list[tuple[list[int], Tensor]]:
-    """Logits of texts in one batch: prompts in chunks, then a random tree on each; each with the text they belong to."""
+def together(
+    model: Any, found: Invariance, texts: list[list[int]], chunk: int, **changes: Any
+) -> list[tuple[list[int], Tensor]]:
+    """Logits of texts in one batch: prompts in chunks, then a random tree on each; each with the
+    text they belong to.
+    """
     lm, chance = lm_of(model, found, chunk, **changes), random.Random(chunk)
     requests = [Request(text, SamplingParams()) for text in texts]
     for request in requests:
@@ -83,15 +113,22 @@ def together(model: Any, found: Invariance, texts: list[list[int]], chunk: int, 
         lm.feed([request for request in requests if request.pending > chunk])
     seen = []
     for _ in range(2):
-        trees = [DraftTree([chance.randrange(3, VOCAB) for _ in BRANCHES], BRANCHES) for _ in requests]
+        trees = [
+            DraftTree([chance.randrange(3, VOCAB) for _ in BRANCHES], BRANCHES) for _ in requests
+        ]
         trees[-1] = EMPTY_TREE if len(requests) > 1 else trees[-1]
         logits = lm.forward(requests, trees)
         for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
             paths: list[list[int]] = [[]]
             for token, parent in zip(tree.token_ids, tree.parents, strict=True):
                 paths.append([*paths[parent + 1], token])
-            seen += [([*request.token_ids, *path], logits[row, node].clone()) for node, path in enumerate(paths)]
-        kept = [[2, 4] if len(tree) else [] for tree in trees]  # not the first nodes: they are moved in the cache
+            seen += [
+                ([*request.token_ids, *path], logits[row, node].clone())
+                for node, path in enumerate(paths)
+            ]
+        kept = [
+            [2, 4] if len(tree) else [] for tree in trees
+        ]  # not the first nodes: they are moved in the cache
         lm.commit(kept)
         for request, tree, path in zip(requests, trees, kept, strict=True):
             request.append([*(tree.token_ids[node] for node in path), 5])
@@ -104,7 +141,9 @@ def differing(model: Any, found: Invariance, **changes: Any) -> tuple[int, int]:
     texts = [[chance.randrange(3, VOCAB) for _ in range(length)] for length in (9, 17, 4)]
     reference, unequal, count = Alone(lm_of(model, found, 1, **changes)), 0, 0
     for some, chunk in ((texts, 5), (texts[:1], 512)):
-        for text, logits in sorted(together(model, found, some, chunk, **changes), key=lambda one: one[0]):
+        for text, logits in sorted(
+            together(model, found, some, chunk, **changes), key=lambda one: one[0]
+        ):
             unequal += not torch.equal(bits(reference.logits(text)), bits(logits))
             count += 1
     return unequal, count
@@ -153,7 +192,10 @@ def bf16(pair: Pair) -> Pair:
 def plain(bf16: Pair) -> dict[SamplingParams, list[list[int]]]:
     """Answers of plain decoding to each prompt alone."""
     llm = LLM(bf16.target, "none", max_batch=1, batch_invariant=True)
-    return {params: [llm.generate([prompt], params)[0].token_ids for prompt in bf16.prompts] for params in PARAMS}
+    return {
+        params: [llm.generate([prompt], params)[0].token_ids for prompt in bf16.prompts]
+        for params in PARAMS
+    }
 
 
 PARAMS = [
@@ -175,12 +217,18 @@ def test_answers_are_those_of_plain_decoding_alone(
         assert all(out.stats.batch_invariant for out in outs)
 
 
-def test_without_it_answers_differ(bf16: Pair, plain: dict[SamplingParams, list[list[int]]]) -> None:
+def test_without_it_answers_differ(
+    bf16: Pair, plain: dict[SamplingParams, list[list[int]]]
+) -> None:
     """By SDPA and unpadded: otherwise the equalities above would say nothing."""
     outs = [
         out.token_ids
         for spec in ("prompt_lookup", "lookahead", "draft_model")
         for out in bf16.engine(spec, batch_invariant=False).generate(bf16.prompts, PARAMS[0])
     ]
-    alone = [answer for _ in range(3) for answer in LLM(bf16.target, "none", max_batch=1).generate(bf16.prompts, PARAMS[0])]
+    alone = [
+        answer
+        for _ in range(3)
+        for answer in LLM(bf16.target, "none", max_batch=1).generate(bf16.prompts, PARAMS[0])
+    ]
     assert sum(got != one.token_ids for got, one in zip(outs, alone, strict=True)) > 0

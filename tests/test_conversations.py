@@ -1,4 +1,6 @@
-"""Messages of conversations: what `LLM.chat`, the server and files of prompts take, and what they refuse."""
+"""Messages of conversations: what `LLM.chat`, the server and files of prompts take, and what
+they refuse.
+"""
 
 from __future__ import annotations
 
@@ -51,16 +53,26 @@ REFUSED: list[tuple[Any, str]] = [
     ([{"role": "user", "content": b"a"}], "messages.0.content"),
     ([{"role": "user", "content": []}], "messages.0.content"),
     ([{"role": "user", "content": ["a"]}], "messages.0.content.0"),
-    ([{"role": "user", "content": [*PARTS, {"type": "image_url", "image_url": {"url": "x"}}]}], "messages.0.content.2"),
+    (
+        [{"role": "user", "content": [*PARTS, {"type": "image_url", "image_url": {"url": "x"}}]}],
+        "messages.0.content.2",
+    ),
     ([{"role": "user", "content": [{"text": "a"}]}], "messages.0.content.0"),
     ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
     ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages.0.content.0.text"),
     ([{"role": "user", "content": "\ud800"}], "messages.0.content"),
-    ([{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}], "messages.0.content.0.text"),
+    (
+        [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}],
+        "messages.0.content.0.text",
+    ),
 ]
-AS_STRINGS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+AS_STRINGS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls"
+    " }}{% endfor %}"
+)
 AS_PARTS = (
-    "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{% if p.type == 'text' %}{{"
+    " p.text }}{% endif %}"
     "{% endfor %}{% endfor %}"
 )
 AS_BOTH = (
@@ -94,19 +106,32 @@ def test_what_is_no_message_is_refused(llm: LLM, server: Served, messages: Any, 
     if "b'" not in ascii(messages):  # JSON has no bytes
         found = server.post("/v1/chat/completions", {"messages": messages})
         error = found.json()["error"]
-        assert (found.status_code, error["param"], error["message"]) == (400, "messages", str(told.value))
+        assert (found.status_code, error["param"], error["message"]) == (
+            400,
+            "messages",
+            str(told.value),
+        )
 
 
 @pytest.mark.parametrize("template", [AS_STRINGS, AS_PARTS, AS_BOTH])
-def test_templates_get_texts_as_they_read_them(llm: LLM, monkeypatch: pytest.MonkeyPatch, template: str) -> None:
+def test_templates_get_texts_as_they_read_them(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
     monkeypatch.setattr(llm.tokenizer, "chat_template", template)
     joined = [{**USER, "content": "Name a colour."}, {"role": "assistant", "content": "Red."}]
-    parts = [{**USER, "content": PARTS}, {"role": "assistant", "content": ({"type": "text", "text": "Red."},)}]
+    parts = [
+        {**USER, "content": PARTS},
+        {"role": "assistant", "content": ({"type": "text", "text": "Red."},)},
+    ]
     mixed = [joined[0], parts[1]]
-    assert {text(llm, one) for one in (joined, parts, mixed)} == {"<user>Name a colour.<assistant>Red."}
+    assert {text(llm, one) for one in (joined, parts, mixed)} == {
+        "<user>Name a colour.<assistant>Red."
+    }
 
 
-def test_tool_calls_and_other_fields_reach_the_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_calls_and_other_fields_reach_the_template(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As they are; null ones are left out, and null content is an empty text."""
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.name if m.name is defined }}|{{ m.content }}|"
@@ -114,14 +139,22 @@ def test_tool_calls_and_other_fields_reach_the_template(llm: LLM, monkeypatch: p
     )
     monkeypatch.setattr(llm.tokenizer, "chat_template", template)
     calls = json.dumps([CALL])
-    assert text(llm, SEVERAL) == f"<system>|Be kind.|<user>Ann|Name a colour.|<assistant>||{calls}<tool>|5|1"
+    assert (
+        text(llm, SEVERAL)
+        == f"<system>|Be kind.|<user>Ann|Name a colour.|<assistant>||{calls}<tool>|5|1"
+    )
     before = json.dumps(SEVERAL)
     checked_messages(SEVERAL, "messages")[1]["content"][0]["text"] = "changed"
     assert json.dumps(SEVERAL) == before
 
 
-@pytest.mark.parametrize("template", ["{% for m in messages %}{{ m.role + m.content }}{% endfor %}", AS_STRINGS, AS_PARTS])
-def test_null_content_is_an_empty_text(llm: LLM, monkeypatch: pytest.MonkeyPatch, template: str) -> None:
+@pytest.mark.parametrize(
+    "template",
+    ["{% for m in messages %}{{ m.role + m.content }}{% endfor %}", AS_STRINGS, AS_PARTS],
+)
+def test_null_content_is_an_empty_text(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
     """To templates that add it to other strings, and to those that print it."""
     monkeypatch.setattr(llm.tokenizer, "chat_template", template)
     assert text(llm, [USER, SEVERAL[2]]) == text(llm, [USER, {**SEVERAL[2], "content": ""}])
@@ -145,14 +178,21 @@ def test_the_schema_of_the_server_says_the_same() -> None:
 
 def test_files_of_prompts_and_records_of_stores(llm: LLM, tmp_path: Path) -> None:
     path = tmp_path / "talks.jsonl"
-    path.write_text("\n".join(json.dumps({"messages": one}) for one in (SEVERAL, [{**USER, "content": PARTS}])))
+    path.write_text(
+        "\n".join(json.dumps({"messages": one}) for one in (SEVERAL, [{**USER, "content": PARTS}]))
+    )
     assert [asked.text for asked in read_prompts(path)] == ["5", "Name a colour."]
     assert text(llm, read_prompts(path)[1].prompt) == text(llm, [USER])
     stored = [llm.tokenizer.decode(document) for document in documents([str(path)], llm.tokenizer)]
     assert "Name a colour." in stored[0]
     assert "{" not in stored[1]
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}))
-    with pytest.raises(ConfigError, match=r"talks.jsonl, line 1: messages.0.content.0: got 'image_url'; expected a text part"):
+    path.write_text(
+        json.dumps({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"talks.jsonl, line 1: messages.0.content.0: got 'image_url'; expected a text part",
+    ):
         read_prompts(path)
 
 
@@ -167,31 +207,79 @@ def test_the_final_message_is_continued(llm: LLM, server: Served) -> None:
     (wanted,) = llm.generate([ids], GREEDY)
     assert llm.chat(BEGUN, GREEDY, continue_final_message=True).token_ids == wanted.token_ids
     body = {"messages": BEGUN, "max_tokens": 8, "temperature": 0}
-    for more in ({"continue_final_message": True}, {"chat_template_kwargs": {"continue_final_message": True}}):
+    for more in (
+        {"continue_final_message": True},
+        {"chat_template_kwargs": {"continue_final_message": True}},
+    ):
         found = server.post("/v1/chat/completions", body | more).json()
         assert found["choices"][0]["message"]["content"] == wanted.text
 
 
 def test_whether_an_answer_is_opened(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm.tokenizer, "chat_template", AS_STRINGS + "{% if add_generation_prompt %}<assistant>{% endif %}")
-    assert text(llm, [USER]) == text(llm, [USER], add_generation_prompt=True) == "<user>Name a colour.<assistant>"
+    monkeypatch.setattr(
+        llm.tokenizer,
+        "chat_template",
+        AS_STRINGS + "{% if add_generation_prompt %}<assistant>{% endif %}",
+    )
+    assert (
+        text(llm, [USER])
+        == text(llm, [USER], add_generation_prompt=True)
+        == "<user>Name a colour.<assistant>"
+    )
     assert text(llm, [USER], add_generation_prompt=False) == "<user>Name a colour."
-    assert text(llm, BEGUN, continue_final_message=True) == "<user>Name a colour.<assistant>My favourite is"
+    assert (
+        text(llm, BEGUN, continue_final_message=True)
+        == "<user>Name a colour.<assistant>My favourite is"
+    )
 
 
 @pytest.mark.parametrize(
     ("messages", "options", "named"),
     [
-        (BEGUN, {"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt: got true with"),
-        ([USER], {"continue_final_message": True}, "continue_final_message: got a final message of role 'user'"),
-        (SEVERAL[:3], {"continue_final_message": True}, "continue_final_message: got a final message without content"),
-        (BEGUN, {"continue_final_message": "content"}, "continue_final_message: got 'content'; expected true or false"),
-        (BEGUN, {"add_generation_prompt": 1}, "add_generation_prompt: got 1; expected true or false"),
-        (BEGUN, {"chat_template_kwargs": {"continue_final_message": 1}}, "continue_final_message: got 1"),
-        (BEGUN, {"chat_template_kwargs": [1]}, r"chat_template_kwargs: got \[1\]; expected a mapping"),
-        (BEGUN, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs: got 'tools', transformers' own"),
+        (
+            BEGUN,
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt: got true with",
+        ),
+        (
+            [USER],
+            {"continue_final_message": True},
+            "continue_final_message: got a final message of role 'user'",
+        ),
+        (
+            SEVERAL[:3],
+            {"continue_final_message": True},
+            "continue_final_message: got a final message without content",
+        ),
+        (
+            BEGUN,
+            {"continue_final_message": "content"},
+            "continue_final_message: got 'content'; expected true or false",
+        ),
+        (
+            BEGUN,
+            {"add_generation_prompt": 1},
+            "add_generation_prompt: got 1; expected true or false",
+        ),
+        (
+            BEGUN,
+            {"chat_template_kwargs": {"continue_final_message": 1}},
+            "continue_final_message: got 1",
+        ),
+        (
+            BEGUN,
+            {"chat_template_kwargs": [1]},
+            r"chat_template_kwargs: got \[1\]; expected a mapping",
+        ),
+        (
+            BEGUN,
+            {"chat_template_kwargs": {"tools": []}},
+            "chat_template_kwargs: got 'tools', transformers' own",
+        ),
     ],
 )
-def test_endings_that_do_not_fit(llm: LLM, messages: Any, options: dict[str, Any], named: str) -> None:
+def test_endings_that_do_not_fit(
+    llm: LLM, messages: Any, options: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ConfigError, match=named):
         llm.chat_prompt(messages, **options)

@@ -1,4 +1,6 @@
-"""Jobs and the helpers that stay awake for them: every task is done once, by whoever is there, and nobody stays behind."""
+"""Jobs and the helpers that stay awake for them: every task is done once, by whoever is there,
+and nobody stays behind.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ import pytest
 import torch
 
 from paceline.cpu.linear.own import product
-from paceline.cpu.thread_team import SpinningThreadTeam, TeamJob, add_shared, awake, load_shared, pause
+from paceline.cpu.thread_team import (
+    SpinningThreadTeam,
+    TeamJob,
+    add_shared,
+    awake,
+    load_shared,
+    pause,
+)
 from paceline.util import threads
 from paceline.util.compiled import take_number
 
@@ -67,7 +76,9 @@ def test_each_task_is_done_once(woken: int, waiting: int) -> None:
 
 
 def test_helpers_take_part_and_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A helper that the system does not let run soon enough gives up; then another crew is tried."""
+    """A helper that the system does not let run soon enough gives up; then another crew is
+    tried.
+    """
     ended = watched(monkeypatch)
     come = np.zeros(1, dtype=np.int64)
     for _ in range(30):
@@ -98,7 +109,10 @@ def test_work_that_fails_lets_the_helpers_go() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_products_are_the_same_with_a_crew(dtype: torch.dtype) -> None:
     noise = torch.Generator().manual_seed(0)
-    rows, weight = torch.randn(5, 96, generator=noise).to(dtype), torch.randn(400, 96, generator=noise).to(dtype)
+    rows, weight = (
+        torch.randn(5, 96, generator=noise).to(dtype),
+        torch.randn(400, 96, generator=noise).to(dtype),
+    )
     alone = product(rows, weight, None)
     before = torch.get_num_threads()
     torch.set_num_threads(3)

@@ -37,7 +37,9 @@ def test_readme_lists_every_drafter_with_its_options() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     for name, entry in REGISTRY.items():
         (line,) = [line for line in lines if line.startswith(f"| `{name}` |")]
-        assert re.findall(r"`(\w+)`", line.split("|")[-2]) == [option.name for option in dataclasses.fields(entry.load().Options)]
+        assert re.findall(r"`(\w+)`", line.split("|")[-2]) == [
+            option.name for option in dataclasses.fields(entry.load().Options)
+        ]
 
 
 def test_the_drawn_window_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,13 +53,19 @@ def test_figures_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.syspath_prepend(ROOT / "scripts")
     pages = dict(importlib.import_module("update_benchmarks").pages())
     for page, text in pages.items():
-        assert page.read_text(encoding="utf-8") == text, f"{page.name} is stale; run scripts/update_benchmarks.py"
+        assert page.read_text(encoding="utf-8") == text, (
+            f"{page.name} is stale; run scripts/update_benchmarks.py"
+        )
     generated = {page for page in pages if page.parent.name == "benchmarks"}
-    assert set((ROOT / "docs" / "benchmarks").glob("*.md")) - generated == {ROOT / "docs" / "benchmarks" / "targets.md"}
+    assert set((ROOT / "docs" / "benchmarks").glob("*.md")) - generated == {
+        ROOT / "docs" / "benchmarks" / "targets.md"
+    }
 
 
 def test_architectures_claimed_are_those_tested() -> None:
-    trees, chains = (len({name for name, _ in cases}) for cases in (models.CASES, models.CHAIN_CASES))
+    trees, chains = (
+        len({name for name, _ in cases}) for cases in (models.CASES, models.CHAIN_CASES)
+    )
     assert f"[{trees + chains} architectures are" in (ROOT / "README.md").read_text()
     assert (
         f"over {trees + chains} architectures ({trees} with trees, {chains} as chains)"
@@ -67,4 +75,7 @@ def test_architectures_claimed_are_those_tested() -> None:
 
 def test_glossary_words_are_there() -> None:
     glossary = (ROOT / "docs" / "glossary.md").read_text()
-    assert all(f"| {word} |" in glossary for word in ("accepted", "bonus", "draft tree", "target", "pending"))
+    assert all(
+        f"| {word} |" in glossary
+        for word in ("accepted", "bonus", "draft tree", "target", "pending")
+    )

@@ -10,7 +10,14 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.core.request import Request
 from paceline.drafters import available, create
-from paceline.errors import CapacityError, ConfigError, DatastoreError, DrafterError, PacelineError, UnsupportedModelError
+from paceline.errors import (
+    CapacityError,
+    ConfigError,
+    DatastoreError,
+    DrafterError,
+    PacelineError,
+    UnsupportedModelError,
+)
 from paceline.model.cached_lm import CachedLM
 from paceline.util.config import parse_spec
 from tests.conftest import DATA
@@ -125,8 +132,16 @@ def test_engine_options(pair: Pair, options: dict[str, Any], words: str) -> None
     [
         ("no/such/directory", {}, "cannot load a causal language model from 'no/such/directory'"),
         (3, {}, "model: got a int; expected a directory"),
-        (str(DATA / "tiny_target"), {"tokenizer": "no/such/tokenizer"}, "cannot load a tokenizer from 'no/such/tokenizer'"),
-        (str(DATA / "tiny_target"), {"dtype": "float23"}, "dtype: got 'float23'. Did you mean 'float32'"),
+        (
+            str(DATA / "tiny_target"),
+            {"tokenizer": "no/such/tokenizer"},
+            "cannot load a tokenizer from 'no/such/tokenizer'",
+        ),
+        (
+            str(DATA / "tiny_target"),
+            {"dtype": "float23"},
+            "dtype: got 'float23'. Did you mean 'float32'",
+        ),
     ],
 )
 def test_models_that_cannot_be_loaded(model: Any, options: dict[str, Any], words: str) -> None:
@@ -140,7 +155,10 @@ def test_models_in_a_wrapper_are_refused_with_the_way_out(pair: Pair) -> None:
             vars(self).update(dict.fromkeys(known))
 
     for known, words in (
-        (("merge_and_unload", "get_base_model"), r"got a PeftModel; .* Pass what its merge_and_unload\(\) returns"),
+        (
+            ("merge_and_unload", "get_base_model"),
+            r"got a PeftModel; .* Pass what its merge_and_unload\(\) returns",
+        ),
         (("get_base_model",), "cannot be merged into the weights: use its own generate"),
         (("_orig_mod",), "Pass the model that was compiled"),
     ):
@@ -151,9 +169,16 @@ def test_models_in_a_wrapper_are_refused_with_the_way_out(pair: Pair) -> None:
 
 
 def test_a_directory_without_a_tokenizer_answers_token_ids(pair: Pair) -> None:
-    llm = LLM(DATA / "tiny_target", dtype="float32", drafter="draft_model", draft_model=DATA / "tiny_noisy_0.05")
+    llm = LLM(
+        DATA / "tiny_target",
+        dtype="float32",
+        drafter="draft_model",
+        draft_model=DATA / "tiny_noisy_0.05",
+    )
     assert llm.generate([pair.prompts[1]], SamplingParams(12))[0].token_ids == pair.answers[1][:12]
-    with pytest.raises(ConfigError, match="prompt 0: got text and no tokenizer; expected token ids"):
+    with pytest.raises(
+        ConfigError, match="prompt 0: got text and no tokenizer; expected token ids"
+    ):
         llm.generate("text")
 
 
@@ -163,7 +188,11 @@ BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ([GOOD, [1, 256]], ConfigError, r"prompt 1: got token ids from 1 to 256; expected 0 to 255"),
     ([GOOD, [-1, 4]], ConfigError, "prompt 1: got token ids from -1 to 4"),
     ([GOOD, [1] * 64], CapacityError, "prompt 1: got 64 tokens.* expected less than 64"),
-    ([GOOD, [1.0, 2.0]], ConfigError, "prompt 1: got .*1\\.0.*; expected a text or a list of integer token ids"),
+    (
+        [GOOD, [1.0, 2.0]],
+        ConfigError,
+        "prompt 1: got .*1\\.0.*; expected a text or a list of integer token ids",
+    ),
     ([GOOD, [True, False]], ConfigError, "prompt 1: got .*; expected a text or a list"),
     ([GOOD, 7], ConfigError, "prompt 1: got .*; expected a text or a list"),
     ([GOOD, None], ConfigError, "prompt 1: got .*; expected a text or a list"),
@@ -175,8 +204,12 @@ BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("prompts", "kind", "words"), BAD_PROMPTS, ids=[words[:24] for _, _, words in BAD_PROMPTS])
-def test_one_bad_prompt_is_refused_before_any_work(pair: Pair, prompts: Any, kind: type[Exception], words: str) -> None:
+@pytest.mark.parametrize(
+    ("prompts", "kind", "words"), BAD_PROMPTS, ids=[words[:24] for _, _, words in BAD_PROMPTS]
+)
+def test_one_bad_prompt_is_refused_before_any_work(
+    pair: Pair, prompts: Any, kind: type[Exception], words: str
+) -> None:
     calls: list[int] = []
     hook = pair.target.register_forward_hook(lambda *_: calls.append(1))
     try:
@@ -206,7 +239,9 @@ def test_what_is_close_to_bad_is_fine(pair: Pair) -> None:
 
 def test_params_come_one_for_all_or_one_each(pair: Pair) -> None:
     llm = LLM(pair.target, "none")
-    with pytest.raises(ConfigError, match="got 2 SamplingParams for 3 prompts; expected one for all, or one each"):
+    with pytest.raises(
+        ConfigError, match="got 2 SamplingParams for 3 prompts; expected one for all, or one each"
+    ):
         llm.generate([GOOD] * 3, [SamplingParams(1)] * 2)
 
 
@@ -218,20 +253,27 @@ def test_text_needs_a_tokenizer(pair: Pair, tokenizer: Any) -> None:
         llm.chat([{"role": "user", "content": "hello"}])
     with pytest.raises(ConfigError, match="without chat template"):
         LLM(pair.target, "none", tokenizer=tokenizer).chat([{"role": "user", "content": "hello"}])
-    assert LLM(pair.target, "none", tokenizer=tokenizer).generate("hello", SamplingParams(4))[0].text
+    assert (
+        LLM(pair.target, "none", tokenizer=tokenizer).generate("hello", SamplingParams(4))[0].text
+    )
 
 
 def test_an_attention_without_masks_is_refused(pair: Pair) -> None:
     model = make("flexible")
     model.set_attn_implementation("flex_attention")
-    with pytest.raises(ConfigError, match=r"got .*flex_attention.*expected 'sdpa' or 'eager'.*set_attn_implementation"):
+    with pytest.raises(
+        ConfigError,
+        match=r"got .*flex_attention.*expected 'sdpa' or 'eager'.*set_attn_implementation",
+    ):
         CachedLM(model)
     model.set_attn_implementation("sdpa")
     assert CachedLM(model).takes_trees
 
 
 def test_a_model_without_a_head_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"no language-model head.*AutoModelForCausalLM"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"no language-model head.*AutoModelForCausalLM"
+    ):
         LLM(make("llama").model, "none")
 
 

@@ -1,4 +1,6 @@
-"""Children that are forked once a model is loaded: they answer as their parent does, or say why they cannot."""
+"""Children that are forked once a model is loaded: they answer as their parent does, or say why
+they cannot.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ DRAFTERS = ("none", "auto", "sssd", "draft_model")
 
 
 async def streamed(llm: LLM, prompt: list[int]) -> list[int]:
-    return [token for chunk in [chunk async for chunk in llm.astream(prompt, SHORT)] for token in chunk.token_ids]
+    return [
+        token
+        for chunk in [chunk async for chunk in llm.astream(prompt, SHORT)]
+        for token in chunk.token_ids
+    ]
 
 
 def all_ways(llm: LLM, prompt: list[int]) -> list[list[int]]:
@@ -42,7 +48,9 @@ def all_ways(llm: LLM, prompt: list[int]) -> list[list[int]]:
         return [one[0].token_ids, other]
 
     by_thread: list[list[int]] = []
-    thread = threading.Thread(target=lambda: by_thread.append(llm.generate([prompt], SHORT)[0].token_ids))
+    thread = threading.Thread(
+        target=lambda: by_thread.append(llm.generate([prompt], SHORT)[0].token_ids)
+    )
     thread.start()
     thread.join()
     alone = llm.generate([prompt], SHORT)[0].token_ids
@@ -63,7 +71,9 @@ def test_a_child_answers_by_every_call(pair: Pair, drafter: str) -> None:
 def test_a_child_makes_drafters_that_requests_name(pair: Pair) -> None:
     llm, params = pair.engine("none"), SamplingParams(12, speculation="prompt_lookup")
     asyncio.run(llm.agenerate([pair.prompts[0]], SamplingParams(12, speculation="lookahead")))
-    found = in_child(lambda: repr(asyncio.run(llm.agenerate([pair.prompts[0]], params))[0].token_ids))
+    found = in_child(
+        lambda: repr(asyncio.run(llm.agenerate([pair.prompts[0]], params))[0].token_ids)
+    )
     assert found == repr(pair.answers[0][:12])
 
 
@@ -72,10 +82,20 @@ def test_an_app_that_was_used_before_the_fork(pair: Pair, tokenizer: Any) -> Non
 
     def ask() -> str:
         async def post() -> str:
-            async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://model") as client:
+            async with httpx2.AsyncClient(
+                transport=httpx2.ASGITransport(app), base_url="http://model"
+            ) as client:
                 body = {"prompt": pair.prompts[0], "max_tokens": 8, "temperature": 0}
-                answers = [await client.post("/v1/completions", json=body), await client.post("/v1/completions", json=body)]
-                return repr([(answer.status_code, answer.json()["choices"][0]["text"]) for answer in answers])
+                answers = [
+                    await client.post("/v1/completions", json=body),
+                    await client.post("/v1/completions", json=body),
+                ]
+                return repr(
+                    [
+                        (answer.status_code, answer.json()["choices"][0]["text"])
+                        for answer in answers
+                    ]
+                )
 
         return asyncio.run(post())
 
@@ -88,7 +108,9 @@ def test_a_strategy_in_a_child(pair: Pair) -> None:
     strategy, ids = Strategy("prompt_lookup"), torch.tensor([pair.prompts[0]])
 
     def ask() -> str:
-        out = pair.target.generate(ids, custom_generate=strategy, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        out = pair.target.generate(
+            ids, custom_generate=strategy, max_new_tokens=12, do_sample=False, pad_token_id=0
+        )
         return repr(out[0, ids.shape[1] :].tolist())
 
     assert ask() == in_child(ask) == repr(pair.answers[0][:12])
@@ -135,8 +157,12 @@ def test_a_fork_in_the_middle_of_a_step_is_refused_in_the_child(
 
 def _posted(llm: LLM, prompt: list[int]) -> str:
     async def post() -> str:
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(create_app(llm)), base_url="http://model") as client:
-            return (await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 8})).text
+        async with httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(create_app(llm)), base_url="http://model"
+        ) as client:
+            return (
+                await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 8})
+            ).text
 
     return asyncio.run(post())
 
@@ -158,7 +184,10 @@ def test_requests_that_were_open_at_the_fork_are_the_parents(pair: Pair) -> None
     assert found.startswith(repr(pair.answers[3][:12]))
     assert "the parent answers it" in found
     for first, stream, answer in zip(begun, streams, pair.answers, strict=False):
-        assert [*first.token_ids, *(token for chunk in stream for token in chunk.token_ids)] == answer[:12]
+        assert [
+            *first.token_ids,
+            *(token for chunk in stream for token in chunk.token_ids),
+        ] == answer[:12]
 
 
 def test_a_live_store_in_a_child_leaves_the_parents_outputs_to_it(tmp_path: Path) -> None:
@@ -174,7 +203,9 @@ def test_a_live_store_in_a_child_leaves_the_parents_outputs_to_it(tmp_path: Path
         assert in_child(write) == "closed"
         store.flush()
         store.refresh()
-        assert sum(shard.info.tokens for shard in store.snapshot.shards) == 12  # those of the child, once
+        assert (
+            sum(shard.info.tokens for shard in store.snapshot.shards) == 12
+        )  # those of the child, once
 
 
 def test_pools_and_locks_are_made_anew() -> None:
@@ -212,4 +243,10 @@ assert ask() == in_child(ask) == ask()
 def test_a_child_of_a_process_with_two_threads(code: str) -> None:
     """OpenMP's threads do not survive a fork either."""
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1], env=environment, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=Path(__file__).parents[1],
+        env=environment,
+        timeout=120,
+    )

@@ -1,4 +1,6 @@
-"""Answers under a grammar: valid, and the same under every drafter; what cannot be compiled is refused at once."""
+"""Answers under a grammar: valid, and the same under every drafter; what cannot be compiled is
+refused at once.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,12 @@ PROMPTS = [
     "class Stack:\n",
     "x = ",
 ]
-GUESSES: list[Any] = ["sssd:datastore=tiny,nodes=16", "lookahead:window=4,ngram=4,guesses=4", "jacobi:block=6", "auto:nodes=16"]
+GUESSES: list[Any] = [
+    "sssd:datastore=tiny,nodes=16",
+    "lookahead:window=4,ngram=4,guesses=4",
+    "jacobi:block=6",
+    "auto:nodes=16",
+]
 OTHERS = ("prompt_lookup", "token_recycling:nodes=16", "pia:nodes=16", "rest:nodes=16")
 GUESSES += [pytest.param(spec, marks=pytest.mark.slow) for spec in OTHERS]
 LONGEST = 90
@@ -61,7 +68,12 @@ def engine(spec: str, **options: Any) -> LLM:
     llm = LLM("demo", "none", dtype="float32", **options)
     texts = [llm.tokenizer(text)["input_ids"] for text in (*PROMPTS, EXAMPLE * 4)]
     vocab_size = llm.model.vocab_size
-    return LLM("demo", with_store(spec, near_copies(texts, vocab_size), vocab_size), dtype="float32", **options)
+    return LLM(
+        "demo",
+        with_store(spec, near_copies(texts, vocab_size), vocab_size),
+        dtype="float32",
+        **options,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +87,9 @@ def params(llm: LLM, **options: Any) -> SamplingParams:
 
 
 def same(mine: Sequence[Completion], plain: Sequence[Completion]) -> None:
-    assert [(out.token_ids, out.finish_reason) for out in mine] == [(out.token_ids, out.finish_reason) for out in plain]
+    assert [(out.token_ids, out.finish_reason) for out in mine] == [
+        (out.token_ids, out.finish_reason) for out in plain
+    ]
 
 
 @pytest.mark.parametrize("spec", GUESSES)
@@ -125,7 +139,10 @@ def test_with_other_ends(plain: LLM) -> None:
     with pytest.raises(ConfigError, match="leave no token to go on with"):
         plain.generate(PROMPTS[:1], params(plain, min_tokens=len(whole.token_ids) + 1))
     (later,) = plain.generate(
-        PROMPTS[:1], SamplingParams(30, min_tokens=20, logits_processors=[grammars.regex(plain.tokenizer, "(ab ?)+")])
+        PROMPTS[:1],
+        SamplingParams(
+            30, min_tokens=20, logits_processors=[grammars.regex(plain.tokenizer, "(ab ?)+")]
+        ),
     )
     assert re.fullmatch("(ab ?)+", later.text)
     assert len(later.token_ids) >= 20
@@ -134,35 +151,54 @@ def test_with_other_ends(plain: LLM) -> None:
 
 
 def test_every_end_of_sequence_token_may_end_it(plain: LLM) -> None:
-    """And nothing else may, where the grammar is complete; scores beyond the tokenizer are no tokens."""
+    """And nothing else may, where the grammar is complete; scores beyond the tokenizer are no
+    tokens.
+    """
     vocab = len(plain.tokenizer)
     ids = plain.tokenizer("ab")["input_ids"]
     for ends, extra in ((plain.eos_token_ids, 0), ([1, 7], 77), ([7, 1, vocab + 3], 5)):
         grammar = grammars.regex(plain.tokenizer, "a+", ends)
         narrow = grammar(torch.tensor([ids]), torch.zeros(1, vocab + extra))
         assert narrow.shape == (1, vocab + extra)
-        allowed = {plain.tokenizer.decode([token]) for token in torch.nonzero(narrow[0] == 0)[:, 0].tolist()}
+        allowed = {
+            plain.tokenizer.decode([token])
+            for token in torch.nonzero(narrow[0] == 0)[:, 0].tolist()
+        }
         assert "a" in allowed
         assert all(set(text) == {"a"} for text in allowed)
         a = plain.tokenizer("a", add_special_tokens=False)["input_ids"]
         after = grammar(torch.tensor([ids + a]), torch.zeros(1, vocab + extra))
-        found = set(torch.nonzero(after[0] == 0)[:, 0].tolist()) - set(torch.nonzero(narrow[0] == 0)[:, 0].tolist())
+        found = set(torch.nonzero(after[0] == 0)[:, 0].tolist()) - set(
+            torch.nonzero(narrow[0] == 0)[:, 0].tolist()
+        )
         assert found == {token for token in ends if token < vocab}
     ended = grammars.regex(plain.tokenizer, "a", plain.eos_token_ids)
     for more in ([], a, [*a, *plain.eos_token_ids], [*a, *plain.eos_token_ids * 2]):
-        left = torch.nonzero(ended(torch.tensor([ids + more]), torch.zeros(1, vocab))[0] == 0)[:, 0].tolist()
+        left = torch.nonzero(ended(torch.tensor([ids + more]), torch.zeros(1, vocab))[0] == 0)[
+            :, 0
+        ].tolist()
         assert (left == plain.eos_token_ids) == bool(more)
 
 
 def test_a_head_narrower_than_the_tokenizer(plain: LLM) -> None:
-    assert grammars.json_object(plain.tokenizer)(torch.tensor([[3]]), torch.zeros(1, 4001)).shape == (1, 4001)
+    assert grammars.json_object(plain.tokenizer)(
+        torch.tensor([[3]]), torch.zeros(1, 4001)
+    ).shape == (1, 4001)
 
 
 def test_an_answer_that_gave_back_its_place_goes_on_in_its_grammar(plain: LLM) -> None:
     """Put back to wait in mid-answer, and fed again: the grammar stands where it stood."""
-    numbers = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 70, "maxItems": 70}
+    numbers = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": 9},
+        "minItems": 70,
+        "maxItems": 70,
+    }
     grammar = grammars.json_schema(plain.tokenizer, numbers, plain.eos_token_ids)
-    asked = [SamplingParams(260, temperature, seed=5, logits_processors=[grammar]) for temperature in (1.0, 0.9)]
+    asked = [
+        SamplingParams(260, temperature, seed=5, logits_processors=[grammar])
+        for temperature in (1.0, 0.9)
+    ]
     room = 2 * 184 * plain.model.position_bytes / (1 << 30)
     llm = LLM("demo", "auto:nodes=12,budget=false", dtype="float32", max_batch=2, cache_gib=room)
     outs = llm.generate(PROMPTS[2:], asked)
@@ -175,17 +211,24 @@ def test_kinds_of_grammars(plain: LLM) -> None:
     tokenizer = plain.tokenizer
     made = {
         r"-?[0-9]{1,3}": grammars.regex(tokenizer, r"-?[0-9]{1,3}"),
-        r"(yes|no), (yes|no)": grammars.lark(tokenizer, 'start: word ", " word\nword: "yes" | "no"'),
+        r"(yes|no), (yes|no)": grammars.lark(
+            tokenizer, 'start: word ", " word\nword: "yes" | "no"'
+        ),
         r"true|false": grammars.json_schema(tokenizer, '{"type": "boolean"}'),
         r"(?s).+": grammars.json_schema(tokenizer, True),
     }
     for pattern, grammar in made.items():
         for out in plain.generate(PROMPTS, SamplingParams(60, logits_processors=[grammar])):
             assert re.fullmatch(pattern, out.text), out.text
-    text = plain.generate(PROMPTS[0], SamplingParams(200, logits_processors=[grammars.json_object(tokenizer)]))[0].text
+    text = plain.generate(
+        PROMPTS[0], SamplingParams(200, logits_processors=[grammars.json_object(tokenizer)])
+    )[0].text
     assert text.startswith("{")
     blank = tokenizer("{\n\n\n", add_special_tokens=False)["input_ids"]
-    for schema in ({"type": "object"}, '{"type": "object"}'):  # whitespace without end is not allowed
+    for schema in (
+        {"type": "object"},
+        '{"type": "object"}',
+    ):  # whitespace without end is not allowed
         grammar, ids = grammars.json_schema(tokenizer, schema), torch.tensor([[3, *blank]])
         grammar(ids[:, :1], torch.zeros(1, 4096))
         with pytest.raises(ConfigError, match="got an answer it cannot follow"):
@@ -195,14 +238,23 @@ def test_kinds_of_grammars(plain: LLM) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda t: grammars.json_schema(t, {"type": "objekt"}), r"json_schema: got .* \[Invalid type: objekt\]; expected"),
+        (
+            lambda t: grammars.json_schema(t, {"type": "objekt"}),
+            r"json_schema: got .* \[Invalid type: objekt\]; expected",
+        ),
         (lambda t: grammars.json_schema(t, {"$ref": "#/nope"}), "does not exist"),
         (lambda t: grammars.json_schema(t, {"type": "string", "pattern": "("}), "unclosed group"),
         (lambda t: grammars.json_schema(t, {"not": {"type": "string"}}), "Unimplemented keys"),
-        (lambda t: grammars.json_schema(t, {"type": "integer", "minimum": 3, "maximum": 1}), "Unsatisfiable"),
+        (
+            lambda t: grammars.json_schema(t, {"type": "integer", "minimum": 3, "maximum": 1}),
+            "Unsatisfiable",
+        ),
         (lambda t: grammars.json_schema(t, False), "expected one that llguidance takes"),
         (lambda t: grammars.json_schema(t, []), "Expecting object schema"),  # type: ignore[arg-type]
-        (lambda t: grammars.json_schema(t, '{"type": "string"'), 'json_schema: got \'{"type": "string"\''),
+        (
+            lambda t: grammars.json_schema(t, '{"type": "string"'),
+            'json_schema: got \'{"type": "string"\'',
+        ),
         (lambda t: grammars.json_schema(t, 'true }], "other": [{'), "json_schema: got"),
         (lambda t: grammars.json_schema(t, {"const": object()}), "not JSON serializable"),
         (lambda t: grammars.json_schema(t, {"const": float("nan")}), "json_schema: got"),
@@ -211,9 +263,15 @@ def test_kinds_of_grammars(plain: LLM) -> None:
         (lambda t: grammars.regex(t, "(?=a)b"), "look-around"),
         (lambda t: grammars.regex(t, 3), "regex: got a int; expected a text"),  # type: ignore[arg-type]
         (lambda t: grammars.lark(t, "start: other"), "unknown name"),
-        (lambda t: grammars.json_object(t, []), "eos_token_ids: got .*; expected one of the tokenizer's tokens"),
+        (
+            lambda t: grammars.json_object(t, []),
+            "eos_token_ids: got .*; expected one of the tokenizer's tokens",
+        ),
         (lambda t: grammars.json_object(t, [4096]), r"eos_token_ids: got \[4096\]"),
-        (lambda t: grammars.json_object(None), "got a tokenizer of type NoneType; expected a fast one"),
+        (
+            lambda t: grammars.json_object(None),
+            "got a tokenizer of type NoneType; expected a fast one",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_at_once(call: Any, words: str, plain: LLM) -> None:
@@ -240,7 +298,10 @@ def test_tokenizers_are_compiled_once_and_forgotten() -> None:
     """By threads, too; grammars are kept, but not all."""
     tokenizer = AutoTokenizer.from_pretrained(demo.TARGET)
     made: list[Any] = []
-    threads = [threading.Thread(target=lambda one=tokenizer: made.append(grammars.json_object(one))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda one=tokenizer: made.append(grammars.json_object(one)))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -268,17 +329,27 @@ def test_in_transformers_own_generate(plain: LLM, strategy: str | None) -> None:
     for place in (0, 2):
         ids = tokenizer(PROMPTS[place], return_tensors="pt")["input_ids"]
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=LONGEST, do_sample=False, pad_token_id=0,
-            logits_processor=LogitsProcessorList([copy.copy(grammar)]), **options,
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=LONGEST,
+            do_sample=False,
+            pad_token_id=0,
+            logits_processor=LogitsProcessorList([copy.copy(grammar)]),
+            **options,
+        )
         (expected,) = plain.generate([ids[0].tolist()], params(plain))
         assert out[0, ids.shape[1] :].tolist() == expected.token_ids
     twice = torch.cat([ids, ids.flip(1)])
     with pytest.raises(ConfigError, match="expected one answer"):
         model.generate(
-            twice, attention_mask=torch.ones_like(twice), max_new_tokens=8, do_sample=False, pad_token_id=0,
-            logits_processor=LogitsProcessorList([copy.copy(grammar)]), **options,
-        )  # fmt: skip
+            twice,
+            attention_mask=torch.ones_like(twice),
+            max_new_tokens=8,
+            do_sample=False,
+            pad_token_id=0,
+            logits_processor=LogitsProcessorList([copy.copy(grammar)]),
+            **options,
+        )
 
 
 class Foolish:

@@ -28,9 +28,7 @@ def note(event, arguments):
         os.close(descriptor)
 sys.addaudithook(note)
 """
-TEST = (
-    "tests/engine/test_kv_cache_manager.py::test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text[prompt_lookup-0]"
-)
+TEST = "tests/engine/test_kv_cache_manager.py::test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text[prompt_lookup-0]"
 
 
 def test_the_cache_in_use_is_a_temporary_one() -> None:
@@ -47,11 +45,20 @@ def test_workers_share_the_cache_that_the_controller_made(monkeypatch: pytest.Mo
 
 def test_the_users_cache_is_neither_read_nor_written(tmp_path: Path) -> None:
     trap, temporary, caught = tmp_path / "trap", tmp_path / "temporary", tmp_path / "caught"
-    for folder in (trap / "home/.cache/paceline", trap / "xdg/paceline", trap / "paceline-cache", temporary):
+    for folder in (
+        trap / "home/.cache/paceline",
+        trap / "xdg/paceline",
+        trap / "paceline-cache",
+        temporary,
+    ):
         folder.mkdir(parents=True)
     (tmp_path / "watching.py").write_text(WATCH)
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PACELINE_"))},
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTEST_", "PACELINE_"))
+        },
         "HOME": str(trap / "home"),
         "XDG_CACHE_HOME": str(trap / "xdg"),
         "PACELINE_CACHE": str(trap / "paceline-cache"),
@@ -62,7 +69,9 @@ def test_the_users_cache_is_neither_read_nor_written(tmp_path: Path) -> None:
         "PYTEST_PLUGINS": "watching",
     }
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", TEST]
-    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout or done.stdout.startswith(".")
     assert not caught.exists(), caught.read_text()

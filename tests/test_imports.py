@@ -1,4 +1,6 @@
-"""What needs no torch imports none (who may import whom is held by import-linter), and the public names are there."""
+"""What needs no torch imports none (who may import whom is held by import-linter), and the
+public names are there.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,25 @@ ROOT = Path(__file__).parent.parent
 
 
 LIGHT = [
-    *("paceline", "paceline.cli.main", "paceline.replay", "paceline.datastore", "paceline.plan.named"),
+    *(
+        "paceline",
+        "paceline.cli.main",
+        "paceline.replay",
+        "paceline.datastore",
+        "paceline.plan.named",
+    ),
     *(f"paceline.engine.{name}" for name in ("tree", "sequence", "drafter")),
-    *(f"paceline.drafters.{name}" for name in ("scripted", "prompt_lookup", "rest.drafter", "pia.drafter", "sssd.drafter")),
+    *(
+        f"paceline.drafters.{name}"
+        for name in ("scripted", "prompt_lookup", "rest.drafter", "pia.drafter", "sssd.drafter")
+    ),
 ]
 
 
 def test_light_modules_need_no_torch() -> None:
-    """One after the other, so that the first that needs it is named. A drafter's module is imported when it is chosen."""
+    """One after the other, so that the first that needs it is named. A drafter's module is
+    imported when it is chosen.
+    """
     code = f"""
 import importlib, sys
 def check(what):
@@ -33,7 +46,9 @@ for spec in ("prompt_lookup:length=3", "sssd"):
     assert create(spec).name == spec.partition(":")[0]
     check(spec)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
 
 

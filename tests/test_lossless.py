@@ -1,4 +1,6 @@
-"""Every drafter gives the target's own words: equal to `model.generate`, and to plain decoding for the same seed."""
+"""Every drafter gives the target's own words: equal to `model.generate`, and to plain decoding
+for the same seed.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,24 @@ from paceline.drafters.contract import leftovers
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.model.cached_lm import CachedLM
 from tests.support.models import make
-from tests.support.shared import COUNT, MOST_SPECS, SAME_SEED, SPECS, VARIANTS, Pair, ScriptedTree, reference
+from tests.support.shared import (
+    COUNT,
+    MOST_SPECS,
+    SAME_SEED,
+    SPECS,
+    VARIANTS,
+    Pair,
+    ScriptedTree,
+    reference,
+)
 
 
 def with_batches(specs: Sequence[str], small: int, large: int) -> list[Any]:
     """Every spec with both batch sizes; variants with the small one are slow."""
     return [
-        pytest.param(spec, batch, marks=pytest.mark.slow if spec in VARIANTS and batch == small else ())
+        pytest.param(
+            spec, batch, marks=pytest.mark.slow if spec in VARIANTS and batch == small else ()
+        )
         for spec in specs
         for batch in (small, large)
     ]
@@ -29,12 +42,16 @@ def with_batches(specs: Sequence[str], small: int, large: int) -> list[Any]:
 
 @pytest.mark.parametrize(("name", "batch"), with_batches(SPECS, 1, 3))
 def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
-    """More prompts than places, all ending at different times. Eight at a time are below, with end tokens."""
+    """More prompts than places, all ending at different times. Eight at a time are below, with
+    end tokens.
+    """
     llm = pair.engine(name, max_batch=batch)
     rng = random.Random(batch)
     lengths = [rng.randrange(2, COUNT) for _ in pair.prompts]
     outs = llm.generate(pair.prompts, [SamplingParams(max_new_tokens=length) for length in lengths])
-    assert [out.token_ids for out in outs] == [answer[:length] for answer, length in zip(pair.answers, lengths, strict=True)]
+    assert [out.token_ids for out in outs] == [
+        answer[:length] for answer, length in zip(pair.answers, lengths, strict=True)
+    ]
     assert llm.model.open_sequences == 0
     for out in outs:
         stats = out.stats
@@ -44,9 +61,13 @@ def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
         assert stats.accepted_tokens <= stats.drafted_tokens
 
 
-@pytest.mark.parametrize("name", [name for name in SPECS if name != "none" and "budget=true" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in SPECS if name != "none" and "budget=true" not in name]
+)
 def test_drafts_are_accepted(pair: Pair, name: str) -> None:
-    """Otherwise the equalities above would say nothing. With a budget the clock says how many are fed."""
+    """Otherwise the equalities above would say nothing. With a budget the clock says how many
+    are fed.
+    """
     outs = pair.engine(name).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert sum(out.stats.accepted_tokens for out in outs) > 50
     assert sum(out.stats.drafted_tokens - out.stats.accepted_tokens for out in outs) > 0
@@ -55,8 +76,12 @@ def test_drafts_are_accepted(pair: Pair, name: str) -> None:
 @pytest.mark.parametrize("name", MOST_SPECS)
 def test_greedy_with_a_repetition_penalty_equals_generate(pair: Pair, name: str) -> None:
     """The penalty holds on the true prefix of every node."""
-    expected = [reference(pair.target, prompt, 20, repetition_penalty=1.4) for prompt in pair.prompts]
-    outs = pair.engine(name).generate(pair.prompts, SamplingParams(max_new_tokens=20, repetition_penalty=1.4))
+    expected = [
+        reference(pair.target, prompt, 20, repetition_penalty=1.4) for prompt in pair.prompts
+    ]
+    outs = pair.engine(name).generate(
+        pair.prompts, SamplingParams(max_new_tokens=20, repetition_penalty=1.4)
+    )
     assert [out.token_ids for out in outs] == expected
 
 
@@ -70,17 +95,24 @@ def test_several_end_tokens(pair: Pair, name: str) -> None:
     llm.eos_token_ids = ends
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert [out.token_ids for out in outs] == expected
-    assert [out.finish_reason for out in outs] == ["stop" if answer[-1] in ends else "length" for answer in expected]
+    assert [out.finish_reason for out in outs] == [
+        "stop" if answer[-1] in ends else "length" for answer in expected
+    ]
     on = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, ignore_eos=True))
     assert [out.token_ids for out in on] == pair.answers
 
 
 @pytest.mark.parametrize("name", MOST_SPECS)
 def test_stop_strings(pair: Pair, tokenizer: Any, name: str) -> None:
-    """Tokens as `generate` gives them, text cut before the string; the strings cross borders of tokens."""
+    """Tokens as `generate` gives them, text cut before the string; the strings cross borders of
+    tokens.
+    """
     texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in pair.answers]
     stop = (texts[1][7:10], texts[6][11:14], texts[10][9:12])
-    expected = [reference(pair.target, prompt, COUNT, stop_strings=list(stop), tokenizer=tokenizer) for prompt in pair.prompts]
+    expected = [
+        reference(pair.target, prompt, COUNT, stop_strings=list(stop), tokenizer=tokenizer)
+        for prompt in pair.prompts
+    ]
     assert sum(len(answer) < COUNT for answer in expected) >= 3
     llm = pair.engine(name, tokenizer=tokenizer)
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, stop=stop))
@@ -93,11 +125,15 @@ def test_stop_strings(pair: Pair, tokenizer: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", MOST_SPECS)
 def test_never_a_token_too_many(pair: Pair, name: str) -> None:
-    """Limits of 1 to 12 tokens cut accepted runs everywhere; the same limits through the context length."""
+    """Limits of 1 to 12 tokens cut accepted runs everywhere; the same limits through the context
+    length.
+    """
     llm = pair.engine(name)
     limits = range(1, 13)
     outs = llm.generate(pair.prompts, [SamplingParams(max_new_tokens=limit) for limit in limits])
-    assert [out.token_ids for out in outs] == [answer[:limit] for answer, limit in zip(pair.answers, limits, strict=True)]
+    assert [out.token_ids for out in outs] == [
+        answer[:limit] for answer, limit in zip(pair.answers, limits, strict=True)
+    ]
     assert {out.finish_reason for out in outs} == {"length"}
     for limit in limits:
         (out,) = llm.generate([pair.prompts[6]], SamplingParams(max_new_tokens=limit))
@@ -122,7 +158,10 @@ def test_slots_change_hands(pair: Pair, name: str) -> None:
     """One engine, many calls: what a call leaves behind must not reach the next."""
     llm = pair.engine(name, max_batch=4)
     fresh = pair.engine(name, max_batch=4)
-    kinds = [SamplingParams(max_new_tokens=9, temperature=0.9, repetition_penalty=penalty) for penalty in (1.0, 1.4)]
+    kinds = [
+        SamplingParams(max_new_tokens=9, temperature=0.9, repetition_penalty=penalty)
+        for penalty in (1.0, 1.4)
+    ]
     chosen = [kinds[place % 3 == 0] for place in range(len(pair.prompts))]
     llm.generate(pair.prompts[::-1], chosen)
     assert [out.token_ids for out in llm.generate(pair.prompts, chosen)] == [
@@ -150,7 +189,9 @@ def sampled(pair: Pair) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("spec", "batch"), with_batches(SAME_SEED, 1, 5))
-def test_a_seed_gives_the_same_text(pair: Pair, sampled: list[list[int]], spec: str, batch: int) -> None:
+def test_a_seed_gives_the_same_text(
+    pair: Pair, sampled: list[list[int]], spec: str, batch: int
+) -> None:
     """Under every drafter of guesses, in any batch, in any order, beside any neighbours."""
     llm = pair.engine(spec, max_batch=batch)
     order = random.Random(batch).sample(range(len(pair.prompts)), len(pair.prompts))
@@ -160,14 +201,19 @@ def test_a_seed_gives_the_same_text(pair: Pair, sampled: list[list[int]], spec: 
 
 def test_seeds_matter(pair: Pair) -> None:
     llm = LLM(pair.target, "none")
-    texts = {tuple(llm.generate([pair.prompts[1]], SamplingParams(8, 1.0, seed=seed))[0].token_ids) for seed in range(8)}
+    texts = {
+        tuple(llm.generate([pair.prompts[1]], SamplingParams(8, 1.0, seed=seed))[0].token_ids)
+        for seed in range(8)
+    }
     assert len(texts) > 5
 
 
 @pytest.mark.parametrize("spec", ["draft_model", "draft_model:verification=follow"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_model_with_a_shorter_context(pair: Pair, spec: str, temperature: float) -> None:
-    """Beyond its context the draft model falls silent; some prompts start there, some cross over."""
+    """Beyond its context the draft model falls silent; some prompts start there, some cross
+    over.
+    """
     llm = LLM(pair.target, drafter=spec, draft_model=short_draft())
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))
     assert any(out.stats.drafted_tokens == 0 for out in outs)
@@ -175,7 +221,9 @@ def test_a_draft_model_with_a_shorter_context(pair: Pair, spec: str, temperature
     if temperature == 0.0:
         assert [out.token_ids for out in outs] == pair.answers
     elif "follow" in spec:
-        plain = LLM(pair.target, "none").generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))
+        plain = LLM(pair.target, "none").generate(
+            pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature)
+        )
         assert [out.token_ids for out in outs] == [out.token_ids for out in plain]
 
 
@@ -192,7 +240,10 @@ class Overheard(DraftModel):
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         trees = super().propose(requests, max_nodes)
-        self.notes += [(list(request.token_ids), tree.token_ids) for request, tree in zip(requests, trees, strict=True)]
+        self.notes += [
+            (list(request.token_ids), tree.token_ids)
+            for request, tree in zip(requests, trees, strict=True)
+        ]
         return trees
 
 
@@ -200,10 +251,14 @@ def test_drafts_are_the_draft_models_own_words(pair: Pair) -> None:
     """Also after rejections: nothing of a rejected draft is left in the draft model's cache."""
     drafter = Overheard(DraftModelOptions(length=4), CachedLM(pair.draft))
     drafter.notes = []
-    outs = LLM(pair.target, drafter=drafter, max_batch=4).generate(pair.prompts, SamplingParams(max_new_tokens=20))
+    outs = LLM(pair.target, drafter=drafter, max_batch=4).generate(
+        pair.prompts, SamplingParams(max_new_tokens=20)
+    )
     assert any(out.stats.accepted_tokens < out.stats.drafted_tokens for out in outs)
     for tokens, proposed in drafter.notes:
-        assert not proposed or proposed == reference(pair.draft, tokens, len(proposed), eos_token_id=None)
+        assert not proposed or proposed == reference(
+            pair.draft, tokens, len(proposed), eos_token_id=None
+        )
 
 
 STREAMED = [SamplingParams(30), SamplingParams(30, 1.0, seed=3, stop=("e.", "a", "zz"))]
@@ -213,7 +268,8 @@ STREAMED = [SamplingParams(30), SamplingParams(30, 1.0, seed=3, stop=("e.", "a",
 def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str) -> None:
     """Two engines with the same history: what a drafter keeps between requests is the same in both.
 
-    How much is accepted is compared only without a budget: a budget feeds what the clock says is cheap.
+    How much is accepted is compared only without a budget: a budget feeds what the clock says is
+    cheap.
     """
     whole, streamed = (pair.engine(name, tokenizer=tokenizer) for _ in range(2))
     for prompt, params in zip(pair.prompts[5:9], STREAMED * 2, strict=True):
@@ -225,10 +281,16 @@ def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str
         assert all(len(chunk.accepted) == len(chunk.token_ids) for chunk in chunks)
         last = chunks[-1].completion
         assert last is not None
-        assert sum(flag for chunk in chunks for flag in chunk.accepted) == last.stats.accepted_tokens
+        assert (
+            sum(flag for chunk in chunks for flag in chunk.accepted) == last.stats.accepted_tokens
+        )
         if "budget=true" not in name:
             assert last.stats.accepted_tokens == out.stats.accepted_tokens
-        assert (last.text, last.token_ids, last.finish_reason) == (out.text, out.token_ids, out.finish_reason)
+        assert (last.text, last.token_ids, last.finish_reason) == (
+            out.text,
+            out.token_ids,
+            out.finish_reason,
+        )
         assert all(chunk.completion is None for chunk in chunks[:-1])
 
 
@@ -239,7 +301,9 @@ def test_a_stream_shows_nothing_of_a_stop_string(pair: Pair, tokenizer: Any, nam
     for place, row in enumerate((1, 5, 6, 7)):
         text = tokenizer.decode(pair.answers[row], skip_special_tokens=True)
         for start in range(4 + place % 2, 12, 2):
-            params = SamplingParams(COUNT, stop=(text[start : start + 5], text[start + 2 : start + 4] + "é"))
+            params = SamplingParams(
+                COUNT, stop=(text[start : start + 5], text[start + 2 : start + 4] + "é")
+            )
             chunks = list(llm.stream(pair.prompts[row], params))
             assert "".join(chunk.text for chunk in chunks) == text[: text.find(params.stop[0])]
 
@@ -254,7 +318,10 @@ def test_a_stream_closed_early_leaves_nothing(pair: Pair, name: str) -> None:
     stream.close()
     assert llm.model.open_sequences == 0
     assert leftovers(llm.drafter, range(before, before + 10)) == []
-    assert llm.generate([pair.prompts[1]], SamplingParams(max_new_tokens=COUNT))[0].token_ids == pair.answers[1]
+    assert (
+        llm.generate([pair.prompts[1]], SamplingParams(max_new_tokens=COUNT))[0].token_ids
+        == pair.answers[1]
+    )
 
 
 class Breaking(ScriptedTree):
@@ -286,7 +353,10 @@ class Breaking(ScriptedTree):
 
 @pytest.mark.parametrize("where", ["start", "propose", "observe"])
 def test_a_drafter_that_fails_leaves_the_engine_usable(pair: Pair, where: str) -> None:
-    drafter = Breaking(where, {tuple(prompt): answer for prompt, answer in zip(pair.prompts, pair.answers, strict=True)})
+    drafter = Breaking(
+        where,
+        {tuple(prompt): answer for prompt, answer in zip(pair.prompts, pair.answers, strict=True)},
+    )
     llm = LLM(pair.target, drafter=drafter, max_batch=4)
     with pytest.raises(RuntimeError, match=f"broken in {where}"):
         llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))

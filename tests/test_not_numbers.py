@@ -1,4 +1,6 @@
-"""Models whose logits are not numbers: one error for the request that needs them, and nothing else changes."""
+"""Models whose logits are not numbers: one error for the request that needs them, and nothing
+else changes.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,30 @@ COUNT = 10
 SHORT = SamplingParams(COUNT)
 SAMPLED = SamplingParams(COUNT, temperature=1.0, seed=1)
 KINDS = [
-    SHORT, SAMPLED, SamplingParams(COUNT, logprobs=2), SamplingParams(COUNT, min_tokens=2, bad_words=[[7]]),
+    SHORT,
+    SAMPLED,
+    SamplingParams(COUNT, logprobs=2),
+    SamplingParams(COUNT, min_tokens=2, bad_words=[[7]]),
     SamplingParams(COUNT, temperature=0.7, top_k=9, top_p=0.9, repetition_penalty=1.2),
     SamplingParams(COUNT, logits_processors=[lambda ids, scores: scores]),
     SamplingParams(COUNT, logprobs=1, prompt_logprobs=1),
-]  # fmt: skip
+]
 NAN, INF = float("nan"), float("inf")
 EMPTY = [NAN, INF, -INF]
 
 
 def broken(model: Any, token: int | None = None, value: float = NAN) -> Any:
-    """A copy whose logits are `value`: all of them, or those after a text with `token` in it, as its keys and values are."""
+    """A copy whose logits are `value`: all of them, or those after a text with `token` in it, as
+    its keys and values are.
+    """
     model = copy.deepcopy(model)
     with torch.no_grad():
         if token is not None:
             model.get_input_embeddings().weight[token] = value
         else:
-            model.lm_head.register_forward_hook(lambda module, args, out: torch.full_like(out, value))
+            model.lm_head.register_forward_hook(
+                lambda module, args, out: torch.full_like(out, value)
+            )
     return model
 
 
@@ -54,11 +63,15 @@ def engine(pair: Pair, target: Any, spec: str = "none", draft: Any = None, **opt
     return Pair(target, draft or pair.draft, pair.prompts, pair.answers).engine(spec, **options)
 
 
-@pytest.mark.parametrize("spec", ["none", "prompt_lookup", "auto", "draft_model", "token_recycling", "lookahead"])
+@pytest.mark.parametrize(
+    "spec", ["none", "prompt_lookup", "auto", "draft_model", "token_recycling", "lookahead"]
+)
 def test_every_request_ends_with_one_error(pair: Pair, spec: str) -> None:
     llm = engine(pair, broken(pair.target), spec)
     for params in KINDS:
-        with pytest.raises(LogitsError, match=r"logits in float32 that are not numbers.*dtype='bfloat16'") as caught:
+        with pytest.raises(
+            LogitsError, match=r"logits in float32 that are not numbers.*dtype='bfloat16'"
+        ) as caught:
             llm.generate([pair.prompts[0]], params)
         assert "drafter" not in str(caught.value)
         with pytest.raises(LogitsError):
@@ -73,7 +86,10 @@ def test_logits_that_are_infinite(pair: Pair, value: float, params: SamplingPara
         engine(pair, broken(pair.target, value=value)).generate([pair.prompts[0]], params)
 
 
-@pytest.mark.parametrize(("dtype", "advice"), [(torch.float16, "overflows beyond 65504"), (torch.bfloat16, "dtype='float32'")])
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [(torch.float16, "overflows beyond 65504"), (torch.bfloat16, "dtype='float32'")],
+)
 def test_the_advice_is_about_the_dtype(pair: Pair, dtype: torch.dtype, advice: str) -> None:
     llm = LLM(broken(pair.target).to(dtype), "none")
     with pytest.raises(LogitsError, match=advice):
@@ -87,7 +103,10 @@ def test_single_tokens_may_be_impossible(pair: Pair, params: SamplingParams) -> 
     padding = torch.zeros(256)
     padding[[token for token in range(256) if token % 3 == 0]] = -INF
     model.lm_head.register_forward_hook(lambda module, args, out: out + padding)
-    answers = [engine(pair, model, spec).generate([pair.prompts[0]], params)[0].token_ids for spec in ("none", "auto", "sssd")]
+    answers = [
+        engine(pair, model, spec).generate([pair.prompts[0]], params)[0].token_ids
+        for spec in ("none", "auto", "sssd")
+    ]
     assert answers[0] == answers[1] == answers[2]
     assert len(answers[0]) == COUNT
     assert all(token % 3 for token in answers[0])
@@ -96,15 +115,24 @@ def test_single_tokens_may_be_impossible(pair: Pair, params: SamplingParams) -> 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("spec", ["none", "prompt_lookup", "auto", "token_recycling"])
-def test_others_in_the_batch_are_unharmed(pair: Pair, spec: str, invariant: bool, implementation: str) -> None:
-    """Also those that get the slot of one that failed: what attention masks, it multiplies by 0, and NaN stays NaN."""
+def test_others_in_the_batch_are_unharmed(
+    pair: Pair, spec: str, invariant: bool, implementation: str
+) -> None:
+    """Also those that get the slot of one that failed: what attention masks, it multiplies by 0,
+    and NaN stays NaN.
+    """
     bad = unused(pair)
     model = broken(pair.target, bad)
     model.set_attn_implementation(implementation)
     if invariant and implementation == "eager":
         pytest.skip("batch invariance needs another implementation")
     llm = engine(pair, model, spec, max_batch=3, batch_invariant=invariant, keep_prefixes=2)
-    prompts = [[*pair.prompts[1][:5], bad, *pair.prompts[0] * 3], *pair.prompts[:4], [*pair.prompts[2], bad], *pair.prompts[4:6]]
+    prompts = [
+        [*pair.prompts[1][:5], bad, *pair.prompts[0] * 3],
+        *pair.prompts[:4],
+        [*pair.prompts[2], bad],
+        *pair.prompts[4:6],
+    ]
     answers: dict[int, Any] = {}
 
     def ask(place: int) -> None:
@@ -132,7 +160,9 @@ def test_branches_that_are_not_taken_do_not_matter(pair: Pair, params: SamplingP
     want = LLM(pair.target, "none").generate(pair.prompts[:3], params)
     tree = DraftTree([bad, bad, bad, bad, bad], [-1, 0, 1, 2, 3])
     llm = LLM(model, ScriptedDrafter([tree, DraftTree([bad], [-1]), tree] * COUNT), max_batch=3)
-    assert [one.token_ids for one in llm.generate(pair.prompts[:3], params)] == [one.token_ids for one in want]
+    assert [one.token_ids for one in llm.generate(pair.prompts[:3], params)] == [
+        one.token_ids for one in want
+    ]
 
 
 def test_a_prefill_that_was_cancelled_leaves_nothing_behind(pair: Pair) -> None:
@@ -151,11 +181,18 @@ def test_a_prefill_that_was_cancelled_leaves_nothing_behind(pair: Pair) -> None:
     assert llm.generate([prompt], SHORT)[0].token_ids == pair.answers[0][:COUNT]
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith(("draft_model", "specdec_pp", "ouroboros", "auto"))])
+@pytest.mark.parametrize(
+    "spec",
+    [spec for spec in SPECS if spec.startswith(("draft_model", "specdec_pp", "ouroboros", "auto"))],
+)
 @pytest.mark.parametrize("params", [SHORT, SAMPLED, SamplingParams(COUNT, repetition_penalty=1.3)])
 def test_a_bad_draft_model_costs_time_only(pair: Pair, spec: str, params: SamplingParams) -> None:
     want = LLM(pair.target, "none").generate(pair.prompts[:2], params)
-    for draft in (broken(pair.draft), broken(pair.draft, pair.prompts[0][-1]), broken(pair.draft, pair.prompts[0][3], INF)):
+    for draft in (
+        broken(pair.draft),
+        broken(pair.draft, pair.prompts[0][-1]),
+        broken(pair.draft, pair.prompts[0][3], INF),
+    ):
         llm = engine(pair, pair.target, spec, draft)
         found = llm.generate(pair.prompts[:2], params)
         assert all(one.finish_reason for one in found)
@@ -173,7 +210,12 @@ def test_a_rejected_draw_of_a_bad_draft_leaves_the_law_as_it_is(pair: Pair) -> N
 
     params = [SamplingParams(1, temperature=1.0, seed=seed) for seed in range(300)]
     drawn = [
-        [one.token_ids[0] for one in LLM(pair.target, drafter, max_batch=300).generate([pair.prompts[3]] * 300, params)]
+        [
+            one.token_ids[0]
+            for one in LLM(pair.target, drafter, max_batch=300).generate(
+                [pair.prompts[3]] * 300, params
+            )
+        ]
         for drafter in (Draws([DraftTree([3], [-1], [probs])]), "none")
     ]
     counts = [np.bincount(tokens, minlength=256) for tokens in drawn]
@@ -186,7 +228,9 @@ def test_a_processor_is_named(pair: Pair) -> None:
 
     for params in (SHORT, SAMPLED):
         own = SamplingParams(COUNT, temperature=params.temperature, logits_processors=[spoil])
-        with pytest.raises(ConfigError, match=r"logits_processors: got scores that are not numbers.*'spoil'"):
+        with pytest.raises(
+            ConfigError, match=r"logits_processors: got scores that are not numbers.*'spoil'"
+        ):
             LLM(pair.target, "auto").generate([pair.prompts[0]], own)
 
 
@@ -203,13 +247,21 @@ def test_a_processor_may_repair_logits(pair: Pair) -> None:
 @pytest.mark.parametrize("sampled", [False, True])
 def test_the_strategy_says_it_too(pair: Pair, batch: int, sampled: bool) -> None:
     ids, model = torch.tensor([pair.prompts[0]] * batch), broken(pair.target)
-    options = {"custom_generate": Strategy("prompt_lookup"), "max_new_tokens": 4, "do_sample": sampled, "pad_token_id": 0}
+    options = {
+        "custom_generate": Strategy("prompt_lookup"),
+        "max_new_tokens": 4,
+        "do_sample": sampled,
+        "pad_token_id": 0,
+    }
     with pytest.raises(LogitsError, match="not numbers"):
         model.generate(ids, **options)
     if not sampled:
         repaired = model.generate(ids, remove_invalid_values=True, **options)
         assert (
-            repaired.tolist() == model.generate(ids, **{**options, "custom_generate": None}, remove_invalid_values=True).tolist()
+            repaired.tolist()
+            == model.generate(
+                ids, **{**options, "custom_generate": None}, remove_invalid_values=True
+            ).tolist()
         )
 
 
@@ -226,7 +278,12 @@ def test_the_server_tells_one_client(pair: Pair, tokenizer: Any) -> None:
                 headers={"authorization": f"Bearer {KEY}"},
             )
 
-        prompts = [pair.prompts[0], [bad, *pair.prompts[1]], [bad, *pair.prompts[2]], pair.prompts[3]]
+        prompts = [
+            pair.prompts[0],
+            [bad, *pair.prompts[1]],
+            [bad, *pair.prompts[2]],
+            pair.prompts[3],
+        ]
         threads = [threading.Thread(target=ask, args=one) for one in enumerate(prompts)]
         for thread in threads:
             thread.start()

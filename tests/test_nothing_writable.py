@@ -1,4 +1,6 @@
-"""Where neither the installation nor the home can be written: everything works, from memory, and one line says so."""
+"""Where neither the installation nor the home can be written: everything works, from memory, and
+one line says so.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from numba.core.caching import InTreeCacheLocator
 from paceline.util import cache
 from paceline.util.code_cache import CodeCache
 
-FUNCTION = "from paceline.util.compiled import compiled\n\n\n@compiled\ndef twice(number: int) -> int:\n    return 2 * number\n"
+FUNCTION = (
+    "from paceline.util.compiled import compiled\n\n\n@compiled\ndef twice(number: int) -> int:\n "
+    "   return 2 * number\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -80,19 +85,28 @@ def test_compiled_code_is_kept_in_the_cache_where_the_installation_cannot_be_wri
     assert not caplog.records
 
 
-def test_numbas_own_folder_comes_first(module: Path, unwritable: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_numbas_own_folder_comes_first(
+    module: Path, unwritable: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """numba reads its variable when it is imported."""
     environment = {
         **os.environ,
         "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
         "PYTHONPATH": os.pathsep.join([str(module), *sys.path]),
     }
-    subprocess.run([sys.executable, "-c", "import doubling; assert doubling.twice(4) == 8"], check=True, env=environment)
+    subprocess.run(
+        [sys.executable, "-c", "import doubling; assert doubling.twice(4) == 8"],
+        check=True,
+        env=environment,
+    )
     assert [*(tmp_path / "numba").rglob("doubling.twice*.nbc")]
 
 
 def test_what_lies_beside_a_read_only_module_is_used(
-    module: Path, unwritable: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    module: Path,
+    unwritable: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (module / "__pycache__").unlink()
     assert imported().twice(4) == 8
@@ -133,7 +147,9 @@ def test_findings_stay_in_memory(unwritable: Path, caplog: pytest.LogCaptureFixt
 
     for facts, value in (("a", 1), ("a", 1), ("b", 2), ("a", 1)):
         place = cache.CacheKey("test-v1", facts, "test", "found.json")
-        assert cache.remember(place, measure, lambda kept: ProbeResult(**kept)) == ProbeResult(value)
+        assert cache.remember(place, measure, lambda kept: ProbeResult(**kept)) == ProbeResult(
+            value
+        )
     cache.keep(place, ProbeResult(9))
     assert cache.recall(place, lambda kept: ProbeResult(**kept)) == ProbeResult(9)
     assert len(caplog.records) == 1
@@ -154,13 +170,17 @@ def test_a_disk_that_fills_while_a_finding_is_written(
         raise OSError(28, "No space left on device")
 
     for _ in range(2):
-        found = cache.remember_bytes(cache.CacheKey("test-v1", "a", "test", "f"), measure, write, int)
+        found = cache.remember_bytes(
+            cache.CacheKey("test-v1", "a", "test", "f"), measure, write, int
+        )
         assert found == 7
     assert len(measured) == 1
     assert "No space left" in caplog.text
 
 
-def test_a_user_without_home(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_user_without_home(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """As `docker run --user 12345` makes one."""
     for name in ("PACELINE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -172,18 +192,41 @@ def test_a_user_without_home(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     with pytest.raises(cache.CacheError, match=r"user without home.*Set PACELINE_CACHE"):
         cache.root()
     place = cache.CacheKey("test-v1", "a", "test", "found.json")
-    assert cache.remember(place, lambda: ProbeResult(3), lambda kept: ProbeResult(**kept)) == ProbeResult(3)
+    assert cache.remember(
+        place, lambda: ProbeResult(3), lambda kept: ProbeResult(**kept)
+    ) == ProbeResult(3)
     assert "user without home" in caplog.text
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becomes nobody")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="becomes nobody",
+)
 @pytest.mark.parametrize("home", ["/nonexistent", None])
 def test_as_nobody(home: str | None) -> None:
-    code = "from paceline import LLM, SamplingParams; print(len(LLM('demo').generate('def add', SamplingParams(4))[0].token_ids))"
-    environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **({"HOME": home} if home else {})}
+    code = (
+        "from paceline import LLM, SamplingParams; print(len(LLM('demo').generate('def add',"
+        " SamplingParams(4))[0].token_ids))"
+    )
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        **({"HOME": home} if home else {}),
+    }
     environment["PYTHONPATH"] = str(Path(__file__).parents[1])
-    nobody = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", sys.executable, "-c", code]
-    done = subprocess.run(nobody, capture_output=True, text=True, env=environment, cwd="/", timeout=600)
+    nobody = [
+        "setpriv",
+        "--reuid=54321",
+        "--regid=54321",
+        "--clear-groups",
+        sys.executable,
+        "-c",
+        code,
+    ]
+    done = subprocess.run(
+        nobody, capture_output=True, text=True, env=environment, cwd="/", timeout=600
+    )
     assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
     assert done.stderr.count("PACELINE_CACHE") == 1

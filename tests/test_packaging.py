@@ -1,4 +1,6 @@
-"""What goes into the wheel, held against the tree; `make package` builds it, installs it and uses it outside the checkout."""
+"""What goes into the wheel, held against the tree; `make package` builds it, installs it and
+uses it outside the checkout.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def data_files() -> set[Path]:
-    """Files below paceline/ that are no Python source, as git knows them; all of them where there is no git."""
-    listed = subprocess.run(["git", "ls-files", "paceline"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
-    files = [ROOT / name for name in listed] or [path for path in (ROOT / "paceline").rglob("*") if path.is_file()]
+    """Files below paceline/ that are no Python source, as git knows them; all of them where
+    there is no git.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "paceline"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split()
+    files = [ROOT / name for name in listed] or [
+        path for path in (ROOT / "paceline").rglob("*") if path.is_file()
+    ]
     return {path for path in files if path.suffix not in (".py", ".pyc")}
 
 
@@ -28,7 +36,9 @@ def test_every_data_file_is_in_the_wheel() -> None:
     globs = PROJECT["tool"]["setuptools"]["package-data"]["paceline"]
     packed = {path for pattern in globs for path in (ROOT / "paceline").glob(pattern)}
     assert data_files() <= packed
-    assert {"calibration.json", "py.typed", "prompts.jsonl", "manifest.json"} <= {path.name for path in packed}
+    assert {"calibration.json", "py.typed", "prompts.jsonl", "manifest.json"} <= {
+        path.name for path in packed
+    }
 
 
 def test_licences_of_the_embedded_data_go_with_it() -> None:
@@ -37,11 +47,18 @@ def test_licences_of_the_embedded_data_go_with_it() -> None:
     assert {"LICENSE", "GPTeacher.txt", "grade-school-math.txt", "Python.txt"} <= shipped
     demo = ROOT / "paceline" / "demo"
     sources = (
-        json.loads((demo / "training.json").read_text())["sources"] + json.loads((demo / "store.json").read_text())["sources"]
+        json.loads((demo / "training.json").read_text())["sources"]
+        + json.loads((demo / "store.json").read_text())["sources"]
     )
-    licence_of = {"gpteacher": "GPTeacher.txt", "gsm8k": "grade-school-math.txt", "Python": "Python.txt"}
+    licence_of = {
+        "gpteacher": "GPTeacher.txt",
+        "gsm8k": "grade-school-math.txt",
+        "Python": "Python.txt",
+    }
     for source in sources:
-        assert any(source["name"].startswith(start) for start in licence_of), f"no licence for {source['name']}"
+        assert any(source["name"].startswith(start) for start in licence_of), (
+            f"no licence for {source['name']}"
+        )
 
 
 def test_the_version_is_written_once() -> None:
@@ -54,22 +71,50 @@ def test_the_version_is_written_once() -> None:
 def test_lower_bounds_are_the_versions_tested() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
-    pins = {name: Version(version) for name, version in (line.split("==") for line in lines if "==" in line)}
+    pins = {
+        name: Version(version)
+        for name, version in (line.split("==") for line in lines if "==" in line)
+    }
     asked = [*PROJECT["project"]["dependencies"]]
-    asked += [one for extra in ("test", "bench", "chat", "gguf", "grammar", "serve") for one in extras[extra]]
+    asked += [
+        one
+        for extra in ("test", "bench", "chat", "gguf", "grammar", "serve")
+        for one in extras[extra]
+    ]
     bounds = dict(one.split(">=") for one in asked if not one.startswith("paceline"))
     pins.pop("huggingface_hub")  # the lowest that the lowest transformers takes
     assert {name: Version(lowest) for name, lowest in bounds.items()} == pins
 
 
 def test_extras_and_constraints() -> None:
-    """Every extra there is named; each constraint is one of a package that is asked for or comes along."""
+    """Every extra there is named; each constraint is one of a package that is asked for or comes
+    along.
+    """
     extras = PROJECT["project"]["optional-dependencies"]
-    assert {"bench", "chat", "cuda", "gguf", "grammar", "datasets", "serve", "vllm", "docs", "replay", "test", "dev"} == set(
-        extras
+    assert {
+        "bench",
+        "chat",
+        "cuda",
+        "gguf",
+        "grammar",
+        "datasets",
+        "serve",
+        "vllm",
+        "docs",
+        "replay",
+        "test",
+        "dev",
+    } == set(extras)
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
     )
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    installed = [one for extra in ("dev", "docs", "test", "bench", "chat", "gguf", "grammar", "serve") for one in extras[extra]]
+    installed = [
+        one
+        for extra in ("dev", "docs", "test", "bench", "chat", "gguf", "grammar", "serve")
+        for one in extras[extra]
+    ]
     for requirement in [*PROJECT["project"]["dependencies"], *installed]:
         name = re.split(r"[\[><=]", requirement)[0]
         assert name == "paceline" or name in pins, f"{name} is not pinned in constraints.txt"

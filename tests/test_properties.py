@@ -1,4 +1,6 @@
-"""Whatever comes in, a typed error or a right answer comes out: parameters and prompts at random, answers held to float64."""
+"""Whatever comes in, a typed error or a right answer comes out: parameters and prompts at
+random, answers held to float64.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,45 @@ FINE: dict[str, st.SearchStrategy[Any]] = {
     "min_p": st.floats(0, 1) | st.just(0),
     "repetition_penalty": st.floats(0.5, 2) | st.just(1),
     "seed": st.integers(),
-    "stop": st.none() | st.text(st.characters(codec="ascii"), min_size=1, max_size=2) | st.lists(st.just("e"), max_size=2),
+    "stop": st.none()
+    | st.text(st.characters(codec="ascii"), min_size=1, max_size=2)
+    | st.lists(st.just("e"), max_size=2),
     "ignore_eos": st.booleans(),
     "min_tokens": st.integers(0, 1),
     "presence_penalty": st.floats(-2, 2),
     "frequency_penalty": st.floats(-2, 2),
-    "stop_token_ids": st.none() | st.integers(0, VOCAB - 1) | st.lists(st.integers(0, VOCAB - 1), max_size=90),
-    "logit_bias": st.none() | st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), max_size=9),
-    "bad_words": st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=2) | st.just("ab"), max_size=40),
+    "stop_token_ids": st.none()
+    | st.integers(0, VOCAB - 1)
+    | st.lists(st.integers(0, VOCAB - 1), max_size=90),
+    "logit_bias": st.none()
+    | st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), max_size=9),
+    "bad_words": st.lists(
+        st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=2) | st.just("ab"), max_size=40
+    ),
     "logprobs": st.none() | st.integers(0, 3) | st.just(1 << 70),
 }
 NONSENSE = st.sampled_from(
-    [None, "4", b"x", [], {}, -1, -0.5, 1.5, 2.5, True, 0, math.nan, math.inf, -math.inf, 1j, object(), ("",), "\ud800", [3]]
+    [
+        None,
+        "4",
+        b"x",
+        [],
+        {},
+        -1,
+        -0.5,
+        1.5,
+        2.5,
+        True,
+        0,
+        math.nan,
+        math.inf,
+        -math.inf,
+        1j,
+        object(),
+        ("",),
+        "\ud800",
+        [3],
+    ]
 )
 IDS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=LONGEST - 1)
 PROMPTS = (
@@ -50,7 +79,23 @@ PROMPTS = (
 BAD_PROMPTS = (
     st.binary()
     | st.sampled_from(
-        [[], "", [VOCAB], [-1], [1.0], [True], [[1]], None, 3, {}, {1: 2}, "\ud800", [1 << 80], [1] * LONGEST, object()]
+        [
+            [],
+            "",
+            [VOCAB],
+            [-1],
+            [1.0],
+            [True],
+            [[1]],
+            None,
+            3,
+            {},
+            {1: 2},
+            "\ud800",
+            [1 << 80],
+            [1] * LONGEST,
+            object(),
+        ]
     )
     | st.lists(st.integers(-2, VOCAB + 1), max_size=4)
 )
@@ -70,13 +115,19 @@ def test_what_is_allowed_gets_its_answer(llm: LLM, prompt: Any, values: dict[str
 @settings(max_examples=150, phases=[Phase.generate])
 @given(
     prompt=PROMPTS | BAD_PROMPTS,
-    values=st.fixed_dictionaries({}, optional={name: fine | NONSENSE for name, fine in FINE.items()}),
+    values=st.fixed_dictionaries(
+        {}, optional={name: fine | NONSENSE for name, fine in FINE.items()}
+    ),
     params=st.none() | NONSENSE,
 )
-def test_anything_else_gets_a_typed_error(llm: LLM, prompt: Any, values: dict[str, Any], params: Any) -> None:
+def test_anything_else_gets_a_typed_error(
+    llm: LLM, prompt: Any, values: dict[str, Any], params: Any
+) -> None:
     error = ""
     try:
-        given_params = SamplingParams(**{"max_new_tokens": 2, **values}) if params is None else params
+        given_params = (
+            SamplingParams(**{"max_new_tokens": 2, **values}) if params is None else params
+        )
         if not isinstance(given_params, SamplingParams):
             llm.generate([prompt], given_params)
         else:
@@ -89,9 +140,15 @@ def test_anything_else_gets_a_typed_error(llm: LLM, prompt: Any, values: dict[st
 
 
 def _check(llm: LLM, prompt: Any, params: SamplingParams) -> None:
-    """Hold an answer against the definition of every parameter, by one plain forward over prompt and answer."""
+    """Hold an answer against the definition of every parameter, by one plain forward over prompt
+    and answer.
+    """
     (out,) = llm.generate([prompt], params)
-    ids = llm.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else [int(token) for token in prompt]
+    ids = (
+        llm.tokenizer(prompt)["input_ids"]
+        if isinstance(prompt, str)
+        else [int(token) for token in prompt]
+    )
     tokens = [*ids, *out.token_ids]
     with torch.inference_mode():
         logits = llm.model.model(torch.tensor([tokens])).logits[0].double()
@@ -104,38 +161,52 @@ def _check(llm: LLM, prompt: Any, params: SamplingParams) -> None:
             noise = sampler.exponential_noise([key], VOCAB, logits.device)[0].double().log()
             allowed, certain = allowed - noise, certain - noise
         assert allowed[token] >= certain.max() - CLOSE * max(1.0, float(logits.abs().max()))
-        assert _ends(llm, out.token_ids[: place + 1], params) == (place + 1 == len(out.token_ids) and out.finish_reason == "stop")
+        assert _ends(llm, out.token_ids[: place + 1], params) == (
+            place + 1 == len(out.token_ids) and out.finish_reason == "stop"
+        )
         if params.logprobs is not None:
             assert out.logprobs is not None
-            assert out.logprobs[place][token] == pytest.approx(float(logits[end - 1].log_softmax(-1)[token]), abs=CLOSE)
+            assert out.logprobs[place][token] == pytest.approx(
+                float(logits[end - 1].log_softmax(-1)[token]), abs=CLOSE
+            )
             assert len(out.logprobs[place]) in (min(params.logprobs, VOCAB), params.logprobs + 1)
     if out.finish_reason == "length":
         assert len(out.token_ids) == min(params.max_new_tokens, LONGEST - len(ids))
 
 
-def _adjusted(logits: torch.Tensor, seen: list[int], prompt_length: int, params: SamplingParams, llm: LLM) -> torch.Tensor:
+def _adjusted(
+    logits: torch.Tensor, seen: list[int], prompt_length: int, params: SamplingParams, llm: LLM
+) -> torch.Tensor:
     """What depends on the tokens before, one token at a time."""
     scores, answer = logits.clone(), seen[prompt_length:]
     for token, bias in (params.logit_bias or {}).items():
         scores[token] += bias
     kept = scores[seen]
-    scores[seen] = torch.where(kept < 0, kept * params.repetition_penalty, kept / params.repetition_penalty)
+    scores[seen] = torch.where(
+        kept < 0, kept * params.repetition_penalty, kept / params.repetition_penalty
+    )
     for token in set(answer):
         scores[token] -= params.frequency_penalty * answer.count(token) + params.presence_penalty
     words = [ids for ids in params.bad_words if not isinstance(ids, str)]
     if len(words) < len(params.bad_words):
-        words += [llm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("ab", " ab")]
+        words += [
+            llm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("ab", " ab")
+        ]
     for word in words:
         *before, last = word
         if answer[len(answer) - len(before) :] == before:
             scores[last] = -math.inf
     if len(answer) < params.min_tokens:
-        scores[[*params.stop_token_ids, *([] if params.ignore_eos else llm.eos_token_ids)]] = -math.inf
+        scores[
+            [*params.stop_token_ids, *([] if params.ignore_eos else llm.eos_token_ids)]
+        ] = -math.inf
     return scores
 
 
 def _scores(adjusted: torch.Tensor, params: SamplingParams, slack: float) -> torch.Tensor:
-    """Logarithms of the target distribution, but for a constant, with slack for the tokens at the edge of a truncation."""
+    """Logarithms of the target distribution, but for a constant, with slack for the tokens at
+    the edge of a truncation.
+    """
     if params.greedy:
         return adjusted
     scores = adjusted
@@ -155,4 +226,6 @@ def _scores(adjusted: torch.Tensor, params: SamplingParams, slack: float) -> tor
 def _ends(llm: LLM, answer: list[int], params: SamplingParams) -> bool:
     ended = not params.ignore_eos and answer[-1] in llm.eos_token_ids
     ended |= answer[-1] in params.stop_token_ids
-    return ended or any(stop in llm.tokenizer.decode(answer, skip_special_tokens=True) for stop in params.stop)
+    return ended or any(
+        stop in llm.tokenizer.decode(answer, skip_special_tokens=True) for stop in params.stop
+    )

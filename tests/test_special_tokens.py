@@ -1,4 +1,6 @@
-"""Special tokens in the text of answers: hidden, or written out with `skip_special_tokens=False`."""
+"""Special tokens in the text of answers: hidden, or written out with
+`skip_special_tokens=False`.
+"""
 
 from __future__ import annotations
 
@@ -90,12 +92,16 @@ def test_a_stop_string_across_one(llm: LLM, shown: SamplingParams) -> None:
 def test_the_token_that_ends_an_answer(llm: LLM, server: Served) -> None:
     """It is part of the text as well, in the library and in all forms of the server."""
     end = llm.eos_token_ids[0]
-    (out,) = llm.generate(PROMPT, SamplingParams(8, logit_bias={end: 100}, skip_special_tokens=False))
+    (out,) = llm.generate(
+        PROMPT, SamplingParams(8, logit_bias={end: 100}, skip_special_tokens=False)
+    )
     assert (out.text, out.finish_reason) == (name_of(llm), "stop")
     base: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "logit_bias": {str(end): 100}}
     for skips, text in ((False, name_of(llm)), (True, ""), (None, "")):
         more = base | {"skip_special_tokens": skips}
-        found = server.post("/v1/completions", more | {"prompt": PROMPT, "logprobs": 1}).json()["choices"][0]
+        found = server.post("/v1/completions", more | {"prompt": PROMPT, "logprobs": 1}).json()[
+            "choices"
+        ][0]
         assert (found["text"], found["logprobs"]["tokens"]) == (text, [text])
         chat = more | {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True}
         answer = server.post("/v1/chat/completions", chat).json()["choices"][0]
@@ -107,26 +113,43 @@ def test_the_token_that_ends_an_answer(llm: LLM, server: Served) -> None:
 
 @pytest.mark.parametrize("skips", [False, True])
 def test_echoed_prompts(llm: LLM, server: Served, skips: bool) -> None:
-    """A text is echoed as it was sent; token ids are written with their special tokens or without."""
+    """A text is echoed as it was sent; token ids are written with their special tokens or
+    without.
+    """
     text = f"{PROMPT}{name_of(llm)}x"
     ids = llm.tokenizer(text)["input_ids"]
-    body: dict[str, Any] = {"echo": True, "max_tokens": 0, "logprobs": 0, "skip_special_tokens": skips}
+    body: dict[str, Any] = {
+        "echo": True,
+        "max_tokens": 0,
+        "logprobs": 0,
+        "skip_special_tokens": skips,
+    }
     for prompt, wanted in ((text, text), (ids, text.replace(name_of(llm), "") if skips else text)):
         choice = server.post("/v1/completions", body | {"prompt": prompt}).json()["choices"][0]
         assert choice["text"] == wanted
         found = choice["logprobs"]
         assert "".join(found["tokens"]) == wanted
-        assert found["text_offset"] == [len("".join(found["tokens"][:place])) for place in range(len(ids))]
+        assert found["text_offset"] == [
+            len("".join(found["tokens"][:place])) for place in range(len(ids))
+        ]
 
 
 @pytest.mark.parametrize("skips", [False, True])
 def test_a_token_that_the_tokenizer_adds_is_no_part_of_an_echoed_text(skips: bool) -> None:
     tokenizer = llama_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     ids = tokenizer("the cat")["input_ids"]
     assert ids[0] == 1
     llm = LLM(demo.TARGET, "none", tokenizer=tokenizer, dtype="float32")
-    body: dict[str, Any] = {"echo": True, "max_tokens": 2, "logprobs": 0, "temperature": 0, "skip_special_tokens": skips}
+    body: dict[str, Any] = {
+        "echo": True,
+        "max_tokens": 2,
+        "logprobs": 0,
+        "temperature": 0,
+        "skip_special_tokens": skips,
+    }
     with served(llm, ()) as one:
         choice = one.post("/v1/completions", body | {"prompt": "the cat"}).json()["choices"][0]
     found = choice["logprobs"]

@@ -1,4 +1,6 @@
-"""Any number of threads, engines and callers of one model: every answer is the one it gets alone, the model stays as it was."""
+"""Any number of threads, engines and callers of one model: every answer is the one it gets
+alone, the model stays as it was.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def tokens(llm: LLM, prompt: list[int], params: SamplingParams = SHORT) -> list[
 
 
 def theirs(model: Any, prompt: list[int], **options: Any) -> list[int]:
-    ids = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0, **options)
+    ids = model.generate(
+        torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0, **options
+    )
     found: list[int] = ids[0, len(prompt) :].tolist()
     return found
 
@@ -74,12 +78,17 @@ def test_eight_threads_and_two_hundred_mixed_requests(pair: Pair) -> None:
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_everybody_uses_one_model_at_once(pair: Pair, implementation: str) -> None:
-    """LLMs, one of them batch-invariant, Strategys, transformers' own `generate` and plain forwards."""
+    """LLMs, one of them batch-invariant, Strategys, transformers' own `generate` and plain
+    forwards.
+    """
     model = make("llama", implementation)
     prompts = [[token % 97 for token in prompt] for prompt in pair.prompts[:3]]
     expected = [theirs(model, prompt) for prompt in prompts]
     logits = [model(torch.tensor([prompt])).logits for prompt in prompts]
-    llms = [LLM(model, drafter, batch_invariant=invariant) for drafter, invariant in (("lookahead", False), ("pia", True))]
+    llms = [
+        LLM(model, drafter, batch_invariant=invariant)
+        for drafter, invariant in (("lookahead", False), ("pia", True))
+    ]
     strategies = [Strategy("lookahead:budget=false"), Strategy("prompt_lookup")]
     callers: list[Callable[[list[int]], Any]] = [
         *(lambda prompt, llm=llm: tokens(llm, prompt) for llm in llms),
@@ -108,7 +117,9 @@ def test_the_models_configuration_is_its_own_while_we_run(pair: Pair, invariant:
     seen: list[tuple[str, bool]] = []
     llm = LLM(model, "lookahead:budget=false", batch_invariant=invariant)
     hook = model.lm_head.register_forward_hook(
-        lambda module, *_: seen.append((model.config._attn_implementation, "forward" in vars(model.model.layers[0])))
+        lambda module, *_: seen.append(
+            (model.config._attn_implementation, "forward" in vars(model.model.layers[0]))
+        )
     )
     try:
         tokens(llm, [token % 97 for token in pair.prompts[0]])
@@ -121,7 +132,10 @@ def test_calls_by_asyncio(pair: Pair) -> None:
     llm = pair.engine("lookahead")
 
     async def all_at_once() -> list[Any]:
-        calls = (asyncio.to_thread(llm.generate, [prompt], SamplingParams(COUNT)) for prompt in pair.prompts[:4])
+        calls = (
+            asyncio.to_thread(llm.generate, [prompt], SamplingParams(COUNT))
+            for prompt in pair.prompts[:4]
+        )
         return await asyncio.gather(*calls)
 
     assert [out.token_ids for (out,) in asyncio.run(all_at_once())] == pair.answers[:4]
@@ -131,7 +145,10 @@ def test_engines_that_share_a_drafter_take_turns(pair: Pair) -> None:
     drafter = create("draft_model", draft_model=pair.draft)
     llms = [LLM(pair.target, drafter), LLM(pair.target, drafter)]
     with ThreadPoolExecutor(4) as threads:
-        jobs = [threads.submit(tokens, llms[place % 2], prompt) for place, prompt in enumerate(pair.prompts[:6] * 2)]
+        jobs = [
+            threads.submit(tokens, llms[place % 2], prompt)
+            for place, prompt in enumerate(pair.prompts[:6] * 2)
+        ]
         assert [job.result() for job in jobs] == [answer[:12] for answer in pair.answers[:6]] * 2
 
 
@@ -148,7 +165,9 @@ def test_hidden_states_are_read_of_our_own_forwards_only(pair: Pair) -> None:
     thread.start()
     try:
         llm = pair.engine("specdec_pp:threshold=0.9,max=6")
-        assert [tokens(llm, prompt) for prompt in pair.prompts[:3]] == [answer[:12] for answer in pair.answers[:3]]
+        assert [tokens(llm, prompt) for prompt in pair.prompts[:3]] == [
+            answer[:12] for answer in pair.answers[:3]
+        ]
     finally:
         done.set()
         thread.join()
@@ -185,7 +204,12 @@ def test_a_view_shares_what_it_can_and_records_nothing_twice(pair: Pair) -> None
     view = lm._feeder.view
     assert view.module.model.layers[0].mlp.up_proj is model.model.layers[0].mlp.up_proj
     assert {id(one) for one in view.module.parameters()} == {id(one) for one in model.parameters()}
-    assert view.module.config is view.module.model.config is view.module.model.layers[0].self_attn.config is view.config
+    assert (
+        view.module.config
+        is view.module.model.config
+        is view.module.model.layers[0].self_attn.config
+        is view.config
+    )
     assert view.config is not model.config
     assert not view.stale
     plain_logits(lm, pair.prompts[0])

@@ -1,8 +1,16 @@
-"""Attention functions registered with transformers: over draft trees by SDPA, and by position, batch-invariant."""
+"""Attention functions registered with transformers: over draft trees by SDPA, and by position,
+batch-invariant.
+"""
 
 from paceline.attention.forward import BY_POSITION, tree_attention
 from paceline.attention.registered import why_not_by_position
 from paceline.attention.sdpa import takes_tree_attention
 from paceline.core.attention_metadata import AttentionMetadata
 
-__all__ = ["BY_POSITION", "AttentionMetadata", "takes_tree_attention", "tree_attention", "why_not_by_position"]
+__all__ = [
+    "BY_POSITION",
+    "AttentionMetadata",
+    "takes_tree_attention",
+    "tree_attention",
+    "why_not_by_position",
+]

@@ -1,4 +1,6 @@
-"""SDPA without cuDNN on CUDA, which builds a plan for every new length of the keys: here, in every step."""
+"""SDPA without cuDNN on CUDA, which builds a plan for every new length of the keys: here, in
+every step.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class _Forwards:
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """Keep SDPA from cuDNN in the forward inside; the last forward that ends puts the switch back."""
+    """Keep SDPA from cuDNN in the forward inside; the last forward that ends puts the switch
+    back.
+    """
     with _lock:
         if not _Forwards.count:
             _Forwards.allowed = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]

@@ -1,4 +1,6 @@
-"""The keys of every query as a place to begin at and a list: what the Triton kernel of attention by position reads."""
+"""The keys of every query as a place to begin at and a list: what the Triton kernel of attention
+by position reads.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class Paths:
 
     Attributes:
         starts: int32 [rows + 1]; columns, packed: see `VisibleRanges`.
-        start, leading: int32 [queries]: the keys of rank 0 .. leading - 1 lie at start, start + 1, ...
+        start, leading: int32 [queries]: the keys of rank 0 .. leading - 1 lie at start, start + 1,
+            ...
         count: int32 [queries]: all keys of the query.
         listed: int32 [queries, width]: the places of the keys of rank leading, leading + 1, ...
         most: keys of the query with the most.
@@ -43,8 +46,11 @@ class Paths:
         return self.listed.shape[1]
 
 
-def paths_of(order: AttentionMetadata, mask: Tensor | None, columns: int, device: torch.device) -> Paths:
-    """Return the paths of a forward's queries on a device; found once per mask, which all layers of a forward share.
+def paths_of(
+    order: AttentionMetadata, mask: Tensor | None, columns: int, device: torch.device
+) -> Paths:
+    """Return the paths of a forward's queries on a device; found once per mask, which all layers of
+    a forward share.
 
     Args:
         mask: as for `AttentionMetadata.visible`.
@@ -63,9 +69,19 @@ def _paths(visible: VisibleRanges, order: AttentionMetadata, device: torch.devic
     listed = np.zeros((len(start), max(1, int((count - leading).max()))), dtype=np.int32)
     _list(visible.runs, visible.begin, order.cached, order.tail, rows, leading, listed)
     starts, *places = (
-        torch.from_numpy(array).to(device) for array in (visible.starts.astype(np.int32), start, leading, count, listed)
+        torch.from_numpy(array).to(device)
+        for array in (visible.starts.astype(np.int32), start, leading, count, listed)
     )
-    return Paths(starts, visible.columns, visible.packed, places[0], places[1], places[2], places[3], int(count.max()))
+    return Paths(
+        starts,
+        visible.columns,
+        visible.packed,
+        places[0],
+        places[1],
+        places[2],
+        places[3],
+        int(count.max()),
+    )
 
 
 @compiled
@@ -73,7 +89,11 @@ def _measure(
     runs: Records[KeyRun], begin: IntArray, cached: IntArray, tail: IntArray, rows: IntArray
 ) -> tuple[_Ints, _Ints, _Ints]:
     queries = len(begin) - 1
-    start, leading, count = np.zeros(queries, np.int32), np.zeros(queries, np.int32), np.zeros(queries, np.int32)
+    start, leading, count = (
+        np.zeros(queries, np.int32),
+        np.zeros(queries, np.int32),
+        np.zeros(queries, np.int32),
+    )
     for query in range(queries):
         row = rows[query]
         for index in range(begin[query], begin[query + 1]):

@@ -1,6 +1,8 @@
-"""What the pending tokens and tree nodes of several sequences see, worked out of the trees themselves: no mask is made.
+"""What the pending tokens and tree nodes of several sequences see, worked out of the trees
+themselves: no mask is made.
 
-A token sees the text up to itself, a node besides the nodes above it; a window or chunk takes away what is too far in front.
+A token sees the text up to itself, a node besides the nodes above it; a window or chunk takes away
+what is too far in front.
 """
 
 from __future__ import annotations
@@ -14,27 +16,45 @@ from paceline.util.compiled import Records, compiled
 
 
 def visible_in_trees(
-    starts: IntArray, cached: IntArray, pending: IntArray, parents: IntArray, depths: IntArray, ranks: IntArray, nodes: IntArray,
-    window: int | None = None, chunk: int | None = None,
-) -> VisibleRanges:  # fmt: skip
-    """Return what queries see that lie packed: of each row its pending tokens, its nodes, then any number that see nothing.
+    starts: IntArray,
+    cached: IntArray,
+    pending: IntArray,
+    parents: IntArray,
+    depths: IntArray,
+    ranks: IntArray,
+    nodes: IntArray,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> VisibleRanges:
+    """Return what queries see that lie packed: of each row its pending tokens, its nodes, then any
+    number that see nothing.
 
     Args:
         starts: [rows + 1]: number of the first query of each row.
         cached, pending: [rows]: tokens in the cache before, and those that are fed.
-        parents, depths, ranks: of all nodes: parent in its own tree, depth (1 below the root), and place in its tree by depth.
+        parents, depths, ranks: of all nodes: parent in its own tree, depth (1 below the root), and
+            place in its tree by depth.
         nodes: [rows + 1]: where the nodes of each row begin.
         window: reach of sliding attention. chunk: of chunked attention.
     """
-    runs, begin = _runs(starts, cached, pending, parents, depths, ranks, nodes, window or 0, chunk or 0)
+    runs, begin = _runs(
+        starts, cached, pending, parents, depths, ranks, nodes, window or 0, chunk or 0
+    )
     return VisibleRanges(runs, begin, starts, int(np.diff(starts).max()), packed=True)
 
 
 @compiled
 def _runs(
-    starts: IntArray, cached: IntArray, pending: IntArray, parents: IntArray, depths: IntArray, ranks: IntArray, nodes: IntArray,
-    window: int, chunk: int,
-) -> tuple[NDArray[np.void], IntArray]:  # fmt: skip
+    starts: IntArray,
+    cached: IntArray,
+    pending: IntArray,
+    parents: IntArray,
+    depths: IntArray,
+    ranks: IntArray,
+    nodes: IntArray,
+    window: int,
+    chunk: int,
+) -> tuple[NDArray[np.void], IntArray]:
     """Return runs and beginnings as in `VisibleRanges`."""
     rows = len(cached)
     begin = np.zeros(starts[rows] + 1, dtype=np.int64)
@@ -52,7 +72,9 @@ def _runs(
             query = starts[row] + column
             if column < pending[row]:
                 position = cached[row] + column
-                count = _add(runs, begin[query], count, _first_seen(position, window, chunk), position + 1)
+                count = _add(
+                    runs, begin[query], count, _first_seen(position, window, chunk), position + 1
+                )
             elif column < fed:
                 node = nodes[row] + column - pending[row]
                 low = _first_seen(text - 1 + depths[node], window, chunk)
@@ -81,16 +103,23 @@ def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -
     """Add a run to those of a query from `begin` on; return how many there are."""
     runs[count].start = start
     runs[count].stop = stop
-    runs[count].rank = 0 if count == begin else runs[count - 1].rank + runs[count - 1].stop - runs[count - 1].start
+    runs[count].rank = (
+        0 if count == begin else runs[count - 1].rank + runs[count - 1].stop - runs[count - 1].start
+    )
     return count + 1
 
 
 @compiled
 def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
-    """Turn the single keys first .. count - 1, the last position first, into runs; return how many runs there are then."""
+    """Turn the single keys first .. count - 1, the last position first, into runs; return how
+    many runs there are then.
+    """
     half = (count - first) // 2
     for i in range(half):
-        runs[first + i].start, runs[count - 1 - i].start = runs[count - 1 - i].start, runs[first + i].start
+        runs[first + i].start, runs[count - 1 - i].start = (
+            runs[count - 1 - i].start,
+            runs[first + i].start,
+        )
     made = first
     for i in range(first, count):
         start = runs[i].start

@@ -1,8 +1,9 @@
 """Attention by position under the name "paceline" in transformers' table.
 
-Our own forwards use it with the order of their keys (`tree_attention`). It may be used without us: with
-`AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")` `model.generate` attends in the same order of sums,
-whatever the batch, its padding, the cache and the chunks of the prompt.
+Our own forwards use it with the order of their keys (`tree_attention`). It may be used without us:
+with `AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")` `model.generate`
+attends in the same order of sums, whatever the batch, its padding, the cache and the chunks of the
+prompt.
 """
 
 from __future__ import annotations
@@ -29,11 +30,20 @@ def why_not_by_position(model: PreTrainedModel) -> str | None:
     """Return why a model cannot use attention by position; None where it can."""
     devices = {parameter.device.type for parameter in model.parameters()}
     if len(devices) > 1 or devices - _DEVICES:
-        return f"it is on {', '.join(sorted(devices))}, and attention by position runs on the CPU or on CUDA"
+        return (
+            f"it is on {', '.join(sorted(devices))}, and attention by position runs on the CPU or"
+            " on CUDA"
+        )
     if devices == {"cuda"} and find_spec("triton") is None:
-        return "it is on cuda, where attention by position needs triton, which is not installed; pip install paceline[cuda]"
+        return (
+            "it is on cuda, where attention by position needs triton, which is not installed; pip"
+            " install paceline[cuda]"
+        )
     if model.dtype not in KINDS:
-        return f"it computes in {model.dtype}, and attention by position in {', '.join(map(str, KINDS))}"
+        return (
+            f"it computes in {model.dtype}, and attention by position in"
+            f" {', '.join(map(str, KINDS))}"
+        )
     if not model._can_set_attn_implementation():
         return "it has attention code of its own, which asks no table of functions"
     return None
@@ -62,40 +72,62 @@ def _attend(
     Raises:
         UnsupportedModelError: something was asked for that the kernel does not know.
     """
-    obstacle = _foreign(query, key, value, s_aux) or _obstacle(module, query, key, attention_mask, dropout, options)
+    obstacle = _foreign(query, key, value, s_aux) or _obstacle(
+        module, query, key, attention_mask, dropout, options
+    )
     if obstacle is not None:
         raise UnsupportedModelError(
-            f"{type(module).__name__}: attention by position got {obstacle}. Use the model's own attention implementation."
+            f"{type(module).__name__}: attention by position got {obstacle}. Use the model's own"
+            " attention implementation."
         )
     order = current_forward().order or AttentionMetadata.of_places(query.shape[0], key.shape[2])
-    return _kernel_for(query.device.type)(query, key, value, attention_mask, order, scaling, softcap, s_aux), None
+    return _kernel_for(query.device.type)(
+        query, key, value, attention_mask, order, scaling, softcap, s_aux
+    ), None
 
 
 def _kernel_for(device: str) -> Callable[..., Tensor]:
     """Return attention by position on a device."""
     if device == "cpu":
         return attention_by_position
-    from paceline.attention import triton_kernel  # not everyone has triton, and it takes a second to import
+    from paceline.attention import (
+        triton_kernel,
+    )  # not everyone has triton, and it takes a second to import
 
     return triton_kernel.attention_by_position
 
 
 def _foreign(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> str | None:
     """Return what the kernel, which reads memory in place, cannot read."""
-    if not type(query) is type(key) is type(value) is Tensor or not (sinks is None or type(sinks) in PLAIN):
-        kinds = ", ".join(type(one).__name__ for one in (query, key, value, sinks) if one is not None)
+    if not type(query) is type(key) is type(value) is Tensor or not (
+        sinks is None or type(sinks) in PLAIN
+    ):
+        kinds = ", ".join(
+            type(one).__name__ for one in (query, key, value, sinks) if one is not None
+        )
         return f"tensors of the classes {kinds}; expected plain ones"
     if key.dtype != query.dtype or value.dtype != query.dtype:
-        return f"queries, keys and values in {query.dtype}, {key.dtype} and {value.dtype}; expected one dtype"
+        return (
+            f"queries, keys and values in {query.dtype}, {key.dtype} and {value.dtype}; expected"
+            " one dtype"
+        )
     return None
 
 
 def _obstacle(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, dropout: float, options: dict[str, Any]
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    options: dict[str, Any],
 ) -> str | None:
     """Return what the kernel does not compute."""
     if query.device.type not in _DEVICES or query.dtype not in KINDS:
-        return f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, KINDS))} on the CPU or on CUDA"
+        return (
+            f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, KINDS))}"
+            " on the CPU or on CUDA"
+        )
     if torch.is_grad_enabled() and query.requires_grad:
         return "a forward to differentiate; expected torch.no_grad() or torch.inference_mode()"
     if dropout:
@@ -105,9 +137,16 @@ def _obstacle(
             return f"{name}; expected none"
     if mask is None:
         causal = options.get("is_causal")
-        return None if (getattr(module, "is_causal", True) if causal is None else causal) else "no mask; expected a causal model"
+        return (
+            None
+            if (getattr(module, "is_causal", True) if causal is None else causal)
+            else "no mask; expected a causal model"
+        )
     if mask.dtype != torch.bool or mask.shape[1:] != (1, query.shape[2], key.shape[2]):
-        return f"a mask {mask.dtype} {list(mask.shape)}; expected torch.bool [batch, 1, {query.shape[2]}, {key.shape[2]}]"
+        return (
+            f"a mask {mask.dtype} {list(mask.shape)}; expected torch.bool [batch, 1,"
+            f" {query.shape[2]}, {key.shape[2]}]"
+        )
     return None
 
 

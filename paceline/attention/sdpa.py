@@ -1,9 +1,11 @@
-"""Attention over a draft tree by SDPA, registered with transformers as one more implementation, for our forwards only.
+"""Attention over a draft tree by SDPA, registered with transformers as one more implementation, for
+our forwards only.
 
-transformers' own SDPA function copies every key and value once per query head of its group when a mask is given with several
-queries, which is every verification. Here the query heads of a group are rows of one product instead, so the cache is read
-once, and the prompt's own columns in front of a tree need no mask. Both are the same sums in another order. (The public code
-of Lookahead Decoding needs a private fork of FlashAttention for its mask; SDPA's kernels take any mask on any device.)
+transformers' own SDPA function copies every key and value once per query head of its group when a
+mask is given with several queries, which is every verification. Here the query heads of a group are
+rows of one product instead, so the cache is read once, and the prompt's own columns in front of a
+tree need no mask. Both are the same sums in another order. (The public code of Lookahead Decoding
+needs a private fork of FlashAttention for its mask; SDPA's kernels take any mask on any device.)
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
 
 def takes_tree_attention(model: PreTrainedModel) -> bool:
     """Whether the model asks transformers' table of attention functions, and for SDPA."""
-    return bool(model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation())
+    return bool(
+        model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
+    )
 
 
 def _attend(
@@ -58,19 +62,29 @@ def _attend(
     parts = []
     if causal:
         front = query[:, :, :causal], key[:, :, :causal], value[:, :, :causal]
-        parts.append(scaled_dot_product_attention(*front, scale=scaling, is_causal=True, enable_gqa=True))
+        parts.append(
+            scaled_dot_product_attention(*front, scale=scaling, is_causal=True, enable_gqa=True)
+        )
     if causal < query.shape[2]:
-        parts.append(_grouped(query[:, :, causal:], key, value, attention_mask[:, :, causal:], scaling))
+        parts.append(
+            _grouped(query[:, :, causal:], key, value, attention_mask[:, :, causal:], scaling)
+        )
     output = parts[0] if len(parts) == 1 else cat(parts, dim=2)
     return output.transpose(1, 2).contiguous(), None
 
 
-def _grouped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """Attention in which the query heads that share a key head are rows of one product; [batch, heads, columns, dim]."""
+def _grouped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
+) -> Tensor:
+    """Attention in which the query heads that share a key head are rows of one product; [batch,
+    heads, columns, dim].
+    """
     batch, heads, columns, dim = query.shape
     groups = heads // key.shape[1]
     rows = query.reshape(batch, key.shape[1], groups * columns, dim)
-    output = scaled_dot_product_attention(rows, key, value, attn_mask=mask.repeat(1, 1, groups, 1), scale=scaling)
+    output = scaled_dot_product_attention(
+        rows, key, value, attn_mask=mask.repeat(1, 1, groups, 1), scale=scaling
+    )
     return output.reshape(batch, heads, columns, value.shape[-1])
 
 

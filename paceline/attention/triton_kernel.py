@@ -1,17 +1,22 @@
-"""Attention by position in Triton, for CUDA: a query's output depends on itself and on the keys it sees, to the last bit.
+"""Attention by position in Triton, for CUDA: a query's output depends on itself and on the keys it
+sees, to the last bit.
 
-Checked in Triton's interpreter on a CPU, and compiled for CUDA; not run on hardware. It promises what `kernel` does for the CPU,
-with another grouping of the sums, all of them in float32, and no tensor cores (their order is not known):
+Checked in Triton's interpreter on a CPU, and compiled for CUDA; not run on hardware. It promises
+what `kernel` does for the CPU, with another grouping of the sums, all of them in float32, and no
+tensor cores (their order is not known):
 
-- The keys of a query are ranked by position, rank 0 being the first it sees. 64 ranks (fewer where heads are wide) are a block,
-  four blocks a split: fixed by rank alone.
-- Scores of a block are products of one shape; their largest, exponentials and sums follow, block by block in a split, with the
-  rescaling of a running softmax; then split by split, and an attention sink's exponential last.
+- The keys of a query are ranked by position, rank 0 being the first it sees. 64 ranks (fewer where
+  heads are wide) are a block, four blocks a split: fixed by rank alone.
+- Scores of a block are products of one shape; their largest, exponentials and sums follow, block by
+  block in a split, with the rescaling of a running softmax; then split by split, and an attention
+  sink's exponential last.
 
-A program takes 16 queries (of all heads of a group) through one split. A block that all of them see whole, at the same places,
-is read once for all; others, at the ends of paths and windows, are read once for each column and change the sums of its queries
-alone. Both are the same instructions: which columns share a reading decides nothing but how often it is done. A launch is
-specialised for the sizes of heads only, and additions are not contracted, so that there is one program for all launches.
+A program takes 16 queries (of all heads of a group) through one split. A block that all of them see
+whole, at the same places, is read once for all; others, at the ends of paths and windows, are read
+once for each column and change the sums of its queries alone. Both are the same instructions: which
+columns share a reading decides nothing but how often it is done. A launch is specialised for the
+sizes of heads only, and additions are not contracted, so that there is one program for all
+launches.
 """
 
 from __future__ import annotations
@@ -32,7 +37,8 @@ _BLOCKS = 4  # of a split
 _PARTS = 1 << 26  # float32 numbers of unfinished sums that a launch may hold
 _ALIGNED = 16  # dims, and strides, in numbers
 _UNSPECIALIZED = [
-    "query_row", "query_head", "query_column", "key_row", "key_head", "key_place", "value_row", "value_head", "value_place",
+    "query_row", "query_head", "query_column", "key_row", "key_head", "key_place", "value_row",
+    "value_head", "value_place",
     "packed", "first", "last", "key_heads", "groups", "width", "splits", "scaling", "softcap",
 ]  # fmt: skip
 
@@ -47,11 +53,13 @@ def attention_by_position(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return attention whose bits, for each query, depend on itself and the keys it sees only; a query that sees none gets zeros.
+    """Return attention whose bits, for each query, depend on itself and the keys it sees only; a
+    query that sees none gets zeros.
 
     Args:
-        query: [rows, heads, columns, dim], float32, bfloat16 or float16, on a CUDA device, or on the CPU in Triton's interpreter,
-            or [1, heads, columns of all rows, dim]; key, value: [rows, key heads, places, dim].
+        query: [rows, heads, columns, dim], float32, bfloat16 or float16, on a CUDA device, or on
+            the CPU in Triton's interpreter, or [1, heads, columns of all rows, dim]; key, value:
+            [rows, key heads, places, dim].
         mask, order, scaling, softcap, sinks: as in `paceline.cpu.attention.invariant`.
     Returns:
         [rows, columns, heads, value dim], in the dtype and with the rows and columns of the query.
@@ -63,7 +71,9 @@ def attention_by_position(
     rows, columns = len(order.cached), paths.columns
     states = _readable(query), _readable(key), _readable(value)
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
-    out = torch.empty(query.shape[0], query.shape[2], heads, value_dim, dtype=torch.float32, device=query.device)
+    out = torch.empty(
+        query.shape[0], query.shape[2], heads, value_dim, dtype=torch.float32, device=query.device
+    )
     wide = max(_power_of_two(states[1].shape[3]), _power_of_two(states[2].shape[3]))
     block = max(16, min(64, 8192 // wide))
     splits = max(1, -(-paths.most // (block * _BLOCKS)))
@@ -79,11 +89,21 @@ def _power_of_two(size: int) -> int:
 
 
 def _readable(states: Tensor) -> Tensor:
-    """The same numbers as the kernel may read them: neighbours in the last dim adjacent, everything aligned (zeros appended)."""
+    """The same numbers as the kernel may read them: neighbours in the last dim adjacent,
+    everything aligned (zeros appended).
+    """
     if states.shape[3] % _ALIGNED:
         return pad(states, (0, -states.shape[3] % _ALIGNED))
-    strides = [stride for stride, size in zip(states.stride()[:3], states.shape[:3], strict=True) if size > 1]
-    aligned = states.stride(3) == 1 and not states.data_ptr() % 16 and not any(stride % _ALIGNED for stride in strides)
+    strides = [
+        stride
+        for stride, size in zip(states.stride()[:3], states.shape[:3], strict=True)
+        if size > 1
+    ]
+    aligned = (
+        states.stride(3) == 1
+        and not states.data_ptr() % 16
+        and not any(stride % _ALIGNED for stride in strides)
+    )
     return states if aligned else states.clone(memory_format=torch.contiguous_format)
 
 
@@ -103,34 +123,112 @@ def _launch(
     heads, dim = query.shape[1], query.shape[3]
     rows, key_heads, value_dim = len(paths.starts) - 1, value.shape[1], value.shape[3]
     groups, queries = heads // key_heads, rows * (last - first) * heads
-    largest, totals = (torch.empty(queries, splits, dtype=torch.float32, device=query.device) for _ in range(2))
+    largest, totals = (
+        torch.empty(queries, splits, dtype=torch.float32, device=query.device) for _ in range(2)
+    )
     sums = torch.empty(queries, splits, value_dim, dtype=torch.float32, device=query.device)
     strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3])
     grid = -(-(last - first) * groups // _QUERIES), rows * key_heads, splits
     _attend[grid](
-        query, key, value, largest, totals, sums, paths.starts, paths.start, paths.leading, paths.count, paths.listed, *strides,
-        int(paths.packed), first, last, key_heads, groups, paths.width, splits, scaling, softcap,
-        dim, value_dim, _power_of_two(dim), _power_of_two(value_dim), _QUERIES, block, _BLOCKS, bool(softcap),
-        num_warps=4, num_stages=1, enable_fp_fusion=False,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        largest,
+        totals,
+        sums,
+        paths.starts,
+        paths.start,
+        paths.leading,
+        paths.count,
+        paths.listed,
+        *strides,
+        int(paths.packed),
+        first,
+        last,
+        key_heads,
+        groups,
+        paths.width,
+        splits,
+        scaling,
+        softcap,
+        dim,
+        value_dim,
+        _power_of_two(dim),
+        _power_of_two(value_dim),
+        _QUERIES,
+        block,
+        _BLOCKS,
+        bool(softcap),
+        num_warps=4,
+        num_stages=1,
+        enable_fp_fusion=False,
+    )
     _combine[(queries,)](
-        largest, totals, sums, paths.starts, paths.count, out if sinks is None else sinks, out,
-        first, last, heads, splits,
-        out.shape[3], value_dim, _power_of_two(value_dim), block * _BLOCKS, sinks is not None,
-        num_warps=1, num_stages=1, enable_fp_fusion=False,
-    )  # fmt: skip
+        largest,
+        totals,
+        sums,
+        paths.starts,
+        paths.count,
+        out if sinks is None else sinks,
+        out,
+        first,
+        last,
+        heads,
+        splits,
+        out.shape[3],
+        value_dim,
+        _power_of_two(value_dim),
+        block * _BLOCKS,
+        sinks is not None,
+        num_warps=1,
+        num_stages=1,
+        enable_fp_fusion=False,
+    )
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
 def _attend(
-    query, key, value, largest, totals, sums, starts, start, leading, count, listed,
-    query_row: tl.int64, query_head: tl.int64, query_column: tl.int64, key_row: tl.int64, key_head: tl.int64, key_place: tl.int64,
-    value_row: tl.int64, value_head: tl.int64, value_place: tl.int64,
-    packed, first, last, key_heads, groups, width, splits, scaling, softcap,
-    dim: tl.constexpr, value_dim: tl.constexpr, DIMS: tl.constexpr, VALUE_DIMS: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr, BLOCKS: tl.constexpr, CAPPED: tl.constexpr,
-):  # fmt: skip
-    """Largest score, sum of exponentials and weighted values of 16 queries over the keys of one split."""
+    query,
+    key,
+    value,
+    largest,
+    totals,
+    sums,
+    starts,
+    start,
+    leading,
+    count,
+    listed,
+    query_row: tl.int64,
+    query_head: tl.int64,
+    query_column: tl.int64,
+    key_row: tl.int64,
+    key_head: tl.int64,
+    key_place: tl.int64,
+    value_row: tl.int64,
+    value_head: tl.int64,
+    value_place: tl.int64,
+    packed,
+    first,
+    last,
+    key_heads,
+    groups,
+    width,
+    splits,
+    scaling,
+    softcap,
+    dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    DIMS: tl.constexpr,
+    VALUE_DIMS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    CAPPED: tl.constexpr,
+):
+    """Largest score, sum of exponentials and weighted values of 16 queries over the keys of one
+    split.
+    """
     row, head = tl.program_id(1) // key_heads, tl.program_id(1) % key_heads
     split = tl.program_id(2)
     ordinal = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
@@ -150,7 +248,10 @@ def _attend(
     down = tl.where(packed > 0, own, column).to(tl.int64) * tl.multiple_of(query_column, 16)
     at = across + member * tl.multiple_of(query_head, 16) + down
     inside = real[:, None] & (dims < dim)[None, :]
-    states = tl.load(query + at[:, None] + dims[None, :], mask=inside, other=0.0).to(tl.float32) * scaling
+    states = (
+        tl.load(query + at[:, None] + dims[None, :], mask=inside, other=0.0).to(tl.float32)
+        * scaling
+    )
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     summed = tl.zeros([QUERIES, VALUE_DIMS], tl.float32)
@@ -171,17 +272,23 @@ def _attend(
             ranks = low + tl.arange(0, KEYS)
             there = ranks < known
             behind = there & (ranks >= side_by_side)
-            others = tl.load(listed + which.to(tl.int64) * width + (ranks - side_by_side), mask=behind, other=0)
+            others = tl.load(
+                listed + which.to(tl.int64) * width + (ranks - side_by_side), mask=behind, other=0
+            )
             places = tl.where(behind, others, tl.load(start + which) + ranks).to(tl.int64)
             at_keys = places[:, None] * tl.multiple_of(key_place, 16) + dims[None, :]
-            keys = tl.load(key + at_keys, mask=there[:, None] & (dims < dim)[None, :], other=0.0).to(tl.float32)
+            keys = tl.load(
+                key + at_keys, mask=there[:, None] & (dims < dim)[None, :], other=0.0
+            ).to(tl.float32)
             scores = tl.dot(states, tl.trans(keys), input_precision="ieee")
             if CAPPED:
                 size = tl.abs(scores / softcap)
                 tanh = (1.0 - tl.exp(-2.0 * size)) / (1.0 + tl.exp(-2.0 * size))
                 scores = tl.where(scores < 0, -softcap * tanh, softcap * tanh)
             scores = tl.where(mine[:, None] & there[None, :], scores, float("-inf"))
-            new_top = tl.where(mine, tl.maximum(top, tl.max(scores, 1)), 0.0)  # 0: no difference of infinities
+            new_top = tl.where(
+                mine, tl.maximum(top, tl.max(scores, 1)), 0.0
+            )  # 0: no difference of infinities
             weights = tl.exp(scores - new_top[:, None])
             shrink = tl.exp(top - new_top)
             at_values = places[:, None] * tl.multiple_of(value_place, 16) + value_dims[None, :]
@@ -189,9 +296,13 @@ def _attend(
             values = tl.load(value + at_values, mask=shown, other=0.0).to(tl.float32)
             added = tl.dot(weights, values, input_precision="ieee")
             total = tl.where(mine, total * shrink + tl.sum(weights, 1), total)
-            summed = tl.where(mine[:, None], summed * shrink[:, None] + added, summed)  # others' values may be no numbers
+            summed = tl.where(
+                mine[:, None], summed * shrink[:, None] + added, summed
+            )  # others' values may be no numbers
             top = tl.where(mine, new_top, top)
-    output = (((row * (last - first) + column - first) * key_heads * groups + member) * splits + split).to(tl.int64)
+    output = (
+        ((row * (last - first) + column - first) * key_heads * groups + member) * splits + split
+    ).to(tl.int64)
     used = real & (seen > split * BLOCKS * KEYS)
     tl.store(largest + output, top, mask=used)
     tl.store(totals + output, total, mask=used)
@@ -201,9 +312,23 @@ def _attend(
 
 @triton.jit(do_not_specialize=["first", "last", "heads", "splits"])
 def _combine(
-    largest, totals, sums, starts, count, sinks, out, first, last, heads, splits,
-    out_dim: tl.constexpr, value_dim: tl.constexpr, VALUE_DIMS: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr,
-):  # fmt: skip
+    largest,
+    totals,
+    sums,
+    starts,
+    count,
+    sinks,
+    out,
+    first,
+    last,
+    heads,
+    splits,
+    out_dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    VALUE_DIMS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SINKS: tl.constexpr,
+):
     """The output of one query: its splits in order, those it has keys in, then the sink."""
     query = tl.program_id(0).to(tl.int64)
     head = query % heads
@@ -212,14 +337,21 @@ def _combine(
     exists = column < tl.load(starts + row + 1) - origin
     seen = tl.load(count + origin + column, mask=exists, other=0)
     dims = tl.arange(0, VALUE_DIMS)
-    top, total, summed = tl.full([], float("-inf"), tl.float32), tl.zeros([], tl.float32), tl.zeros([VALUE_DIMS], tl.float32)
+    top, total, summed = (
+        tl.full([], float("-inf"), tl.float32),
+        tl.zeros([], tl.float32),
+        tl.zeros([VALUE_DIMS], tl.float32),
+    )
     for split in range((seen + SPLIT - 1) // SPLIT):
         at = query * splits + split
         new = tl.load(largest + at)
         new_top = tl.maximum(top, new)
         shrink, grow = tl.exp(top - new_top), tl.exp(new - new_top)
         total = total * shrink + tl.load(totals + at) * grow
-        summed = summed * shrink + tl.load(sums + at * value_dim + dims, mask=dims < value_dim, other=0.0) * grow
+        summed = (
+            summed * shrink
+            + tl.load(sums + at * value_dim + dims, mask=dims < value_dim, other=0.0) * grow
+        )
         top = new_top
     if SINKS:
         sink = tl.load(sinks + head)

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from paceline.bench.papers.config import PaperConfig
     from paceline.bench.papers.part import PaperResult
     from paceline.bench.papers.registry import PAPERS, configure, draw_paper, run_paper
-    from paceline.bench.papers.report import paper_markdown, print_paper, read_paper_json, write_paper_json
+    from paceline.bench.papers.report import (
+        paper_markdown,
+        print_paper,
+        read_paper_json,
+        write_paper_json,
+    )
     from paceline.bench.plot import write_png
     from paceline.bench.report import markdown, print_table, read_json, write_json
     from paceline.bench.result import BenchResult
@@ -25,13 +30,20 @@ if TYPE_CHECKING:
     from paceline.report.prompts import Prompt, load_prompts
     from paceline.util.options import ModelOptions, PromptOptions
 
-_MODULES = {  # imported when one of their names is asked for: settings, and the command line's help, need no torch
+# imported when one of their names is asked for: settings, and the command line's help, need no
+# torch
+_MODULES = {
     "paceline.bench.cost_scale": ("enlarge",),
     "paceline.bench.memory": ("memory_by_method",),
     "paceline.bench.papers.config": ("PaperConfig",),
     "paceline.bench.papers.part": ("PaperResult",),
     "paceline.bench.papers.registry": ("PAPERS", "configure", "draw_paper", "run_paper"),
-    "paceline.bench.papers.report": ("paper_markdown", "print_paper", "read_paper_json", "write_paper_json"),
+    "paceline.bench.papers.report": (
+        "paper_markdown",
+        "print_paper",
+        "read_paper_json",
+        "write_paper_json",
+    ),
     "paceline.bench.plot": ("write_png",),
     "paceline.bench.report": ("markdown", "print_table", "read_json", "write_json"),
     "paceline.bench.result": ("BenchResult",),
@@ -42,9 +54,12 @@ _MODULES = {  # imported when one of their names is asked for: settings, and the
 }
 
 __all__ = [
-    "PAPERS", "BenchConfig", "BenchResult", "CostScale", "ModelOptions", "PaperConfig", "PaperResult", "Prompt",
-    "PromptOptions", "configure", "draw_paper", "enlarge", "load_prompts", "markdown", "memory_by_method", "paper_markdown",
-    "print_paper", "print_table", "read_json", "read_paper_json", "run_bench", "run_paper", "write_json", "write_paper_json",
+    "PAPERS", "BenchConfig", "BenchResult", "CostScale", "ModelOptions", "PaperConfig",
+    "PaperResult", "Prompt",
+    "PromptOptions", "configure", "draw_paper", "enlarge", "load_prompts", "markdown",
+    "memory_by_method", "paper_markdown",
+    "print_paper", "print_table", "read_json", "read_paper_json", "run_bench", "run_paper",
+    "write_json", "write_paper_json",
     "write_png",
 ]  # fmt: skip
 

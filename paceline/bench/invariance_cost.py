@@ -1,4 +1,6 @@
-"""What batch invariance costs behind contexts of several lengths: steps with it and without, by turns, in one run."""
+"""What batch invariance costs behind contexts of several lengths: steps with it and without, by
+turns, in one run.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class ContextCost:
     """Steps behind one length of context.
 
     Attributes:
-        batch: sequences; context: tokens of each in the cache; drafts: nodes of each sequence's chain.
+        batch: sequences; context: tokens of each in the cache; drafts: nodes of each sequence's
+            chain.
         seconds, usual: of each step, batch-invariant and not, by turns.
     """
 
@@ -91,7 +94,8 @@ def measure(
         for context in contexts:
             for batch in batches:
                 steps = [
-                    _Steps(lm, batch, context) for lm in (CachedLM(loaded, **found.of_model(PREFILL_CHUNK)), CachedLM(loaded))
+                    _Steps(lm, batch, context)
+                    for lm in (CachedLM(loaded, **found.of_model(PREFILL_CHUNK)), CachedLM(loaded))
                 ]
                 for nodes in drafts:
                     times: list[list[float]] = [[], []]
@@ -103,7 +107,9 @@ def measure(
                     costs.append(ContextCost(dtype, batch, context, nodes, *times))
                     finished(costs[-1])
     environment = replace(environment, load_end=load_average())
-    return InvarianceCost(model, "processor" if clock is time.process_time else "wall", reasons, costs, environment)
+    return InvarianceCost(
+        model, "processor" if clock is time.process_time else "wall", reasons, costs, environment
+    )
 
 
 class _Steps:
@@ -130,19 +136,39 @@ class _Steps:
 
 
 def table(result: InvarianceCost) -> Table:
-    """Return the medians of steps without batch invariance and with it, and the speed that is left."""
+    """Return the medians of steps without batch invariance and with it, and the speed that is
+    left.
+    """
     rows = [
-        (one.dtype, str(one.context), str(one.batch), str(one.drafts), 1e3 * statistics.median(one.usual),
-         1e3 * statistics.median(one.seconds), one.speed)
+        (
+            one.dtype,
+            str(one.context),
+            str(one.batch),
+            str(one.drafts),
+            1e3 * statistics.median(one.usual),
+            1e3 * statistics.median(one.seconds),
+            one.speed,
+        )
         for one in result.costs
-    ]  # fmt: skip
-    headings = ("dtype", "context", "batch", "drafts", "ms of a step without", "with", "tokens/s over without")
+    ]
+    headings = (
+        "dtype",
+        "context",
+        "batch",
+        "drafts",
+        "ms of a step without",
+        "with",
+        "tokens/s over without",
+    )
     return Table.of("", headings, rows)
 
 
 def cost_table(result: InvarianceCost) -> str:
     """Return the table in Markdown, and where it was measured."""
-    where, clock = result.environment, "the process's own time" if result.clock == "processor" else "wall-clock time"
+    where, clock = (
+        result.environment,
+        "the process's own time" if result.clock == "processor" else "wall-clock time",
+    )
     busy = f"load {where.load_start[0]:g}" if where.load_start else "load unknown"
     setting = f"{result.model}, {where.hardware}, {clock}, {busy}; {provenance(where)}."
     return "\n".join([*table(result).markdown(), setting])

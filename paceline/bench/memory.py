@@ -1,6 +1,7 @@
 """Peak memory of each method, measured in a process of its own that does nothing else.
 
-On Linux the high-water mark is reset once the models are loaded, so loading does not hide what decoding takes.
+On Linux the high-water mark is reset once the models are loaded, so loading does not hide what
+decoding takes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def memory_by_method(config: BenchConfig) -> dict[str, int]:
     peaks = {}
     for name in (*config.baselines, *config.drafters):
         ours = name in config.drafters
-        one = dataclasses.replace(config, baselines=() if ours else (name,), drafters=(name,) if ours else ())
+        one = dataclasses.replace(
+            config, baselines=() if ours else (name,), drafters=(name,) if ours else ()
+        )
         done = subprocess.run(
             [sys.executable, "-m", "paceline.bench.memory", json.dumps(flat(one))],
             capture_output=True,
@@ -39,7 +42,9 @@ def memory_by_method(config: BenchConfig) -> dict[str, int]:
         )
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise PacelineError(f"measuring the memory of {name!r} failed with status {done.returncode}: {last[0]}")
+            raise PacelineError(
+                f"measuring the memory of {name!r} failed with status {done.returncode}: {last[0]}"
+            )
         peaks[name] = int(done.stdout.split()[-1])
     return peaks
 

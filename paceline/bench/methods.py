@@ -1,4 +1,6 @@
-"""The ways to answer that a bench run compares: our drafters, and what transformers offers. All share one model object."""
+"""The ways to answer that a bench run compares: our drafters, and what transformers offers. All
+share one model object.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _MOST_TOKENS = 512  # of a forward there
 
 @dataclass(frozen=True, slots=True)
 class MethodAnswer:
-    """The tokens of one answer, an end-of-sequence token included; counts where the method keeps any."""
+    """The tokens of one answer, an end-of-sequence token included; counts where the method keeps
+    any.
+    """
 
     token_ids: list[int]
     stats: Stats | None = None
@@ -53,9 +57,12 @@ class Method(Protocol):
 class Paceline:
     """`LLM.generate` with one drafter."""
 
-    def __init__(self, name: str, llm: LLM, make: Callable[[], Drafter], params: SamplingParams) -> None:
+    def __init__(
+        self, name: str, llm: LLM, make: Callable[[], Drafter], params: SamplingParams
+    ) -> None:
         self.name = name
-        self.draws = False  # the drafter draws from its own distribution: sampled texts differ, their law does not
+        # the drafter draws from its own distribution: sampled texts differ, their law does not
+        self.draws = False
         self._llm, self._make, self._params = llm, make, params
 
     @property
@@ -77,7 +84,9 @@ class Paceline:
         return [MethodAnswer(completion.token_ids, completion.stats) for completion in raw]
 
     def timing(self) -> Timing | None:
-        """That of the engine; on an accelerator forwards run on after they are launched, so None."""
+        """That of the engine; on an accelerator forwards run on after they are launched, so
+        None.
+        """
         return self._llm.timing if self._llm.model.device.type == "cpu" else None
 
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:
@@ -92,7 +101,12 @@ class Transformers:
     """`model.generate`: plain, with prompt lookup, or with an assistant."""
 
     def __init__(
-        self, name: str, model: PreTrainedModel, draft: PreTrainedModel | None, eos: list[int], params: SamplingParams
+        self,
+        name: str,
+        model: PreTrainedModel,
+        draft: PreTrainedModel | None,
+        eos: list[int],
+        params: SamplingParams,
     ) -> None:
         self.name = name
         self._model, self._eos = model, [] if params.ignore_eos else eos
@@ -109,13 +123,20 @@ class Transformers:
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Left-padded ids and their mask, on the device."""
         width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=self._model.device)
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=self._model.device)
+        ids = torch.tensor(
+            [[0] * (width - len(prompt)) + prompt for prompt in prompts], device=self._model.device
+        )
+        mask = torch.tensor(
+            [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts],
+            device=self._model.device,
+        )
         if self._sampling:
             torch.manual_seed(self._seed)
         model, extra = self._model, self._extra
         generate: Callable[..., Any] = model.generate
-        return lambda: generate(input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, **extra)
+        return lambda: generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, **extra
+        )
 
     def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
         """The new tokens, up to the first end-of-sequence token."""
@@ -128,12 +149,16 @@ class Transformers:
 
 
 class Continuous(Transformers):
-    """`model.generate_batch`: plain, with continuous batching, in a paged cache that is made for the call."""
+    """`model.generate_batch`: plain, with continuous batching, in a paged cache that is made for
+    the call.
+    """
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Token ids, and a cache of their size."""
         positions = sum(map(len, prompts)) + len(prompts) * max_new_tokens
-        sizes = ContinuousBatchingConfig(num_blocks=len(prompts) + -(-positions // _PAGE), max_batch_tokens=_MOST_TOKENS)
+        sizes = ContinuousBatchingConfig(
+            num_blocks=len(prompts) + -(-positions // _PAGE), max_batch_tokens=_MOST_TOKENS
+        )
         config = copy.copy(self._model.generation_config)
         config.max_new_tokens = max_new_tokens
         generate: Callable[..., Any] = self._model.generate_batch
@@ -146,7 +171,9 @@ class Continuous(Transformers):
 
 
 class ObservedDrafter(DelegatingDrafter):
-    """Passes everything on to a drafter, and what the target said about its trees to `see` as well."""
+    """Passes everything on to a drafter, and what the target said about its trees to `see` as
+    well.
+    """
 
     def __init__(self, inner: Drafter, see: Callable[[Outcome], None]) -> None:
         super().__init__(inner)
@@ -161,12 +188,19 @@ class ObservedDrafter(DelegatingDrafter):
 
 @contextlib.contextmanager
 def same_rules(model: PreTrainedModel, params: SamplingParams, eos: list[int]) -> Iterator[None]:
-    """While open, `model.generate` chooses and ends like `LLM` with `params`; the model's own defaults come back after."""
+    """While open, `model.generate` chooses and ends like `LLM` with `params`; the model's own
+    defaults come back after.
+    """
     before, verbosity = model.generation_config, transformers.logging.get_verbosity()
     pad = before.pad_token_id if before.pad_token_id is not None else (eos or [0])[0]
     sampling: dict[str, Any] = {"do_sample": False}
     if not params.greedy:
-        sampling = {"do_sample": True, "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+        sampling = {
+            "do_sample": True,
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+        }
         sampling |= {"min_p": params.min_p} if params.min_p else {}
     model.generation_config = GenerationConfig(
         eos_token_id=None if params.ignore_eos or not eos else eos,
@@ -184,7 +218,9 @@ def same_rules(model: PreTrainedModel, params: SamplingParams, eos: list[int]) -
 
 
 def _with_length(params: SamplingParams, max_new_tokens: int) -> SamplingParams:
-    return dataclasses.replace(params, max_new_tokens=max_new_tokens, min_tokens=min(params.min_tokens, max_new_tokens))
+    return dataclasses.replace(
+        params, max_new_tokens=max_new_tokens, min_tokens=min(params.min_tokens, max_new_tokens)
+    )
 
 
 def _cut(token_ids: list[int], eos: list[int]) -> list[int]:

@@ -37,14 +37,21 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Prompts that are answered in one call. `cut`: how many were too long for the context, and cut."""
+    """Prompts that are answered in one call. `cut`: how many were too long for the context, and
+    cut.
+    """
 
     prompts: tuple[Prompt, ...]
     token_ids: tuple[list[int], ...]
     cut: int
 
 
-def load_models(config: BenchConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None, tokenizer: Any) -> Models:
+def load_models(
+    config: BenchConfig,
+    target: PreTrainedModel | None,
+    draft: PreTrainedModel | None,
+    tokenizer: Any,
+) -> Models:
     """The models of a run, as large as its cost scales say; those that are given are not loaded.
 
     Raises:
@@ -61,7 +68,10 @@ def load_models(config: BenchConfig, target: PreTrainedModel | None, draft: PreT
     elif draft is None and wanted is not None:
         draft = load_draft(wanted, asked.dtype, str(model.device))
     if draft is None and config.needs_draft():
-        raise ConfigError(f"bench: {config.needs_draft()[0]!r} needs a draft model, and none came; pass draft_model=DIRECTORY.")
+        raise ConfigError(
+            f"bench: {config.needs_draft()[0]!r} needs a draft model, and none came; pass"
+            " draft_model=DIRECTORY."
+        )
     model, label = _scaled(model, asked.model, config.cost_scale)
     if draft is None:
         return Models(model, None, tokenizer, label, None)
@@ -69,7 +79,9 @@ def load_models(config: BenchConfig, target: PreTrainedModel | None, draft: PreT
     return Models(model, draft, tokenizer, label, draft_label)
 
 
-def make_units(config: BenchConfig, models: Models, prompts: Sequence[Prompt] | None = None) -> list[Unit]:
+def make_units(
+    config: BenchConfig, models: Models, prompts: Sequence[Prompt] | None = None
+) -> list[Unit]:
     """The prompts, those of `config` where none are given, in their order and in batches.
 
     Raises:
@@ -85,14 +97,17 @@ def make_units(config: BenchConfig, models: Models, prompts: Sequence[Prompt] | 
     room = context - length
     if room < _LEAST_ROOM:
         raise CapacityError(
-            f"bench: max_new_tokens is {length} and the context {context} tokens, which leaves {room} for prompts;"
+            f"bench: max_new_tokens is {length} and the context {context} tokens, which leaves"
+            f" {room} for prompts;"
             f" at least {_LEAST_ROOM} are needed. Reduce max_new_tokens."
         )
     whole = [encode(prompt, models.tokenizer) for prompt in prompts]
     parts = [slice(at, at + config.batch) for at in range(0, len(prompts), config.batch)]
     return [
         Unit(
-            tuple(prompts[part]), tuple(shortened(ids, room) for ids in whole[part]), sum(len(ids) > room for ids in whole[part])
+            tuple(prompts[part]),
+            tuple(shortened(ids, room) for ids in whole[part]),
+            sum(len(ids) > room for ids in whole[part]),
         )
         for part in parts
     ]

@@ -1,4 +1,6 @@
-"""A bench run in several processes that share draft trees: all of them make the same calls, in step."""
+"""A bench run in several processes that share draft trees: all of them make the same calls, in
+step.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Lockstep:
         self._ranks = ranks = ranks or Ranks.join(config.models.device)
         if ranks.size != config.lookahead_parallel:
             raise ConfigError(
-                f"bench: lookahead_parallel is {config.lookahead_parallel}, and {ranks.size} ranks came; both must be the same."
+                f"bench: lookahead_parallel is {config.lookahead_parallel}, and {ranks.size} ranks"
+                " came; both must be the same."
             )
         for spec in config.drafters:
             drafter = None if entry(parse_spec(spec)[0]).needs_draft_model else create(spec)
@@ -41,7 +44,8 @@ class Lockstep:
                 self._shared.append(spec)
         if not self._shared:
             raise ConfigError(
-                f"bench: none of the drafters {', '.join(config.drafters)} has a window that ranks could share; add"
+                f"bench: none of the drafters {', '.join(config.drafters)} has a window that ranks"
+                " could share; add"
                 " --drafter lookahead, or leave lookahead_parallel out."
             )
 
@@ -54,9 +58,13 @@ class Lockstep:
         return over if self._ranks is None else bool(self._ranks.first(over))
 
     def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:
-        """Overwrite the fed tokens of the shared drafters' answers with those of the rank that has fed most."""
+        """Overwrite the fed tokens of the shared drafters' answers with those of the rank that
+        has fed most.
+        """
         for spec in self._shared:
-            stats = [answer.stats for call, answers in calls if call.method == spec for answer in answers]
+            stats = [
+                answer.stats for call, answers in calls if call.method == spec for answer in answers
+            ]
             fed = [one.fed for one in stats if one is not None]
             assert self._ranks is not None
             counts = iter(max(self._ranks.gather([count for one in fed for count in one]), key=sum))

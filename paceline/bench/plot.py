@@ -1,4 +1,6 @@
-"""A run as a picture: speed-up of every method with its spread over prompts, and tokens per forward."""
+"""A run as a picture: speed-up of every method with its spread over prompts, and tokens per
+forward.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def _draw_speed(axes: Any, result: BenchResult, colours: list[str]) -> None:
     for place, (name, ratios) in enumerate(zip(result.methods, spread, strict=True)):
         if name != result.baseline:
             heights = [place + jitter.uniform(-0.2, 0.2) for _ in ratios]
-            axes.scatter(ratios, heights, s=22, color=_POINT, edgecolors="white", linewidths=0.7, zorder=3)
+            axes.scatter(
+                ratios, heights, s=22, color=_POINT, edgecolors="white", linewidths=0.7, zorder=3
+            )
     points = "one point per prompt" if result.config.batch == 1 else "one point per batch"
     inside = [value > 0.12 * farthest for value in values]
     _draw_bars(axes, values, [f"{value:.2f}" for value in values], inside, colours, farthest)
@@ -50,18 +54,41 @@ def _draw_speed(axes: Any, result: BenchResult, colours: list[str]) -> None:
 
 def _draw_forward(axes: Any, result: BenchResult, colours: list[str]) -> None:
     known = [figures.tokens_per_forward for figures in result.figures()]
-    values, texts = [one or 0.0 for one in known], ["not counted" if one is None else f"{one:.2f}" for one in known]
-    _draw_bars(axes, values, texts, [one is not None for one in known], colours, max([1.0, *values]))
+    values, texts = (
+        [one or 0.0 for one in known],
+        ["not counted" if one is None else f"{one:.2f}" for one in known],
+    )
+    _draw_bars(
+        axes, values, texts, [one is not None for one in known], colours, max([1.0, *values])
+    )
     label(axes, "", "tokens per target forward", "", "x")
 
 
-def _draw_bars(axes: Any, values: list[float], texts: list[str], inside: list[bool], colours: list[str], farthest: float) -> None:
+def _draw_bars(
+    axes: Any,
+    values: list[float],
+    texts: list[str],
+    inside: list[bool],
+    colours: list[str],
+    farthest: float,
+) -> None:
     """Bars with a text each, in white inside of them or dark behind them."""
     axes.barh(range(len(values)), values, color=colours, height=0.62)
     for place, (value, text, within) in enumerate(zip(values, texts, inside, strict=True)):
-        at, colour, weight = (0.0, "white", "bold") if within else (value, INK, "bold" if value else "normal")
-        axes.annotate(text, (at, place), (5, 0), textcoords="offset points", va="center", fontsize=10, color=colour,
-                      fontweight=weight, zorder=4)  # fmt: skip
+        at, colour, weight = (
+            (0.0, "white", "bold") if within else (value, INK, "bold" if value else "normal")
+        )
+        axes.annotate(
+            text,
+            (at, place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=10,
+            color=colour,
+            fontweight=weight,
+            zorder=4,
+        )
     axes.axvline(1.0, color=INK, linewidth=0.8, linestyle=":")
     axes.set_xlim(0, farthest * 1.05)
     axes.spines["left"].set_visible(False)

@@ -31,25 +31,43 @@ MEASURES: dict[Column, str] = {
     Column("equal", "{}/{}"): "equal",
     Column("same/ bits"): "batch_invariant",
 }
-_NARROW = ("method", "tokens/s", "speed-up", "median", "tokens/ forward", "accepted/ draft", "equal", "same/ bits")
+_NARROW = (
+    "method",
+    "tokens/s",
+    "speed-up",
+    "median",
+    "tokens/ forward",
+    "accepted/ draft",
+    "equal",
+    "same/ bits",
+)
 _WIDE = 124  # characters; narrower consoles have the columns above alone
 _SHOWN = 5  # divergences listed one by one
 _NONE = "none"  # the drafter of plain decoding
 _LEGEND = (
-    "speed-up: tokens/s over those of {baseline}; median: of that ratio over {units}; CPU time: that ratio in processor time,"
-    " which other jobs on the machine disturb less. tokens/forward: plain decoding is 1. accepted/draft: tokens kept per tree;"
-    " accepted: share of drafted tokens kept; fed/step: tokens per target forward. target, draft, overhead: shares of the time."
-    " equal: answers with exactly the tokens of {reference}. same bits: whether they are guaranteed to be those of plain decoding"
+    "speed-up: tokens/s over those of {baseline}; median: of that ratio over {units}; CPU time:"
+    " that ratio in processor time,"
+    " which other jobs on the machine disturb less. tokens/forward: plain decoding is 1."
+    " accepted/draft: tokens kept per tree;"
+    " accepted: share of drafted tokens kept; fed/step: tokens per target forward. target, draft,"
+    " overhead: shares of the time."
+    " equal: answers with exactly the tokens of {reference}. same bits: whether they are"
+    " guaranteed to be those of plain decoding"
     " by the same engine (batch invariance)."
 )
 
 
 def print_table(result: BenchResult, console: Console | None = None) -> None:
-    """Show the figures, per-category speed-ups and what differed. Default console: standard output."""
+    """Show the figures, per-category speed-ups and what differed. Default console: standard
+    output.
+    """
     console = console or Console(highlight=False)
     console.print(escape("; ".join(setting_parts(result))), style="bold")
     table = figures_table(result)
-    for one in [table if console.width >= _WIDE else table.only(_NARROW), *_category_tables(result)]:
+    for one in [
+        table if console.width >= _WIDE else table.only(_NARROW),
+        *_category_tables(result),
+    ]:
         one.show(console)
     for line in [_legend(result), *_notes(result)]:
         console.print(escape(line), style="dim")
@@ -58,11 +76,24 @@ def print_table(result: BenchResult, console: Console | None = None) -> None:
 def markdown(result: BenchResult) -> str:
     """Return the run as a Markdown section: setting, tables, notes, the command that repeats it."""
     environment = result.environment
-    load = f"load average {_load(environment.load_start)} at the start, {_load(environment.load_end)} at the end"
-    lines = [f"### {result.target}, batch {result.config.batch}", "", f"{'; '.join(setting_parts(result))}.", ""]
+    load = (
+        f"load average {_load(environment.load_start)} at the start, {_load(environment.load_end)}"
+        " at the end"
+    )
+    lines = [
+        f"### {result.target}, batch {result.config.batch}",
+        "",
+        f"{'; '.join(setting_parts(result))}.",
+        "",
+    ]
     for table in [figures_table(result), *_category_tables(result)]:
         lines += table.markdown()
-    lines += [_legend(result), "", *(f"- {note}" for note in [*_notes(result), f"{provenance(environment)}; {load}."]), ""]
+    lines += [
+        _legend(result),
+        "",
+        *(f"- {note}" for note in [*_notes(result), f"{provenance(environment)}; {load}."]),
+        "",
+    ]
     return "\n".join([*lines, "```", result.config.command(), "```", ""])
 
 
@@ -74,11 +105,16 @@ def write_json(result: BenchResult, path: str | Path) -> None:
     """
     scaled = bool(result.config.cost_scale or result.config.draft_cost_scale)
     write_document(
-        path, KIND, result,
+        path,
+        KIND,
+        result,
         labels={"target": result.target, "draft": result.draft, "cost_scaled": scaled},
         command=result.config.command(),
-        summary={"all": result.figures(), "categories": {name: result.figures(name) for name in result.categories}},
-    )  # fmt: skip
+        summary={
+            "all": result.figures(),
+            "categories": {name: result.figures(name) for name in result.categories},
+        },
+    )
 
 
 def read_json(path: str | Path) -> BenchResult:
@@ -98,9 +134,19 @@ def setting_parts(result: BenchResult) -> list[str]:
     sampled = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     parts = [f"target model: {result.target}"]
     parts += [f"draft model: {result.draft}"] if result.draft else []
-    parts += [result.dtype, f"batch {config.batch}", sampled, f"{count} prompts", f"up to {sampling.max_new_tokens} new tokens"]
+    parts += [
+        result.dtype,
+        f"batch {config.batch}",
+        sampled,
+        f"{count} prompts",
+        f"up to {sampling.max_new_tokens} new tokens",
+    ]
     parts += [f"{config.repeats} repeats"] if config.repeats > 1 else []
-    parts += [f"trees shared by {config.lookahead_parallel} ranks (fed: the busiest)"] if config.lookahead_parallel else []
+    parts += (
+        [f"trees shared by {config.lookahead_parallel} ranks (fed: the busiest)"]
+        if config.lookahead_parallel
+        else []
+    )
     parts += [result.environment.hardware]
     return parts if result.complete else [*parts, "PARTIAL: interrupted"]
 
@@ -114,16 +160,23 @@ def provenance(environment: Environment) -> str:
 
 def figures_table(result: BenchResult) -> Table:
     """Return the table of all methods over all prompts."""
-    rows = [(figures.method, *(measured(figures, field) for field in MEASURES.values())) for figures in result.figures()]
+    rows = [
+        (figures.method, *(measured(figures, field) for field in MEASURES.values()))
+        for figures in result.figures()
+    ]
     return Table.of("", [Column("method", code=True), *MEASURES], rows)
 
 
 def measured(figures: MethodFigures | None, field: str) -> Cell:
-    """Return a field of the figures as a cell: None where nothing is known, and "equal" as the pair of equal and compared."""
+    """Return a field of the figures as a cell: None where nothing is known, and "equal" as the
+    pair of equal and compared.
+    """
     if figures is None or (field == "equal" and not figures.compared):
         return None
     if field == "batch_invariant":
-        return None if figures.batch_invariant is None else "yes" if figures.batch_invariant else "no"
+        return (
+            None if figures.batch_invariant is None else "yes" if figures.batch_invariant else "no"
+        )
     return (figures.equal, figures.compared) if field == "equal" else getattr(figures, field)
 
 
@@ -133,9 +186,16 @@ def _category_tables(result: BenchResult) -> list[Table]:
     if len(columns) < 2:
         return []
     rows = [
-        (method, *(_category_cell(column[place]) for column in columns.values())) for place, method in enumerate(result.methods)
+        (method, *(_category_cell(column[place]) for column in columns.values()))
+        for place, method in enumerate(result.methods)
     ]
-    return [Table.of("Speed-up (tokens per forward) by category", [Column("method", code=True), *columns], rows)]
+    return [
+        Table.of(
+            "Speed-up (tokens per forward) by category",
+            [Column("method", code=True), *columns],
+            rows,
+        )
+    ]
 
 
 def _category_cell(figures: MethodFigures) -> str:
@@ -146,7 +206,11 @@ def _category_cell(figures: MethodFigures) -> str:
 
 def _legend(result: BenchResult) -> str:
     units = "prompts" if result.config.batch == 1 else "batches"
-    return _LEGEND.format(baseline=result.baseline, units=units, reference=result.reference or "the reference (none ran)")
+    return _LEGEND.format(
+        baseline=result.baseline,
+        units=units,
+        reference=result.reference or "the reference (none ran)",
+    )
 
 
 def _notes(result: BenchResult) -> list[str]:
@@ -160,7 +224,8 @@ def _notes(result: BenchResult) -> list[str]:
         return notes
     gap = max(one.top_gap for one in found)
     count = (
-        f"Answers that differ from those of {result.reference}: {len(found)}. At the first differing token the"
+        f"Answers that differ from those of {result.reference}: {len(found)}. At the first"
+        " differing token the"
         f" target's two best logits lie at most {gap:.3g} apart (one forward in {result.dtype})."
     )
     more = [f"... and {len(found) - _SHOWN} more, in the JSON file."] if len(found) > _SHOWN else []
@@ -169,7 +234,9 @@ def _notes(result: BenchResult) -> list[str]:
 
 def _slower(figures: list[MethodFigures]) -> list[str]:
     """Name the drafters that cost time here, and the one to take."""
-    ours = [one for one in figures if one.tokens_per_second and not one.method.startswith(TRANSFORMERS)]
+    ours = [
+        one for one in figures if one.tokens_per_second and not one.method.startswith(TRANSFORMERS)
+    ]
     speeds = {one.method: one.tokens_per_second or 0.0 for one in ours}
     plain = speeds.get(_NONE)
     slower = [name for name, speed in speeds.items() if plain and speed < plain]
@@ -182,7 +249,8 @@ def _slower(figures: list[MethodFigures]) -> list[str]:
 
 def _difference(one: Divergence) -> str:
     return (
-        f"{one.method}, {one.prompt}: token {one.position} is {one.got} for {one.expected}; top logit {one.top_logit:.4g},"
+        f"{one.method}, {one.prompt}: token {one.position} is {one.got} for {one.expected}; top"
+        f" logit {one.top_logit:.4g},"
         f" gap to the second {one.top_gap:.3g}."
     )
 

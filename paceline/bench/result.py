@@ -1,4 +1,6 @@
-"""What a run leaves: the timed calls with their answers' counts, and the figures drawn from them."""
+"""What a run leaves: the timed calls with their answers' counts, and the figures drawn from
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ class AnswerCounts:
     """What the engine counted for one answer.
 
     Attributes:
-        target_forwards, prefill_forwards, draft_forwards, drafted_tokens, accepted_tokens: as in `Stats`.
+        target_forwards, prefill_forwards, draft_forwards, drafted_tokens, accepted_tokens: as in
+            `Stats`.
         decode_fed: query tokens of all forwards after the prefill.
         trees: forwards that verified at least one node.
     """
@@ -31,18 +34,27 @@ class AnswerCounts:
 
     @staticmethod
     def of(stats: Stats) -> AnswerCounts:
-        """From a completion's stats. While decoding one pending token is fed per forward, so the others are nodes."""
+        """From a completion's stats. While decoding one pending token is fed per forward, so the
+        others are nodes.
+        """
         nodes = [fed - 1 for fed in stats.fed[stats.prefill_forwards :]]
         rode_along = stats.drafted_tokens > sum(nodes)  # a tree on the last prefill chunk
         return AnswerCounts(
-            stats.target_forwards, stats.prefill_forwards, stats.draft_forwards, stats.drafted_tokens,
-            stats.accepted_tokens, sum(stats.fed[stats.prefill_forwards :]), sum(n > 0 for n in nodes) + rode_along,
-        )  # fmt: skip
+            stats.target_forwards,
+            stats.prefill_forwards,
+            stats.draft_forwards,
+            stats.drafted_tokens,
+            stats.accepted_tokens,
+            sum(stats.fed[stats.prefill_forwards :]),
+            sum(n > 0 for n in nodes) + rode_along,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRow:
-    """One answer. `equal`: same tokens as the reference method's; None where the two need not be equal."""
+    """One answer. `equal`: same tokens as the reference method's; None where the two need not be
+    equal.
+    """
 
     prompt: str
     category: str
@@ -80,7 +92,9 @@ class TimedCall:
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """Whether a drafter's answers have the bits of plain decoding in any batch, and why or why not (`LLM.invariance`)."""
+    """Whether a drafter's answers have the bits of plain decoding in any batch, and why or why
+    not (`LLM.invariance`).
+    """
 
     on: bool
     reason: str
@@ -88,12 +102,14 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where an answer first differs from the reference, and how near the target's decision was there.
+    """Where an answer first differs from the reference, and how near the target's decision was
+    there.
 
     Attributes:
         position: of the first differing token in the answer.
         expected, got: the reference's token and this method's; None beyond the end of an answer.
-        top_logit, top_gap: the target's largest logit there, and how far the second lies below it, from a fresh forward.
+        top_logit, top_gap: the target's largest logit there, and how far the second lies below it,
+            from a fresh forward.
         choice_gap: distance between the logits of `expected` and `got`.
     """
 
@@ -113,16 +129,20 @@ class MethodFigures:
 
     Attributes:
         tokens_per_second: all new tokens / all seconds.
-        speedup: ratio of that to the baseline's. speedup_median: median over prompts (batches) of the same ratio.
+        speedup: ratio of that to the baseline's. speedup_median: median over prompts (batches) of
+            the same ratio.
         cpu_speedup: as `speedup`, with processor time for wall clock.
-        tokens_per_forward: sum(new tokens - 1) / sum(forwards after the prefill); plain decoding is exactly 1.
-        accepted_per_draft: accepted tokens / trees with nodes. acceptance_rate: accepted / drafted tokens.
+        tokens_per_forward: sum(new tokens - 1) / sum(forwards after the prefill); plain decoding is
+            exactly 1.
+        accepted_per_draft: accepted tokens / trees with nodes. acceptance_rate: accepted / drafted
+            tokens.
         fed_per_step: mean query tokens of the forwards after the prefill.
-        target_share, draft_share, overhead_share: of the steps' time, in target forwards, draft forwards, and neither.
+        target_share, draft_share, overhead_share: of the steps' time, in target forwards, draft
+            forwards, and neither.
         equal, compared: answers equal to the reference's, of those compared.
         draft_forwards: of the draft model, per new token.
-        verification_rate: target forwards per new token, the prefill included; discard_rate: drafted tokens that were not kept
-            per new token (SpecDec++, section 2).
+        verification_rate: target forwards per new token, the prefill included; discard_rate:
+            drafted tokens that were not kept per new token (SpecDec++, section 2).
         batch_invariant: whether the bits of plain decoding were guaranteed.
     """
 
@@ -144,7 +164,9 @@ class MethodFigures:
     equal: int
     compared: int
     peak_memory: int | None
-    draft_forwards: float | None = None  # files of earlier versions have neither this nor what follows
+    draft_forwards: float | None = (
+        None  # files of earlier versions have neither this nor what follows
+    )
     verification_rate: float | None = None
     discard_rate: float | None = None
     batch_invariant: bool | None = None
@@ -158,9 +180,11 @@ class BenchResult:
         complete: false if it was interrupted; then every method has the same prompts all the same.
         target, draft: names of the models, their cost-scale labels included.
         dtype: of the target. methods: in the order asked for.
-        baseline: what speed-ups are relative to. reference: whose tokens others must equal; None if there is no such method.
+        baseline: what speed-ups are relative to. reference: whose tokens others must equal; None if
+            there is no such method.
         skipped: methods that could not run, and why.
-        cut_prompts: how many of the prompts were too long for the context beside an answer, and were cut.
+        cut_prompts: how many of the prompts were too long for the context beside an answer, and
+            were cut.
         guarantees: by the drafter's method; none for methods of transformers.
     """
 
@@ -185,11 +209,15 @@ class BenchResult:
         return list(dict.fromkeys(row.category for call in self.calls for row in call.rows))
 
     def figures(self, category: str | None = None) -> list[MethodFigures]:
-        """The methods' figures, over all prompts or one category. Times of mixed batches belong to no category."""
+        """The methods' figures, over all prompts or one category. Times of mixed batches belong
+        to no category.
+        """
         return [self._figures(method, category) for method in self.methods]
 
     def unit_speedups(self, method: str, category: str | None = None) -> list[float]:
-        """Per prompt (batch) that method's tokens per second over the baseline's, repeats added up."""
+        """Per prompt (batch) that method's tokens per second over the baseline's, repeats added
+        up.
+        """
         mine, base = (self._unit_rates(name, category) for name in (method, self.baseline))
         return [mine[unit] / base[unit] for unit in mine if base.get(unit)]
 
@@ -204,11 +232,22 @@ class BenchResult:
     def _calls(self, method: str, category: str | None) -> list[TimedCall]:
         """The calls of a method, all of whose prompts are of `category`."""
         mine = [call for call in self.calls if call.method == method]
-        return [call for call in mine if category is None or all(row.category == category for row in call.rows)]
+        return [
+            call
+            for call in mine
+            if category is None or all(row.category == category for row in call.rows)
+        ]
 
-    def _rate(self, method: str, category: str | None, seconds: Callable[[TimedCall], float]) -> float | None:
+    def _rate(
+        self, method: str, category: str | None, seconds: Callable[[TimedCall], float]
+    ) -> float | None:
         calls = self._calls(method, category)
-        rows = sum(row.category == category for call in self.calls if call.method == method for row in call.rows)
+        rows = sum(
+            row.category == category
+            for call in self.calls
+            if call.method == method
+            for row in call.rows
+        )
         if not calls or (category is not None and rows != sum(len(call.rows) for call in calls)):
             return None
         return _ratio(sum(call.new_tokens for call in calls), sum(map(seconds, calls)))
@@ -216,8 +255,14 @@ class BenchResult:
     def _figures(self, method: str, category: str | None) -> MethodFigures:
         mine = [call for call in self.calls if call.method == method]
         rows = [row for call in mine for row in call.rows if category in (None, row.category)]
-        wall, base_wall = (self._rate(name, category, lambda call: call.seconds) for name in (method, self.baseline))
-        cpu, base_cpu = (self._rate(name, category, lambda call: call.cpu_seconds) for name in (method, self.baseline))
+        wall, base_wall = (
+            self._rate(name, category, lambda call: call.seconds)
+            for name in (method, self.baseline)
+        )
+        cpu, base_cpu = (
+            self._rate(name, category, lambda call: call.cpu_seconds)
+            for name in (method, self.baseline)
+        )
         new_tokens = sum(row.new_tokens for row in rows)
         ratios = self.unit_speedups(method, category) if wall else []
         peaks = [call.peak_memory for call in mine if call.peak_memory is not None]

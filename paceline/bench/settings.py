@@ -1,4 +1,6 @@
-"""What a bench run does: a frozen dataclass, checked when it is made, and the command line that repeats it."""
+"""What a bench run does: a frozen dataclass, checked when it is made, and the command line that
+repeats it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class CostScale:
         """
         match = re.fullmatch(r"(\d+)x(\d+)", spec.strip().lower())
         if match is None:
-            raise ConfigError(f"cost scale {spec!r} is not WIDTHxLAYERS; write for example '1024x12'.")
+            raise ConfigError(
+                f"cost scale {spec!r} is not WIDTHxLAYERS; write for example '1024x12'."
+            )
         return CostScale(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
@@ -51,20 +55,23 @@ class BenchConfig:
     Attributes:
         models: the models; "demo" brings its draft along.
         drafters: specs as in `LLM(drafter=...)`, each a method of its own.
-        baselines: out of "transformers" (`model.generate`), "transformers:prompt_lookup[=TOKENS]" and
-            "transformers:assistant" (the draft model as assistant, at its default settings); not by default
-            "transformers:generate_batch" (its continuous batching).
+        baselines: out of "transformers" (`model.generate`), "transformers:prompt_lookup[=TOKENS]"
+            and "transformers:assistant" (the draft model as assistant, at its default settings);
+            not by default "transformers:generate_batch" (its continuous batching).
         selection: the prompts, see `load_prompts`.
-        sampling: how every prompt is answered; stop strings are not among what methods are compared on.
+        sampling: how every prompt is answered; stop strings are not among what methods are compared
+            on.
         batch: prompts answered together.
         max_nodes: most draft nodes verified per prompt and step.
         cost_scale: "WIDTHxLAYERS" to enlarge the target to, function preserved, for its cost.
         draft_cost_scale: likewise for the draft model.
         repeats: passes over all prompts, each with fresh drafters.
         warmup: untimed short answers per method beforehand.
-        max_seconds: end after the prompt during which this time is up, all methods having answered it; 0 = never.
-        lookahead_parallel: ranks that share the draft trees of the drafters with a window; 0 = one process. The other methods
-            run on every rank as they are. Times are those of rank 0, fed tokens those of the busiest rank.
+        max_seconds: end after the prompt during which this time is up, all methods having answered
+            it; 0 = never.
+        lookahead_parallel: ranks that share the draft trees of the drafters with a window; 0 = one
+            process. The other methods run on every rank as they are. Times are those of rank 0, fed
+            tokens those of the busiest rank.
 
     Raises:
         ConfigError: an unknown name or a value out of range.
@@ -99,11 +106,15 @@ class BenchConfig:
         require_range("bench", "max_new_tokens", self.sampling.max_new_tokens, 1)
         refuse_per_request("bench", self.sampling)
         if self.sampling.stop:
-            raise ConfigError(f"bench: stop: got {self.sampling.stop!r}; expected no stop strings. Leave them out.")
+            raise ConfigError(
+                f"bench: stop: got {self.sampling.stop!r}; expected no stop strings. Leave them"
+                " out."
+            )
         for name in ("presence_penalty", "frequency_penalty"):
             if getattr(self.sampling, name) and self.baselines:
                 raise ConfigError(
-                    f"bench: {name}: got {getattr(self.sampling, name)} with {self.baselines[0]!r}, which has none; expected 0."
+                    f"bench: {name}: got {getattr(self.sampling, name)} with"
+                    f" {self.baselines[0]!r}, which has none; expected 0."
                     " Leave it out, or the baselines."
                 )
         for spec in self.drafters:
@@ -115,40 +126,61 @@ class BenchConfig:
             if names.count(name) > 1:
                 raise ConfigError(f"bench: method {name!r} is given twice; keep one.")
         if not names:
-            raise ConfigError("bench: there is nothing to run; give at least one drafter or baseline.")
+            raise ConfigError(
+                "bench: there is nothing to run; give at least one drafter or baseline."
+            )
         for scale in (self.cost_scale, self.draft_cost_scale):
             if scale is not None:
                 CostScale.parse(scale)
 
     def needs_draft(self) -> list[str]:
-        """Return the methods that need a draft model (transformers' assistant runs with one prompt at a time only)."""
+        """Return the methods that need a draft model (transformers' assistant runs with one
+        prompt at a time only).
+        """
         drafters = [spec for spec in self.drafters if entry(parse_spec(spec)[0]).needs_draft_model]
         return drafters + [name for name in self.baselines if name == ASSISTANT and self.batch == 1]
 
     def with_draft(self) -> list[str]:
-        """Return the drafters that are built with the draft model: those that need one, and where it is named, that take one."""
+        """Return the drafters that are built with the draft model: those that need one, and
+        where it is named, that take one.
+        """
         named = self.models.draft_model is not None
         found = {spec: entry(parse_spec(spec)[0]) for spec in self.drafters}
-        return [spec for spec, one in found.items() if one.needs_draft_model or (named and one.takes_draft_model)]
+        return [
+            spec
+            for spec, one in found.items()
+            if one.needs_draft_model or (named and one.takes_draft_model)
+        ]
 
     def command(self) -> str:
-        """Return the `paceline bench` command line of this run; options at their defaults are left out, methods never."""
+        """Return the `paceline bench` command line of this run; options at their defaults are
+        left out, methods never.
+        """
         words = ["paceline", "bench"]
         if self.lookahead_parallel:
             start = ["torchrun", "--nproc-per-node", str(self.lookahead_parallel), "-m"]
             words = [*start, *words, "--lookahead-parallel"]
         kept = {name: value for name, value in flat(self).items() if name != "lookahead_parallel"}
-        return shlex.join(words + command_words(kept, flat(BenchConfig()), always=("model", "drafters", "baselines")))
+        return shlex.join(
+            words
+            + command_words(kept, flat(BenchConfig()), always=("model", "drafters", "baselines"))
+        )
 
 
-def command_words(values: dict[str, Any], defaults: dict[str, Any], always: tuple[str, ...] = ()) -> list[str]:
-    """Return the command-line words for values that differ from their defaults, and for those named in `always`."""
+def command_words(
+    values: dict[str, Any], defaults: dict[str, Any], always: tuple[str, ...] = ()
+) -> list[str]:
+    """Return the command-line words for values that differ from their defaults, and for those
+    named in `always`.
+    """
     named = [name for name in values if name in always or values[name] != defaults[name]]
     return [word for name in named for word in option_words(name, values[name])]
 
 
 def option_words(name: str, value: Any) -> list[str]:
-    """Return the command-line words that set a field of a configuration: the flag alone for True, once per entry of a tuple."""
+    """Return the command-line words that set a field of a configuration: the flag alone for
+    True, once per entry of a tuple.
+    """
     flag = _REPEATED.get(name, "--" + name.replace("_", "-"))
     if value is True:
         return [flag]
@@ -168,9 +200,15 @@ def lookup_tokens(baseline: str) -> int:
         return 0
     name, equals, length = baseline.partition("=")
     if name != LOOKUP:
-        raise ConfigError(f"there is no baseline {baseline!r}.{did_you_mean(baseline, (PLAIN, LOOKUP, ASSISTANT, CONTINUOUS))}")
+        raise ConfigError(
+            "there is no baseline"
+            f" {baseline!r}.{did_you_mean(baseline, (PLAIN, LOOKUP, ASSISTANT, CONTINUOUS))}"
+        )
     if not equals:
         return _LOOKUP_TOKENS
     if not length.isdecimal() or int(length) < 1:
-        raise ConfigError(f"baseline {baseline!r}: the length is {length!r}; write a positive integer, for example {LOOKUP}=10.")
+        raise ConfigError(
+            f"baseline {baseline!r}: the length is {length!r}; write a positive integer, for"
+            f" example {LOOKUP}=10."
+        )
     return int(length)

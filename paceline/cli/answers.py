@@ -1,4 +1,6 @@
-"""Answers to many prompts, each as soon as it is there, and where they go: under headings, or as JSON lines."""
+"""Answers to many prompts, each as soon as it is there, and where they go: under headings, or as
+JSON lines.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +35,27 @@ class CliPrompt:
     prompt: Any
 
 
-def answered(llm: LLM, prompts: Sequence[Any], sampling: SamplingParams) -> Generator[tuple[int, Completion], None, None]:
-    """Yield the place and the answer of each prompt as it ends; they share batches. Closing it frees all that it holds.
+def answered(
+    llm: LLM, prompts: Sequence[Any], sampling: SamplingParams
+) -> Generator[tuple[int, Completion], None, None]:
+    """Yield the place and the answer of each prompt as it ends; they share batches. Closing it
+    frees all that it holds.
 
     Raises:
         ConfigError, CapacityError: a prompt that cannot be used. Nothing has been started then.
     """
-    waiting: deque[tuple[int, Generator[Chunk, None, None]]] = deque(enumerate([llm.stream(one, sampling) for one in prompts]))
+    waiting: deque[tuple[int, Generator[Chunk, None, None]]] = deque(
+        enumerate([llm.stream(one, sampling) for one in prompts])
+    )
     going: deque[tuple[int, Generator[Chunk, None, None]]] = deque()
     try:
         while waiting or going:
             while waiting and len(going) < _TOGETHER:
                 going.append(waiting.popleft())
             place, stream = going[0]
-            chunk = next(stream)  # a step for all of them, or what one that was made for another has left for this one
+            chunk = next(
+                stream
+            )  # a step for all of them, or what one that was made for another has left for this one
             going.popleft()
             if chunk.completion is None:
                 going.append((place, stream))
@@ -57,19 +66,25 @@ def answered(llm: LLM, prompts: Sequence[Any], sampling: SamplingParams) -> Gene
             stream.close()
 
 
-def answer_all(llm: LLM, asked: Sequence[CliPrompt], sampling: SamplingParams, output: Path | None) -> int:
+def answer_all(
+    llm: LLM, asked: Sequence[CliPrompt], sampling: SamplingParams, output: Path | None
+) -> int:
     """Answer prompts and give the answers out in their order; return the exit status.
 
     Ctrl-C ends it; what is finished by then is given out, also behind a prompt whose answer is not.
 
     Args:
-        output: file for JSON lines, "-" for standard output; None: texts under headings, on standard output.
+        output: file for JSON lines, "-" for standard output; None: texts under headings, on
+            standard output.
     """
     give = _heading_and_text if output is None else _line_to(output)
     finished: dict[int, Completion] = {}
     due = 0
     try:
-        with closing(answered(llm, [one.prompt for one in asked], sampling)) as answers, _bar(len(asked)) as advance:
+        with (
+            closing(answered(llm, [one.prompt for one in asked], sampling)) as answers,
+            _bar(len(asked)) as advance,
+        ):
             for place, completion in answers:
                 finished[place] = completion
                 advance()
@@ -85,7 +100,10 @@ def answer_all(llm: LLM, asked: Sequence[CliPrompt], sampling: SamplingParams, o
 
 
 def _heading_and_text(place: int, asked: CliPrompt, completion: Completion) -> None:
-    out.rule(Text(asked.text.strip().splitlines()[0][:_HEADING] if asked.text.strip() else ""), align="left")
+    out.rule(
+        Text(asked.text.strip().splitlines()[0][:_HEADING] if asked.text.strip() else ""),
+        align="left",
+    )
     write(f"{completion.text}\n")
     sys.stdout.flush()
     print_note(summary(completion))
@@ -97,10 +115,16 @@ def _line_to(output: Path) -> Callable[[int, CliPrompt, Completion], None]:
 
     def give(place: int, asked: CliPrompt, completion: Completion) -> None:
         line = {
-            "index": place, "id": asked.name, "prompt": asked.text, "text": completion.text, "token_ids": completion.token_ids,
-            "finish_reason": completion.finish_reason, "seconds": completion.stats.seconds,
-            "tokens_per_forward": completion.stats.tokens_per_forward, "batch_invariant": completion.stats.batch_invariant,
-        }  # fmt: skip
+            "index": place,
+            "id": asked.name,
+            "prompt": asked.text,
+            "text": completion.text,
+            "token_ids": completion.token_ids,
+            "finish_reason": completion.finish_reason,
+            "seconds": completion.stats.seconds,
+            "tokens_per_forward": completion.stats.tokens_per_forward,
+            "batch_invariant": completion.stats.batch_invariant,
+        }
         append(output, f"{json.dumps(line)}\n".encode())
 
     return give

@@ -10,7 +10,9 @@ from rich.table import Table
 from paceline.cli.show import out, print_note, table_console
 
 cache = App(
-    name="cache", help="Converted models and proofs that are kept between runs, below PACELINE_CACHE (~/.cache/paceline)."
+    name="cache",
+    help="Converted models and proofs that are kept between runs, below PACELINE_CACHE"
+    " (~/.cache/paceline).",
 )
 
 
@@ -24,10 +26,18 @@ def list_entries() -> None:
     for heading in ("what", "MB", "made", "folder"):
         table.add_column(heading, overflow="fold")
     for entry in found:
-        table.add_row(Path(entry.card["source"]).name, f"{entry.size / 1e6:.1f}", str(entry.card["made"]), str(entry.folder))
+        table.add_row(
+            Path(entry.card["source"]).name,
+            f"{entry.size / 1e6:.1f}",
+            str(entry.card["made"]),
+            str(entry.folder),
+        )
     if found:
         (table_console() or out).print(table)
-    print_note(f"{len(found)} folders, {sum(entry.size for entry in found) / 1e6:.1f} MB, in {store.root()}")
+    print_note(
+        f"{len(found)} folders, {sum(entry.size for entry in found) / 1e6:.1f} MB, in"
+        f" {store.root()}"
+    )
 
 
 @cache.command(name="clear")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _HELP = {
     "/help": "show this list",
     "/reset": "forget the conversation, but not the system message",
-    "/save FILE": "write the conversation as a line of JSON, as `paceline generate --file` and `datastore build` read it",
+    "/save FILE": "write the conversation as a line of JSON, as `paceline generate --file` and"
+    " `datastore build` read it",
     "/quit": "leave, as Ctrl-D does",
 }
 _ENOUGH = 32  # tokens of answers, before a drafter is judged
@@ -59,7 +60,9 @@ class Conversation:
 
     def __post_init__(self) -> None:
         self.messages = list(self.opening)
-        self.llm.chat_prompt([*self.opening, {"role": "user", "content": "-"}])  # without a chat template it is refused here
+        self.llm.chat_prompt(
+            [*self.opening, {"role": "user", "content": "-"}]
+        )  # without a chat template it is refused here
 
     def take(self, line: str) -> bool:
         """Do what a line says, or answer it; return whether the conversation goes on.
@@ -79,7 +82,10 @@ class Conversation:
         elif command == "/save":
             self._save(rest.strip())
         elif command[:1] == "/" and command[1:].isalpha() and not line.startswith(" "):
-            raise ConfigError(f"got {command}.{did_you_mean(command, _NAMES)} A space before it makes it a message.")
+            raise ConfigError(
+                f"got {command}.{did_you_mean(command, _NAMES)} A space before it makes it a"
+                " message."
+            )
         elif command:
             self._answer(line)
         return True
@@ -93,14 +99,17 @@ class Conversation:
             self.seconds += shown.stats.seconds
 
     def advice(self) -> str | None:
-        """Return what to say at the end, if plain decoding would have been faster; it is tried on a few tokens.
+        """Return what to say at the end, if plain decoding would have been faster; it is tried on a
+        few tokens.
 
         A drafter with a budget rests by itself where it does not pay.
         """
         if self.tokens < _ENOUGH or self.llm.drafter.name == PLAIN or self.llm.drafter.budget:
             return None
         few = SamplingParams(_TRIED, ignore_eos=True, speculation=PLAIN)
-        (tried,) = self.llm.generate([self.llm.chat_prompt([{"role": "user", "content": "-"}])], few)
+        (tried,) = self.llm.generate(
+            [self.llm.chat_prompt([{"role": "user", "content": "-"}])], few
+        )
         plain, drafted = tried.stats.new_tokens / tried.stats.seconds, self.tokens / self.seconds
         if drafted * _CLEARLY > plain:
             return None
@@ -110,8 +119,12 @@ class Conversation:
 
     def _save(self, name: str) -> None:
         if not name:
-            raise ConfigError("/save: got no name; expected that of a file. Write /save talk.jsonl.")
-        write_atomically(Path(name).expanduser(), f"{json.dumps({'messages': self.messages})}\n".encode())
+            raise ConfigError(
+                "/save: got no name; expected that of a file. Write /save talk.jsonl."
+            )
+        write_atomically(
+            Path(name).expanduser(), f"{json.dumps({'messages': self.messages})}\n".encode()
+        )
         print_note(f"wrote {name}")
 
 
@@ -122,7 +135,8 @@ def chat(
     models: ModelOptions = ModelOptions(),
     sampling: Annotated[ChatSampling, without("ignore_eos")] = ChatSampling(),
 ) -> None:
-    """Hold a conversation with the model. On a terminal accepted draft tokens are green; /help lists the commands.
+    """Hold a conversation with the model. On a terminal accepted draft tokens are green; /help
+    lists the commands.
 
     Ctrl-C stops an answer. Ctrl-D or /quit leaves.
 
@@ -139,7 +153,9 @@ def chat(
         try:
             line = read()
             goes_on = line is not None and conversation.take(line)
-        except PacelineError as error:  # such as a conversation that outgrew the context: say so, and go on
+        except (
+            PacelineError
+        ) as error:  # such as a conversation that outgrew the context: say so, and go on
             print_error(error)
         except KeyboardInterrupt:
             if not on_terminal:

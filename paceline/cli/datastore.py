@@ -1,4 +1,6 @@
-"""The commands around a token store: `paceline datastore build | add | info | verify | calibrate`."""
+"""The commands around a token store: `paceline datastore build | add | info | verify |
+calibrate`.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,26 @@ if TYPE_CHECKING:
     from paceline.datastore.writer import Progress as Report
 
 datastore = App(
-    name="datastore", help="Token stores for the retrieval drafters: build one, add to it, look at it, verify it."
-)  # fmt: skip
+    name="datastore",
+    help="Token stores for the retrieval drafters: build one, add to it, look at it, verify it.",
+)
 
 _NAMED = 10  # records left out, that are named
-Store = Annotated[str, Parameter(name="PATH", help="folder of the store; to read, 'demo' is the embedded one.")]
+Store = Annotated[
+    str, Parameter(name="PATH", help="folder of the store; to read, 'demo' is the embedded one.")
+]
 Inputs = Annotated[
     str,
     Parameter(
         name="INPUT",
         required=True,
-        help="files .jsonl (text | messages | prompt and output), .txt, .npy (ids) or .parquet, or datasets:NAME@SPLIT.",
+        help="files .jsonl (text | messages | prompt and output), .txt, .npy (ids) or .parquet, or"
+        " datasets:NAME@SPLIT.",
     ),
 ]
-Tokenizer = Annotated[str, Parameter(help="directory or hub id; 'demo' is the embedded pair's; 'mistral-common'.")]
+Tokenizer = Annotated[
+    str, Parameter(help="directory or hub id; 'demo' is the embedded pair's; 'mistral-common'.")
+]
 
 
 @flattened("Writing")
@@ -81,7 +89,8 @@ def build(
     Args:
         vocab_size: ids below it are allowed; 0 = as many as the tokenizer has.
         answers_only: leave out prompts and what others than the assistant say.
-        skip_invalid: leave out records that cannot be read; else none may be, and nothing is written.
+        skip_invalid: leave out records that cannot be read; else none may be, and nothing is
+            written.
     """
     from paceline.datastore import build as build_store
     from paceline.datastore.inputs import documents
@@ -89,7 +98,9 @@ def build(
     require_range("datastore", "vocab_size", vocab_size, 0)
     loaded = load_tokenizer(tokenizer)
     left_out = LeftOut(skip_invalid)
-    found = left_out.counted(documents(inputs, loaded, answers_only=answers_only, left_out=left_out))
+    found = left_out.counted(
+        documents(inputs, loaded, answers_only=answers_only, left_out=left_out)
+    )
     size = vocab_size or vocabulary_of(loaded)
     with shown_progress() as progress:
         build_store(path, found, size, tokenizer=loaded, progress=progress, **_means(writing))
@@ -111,14 +122,17 @@ def add(
 
     Args:
         answers_only: leave out prompts and what others than the assistant say.
-        skip_invalid: leave out records that cannot be read; else none may be, and nothing is written.
+        skip_invalid: leave out records that cannot be read; else none may be, and nothing is
+            written.
     """
     from paceline.datastore import add as add_documents
     from paceline.datastore.inputs import documents
 
     loaded = load_tokenizer(tokenizer)
     left_out = LeftOut(skip_invalid)
-    found = left_out.counted(documents(inputs, loaded, answers_only=answers_only, left_out=left_out))
+    found = left_out.counted(
+        documents(inputs, loaded, answers_only=answers_only, left_out=left_out)
+    )
     with shown_progress() as progress:
         add_documents(path, found, tokenizer=loaded, progress=progress, **_means(writing))
     left_out.tell()
@@ -157,8 +171,11 @@ def verify(path: Store, /) -> int:
 
 
 @datastore.command
-def calibrate(path: Store, /, *traces: Traces, output: Path, tokenizer: TraceTokenizer = None) -> None:
-    """Fit the calibration of sssd for a store on recorded answers; the same as `paceline replay --fit`.
+def calibrate(
+    path: Store, /, *traces: Traces, output: Path, tokenizer: TraceTokenizer = None
+) -> None:
+    """Fit the calibration of sssd for a store on recorded answers; the same as `paceline replay
+    --fit`.
 
     Args:
         output: file for the calibration.
@@ -171,7 +188,8 @@ class LeftOut:
     """Records that are no documents: counted, and the first of them named.
 
     Args:
-        skip: leave them out. Otherwise they end the command before anything is written, all that are named at once.
+        skip: leave them out. Otherwise they end the command before anything is written, all that
+            are named at once.
     """
 
     def __init__(self, skip: bool) -> None:
@@ -195,8 +213,8 @@ class LeftOut:
         """Pass documents on.
 
         Raises:
-            ConfigError: there were records, and none was a document (it is the first one's), or one was not and none may be
-                left out.
+            ConfigError: there were records, and none was a document (it is the first one's), or one
+                was not and none may be left out.
         """
         read = 0
         for document in documents:
@@ -211,7 +229,8 @@ class LeftOut:
         for error in self._errors:
             print_note(f"invalid: {error}")
         raise ConfigError(
-            f"inputs: got {count} invalid records; expected none, and nothing was written. Correct them, or pass --skip-invalid."
+            f"inputs: got {count} invalid records; expected none, and nothing was written. Correct"
+            " them, or pass --skip-invalid."
         )
 
     def tell(self) -> None:
@@ -260,7 +279,9 @@ def shown_progress() -> Iterator[Report]:
 
         def report(what: str, done: int, total: int | None) -> None:
             of = f" of {total:,}" if total else ""
-            bar.update(task, description=what, completed=done, total=total, tokens=f"{done:,}{of} tokens")
+            bar.update(
+                task, description=what, completed=done, total=total, tokens=f"{done:,}{of} tokens"
+            )
 
         yield report
 

@@ -17,11 +17,17 @@ from paceline.training.draft.settings import DraftTraining
 from paceline.util.config import require_range
 from paceline.util.options import ModelOptions
 
-draft = App(name="draft", help="Draft models: train a small one for any target from the target's own answers, judge it.")
+draft = App(
+    name="draft",
+    help="Draft models: train a small one for any target from the target's own answers, judge it.",
+)
 
 Target = Annotated[str, Parameter(name="TARGET", help="directory, hub id or word of the target.")]
 Recordings = Annotated[
-    list[Path], Parameter(name=("--recording", "--recordings"), help="files of `paceline record`; repeat it for more.")
+    list[Path],
+    Parameter(
+        name=("--recording", "--recordings"), help="files of `paceline record`; repeat it for more."
+    ),
 ]
 flattened("Training")(DraftTraining)
 
@@ -37,11 +43,13 @@ def train(
     config: DraftTraining = DraftTraining(),
     models: Annotated[ModelOptions, only("threads")] = ModelOptions(),
 ) -> None:
-    """Train a draft on recorded answers of the target, and on texts. Interrupt it at any time; the same command goes on.
+    """Train a draft on recorded answers of the target, and on texts. Interrupt it at any time; the
+    same command goes on.
 
     Args:
         out: folder of the draft: always the best so far, and at the end its learning curve.
-        texts: files of texts or chats to learn the language from (.jsonl, .txt, .npy, .parquet), as for `paceline datastore`.
+        texts: files of texts or chats to learn the language from (.jsonl, .txt, .npy, .parquet), as
+            for `paceline datastore`.
     """
     use_threads(models.threads)
     from paceline.model.cached_lm import CachedLM
@@ -53,7 +61,10 @@ def train(
     config = shaped_as_start(config)
     loaded, material, folder = prepare(target, recordings, texts or [], out, config)
     if folder.finished:
-        print_note(f"{out} is finished: {folder.record().best.per_chain:.3f} of {config.length} accepted a chain")
+        print_note(
+            f"{out} is finished: {folder.record().best.per_chain:.3f} of {config.length} accepted"
+            " a chain"
+        )
         return
     if config.uses_target_states:
         material = material.read(CachedLM(loaded), config.reads_at, progress=True)
@@ -67,7 +78,8 @@ def train(
     made = folder.finish()
     draw_curve(made, out / "curve.png")
     print_note(
-        f"wrote {out}: {made.best.per_chain:.3f} of {config.length} accepted a chain, {made.best.agreement:.1%} of tokens agree,"
+        f"wrote {out}: {made.best.per_chain:.3f} of {config.length} accepted a chain,"
+        f" {made.best.agreement:.1%} of tokens agree,"
         f" {made.kept} tokens in its vocabulary"
     )
 
@@ -75,7 +87,9 @@ def train(
 @draft.command
 def evaluate(
     target: Target,
-    draft_folder: Annotated[str, Parameter(name="DRAFT", help="directory, hub id or word of the draft.")],
+    draft_folder: Annotated[
+        str, Parameter(name="DRAFT", help="directory, hub id or word of the draft.")
+    ],
     /,
     *,
     recordings: Recordings,
@@ -83,7 +97,8 @@ def evaluate(
     models: Annotated[ModelOptions, only("dtype", "threads")] = ModelOptions(),
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
-    """Judge a draft on answers it has not learnt from: acceptance by place, cost of a forward, and what drafting would gain.
+    """Judge a draft on answers it has not learnt from: acceptance by place, cost of a forward, and
+    what drafting would gain.
 
     Args:
         length: K, tokens of a chain.
@@ -102,4 +117,8 @@ def evaluate(
     answers = recorded(recordings, model_identity(loaded)[0])
     found = evaluate(draft_lm(draft_folder), CachedLM(loaded), answers, length)
     print_draft_judgement(found, files.console() or table_console())
-    files.write(lambda path: write_document(path, JUDGEMENT_KIND, found), partial(draw_judgement, found), lambda picture: "")
+    files.write(
+        lambda path: write_document(path, JUDGEMENT_KIND, found),
+        partial(draw_judgement, found),
+        lambda picture: "",
+    )

@@ -16,12 +16,17 @@ from paceline.util.files import require_writable
 from paceline.util.options import ModelOptions
 
 draft_head = App(
-    name="draft-head", help="Foresight for the drafter auto: train what a model's hidden state tells of the tokens to come."
+    name="draft-head",
+    help="Foresight for the drafter auto: train what a model's hidden state tells of the tokens to"
+    " come.",
 )
 
 Target = Annotated[str, Parameter(name="TARGET", help="directory, hub id or word of the target.")]
 Recordings = Annotated[
-    list[Path], Parameter(name=("--recording", "--recordings"), help="files of `paceline record`; repeat it for more.")
+    list[Path],
+    Parameter(
+        name=("--recording", "--recordings"), help="files of `paceline record`; repeat it for more."
+    ),
 ]
 flattened("Training")(DraftHeadTraining)
 
@@ -37,11 +42,13 @@ def train(
     config: DraftHeadTraining = DraftHeadTraining(),
     models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
 ) -> None:
-    """Train foresight on recorded answers of the target, and on texts. Interrupt it after any epoch: the best one so far stays.
+    """Train foresight on recorded answers of the target, and on texts. Interrupt it after any
+    epoch: the best one so far stays.
 
     Args:
         out: file of the foresight (safetensors), for the option `draft_head` of the drafter auto.
-        texts: files of texts or chats to learn from besides (.jsonl, .txt, .npy, .parquet), as for `paceline datastore`.
+        texts: files of texts or chats to learn from besides (.jsonl, .txt, .npy, .parquet), as for
+            `paceline datastore`.
     """
     require_writable(out)
     use_threads(models.threads)
@@ -49,7 +56,9 @@ def train(
     from paceline.training.draft_head.prepare import prepare
     from paceline.training.draft_head.train import DraftHeadReport, DraftHeadTrainer
 
-    material = prepare(target, recordings, texts or [], config, models.dtype, models.device, progress=True)
+    material = prepare(
+        target, recordings, texts or [], config, models.dtype, models.device, progress=True
+    )
     trainer = DraftHeadTrainer(material.model, material.learnt, material.held_out, config)
     best: list[DraftHeadReport] = []
 
@@ -57,11 +66,18 @@ def train(
         print_note(f"{'least squares' if epoch == 0 else f'epoch {epoch}'}: {found}")
         if epoch and (not best or found.first[0] > best[0].first[0]):
             best[:] = [found]
-            save(out, trainer.weights(), replace(material.card, judged={"epoch": epoch, **asdict(found)}))
+            save(
+                out,
+                trainer.weights(),
+                replace(material.card, judged={"epoch": epoch, **asdict(found)}),
+            )
 
     try:
         trainer.run(judged, progress=True)
     except KeyboardInterrupt:
-        print_note(f"interrupted; {f'{out} holds the best so far: {best[0]}' if best else 'nothing has been written yet'}")
+        print_note(
+            "interrupted;"
+            f" {f'{out} holds the best so far: {best[0]}' if best else 'nothing has been written yet'}"
+        )
         raise
     print_note(f"wrote {out}: {best[0]}")

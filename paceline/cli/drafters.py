@@ -21,9 +21,19 @@ def drafters() -> None:
         try:
             found = entry(name)
             options = dataclasses.fields(found.options())
-        except ConfigError as error:  # another package's, and broken: the others are listed all the same
+        except (
+            ConfigError
+        ) as error:  # another package's, and broken: the others are listed all the same
             table.add_row(name, "", Text(str(error)))
             continue
-        needs = " (needs --draft-model)" if found.needs_draft_model else " (needs datastore=PATH)" if found.needs_store else ""
-        table.add_row(name, " ".join(f"{o.name}={o.default}" for o in options), found.describe() + needs)
+        needs = (
+            " (needs --draft-model)"
+            if found.needs_draft_model
+            else " (needs datastore=PATH)"
+            if found.needs_store
+            else ""
+        )
+        table.add_row(
+            name, " ".join(f"{o.name}={o.default}" for o in options), found.describe() + needs
+        )
     out.print(table)

@@ -18,7 +18,8 @@ from paceline.util.files import STANDARD_OUTPUT, append, require_writable
 @flattened("Files")
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """Where results go. Made before anything is measured, so that no result is lost to a wrong name.
+    """Where results go. Made before anything is measured, so that no result is lost to a wrong
+    name.
 
     Attributes:
         json: write the results here; '-' is standard output, in place of the table.
@@ -37,23 +38,39 @@ class ResultFiles:
         for path in self._paths():
             require_writable(path)
         if self._paths().count(STANDARD_OUTPUT) > 1:
-            raise ConfigError("files: got '-' more than once; expected one result on standard output. Name files for the others.")
+            raise ConfigError(
+                "files: got '-' more than once; expected one result on standard output. Name files"
+                " for the others."
+            )
 
     def console(self) -> Console | None:
-        """Return where tables are shown, as `table_console`: beside a result that has standard output to itself."""
+        """Return where tables are shown, as `table_console`: beside a result that has standard
+        output to itself.
+        """
         return table_console(stderr=STANDARD_OUTPUT in self._paths())
 
-    def write(self, json: Callable[[Path], None], png: Callable[[Path], None], section: Callable[[str | None], str]) -> None:
-        """Write those that are wanted and name them on standard error; one that fails keeps no other from being written.
+    def write(
+        self,
+        json: Callable[[Path], None],
+        png: Callable[[Path], None],
+        section: Callable[[str | None], str],
+    ) -> None:
+        """Write those that are wanted and name them on standard error; one that fails keeps no
+        other from being written.
 
         Args:
             json, png: write such a file.
-            section: the Markdown text, given a link to the picture, relative to the Markdown file; None = no picture.
+            section: the Markdown text, given a link to the picture, relative to the Markdown file;
+                None = no picture.
         Raises:
             ConfigError: a file cannot be written.
         """
         failed: ConfigError | None = None
-        for path, write in ((self.json, json), (self.png, png), (self.markdown, lambda path: self._append(path, section))):
+        for path, write in (
+            (self.json, json),
+            (self.png, png),
+            (self.markdown, lambda path: self._append(path, section)),
+        ):
             if path is None:
                 continue
             try:

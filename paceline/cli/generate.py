@@ -44,11 +44,13 @@ def generate(
     """Answer prompts; a single one is streamed, several run as a batch.
 
     Args:
-        prompts: one or more prompts; '-' reads one from standard input. One that looks like an option comes after '--'.
+        prompts: one or more prompts; '-' reads one from standard input. One that looks like an
+            option comes after '--'.
         drafter: name:key=value,key=value; see `paceline drafters`.
         chat: wrap each prompt in the chat template.
         system: system message; implies --chat.
-        file: more prompts: .jsonl with a prompt, text, turns or messages in each line (and an id), or one in each line of text.
+        file: more prompts: .jsonl with a prompt, text, turns or messages in each line (and an id),
+            or one in each line of text.
         output: write the answers here as JSON lines, one for each prompt; '-' is standard output.
         tokenizer: directory or hub id; default: the one beside the model.
         max_length: most tokens of prompt and answer; default: the model's context.
@@ -57,7 +59,9 @@ def generate(
         require_writable(output)
     more = [] if file is None else read_prompts(file)
     if not prompts and not more:
-        raise ConfigError("generate: got no prompt; expected at least one. Give it, or a --file of them.")
+        raise ConfigError(
+            "generate: got no prompt; expected at least one. Give it, or a --file of them."
+        )
     chat = chat or system is not None
     with joined_ranks(parallel, models.device) as ranks:
         refuse_standard_input(parallel.lookahead_parallel, prompts)
@@ -66,7 +70,9 @@ def generate(
         asked = [*(CliPrompt(text, None, text) for text in texts), *more]
         ready = [replace(one, prompt=_prompt(llm, one, chat, system)) for one in asked]
         if len(ready) == 1 and output is None:
-            return 0 if print_stream(llm.stream(ready[0].prompt, sampling)).complete else INTERRUPTED
+            return (
+                0 if print_stream(llm.stream(ready[0].prompt, sampling)).complete else INTERRUPTED
+            )
         return answer_all(llm, ready, sampling, output)
 
 
@@ -74,17 +80,25 @@ def read_prompts(path: Path) -> list[CliPrompt]:
     """Return the prompts of a file.
 
     Args:
-        path: .jsonl: one in each line, in the field prompt, text, turns (the first one is asked) or messages, perhaps with an id;
-            any other file: one in each line. Empty lines are left out.
+        path: .jsonl: one in each line, in the field prompt, text, turns (the first one is asked) or
+            messages, perhaps with an id; any other file: one in each line. Empty lines are left
+            out.
     Raises:
-        ConfigError: a file that cannot be read, or a line that is no prompt; file and line are named.
+        ConfigError: a file that cannot be read, or a line that is no prompt; file and line are
+            named.
     """
     try:
         lines = read_text(path, "surrogateescape").split("\n")
     except OSError as error:
-        raise ConfigError(f"file: got {str(path)!r}, {error.strerror}; expected a file to read. Check the path.") from error
+        raise ConfigError(
+            f"file: got {str(path)!r}, {error.strerror}; expected a file to read. Check the path."
+        ) from error
     read = _record if path.suffix == ".jsonl" else lambda line, where: CliPrompt(line, None, line)
-    numbered = ((line.rstrip("\r"), f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
+    numbered = (
+        (line.rstrip("\r"), f"{path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    )
     return [read(require_text(where, line), where) for line, where in numbered]
 
 
@@ -93,8 +107,14 @@ def _record(line: str, where: str) -> CliPrompt:
     try:
         record = parse_json(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]") from error
-    field = next((name for name in _FIELDS if name in record), None) if isinstance(record, dict) else None
+        raise ConfigError(
+            f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]"
+        ) from error
+    field = (
+        next((name for name in _FIELDS if name in record), None)
+        if isinstance(record, dict)
+        else None
+    )
     found = None if field is None else record[field]
     if field != "messages" and isinstance(found, list) and found and isinstance(found[0], str):
         found = found[0]
@@ -104,12 +124,21 @@ def _record(line: str, where: str) -> CliPrompt:
     if field == "messages":
         messages = checked_messages(found, f"{where}: messages")
         return CliPrompt(text_of(messages[-1]), name, messages)
-    raise ConfigError(f"{where}: got {line[:60]!r}; expected an object with {', '.join(_FIELDS)}. Add one of them.")
+    raise ConfigError(
+        f"{where}: got {line[:60]!r}; expected an object with {', '.join(_FIELDS)}. Add one of"
+        " them."
+    )
 
 
 def _prompt(llm: LLM, asked: CliPrompt, chat: bool, system: str | None) -> str | list[int]:
     """Return what the model is given."""
     if isinstance(asked.prompt, str) and not chat:
         return asked.prompt
-    messages = [{"role": "user", "content": asked.prompt}] if isinstance(asked.prompt, str) else asked.prompt
-    return llm.chat_prompt([*([{"role": "system", "content": system}] if system else []), *messages])
+    messages = (
+        [{"role": "user", "content": asked.prompt}]
+        if isinstance(asked.prompt, str)
+        else asked.prompt
+    )
+    return llm.chat_prompt(
+        [*([{"role": "system", "content": system}] if system else []), *messages]
+    )

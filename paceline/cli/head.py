@@ -27,10 +27,16 @@ if TYPE_CHECKING:
 
 head = App(
     name="head",
-    help="Acceptance heads for the drafter specdec_pp: record a pair of models, train a head, judge it, measure thresholds.",
+    help="Acceptance heads for the drafter specdec_pp: record a pair of models, train a head,"
+    " judge it, measure thresholds.",
 )
 
-Recordings = Annotated[Path, Parameter(name="RECORDINGS", required=True, help="folders that `paceline head record` has filled.")]
+Recordings = Annotated[
+    Path,
+    Parameter(
+        name="RECORDINGS", required=True, help="folders that `paceline head record` has filled."
+    ),
+]
 HeadFolder = Annotated[Path, Parameter(name="HEAD", help="folder of the head.")]
 flattened("Recording")(RecordConfig)
 flattened("Training")(TrainConfig)
@@ -44,10 +50,17 @@ class TrainOptions(TrainConfig):
 
 
 @head.command
-def record(*, config: Annotated[RecordConfig, without("repetition_penalty", "stop", "ignore_eos")] = RecordConfig()) -> None:
-    """Let the target answer and note how likely it is to accept what the draft model would have drafted.
+def record(
+    *,
+    config: Annotated[
+        RecordConfig, without("repetition_penalty", "stop", "ignore_eos")
+    ] = RecordConfig(),
+) -> None:
+    """Let the target answer and note how likely it is to accept what the draft model would have
+    drafted.
 
-    Give the sampling settings that decoding will use. Interrupt it at any time; the same command goes on.
+    Give the sampling settings that decoding will use. Interrupt it at any time; the same command
+    goes on.
     """
     use_threads(config.models.threads)
     from paceline.report.prompts import cut_note
@@ -57,7 +70,10 @@ def record(*, config: Annotated[RecordConfig, without("repetition_penalty", "sto
     if cut := made.settings.get("cut"):
         print_note(cut_note(cut))
     mean = float(made.labels.mean()) if len(made) else 0.0
-    print_note(f"{len(made)} drafted tokens of {len(made.names)} prompts, {mean:.1%} accepted, in {config.out}")
+    print_note(
+        f"{len(made)} drafted tokens of {len(made.names)} prompts, {mean:.1%} accepted, in"
+        f" {config.out}"
+    )
 
 
 @head.command
@@ -97,18 +113,31 @@ def evaluate(
     """Judge a head on prompts it was not trained on, beside the draft's own probabilities."""
     use_threads(models.threads)
     from paceline.drafters.specdec_pp.head import AcceptanceHead
-    from paceline.training.acceptance_head.evaluate import draw_judgement, print_judgement, write_judgement
+    from paceline.training.acceptance_head.evaluate import (
+        draw_judgement,
+        print_judgement,
+        write_judgement,
+    )
     from paceline.training.acceptance_head.evaluate import evaluate as judge
 
     read, draft = _recordings(recordings, models.draft_model)
     judgement = judge(AcceptanceHead.load(head_folder, draft), read)
     print_judgement(judgement, files.console())
-    files.write(partial(write_judgement, judgement), partial(draw_judgement, judgement), lambda picture: "")
+    files.write(
+        partial(write_judgement, judgement), partial(draw_judgement, judgement), lambda picture: ""
+    )
 
 
 @head.command
-def calibrate(head_folder: HeadFolder, /, *recordings: Recordings, limit: int = 0, models: ModelOptions = ModelOptions()) -> None:
-    """Measure by decoding what each threshold costs, so that threshold=auto can choose; the head's card keeps it.
+def calibrate(
+    head_folder: HeadFolder,
+    /,
+    *recordings: Recordings,
+    limit: int = 0,
+    models: ModelOptions = ModelOptions(),
+) -> None:
+    """Measure by decoding what each threshold costs, so that threshold=auto can choose; the head's
+    card keeps it.
 
     Args:
         limit: most prompts of each recording; 0 = all.
@@ -124,13 +153,22 @@ def calibrate(head_folder: HeadFolder, /, *recordings: Recordings, limit: int = 
     target = load_model(demo.target_of(models.model), models.dtype, models.device)
     draft = load_draft(models.draft_model or models.model, models.dtype, str(target.device))
     loaded = AcceptanceHead.load(head_folder, draft)
-    made = measure(loaded, [read_recording(folder) for folder in recordings], target, draft, limit, progress=True)
+    made = measure(
+        loaded,
+        [read_recording(folder) for folder in recordings],
+        target,
+        draft,
+        limit,
+        progress=True,
+    )
     made.save(head_folder)
     print_curve(made, table_console())
     print_note(f"wrote {head_folder}")
 
 
-def _recordings(folders: Sequence[Path], draft_model: str | None) -> tuple[list[Recording], PreTrainedModel]:
+def _recordings(
+    folders: Sequence[Path], draft_model: str | None
+) -> tuple[list[Recording], PreTrainedModel]:
     """Return the recordings, and their draft model: the one named, else the one they name."""
     from paceline.model.loading import load_draft
     from paceline.training.acceptance_head.recording import read_recording

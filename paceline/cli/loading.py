@@ -1,4 +1,6 @@
-"""What commands load: models, tokenizers, an engine. Nothing here imports torch before it is called."""
+"""What commands load: models, tokenizers, an engine. Nothing here imports torch before it is
+called.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,12 @@ def use_threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
-def build_llm(models: ModelOptions, drafter: str, ranks: Ranks | None = None, **options: Any) -> LLM:
-    """Build the engine of a command; 'demo' names the embedded models. `options` are those of `LLM`."""
+def build_llm(
+    models: ModelOptions, drafter: str, ranks: Ranks | None = None, **options: Any
+) -> LLM:
+    """Build the engine of a command; 'demo' names the embedded models. `options` are those of
+    `LLM`.
+    """
     from paceline.llm import LLM
 
     use_threads(models.threads)
@@ -35,13 +41,20 @@ def build_llm(models: ModelOptions, drafter: str, ranks: Ranks | None = None, **
     draft = demo.draft_of(name) if wanted and name is not None else None
     target = demo.target_of(models.model)
     return LLM(
-        target, drafter, draft, dtype=models.dtype, device=models.device, lookahead_parallel=ranks or False,
-        batch_invariant=models.invariance, **options,
-    )  # fmt: skip
+        target,
+        drafter,
+        draft,
+        dtype=models.dtype,
+        device=models.device,
+        lookahead_parallel=ranks or False,
+        batch_invariant=models.invariance,
+        **options,
+    )
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a command; 'demo' is the embedded pair's, 'mistral-common' the 32k one inside that package.
+    """Load the tokenizer of a command; 'demo' is the embedded pair's, 'mistral-common' the 32k one
+    inside that package.
 
     Raises:
         ConfigError: it cannot be loaded.

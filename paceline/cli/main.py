@@ -19,7 +19,10 @@ from paceline.cli.parallel import prints_for_all
 from paceline.cli.show import INTERRUPTED, print_error
 from paceline.errors import PacelineError
 
-_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}  # what concerns users, we say ourselves
+_QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}  # what concerns users, we say ourselves
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(=|$)")
 _HELP = ("--help", "-h")
 _FAILED, _NOBODY_READS = 2, 141
@@ -35,16 +38,29 @@ def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCo
 
 
 def _put_together(listed: bool) -> App:
-    """Return the command. Its parts are imported when they are asked for; `listed`: never, as their first lines will do."""
+    """Return the command. Its parts are imported when they are asked for; `listed`: never, as
+    their first lines will do.
+    """
     made = App(
-        name="paceline", help="Lossless speculative decoding: the same answers from the same weights, sooner.",
-        version=__version__, default_parameter=DEFAULTS, config=_refuse_fractions, help_format="plaintext",
-        exit_on_error=False, print_error=False,
-    )  # fmt: skip
+        name="paceline",
+        help="Lossless speculative decoding: the same answers from the same weights, sooner.",
+        version=__version__,
+        default_parameter=DEFAULTS,
+        config=_refuse_fractions,
+        help_format="plaintext",
+        exit_on_error=False,
+        print_error=False,
+    )
     for number, (title, names) in enumerate(GROUPS.items()):
         group = Group(title, sort_key=number)
         for order, name in enumerate(names):
-            made.command(place(name), name=name, help=COMMANDS[name] if listed else None, group=group, sort_key=order)
+            made.command(
+                place(name),
+                name=name,
+                help=COMMANDS[name] if listed else None,
+                group=group,
+                sort_key=order,
+            )
     return made
 
 
@@ -52,7 +68,9 @@ app = _put_together(listed=False)
 
 
 class _Word(str):
-    """A command-line word; what no option is called like ("-", "-5 degrees", "-> x") is a value, and not taken for one."""
+    """A command-line word; what no option is called like ("-", "-5 degrees", "-> x") is a value,
+    and not taken for one.
+    """
 
     __slots__ = ()
 
@@ -79,7 +97,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Entry point: what goes wrong is one line and exit status 2, Ctrl-C is 130, a closed pipe is silent."""
+    """Entry point: what goes wrong is one line and exit status 2, Ctrl-C is 130, a closed pipe
+    is silent.
+    """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     _prepare_streams()
@@ -113,12 +133,16 @@ def _status(words: Sequence[str]) -> int:
         where = "" if error.filename is None else f"{error.filename}: "
         print_error(f"{where}{error.strerror or error}")
     except MemoryError:
-        print_error("got too little memory; expected more. Choose a smaller model, batch or context.")
+        print_error(
+            "got too little memory; expected more. Choose a smaller model, batch or context."
+        )
     return _FAILED
 
 
 def _prepare_streams() -> None:
-    """Make standard streams that can be written: what a terminal cannot show is escaped, what was closed leads nowhere."""
+    """Make standard streams that can be written: what a terminal cannot show is escaped, what
+    was closed leads nowhere.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -132,13 +156,23 @@ def _prepare_streams() -> None:
 
 def _sentence(error: Exception) -> str:
     """Return what is wrong with a command line, in one line."""
-    if isinstance(error, CoercionError) and error.token is not None and error.token.keyword and error.msg is None:
+    if (
+        isinstance(error, CoercionError)
+        and error.token is not None
+        and error.token.keyword
+        and error.msg is None
+    ):
         expected = getattr(error.target_type, "__name__", str(error.target_type))
         return f"{error.token.keyword}: got {error.token.value!r}; expected {expected}."
     text = " ".join(str(error).split())
     if not isinstance(error, MissingArgumentError) or error.argument is None:
         return text
-    if error.keyword or any(token.keyword for token in error.argument.tokens):  # the option is there, its value is not
+    if error.keyword or any(
+        token.keyword for token in error.argument.tokens
+    ):  # the option is there, its value is not
         return f"{text} A value that begins with '-' is written --option=VALUE."
     command = " ".join(error.command_chain or ())
-    return f"{command}: got no {error.argument.name}; expected one. Give it; see paceline {command} --help."
+    return (
+        f"{command}: got no {error.argument.name}; expected one. Give it; see paceline {command}"
+        " --help."
+    )

@@ -1,6 +1,8 @@
-"""Groups of command-line options. Each option is declared once, in a dataclass whose docstring is the help text.
+"""Groups of command-line options. Each option is declared once, in a dataclass whose docstring is
+the help text.
 
-`@flattened` shows the fields of such a class as options of the command that takes it: `--threads`, not `--models.threads`.
+`@flattened` shows the fields of such a class as options of the command that takes it: `--threads`,
+not `--models.threads`.
 """
 
 from __future__ import annotations
@@ -27,10 +29,14 @@ def _short_name(field: FieldInfo, taken: frozenset[str]) -> str | None:
 
 
 def _shown_default(value: Any) -> str | None:
-    return None if value in ((), "", None) or value is False else str(value)  # those go without saying
+    return (
+        None if value in ((), "", None) or value is False else str(value)
+    )  # those go without saying
 
 
-DEFAULTS = Parameter(short_alias=_short_name, negative=(), show_default=_shown_default)  # of every option
+DEFAULTS = Parameter(
+    short_alias=_short_name, negative=(), show_default=_shown_default
+)  # of every option
 
 
 def flattened(title: str) -> Parameter:
@@ -39,7 +45,9 @@ def flattened(title: str) -> Parameter:
 
 
 def with_known_types(group: type[T]) -> type[T]:
-    """Return a class derived from one of another module, whose types would be looked for in its own module, with them found."""
+    """Return a class derived from one of another module, whose types would be looked for in its
+    own module, with them found.
+    """
     group.__init__.__annotations__.update(get_type_hints(group))
     return group
 
@@ -50,16 +58,22 @@ def without(*names: str) -> Parameter:
 
 
 def only(*names: str) -> Parameter:
-    """Return the annotation of a group, called `models`, of which a command offers no options but `names`."""
+    """Return the annotation of a group, called `models`, of which a command offers no options
+    but `names`.
+    """
     return Parameter(parse=re.compile(rf"^(?:models|{'|'.join(names)})$"))
 
 
 def _hide_per_request(group: type) -> None:
-    """Offer no options of single requests in any command: a command has its own for all requests."""
+    """Offer no options of single requests in any command: a command has its own for all
+    requests.
+    """
     hints = get_type_hints(group)
     for field in fields(group):
         if field.metadata.get("per_request"):
-            field.type = hints[field.name]  # a subclass is read in its own module, which may not know the names in it
+            field.type = hints[
+                field.name
+            ]  # a subclass is read in its own module, which may not know the names in it
             group.__annotations__[field.name] = Annotated[field.type, Parameter(parse=False)]
 
 
@@ -90,7 +104,8 @@ class ParallelOptions:
 
 
 def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the specs in repeated options: separated by spaces, or by commas before one of `names`, "none" or module:Class.
+    """Return the specs in repeated options: separated by spaces, or by commas before one of
+    `names`, "none" or module:Class.
 
     Neither separates within the quotes around a value.
     """
@@ -103,6 +118,10 @@ def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
 def with_store(spec: str, datastore: str | None) -> str:
     """Return `spec` with the store, where the drafter takes one and none is named."""
     name, options = split_spec(spec)
-    if datastore is None or "datastore=" in options or not hasattr(entry(name).options(), "datastore"):
+    if (
+        datastore is None
+        or "datastore=" in options
+        or not hasattr(entry(name).options(), "datastore")
+    ):
         return spec
     return f"{name}:{','.join(filter(None, [options, f'datastore={in_quotes(datastore)}']))}"

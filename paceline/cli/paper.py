@@ -1,4 +1,6 @@
-"""The commands `paceline paper NAME`: measure the tables and figures of a paper again, on your models."""
+"""The commands `paceline paper NAME`: measure the tables and figures of a paper again, on your
+models.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,27 @@ paper = App(name="paper", help="Measure the tables and figures of a paper again,
 
 
 @paper.command
-def lookahead(*, config: LookaheadConfig = LookaheadConfig(), files: ResultFiles = ResultFiles()) -> int:
+def lookahead(
+    *, config: LookaheadConfig = LookaheadConfig(), files: ResultFiles = ResultFiles()
+) -> int:
     """Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (2024)."""
     return _measure(config, files)
 
 
 @paper.command
-def ouroboros(*, config: OuroborosConfig = OuroborosConfig(), files: ResultFiles = ResultFiles()) -> int:
-    """Ouroboros: Generating Longer Drafts Phrase by Phrase for Faster Speculative Decoding (2024)."""
+def ouroboros(
+    *, config: OuroborosConfig = OuroborosConfig(), files: ResultFiles = ResultFiles()
+) -> int:
+    """Ouroboros: Generating Longer Drafts Phrase by Phrase for Faster Speculative Decoding
+    (2024).
+    """
     return _measure(config, files)
 
 
 @paper.command(name="specdec_pp")
-def specdec_pp(*, config: SpecDecConfig = SpecDecConfig(), files: ResultFiles = ResultFiles()) -> int:
+def specdec_pp(
+    *, config: SpecDecConfig = SpecDecConfig(), files: ResultFiles = ResultFiles()
+) -> int:
     """SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (2024)."""
     return _measure(config, files)
 
@@ -46,10 +56,16 @@ def sssd(*, config: SssdConfig = SssdConfig(), files: ResultFiles = ResultFiles(
 
 
 def _measure(config: PaperConfig, files: ResultFiles) -> int:
-    """Measure a paper, show it and write the files asked for; return 130 if it was interrupted, and parts are missing."""
+    """Measure a paper, show it and write the files asked for; return 130 if it was interrupted,
+    and parts are missing.
+    """
     from paceline.bench import draw_paper, paper_markdown, print_paper, run_paper, write_paper_json
 
     result = run_paper(config)
     print_paper(result, files.console())
-    files.write(partial(write_paper_json, result), partial(draw_paper, result), partial(paper_markdown, result))
+    files.write(
+        partial(write_paper_json, result),
+        partial(draw_paper, result),
+        partial(paper_markdown, result),
+    )
     return 0 if result.complete else INTERRUPTED

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def joined_ranks(options: ParallelOptions, device: str) -> Iterator[Ranks | None]:
-    """Join the processes of a parallel run, None without one. Only rank 0 prints; an error is printed by the first to meet it."""
+    """Join the processes of a parallel run, None without one. Only rank 0 prints; an error is
+    printed by the first to meet it.
+    """
     if not options.lookahead_parallel:
         yield None
         return
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost process is reported in our words, not with C++ stacks
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # a lost process is reported in our words, not with C++ stacks
     from paceline.engine.parallel.ranks import Ranks
 
     ranks = Ranks.join(device, options.process_timeout)
@@ -46,7 +50,9 @@ def joined_ranks(options: ParallelOptions, device: str) -> Iterator[Ranks | None
 
 
 def prints_for_all(words: Sequence[str]) -> bool:
-    """Whether this process says what is wrong with a command line, which all processes of a parallel run have in common."""
+    """Whether this process says what is wrong with a command line, which all processes of a
+    parallel run have in common.
+    """
     return "--lookahead-parallel" not in words or os.environ.get("RANK", "0") == "0"
 
 
@@ -57,4 +63,7 @@ def refuse_standard_input(parallel: bool, prompts: Sequence[str]) -> None:
         ConfigError: a prompt is to come from standard input.
     """
     if parallel and "-" in prompts:
-        raise ConfigError("'-' reads a prompt from standard input, which only one process can; pass the prompt itself.")
+        raise ConfigError(
+            "'-' reads a prompt from standard input, which only one process can; pass the prompt"
+            " itself."
+        )

@@ -22,7 +22,10 @@ def require_standard_input() -> BinaryIO:
         ConfigError: it is closed.
     """
     if sys.stdin is None:
-        raise ConfigError("standard input: got it closed; expected text to read. Leave it open, or give a file or a pipe.")
+        raise ConfigError(
+            "standard input: got it closed; expected text to read. Leave it open, or give a file"
+            " or a pipe."
+        )
     return sys.stdin.buffer
 
 
@@ -38,8 +41,8 @@ def read_prompt() -> str:
 def lines_of(words: Sequence[str]) -> Callable[[], str | None]:
     """Return what reads the next line of standard input, without its end; None is the end.
 
-    On a terminal lines are edited: with history between runs and pastes of several lines where prompt_toolkit is installed,
-    else as Python's `input` does.
+    On a terminal lines are edited: with history between runs and pastes of several lines where
+    prompt_toolkit is installed, else as Python's `input` does.
 
     Args:
         words: what Tab completes at the beginning of a line.
@@ -73,7 +76,9 @@ def _editor(words: Sequence[str]) -> Callable[[], str]:
     except (OSError, cache.CacheError):  # a read-only home, or none: nothing is kept
         history = InMemoryHistory()
     completer = WordCompleter(list(words), sentence=True)
-    session: PromptSession[str] = PromptSession(_PROMPT, history=history, completer=completer, complete_while_typing=False)
+    session: PromptSession[str] = PromptSession(
+        _PROMPT, history=history, completer=completer, complete_while_typing=False
+    )
     return lambda: str(session.prompt())
 
 
@@ -93,4 +98,6 @@ def _decoded(content: bytes) -> str:
     try:
         return decode_text(content, "standard input")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"standard input: got {error}; expected text in UTF-8. Convert it first.") from error
+        raise ConfigError(
+            f"standard input: got {error}; expected text in UTF-8. Convert it first."
+        ) from error

@@ -30,7 +30,8 @@ def prompts(
 ) -> None:
     """Let a chat model make up prompts, for record, where nobody has collected its users'.
 
-    It goes on where its chat template has a user begin (Magpie, Xu et al. 2024). Interrupt it: the prompts so far are written.
+    It goes on where its chat template has a user begin (Magpie, Xu et al. 2024). Interrupt it: the
+    prompts so far are written.
 
     Args:
         out: file of the prompts, JSON lines.
@@ -43,7 +44,9 @@ def prompts(
     """
     require_writable(out)
     require_range("prompts", "batch", batch, 1)
-    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+    )
     from paceline.replay.made_up import MadeUp, make_up
 
     llm = build_llm(models, "none", max_batch=batch)
@@ -61,6 +64,11 @@ def prompts(
 
 def _write(out: Path, made: MadeUp) -> None:
     lines = [{"id": one.id, "category": one.category, "turns": [one.text]} for one in made.prompts]
-    write_atomically(out, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode())
+    write_atomically(
+        out, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
+    )
     left_out = made.tries - len(made.prompts)
-    print_note(f"wrote {out}: {len(made.prompts)} prompts; {left_out} others were too long, empty or there already")
+    print_note(
+        f"wrote {out}: {len(made.prompts)} prompts; {left_out} others were too long, empty or"
+        " there already"
+    )

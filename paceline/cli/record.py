@@ -1,4 +1,6 @@
-"""The command `paceline record`: a model's own answers, for stores, calibrations, heads and replays."""
+"""The command `paceline record`: a model's own answers, for stores, calibrations, heads and
+replays.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,18 @@ def record(
     selection: PromptOptions = PromptOptions(),
     sampling: SamplingParams = SamplingParams(),
 ) -> None:
-    """Record a model's own answers to prompts, for replay, datastore, head record and the calibration of sssd.
+    """Record a model's own answers to prompts, for replay, datastore, head record and the
+    calibration of sssd.
 
     Prompt number n is answered with seed + n. Interrupt it at any time; the same command goes on.
 
     Args:
         out: file of the answers, JSON lines; an unfinished one is continued.
-        drafter: name:key=value,key=value; see `paceline drafters`. It makes the answers sooner, not others.
+        drafter: name:key=value,key=value; see `paceline drafters`. It makes the answers sooner, not
+            others.
         batch: prompts answered together, and written together.
-        top: most likely tokens to keep at every place, in a file beside it; 8 for replays of auto and token_recycling.
+        top: most likely tokens to keep at every place, in a file beside it; 8 for replays of auto
+            and token_recycling.
     """
     require_range("record", "batch", batch, 1)
     from paceline.replay.recorder import encode_prompts, record_answers
@@ -40,10 +45,20 @@ def record(
     questions = encode_prompts(prompts, llm, sampling.max_new_tokens)
     try:
         made = record_answers(
-            out, llm, questions, sampling, batch=batch, model=models.model, drafter=drafter, top=top, progress=True
+            out,
+            llm,
+            questions,
+            sampling,
+            batch=batch,
+            model=models.model,
+            drafter=drafter,
+            top=top,
+            progress=True,
         )
     except KeyboardInterrupt:
-        print_note(f"interrupted; {out} keeps the batches that were finished, and the same command goes on")
+        print_note(
+            f"interrupted; {out} keeps the batches that were finished, and the same command goes on"
+        )
         raise
     if made.cut:
         print_note(cut_note(made.cut))

@@ -1,4 +1,6 @@
-"""The command `paceline replay`: drafters on recorded answers, without a model; `--fit` writes the calibration of `sssd`."""
+"""The command `paceline replay`: drafters on recorded answers, without a model; `--fit` writes
+the calibration of `sssd`.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,17 @@ if TYPE_CHECKING:
 Traces = Annotated[
     Path,
     Parameter(
-        name="TRACES", required=True, help="files of `paceline record`; or JSON lines with prompt and output, text or ids."
+        name="TRACES",
+        required=True,
+        help="files of `paceline record`; or JSON lines with prompt and output, text or ids.",
     ),
 ]
 TraceTokenizer = Annotated[
-    str | None, Parameter(help="directory or hub id; 'demo' is the embedded pair's; 'mistral-common'; not needed for ids.")
+    str | None,
+    Parameter(
+        help="directory or hub id; 'demo' is the embedded pair's; 'mistral-common'; not needed for"
+        " ids."
+    ),
 ]
 
 
@@ -47,28 +55,37 @@ def replay(
     fit: Path | None = None,
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> int:
-    """Run recorded answers through retrieval drafters: tokens per step, drafted per step, microseconds per step.
+    """Run recorded answers through retrieval drafters: tokens per step, drafted per step,
+    microseconds per step.
 
     Args:
         drafters: specs separated by spaces or commas; default: prompt_lookup, sssd.
-        datastore: folder of a store, for --fit and drafters that name none; 'demo' is the embedded one.
+        datastore: folder of a store, for --fit and drafters that name none; 'demo' is the embedded
+            one.
         nodes: tree sizes, separated by commas.
         batch: batch sizes, separated by commas.
         limit: most answers of each file.
         fit: file for the calibration of sssd, which is fitted and written in place of a table.
     """
     if limit is not None and limit < 1:
-        raise ConfigError(f"replay: limit: got {limit}; expected at least 1. Leave it out for all answers.")
+        raise ConfigError(
+            f"replay: limit: got {limit}; expected at least 1. Leave it out for all answers."
+        )
     found, loaded = read(traces, tokenizer, limit)
     if fit is not None:
         fit_calibration(found, datastore, loaded, fit)
         return 0
-    specs = [with_store(spec, datastore) for spec in split_specs(drafters or ["prompt_lookup,sssd"], available())]
+    specs = [
+        with_store(spec, datastore)
+        for spec in split_specs(drafters or ["prompt_lookup,sssd"], available())
+    ]
     from paceline.replay.report import draw_replays, print_replays, write_replays
     from paceline.replay.traces import read_told
 
     told = {path.stem: read_told(path, limit) for path in traces}
-    rows, complete = _rows(found, told, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch))
+    rows, complete = _rows(
+        found, told, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch)
+    )
     if not complete:
         print_note(f"interrupted; {len(rows)} replays were finished")
     if not rows:
@@ -79,24 +96,35 @@ def replay(
     return 0 if complete else INTERRUPTED
 
 
-def read(traces: Sequence[Path], tokenizer: str | None, limit: int | None = None) -> tuple[dict[str, list[Trace]], Any]:
-    """Return the answers of each file, by its name, and their tokenizer, or its fingerprint; None = not known."""
+def read(
+    traces: Sequence[Path], tokenizer: str | None, limit: int | None = None
+) -> tuple[dict[str, list[Trace]], Any]:
+    """Return the answers of each file, by its name, and their tokenizer, or its fingerprint;
+    None = not known.
+    """
     from paceline.replay.traces import read_traces, tokenizer_of
 
     loaded = tokenizer_of(traces) if tokenizer is None else load_tokenizer(tokenizer)
     return {path.stem: list(read_traces(path, loaded, limit)) for path in traces}, loaded
 
 
-def fit_calibration(found: dict[str, list[Trace]], datastore: str | None, tokenizer: Any, path: Path) -> None:
+def fit_calibration(
+    found: dict[str, list[Trace]], datastore: str | None, tokenizer: Any, path: Path
+) -> None:
     """Fit the calibration of sssd on recorded answers and write it."""
     require_writable(path)
     from paceline.datastore import open as open_store
     from paceline.replay.fit import AnswerKind, calibrate
 
     if datastore is not None:
-        open_store(datastore, tokenizer=tokenizer)  # of another tokenizer: refused before anything is recorded
+        open_store(
+            datastore, tokenizer=tokenizer
+        )  # of another tokenizer: refused before anything is recorded
     with Console(stderr=True, highlight=False).status("record") as status:
-        fitted = calibrate({name: AnswerKind(some, datastore) for name, some in found.items()}, lambda what: status.update(what))
+        fitted = calibrate(
+            {name: AnswerKind(some, datastore) for name, some in found.items()},
+            lambda what: status.update(what),
+        )
     fitted.save(path)
     print_note(f"wrote {path}: {fitted.about}")
 
@@ -118,11 +146,21 @@ def _rows(
         try:
             for spec in specs:
                 name, top = next(iter(told.items()))
-                run(_drafter(spec, tokenizer), found[name][:1], nodes[0], top_tokens=top and top[:1])  # compiles
+                run(
+                    _drafter(spec, tokenizer), found[name][:1], nodes[0], top_tokens=top and top[:1]
+                )  # compiles
                 for (name, some), size, together in product(found.items(), nodes, batch):
                     status.update(f"{name}, {spec}, {size} nodes, batch {together}")
-                    fresh = _drafter(spec, tokenizer)  # pia, and live stores, know the answers they have been through
-                    rows.append(ReplayRow(spec, name, run(fresh, some, size, batch_size=together, top_tokens=told[name])))
+                    fresh = _drafter(
+                        spec, tokenizer
+                    )  # pia, and live stores, know the answers they have been through
+                    rows.append(
+                        ReplayRow(
+                            spec,
+                            name,
+                            run(fresh, some, size, batch_size=together, top_tokens=told[name]),
+                        )
+                    )
         except KeyboardInterrupt:
             return rows, False
     return rows, True
@@ -131,7 +169,10 @@ def _rows(
 def _drafter(spec: str, tokenizer: Any) -> Drafter:
     name, _ = split_spec(spec)
     if entry(name).needs_draft_model:
-        raise ConfigError(f"replay has no models, and drafter {name!r} needs one; choose a retrieval drafter, such as sssd.")
+        raise ConfigError(
+            f"replay has no models, and drafter {name!r} needs one; choose a retrieval drafter,"
+            " such as sssd."
+        )
     drafter = create(spec)
     drafter.check_tokenizer(tokenizer)
     return drafter
@@ -143,5 +184,8 @@ def _numbers(name: str, text: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise ConfigError(f"replay: {name}: got {text!r}; expected whole numbers of at least 1, separated by commas.")
+        raise ConfigError(
+            f"replay: {name}: got {text!r}; expected whole numbers of at least 1, separated by"
+            " commas."
+        )
     return numbers

@@ -38,7 +38,9 @@ _LOG_WIDTH = 150  # of a table that goes to a file or a pipe
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An answer as far as it was shown; `complete`: to its end. `stats`: of one that came to its end by itself."""
+    """An answer as far as it was shown; `complete`: to its end. `stats`: of one that came to its
+    end by itself.
+    """
 
     text: str
     complete: bool
@@ -46,12 +48,20 @@ class Shown:
 
 
 def table_console(stderr: bool = False) -> Console | None:
-    """Return where tables are shown: None, the terminal's own console, or a wide one for a file, a pipe or standard error."""
-    return None if sys.stdout.isatty() and not stderr else Console(width=_LOG_WIDTH, highlight=False, stderr=stderr)
+    """Return where tables are shown: None, the terminal's own console, or a wide one for a file,
+    a pipe or standard error.
+    """
+    return (
+        None
+        if sys.stdout.isatty() and not stderr
+        else Console(width=_LOG_WIDTH, highlight=False, stderr=stderr)
+    )
 
 
 def write(text: str, accepted: bool = False) -> None:
-    """Write what a model said to standard output, byte for byte; on a terminal, what came from a draft is green."""
+    """Write what a model said to standard output, byte for byte; on a terminal, what came from a
+    draft is green.
+    """
     coloured = accepted and sys.stdout.isatty() and not out.no_color
     sys.stdout.write(f"{_GREEN}{text}{_PLAIN}" if coloured else text)
 
@@ -62,7 +72,9 @@ def print_note(text: str) -> None:
 
 
 def print_error(error: Exception | str) -> None:
-    """Print an error as one line on standard error; it wraps on a terminal only, and there at words."""
+    """Print an error as one line on standard error; it wraps on a terminal only, and there at
+    words.
+    """
     line = " ".join(str(error).split())
     err.print(Text(f"error: {line}", style="red"), soft_wrap=not err.is_terminal)
 
@@ -71,7 +83,8 @@ def print_stream(chunks: Iterator[Chunk], end: str = "") -> Shown:
     """Show an answer as it comes; Ctrl-C ends it early.
 
     Args:
-        end: what follows an answer that does not go to a terminal; there a new line begins in any case.
+        end: what follows an answer that does not go to a terminal; there a new line begins in any
+            case.
     """
     text, complete, stats = "", True, None
     try:

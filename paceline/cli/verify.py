@@ -1,4 +1,6 @@
-"""The command `paceline verify`: is it lossless here, on this model, this machine, these prompts?"""
+"""The command `paceline verify`: is it lossless here, on this model, this machine, these
+prompts?
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,18 @@ from paceline.util.files import STANDARD_OUTPUT, write_atomically
 if TYPE_CHECKING:
     from paceline.bench.verify import Difference, DrafterVerdict, VerifyResult
 
-_NOT_ASKED = ("drafters", "baselines", "stop", "cost_scale", "draft_cost_scale", "repeats", "warmup", "max_seconds",
-              "lookahead_parallel", "batch")  # fmt: skip
+_NOT_ASKED = (
+    "drafters",
+    "baselines",
+    "stop",
+    "cost_scale",
+    "draft_cost_scale",
+    "repeats",
+    "warmup",
+    "max_seconds",
+    "lookahead_parallel",
+    "batch",
+)
 
 
 def verify(
@@ -38,15 +50,18 @@ def verify(
     files: Annotated[ResultFiles, without("png", "markdown")] = ResultFiles(),
     config: Annotated[BenchConfig, without(*_NOT_ASKED)] = BenchConfig(),
 ) -> int:
-    """Decode every prompt alone and without drafts, then in batches with each drafter; exit status 1 if any answer differs.
+    """Decode every prompt alone and without drafts, then in batches with each drafter; exit status
+    1 if any answer differs.
 
-    The first difference of each drafter is shown with the logits of both tokens on both sides, and their bits.
-    All drafts are fed, whatever they cost, where a spec does not say `budget=true`. Prompt number n is answered with seed + n.
-    Ctrl-C keeps what is finished.
+    The first difference of each drafter is shown with the logits of both tokens on both sides, and
+    their bits. All drafts are fed, whatever they cost, where a spec does not say `budget=true`.
+    Prompt number n is answered with seed + n. Ctrl-C keeps what is finished.
 
     Args:
-        drafters: a drafter spec; repeat it, or separate with spaces or commas; default: all that run with what is there.
-        batch: most prompts answered together; repeat it, or separate with spaces or commas; default: 1.
+        drafters: a drafter spec; repeat it, or separate with spaces or commas; default: all that
+            run with what is there.
+        batch: most prompts answered together; repeat it, or separate with spaces or commas;
+            default: 1.
         prefill_chunk: most tokens of a prompt in one forward; likewise; default: 512.
     """
     batches, chunks = _numbers("batch", batch, 1), _numbers("prefill_chunk", prefill_chunk, 512)
@@ -55,7 +70,10 @@ def verify(
 
     console = err if files.json == STANDARD_OUTPUT else out
     result = run_verify(config, partial(_print_verdict, console), batches, chunks, progress=True)
-    differing = f"{result.differing} of {result.answers} answers differ: {result.model}, {result.dtype}, {result.prompts} prompts"
+    differing = (
+        f"{result.differing} of {result.answers} answers differ: {result.model}, {result.dtype},"
+        f" {result.prompts} prompts"
+    )
     console.print(Text(differing))
     proof = "on" if result.invariance.on else "off"
     console.print(Text(f"batch invariance is {proof}: {result.invariance.reason}"))
@@ -63,7 +81,10 @@ def verify(
         console.print(Text(cut_note(result.cut_prompts)))
     files.write(partial(_write_json, result), lambda path: None, lambda picture: "")
     if not result.complete:
-        print_note(f"interrupted; {len(result.verdicts)} of {result.runs} drafters and batches were finished")
+        print_note(
+            f"interrupted; {len(result.verdicts)} of {result.runs} drafters and batches were"
+            " finished"
+        )
     if result.differing:
         return 1
     return 0 if result.complete else INTERRUPTED
@@ -71,36 +92,63 @@ def verify(
 
 def _numbers(name: str, words: list[str] | None, unless_said: int) -> list[int]:
     """Read positive numbers, each given once."""
-    numbers = list(dict.fromkeys(word for some in words or [str(unless_said)] for word in re.split(r"[\s,]+", some.strip())))
+    numbers = list(
+        dict.fromkeys(
+            word
+            for some in words or [str(unless_said)]
+            for word in re.split(r"[\s,]+", some.strip())
+        )
+    )
     if not all(word.isdecimal() and int(word) > 0 for word in numbers):
         option = name.replace("_", "-")
-        raise ConfigError(f"verify: {name}: got {' '.join(words or ())!r}; expected positive integers. Write --{option} 1,8.")
+        raise ConfigError(
+            f"verify: {name}: got {' '.join(words or ())!r}; expected positive integers. Write"
+            f" --{option} 1,8."
+        )
     return [int(word) for word in numbers]
 
 
 def _write_json(result: VerifyResult, path: Path) -> None:
-    plain = replace(result, invariance=replace(result.invariance, products=None))  # modules of the model are no JSON
+    plain = replace(
+        result, invariance=replace(result.invariance, products=None)
+    )  # modules of the model are no JSON
     sums = {"differing": result.differing, "answers": result.answers, "complete": result.complete}
     text = to_json.dumps({**dataclasses.asdict(plain), **sums}, indent=1)
     write_atomically(path, f"{text}\n".encode())
 
 
 def _print_verdict(console: Console, verdict: DrafterVerdict) -> None:
-    figures = f"{verdict.tokens} tokens, {verdict.accepted} accepted drafts, {verdict.tokens_per_forward:.2f} tokens per forward"
+    figures = (
+        f"{verdict.tokens} tokens, {verdict.accepted} accepted drafts,"
+        f" {verdict.tokens_per_forward:.2f} tokens per forward"
+    )
     name = f"{verdict.drafter}, batch {verdict.batch}, chunks of {verdict.prefill_chunk}"
     if not verdict.answers:
-        line = f"{name}: draws tokens of its own, so not the text but its distribution is the same; {figures}"
+        line = (
+            f"{name}: draws tokens of its own, so not the text but its distribution is the same;"
+            f" {figures}"
+        )
         console.print(Text(line))
         return
     style = "red" if verdict.differing else ""
-    console.print(Text(f"{name}: {verdict.differing} of {verdict.answers} answers differ; {figures}", style=style))
+    console.print(
+        Text(
+            f"{name}: {verdict.differing} of {verdict.answers} answers differ; {figures}",
+            style=style,
+        )
+    )
     if verdict.first is not None:
         _print_difference(console, verdict.first)
 
 
 def _print_difference(console: Console, first: Difference) -> None:
     names = [f"{token} {text!r}" for token, text in zip(first.tokens, first.texts, strict=True)]
-    console.print(Text(f"  prompt {first.prompt}, token {first.position}: {names[0]} without drafts, {names[1]} with"))
+    console.print(
+        Text(
+            f"  prompt {first.prompt}, token {first.position}: {names[0]} without drafts,"
+            f" {names[1]} with"
+        )
+    )
     for side, logits in (("without drafts", first.plain), ("with drafts", first.drafted)):
         shown = ", ".join(f"{logit.value:.9g} ({logit.bits})" for logit in logits)
         console.print(Text(f"  their logits {side}: {shown}"))

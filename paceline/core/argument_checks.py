@@ -41,8 +41,14 @@ def stop_strings(value: object) -> tuple[str, ...]:
     """Return stop strings given as one, several or None."""
     if value is None or isinstance(value, str):
         value = () if value is None else (value,)
-    texts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping | bytes) else (value,)
-    require(all(is_text(text) and text for text in texts), "stop", value, "non-empty strings, or None")
+    texts = (
+        tuple(value)
+        if isinstance(value, Iterable) and not isinstance(value, Mapping | bytes)
+        else (value,)
+    )
+    require(
+        all(is_text(text) and text for text in texts), "stop", value, "non-empty strings, or None"
+    )
     return texts
 
 
@@ -55,12 +61,18 @@ def stop_token_ids(value: Any) -> tuple[int, ...]:
 
 
 def logit_bias(value: Any) -> dict[int, float] | None:
-    """Return what is added to the logits of single tokens, by token id; None where there is nothing."""
+    """Return what is added to the logits of single tokens, by token id; None where there is
+    nothing.
+    """
     pairs = {} if value is None else value
     fine = isinstance(pairs, Mapping) and all(
-        _is_id(token) and is_number(bias) and abs(bias) <= MOST_BIAS for token, bias in pairs.items()
+        _is_id(token) and is_number(bias) and abs(bias) <= MOST_BIAS
+        for token, bias in pairs.items()
     )
-    expected = f"token ids with numbers from {-MOST_BIAS:g} to {MOST_BIAS:g}, such as {{42: -5.0}}, or None"
+    expected = (
+        f"token ids with numbers from {-MOST_BIAS:g} to {MOST_BIAS:g}, such as {{42: -5.0}}, or"
+        " None"
+    )
     require(fine, "logit_bias", value, expected)
     return {operator.index(token): float(bias) for token, bias in pairs.items()} or None
 
@@ -68,18 +80,34 @@ def logit_bias(value: Any) -> dict[int, float] | None:
 def bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     """Return what an answer must not contain: words, and sequences of token ids."""
     expected = "a list of words or of lists of token ids, or None"
-    require(value is None or (isinstance(value, Iterable) and not isinstance(value, _TEXTS)), "bad_words", value, expected)
+    require(
+        value is None or (isinstance(value, Iterable) and not isinstance(value, _TEXTS)),
+        "bad_words",
+        value,
+        expected,
+    )
     found: list[str | tuple[int, ...]] = []
     for one in value or ():
         ids = None if isinstance(one, str) else _ids(one)
-        require(is_text(one) and bool(one.strip()) if isinstance(one, str) else bool(ids), "bad_words", value, expected)
+        require(
+            is_text(one) and bool(one.strip()) if isinstance(one, str) else bool(ids),
+            "bad_words",
+            value,
+            expected,
+        )
         found.append(one if ids is None else ids)
     return tuple(found)
 
 
 def logits_processors(value: Any) -> tuple[Callable[..., Any], ...]:
     """Return the processors, given as one, several or None."""
-    listed = () if value is None else (value,) if callable(value) and not isinstance(value, Iterable) else value
+    listed = (
+        ()
+        if value is None
+        else (value,)
+        if callable(value) and not isinstance(value, Iterable)
+        else value
+    )
     fine = isinstance(listed, Iterable) and not isinstance(listed, _TEXTS)
     found = tuple(listed) if fine else ()
     expected = "callables (ids, scores) -> scores, as transformers' LogitsProcessor, or None"

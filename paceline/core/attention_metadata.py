@@ -1,4 +1,6 @@
-"""Which keys a query sees, in order of position: what the sums of the batch-invariant attention are ordered by."""
+"""Which keys a query sees, in order of position: what the sums of the batch-invariant attention
+are ordered by.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class VisibleRanges:
         begin: [queries + 1]: query i has the runs begin[i] .. begin[i + 1] - 1.
         starts: [rows + 1]: row r has the queries starts[r] .. starts[r + 1] - 1, one a column.
         columns: of the row with most.
-        packed: the tensor of queries has a single row, in which the columns of all rows lie behind one another.
+        packed: the tensor of queries has a single row, in which the columns of all rows lie behind
+            one another.
     """
 
     runs: NDArray[np.void]
@@ -42,29 +45,37 @@ class VisibleRanges:
     starts: IntArray
     columns: int
     packed: bool = False
-    places: tuple[int, int, int] = field(init=False)  # addresses of the arrays, which take long to ask for
+    places: tuple[int, int, int] = field(
+        init=False
+    )  # addresses of the arrays, which take long to ask for
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "places", (self.runs.ctypes.data, self.begin.ctypes.data, self.starts.ctypes.data))
+        object.__setattr__(
+            self, "places", (self.runs.ctypes.data, self.begin.ctypes.data, self.starts.ctypes.data)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """The keys of every row by position: ordinals 0 .. cached - 1 are the cache places of these numbers, then come `tail`.
+    """The keys of every row by position: ordinals 0 .. cached - 1 are the cache places of these
+    numbers, then come `tail`.
 
     Attributes:
         cached: [rows], contiguous: how many first places lie in order of position.
-        tail: [rows, columns], contiguous: the places behind them, by position. Of several at one position, no query sees more
-            than one.
+        tail: [rows, columns], contiguous: the places behind them, by position. Of several at one
+            position, no query sees more than one.
         keys: of the longest row.
-        marks: what the queries see, by the address of the mask that stands for it (`mark`); none = it is read off the masks.
+        marks: what the queries see, by the address of the mask that stands for it (`mark`); none =
+            it is read off the masks.
     """
 
     cached: IntArray
     tail: IntArray
     keys: int
     marks: dict[int, VisibleRanges] = field(default_factory=dict)
-    kept: dict[int, object] = field(default_factory=dict)  # what else was made of a `VisibleRanges`, by its id
+    kept: dict[int, object] = field(
+        default_factory=dict
+    )  # what else was made of a `VisibleRanges`, by its id
     places: tuple[int, int] = field(init=False)  # addresses of `cached` and `tail`
     _seen: dict[tuple[int, int], tuple[Tensor | None, VisibleRanges]] = field(default_factory=dict)
 
@@ -72,7 +83,9 @@ class AttentionMetadata:
         object.__setattr__(self, "places", (self.cached.ctypes.data, self.tail.ctypes.data))
 
     @staticmethod
-    def of(cached: IntArray, places: IntArray, positions: IntArray, padding: BoolArray) -> AttentionMetadata:
+    def of(
+        cached: IntArray, places: IntArray, positions: IntArray, padding: BoolArray
+    ) -> AttentionMetadata:
         """Order the columns of one forward.
 
         Args:
@@ -83,19 +96,23 @@ class AttentionMetadata:
         last = np.iinfo(np.int64).max
         order = np.argsort(np.where(padding, last, positions), axis=1, kind="stable")
         tail = np.ascontiguousarray(np.take_along_axis(places, order, axis=1), dtype=np.int64)
-        return AttentionMetadata(np.ascontiguousarray(cached, dtype=np.int64), tail, int(cached.max()) + places.shape[1])
+        return AttentionMetadata(
+            np.ascontiguousarray(cached, dtype=np.int64), tail, int(cached.max()) + places.shape[1]
+        )
 
     @staticmethod
     def of_places(rows: int, places: int) -> AttentionMetadata:
         """The order of keys that lie in order of position."""
-        return AttentionMetadata(np.full(rows, places, dtype=np.int64), np.empty((rows, 0), dtype=np.int64), places)
+        return AttentionMetadata(
+            np.full(rows, places, dtype=np.int64), np.empty((rows, 0), dtype=np.int64), places
+        )
 
     def visible(self, mask: Tensor | None, columns: int) -> VisibleRanges:
         """What the queries see; found once per mask, which all layers of a forward share.
 
         Args:
-            mask: bool [rows or 1, 1, columns, places]; without one a single query sees all keys of its row, and of several each
-                sees those up to its own ordinal.
+            mask: bool [rows or 1, 1, columns, places]; without one a single query sees all keys of
+                its row, and of several each sees those up to its own ordinal.
         Raises:
             UnsupportedModelError: there are marks, and the mask is none of them.
         """
@@ -103,7 +120,8 @@ class AttentionMetadata:
             found_mark = None if mask is None else self.marks.get(address_of(mask))
             if found_mark is None:
                 raise UnsupportedModelError(
-                    "attention by position got a mask that the model made itself; expected the one it was given. Set"
+                    "attention by position got a mask that the model made itself; expected the one"
+                    " it was given. Set"
                     " batch_invariant to false."
                 )
             return found_mark
@@ -120,7 +138,9 @@ class AttentionMetadata:
     def _all(self, columns: int) -> VisibleRanges:
         rows = len(self.cached)
         runs = np.zeros((rows, columns), dtype=RUN)
-        runs["stop"] = (self.cached + self.tail.shape[1])[:, None] if columns == 1 else 1 + np.arange(columns)
+        runs["stop"] = (
+            (self.cached + self.tail.shape[1])[:, None] if columns == 1 else 1 + np.arange(columns)
+        )
         return VisibleRanges(runs.reshape(-1), np.arange(rows * columns + 1), *_even(rows, columns))
 
 
@@ -130,7 +150,9 @@ def _even(rows: int, columns: int) -> tuple[IntArray, int]:
 
 
 def mark(queries: int, places: int, device: torch.device) -> Tensor:
-    """Return what a model takes for a mask, bool [1, 1, queries, places], and what is not read: a single number in memory."""
+    """Return what a model takes for a mask, bool [1, 1, queries, places], and what is not read:
+    a single number in memory.
+    """
     return torch.ones((), dtype=torch.bool, device=device).expand(1, 1, queries, places)
 
 

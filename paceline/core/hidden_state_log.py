@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 class HiddenStateLog:
-    """Of each token of a sequence the states it was chosen by: what the target's LM head read one place before, and some layers.
+    """Of each token of a sequence the states it was chosen by: what the target's LM head read one
+    place before, and some layers.
 
-    The states of a stretch of tokens are known, from `first` to before `last`: none of the first token, none of a prefix whose
-    keys and values were there already, none of what is drafted.
+    The states of a stretch of tokens are known, from `first` to before `last`: none of the first
+    token, none of a prefix whose keys and values were there already, none of what is drafted.
 
     Args:
         layers: whose inputs are kept behind what the LM head reads.
@@ -25,7 +26,8 @@ class HiddenStateLog:
         """Take in the states of tokens in a row.
 
         Args:
-            place: of the first of them in the sequence. states: [n, 1 + layers, hidden], n may be 0.
+            place: of the first of them in the sequence. states: [n, 1 + layers, hidden], n may be
+                0.
         """
         begin, end = place + 1, place + 1 + len(states)
         if not len(states):

@@ -16,11 +16,13 @@ class Stats:
         prefill_forwards: those before it had its first token.
         draft_forwards: forwards of a draft model.
         new_tokens: tokens emitted; drafted_tokens: nodes verified; accepted_tokens: nodes kept.
-        cached_tokens: tokens of the prompt that were not fed, since the cache had them from an earlier request.
+        cached_tokens: tokens of the prompt that were not fed, since the cache had them from an
+            earlier request.
         fed: target query tokens of each forward (pending tokens + nodes).
         notes: what the drafter counted of its own, by name (its documentation says what).
         seconds: wall-clock from admission to the last token.
-        batch_invariant: its bits do not depend on drafts, batch or chunks (`LLM.invariance` says why or why not).
+        batch_invariant: its bits do not depend on drafts, batch or chunks (`LLM.invariance` says
+            why or why not).
     """
 
     target_forwards: int
@@ -37,8 +39,9 @@ class Stats:
 
     @property
     def tokens_per_forward(self) -> float:
-        """(new_tokens - 1) / (target_forwards - prefill_forwards): the first token belongs to the prefill, so plain
-        decoding scores exactly 1. Where the prefill forward alone gave everything: new_tokens."""
+        """(new_tokens - 1) / (target_forwards - prefill_forwards): the first token belongs to the
+        prefill, so plain decoding scores exactly 1. Where the prefill forward alone gave
+        everything: new_tokens."""
         decoding = self.target_forwards - self.prefill_forwards
         return (self.new_tokens - 1) / decoding if decoding else float(self.new_tokens)
 
@@ -72,12 +75,13 @@ class EngineLoad:
 
     Attributes:
         waiting, running: requests now.
-        cache_usage: share of the memory that the cache may take which holds tokens now: 0 to 1; of what is allocated where it may
-            take any.
+        cache_usage: share of the memory that the cache may take which holds tokens now: 0 to 1; of
+            what is allocated where it may take any.
         kept: ended requests whose keys and values are in the cache now.
         finished, aborted: requests that ended by themselves, and that were withdrawn or failed.
         prompt_tokens: of requests that got a place. prefix_hits: of these, found in the cache.
-        preemptions: requests that gave their place back for a while. drafter_failures: that went on without their drafter.
+        preemptions: requests that gave their place back for a while. drafter_failures: that went on
+            without their drafter.
         new_tokens, drafted_tokens, accepted_tokens: as in `Stats`, over all requests.
         forwards: of the target.
     """
@@ -102,7 +106,8 @@ class EngineLoad:
 class Timing:
     """Where the wall-clock of the steps went, in seconds, summed since the engine was built.
 
-    On an accelerator the launch of a forward returns before its result: only `step` is meaningful there.
+    On an accelerator the launch of a forward returns before its result: only `step` is meaningful
+    there.
     """
 
     step: float = 0.0
@@ -136,4 +141,6 @@ class Timing:
     @property
     def overhead_share(self) -> float:
         """(step - target_forward - draft_forward) / step: everything that is no model forward."""
-        return (self.step - self.target_forward - self.draft_forward) / self.step if self.step else 0.0
+        return (
+            (self.step - self.target_forward - self.draft_forward) / self.step if self.step else 0.0
+        )

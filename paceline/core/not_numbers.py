@@ -1,7 +1,8 @@
 """Logits that are not numbers: a row that holds NaN, or whose largest value is infinite.
 
-Functions that choose a token mark such a row by `NO_TOKEN`, so that no device is synchronised for it. -inf for single
-tokens is a number here: vocabularies are padded with it, and options forbid tokens by it.
+Functions that choose a token mark such a row by `NO_TOKEN`, so that no device is synchronised for
+it. -inf for single tokens is a number here: vocabularies are padded with it, and options forbid
+tokens by it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from paceline.errors import LogitsError
 NO_TOKEN = -1
 
 _ADVICE = {
-    torch.float16: "float16 overflows beyond 65504: load the model with dtype='bfloat16' or dtype='float32'.",
+    torch.float16: "float16 overflows beyond 65504: load the model with dtype='bfloat16' or"
+    " dtype='float32'.",
     torch.bfloat16: "Load the model with dtype='float32'; if they stay, its checkpoint is damaged.",
 }
 _OTHERWISE = (
-    "Where the weights are in float16, load them with dtype='bfloat16' or dtype='float32'; else the checkpoint is damaged."
+    "Where the weights are in float16, load them with dtype='bfloat16' or dtype='float32'; else"
+    " the checkpoint is damaged."
 )
 
 
@@ -43,13 +46,15 @@ def logits_error(dtype: torch.dtype) -> LogitsError:
     """
     name = str(dtype).removeprefix("torch.")
     return LogitsError(
-        f"got logits in {name} that are not numbers (NaN or infinite) from the model; expected finite ones."
+        f"got logits in {name} that are not numbers (NaN or infinite) from the model; expected"
+        " finite ones."
         f" {_ADVICE.get(dtype, _OTHERWISE)}"
     )
 
 
 def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
-    """Return the token chosen for a sequence; NO_TOKEN ends its request, and 0 stands for the token until then.
+    """Return the token chosen for a sequence; NO_TOKEN ends its request, and 0 stands for the token
+    until then.
 
     Args:
         dtype: of the logits.
@@ -61,7 +66,8 @@ def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
 
 
 def guess_tokens(requests: Sequence[Request], drawn: list[list[int]]) -> list[list[int]]:
-    """Return the tokens that a draft model chooses: 0, a wrong guess, where its logits are not numbers.
+    """Return the tokens that a draft model chooses: 0, a wrong guess, where its logits are not
+    numbers.
 
     Args:
         seqs: its copies of the sequences.

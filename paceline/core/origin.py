@@ -1,4 +1,6 @@
-"""Where a token came from: said by the target itself, or guessed, and of what the guess was made."""
+"""Where a token came from: said by the target itself, or guessed, and of what the guess was
+made.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ class Origin(IntEnum):
 
     Attributes:
         TARGET: no guess: the target chose it. DRAFT: a guess of a drafter that says no more.
-        PROMPT, OUTPUT, DATASTORE: it followed the same tokens in the prompt, in the answer so far, or in a datastore.
-        RECYCLED: the target once named it as likely there. WINDOW: guessed by the target for a place ahead.
+        PROMPT, OUTPUT, DATASTORE: it followed the same tokens in the prompt, in the answer so far,
+            or in a datastore.
+        RECYCLED: the target once named it as likely there. WINDOW: guessed by the target for a
+            place ahead.
         POOL: a phrase kept from earlier steps or answers. MODEL: said by a draft model.
         FORESEEN: read off the target's hidden state one token early.
     """

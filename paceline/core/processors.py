@@ -1,7 +1,8 @@
 """transformers' logits processors for a sequence that grows by several tokens at once.
 
-A processor may remember what it was asked, so it is asked as plain decoding would ask it: once for each token that is emitted,
-in order, with all tokens before it. Nodes of a draft tree that the walk does not reach are never shown to it.
+A processor may remember what it was asked, so it is asked as plain decoding would ask it: once for
+each token that is emitted, in order, with all tokens before it. Nodes of a draft tree that the walk
+does not reach are never shown to it.
 """
 
 from __future__ import annotations
@@ -74,12 +75,14 @@ class OwnProcessors:
             except Exception as error:
                 reason = " ".join(str(error).split())[:200]
                 raise ConfigError(
-                    f"logits_processors: got {type(error).__name__} from {name!r} [{reason}]; expected scores. Correct the"
+                    f"logits_processors: got {type(error).__name__} from {name!r} [{reason}];"
+                    " expected scores. Correct the"
                     " processor, or leave it out."
                 ) from error
             if not isinstance(scores, Tensor) or scores.shape != shape:
                 found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
                 raise ConfigError(
-                    f"logits_processors: got {found} from {name!r}; expected scores of shape {tuple(shape)}. Return them from it."
+                    f"logits_processors: got {found} from {name!r}; expected scores of shape"
+                    f" {tuple(shape)}. Return them from it."
                 )
         return scores.float()

@@ -1,7 +1,8 @@
-"""Draft trees: the guesses of one step, as two flat lists, and the arrays a model's mask is made of.
+"""Draft trees: the guesses of one step, as two flat lists, and the arrays a model's mask is made
+of.
 
-A tree is `token_ids` and `parents` (parents[i] < i; -1 is the root, the last committed token). Everything else is derived.
-Imports numpy only, so drafters can be written and tested without torch.
+A tree is `token_ids` and `parents` (parents[i] < i; -1 is the root, the last committed token).
+Everything else is derived. Imports numpy only, so drafters can be written and tested without torch.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ class DraftTree:
     Attributes:
         token_ids: n token ids.
         parents: n indices; parents[i] < i, -1 = child of the root.
-        probs: per node the distribution [vocab] it was drawn from, given its ancestors and earlier siblings;
-            None = a guess. A tree whose `probs` is None holds guesses only.
+        probs: per node the distribution [vocab] it was drawn from, given its ancestors and earlier
+            siblings; None = a guess. A tree whose `probs` is None holds guesses only.
         confidence: per node the estimated chance that it is accepted, given that its parent is.
-        probes: the last `probes` nodes are fed only to learn what the target says after them; they are never accepted.
-        origins: per node where the guess came from (`Origin`). Trees that guess the same are equal, whatever they say here.
+        probes: the last `probes` nodes are fed only to learn what the target says after them; they
+            are never accepted.
+        origins: per node where the guess came from (`Origin`). Trees that guess the same are equal,
+            whatever they say here.
     """
 
     token_ids: list[int]
@@ -65,14 +68,18 @@ class DraftTree:
         origins: Sequence[int] | None = None,
     ) -> DraftTree:
         """A tree without branches: each token is the child of the one before it."""
-        return DraftTree(token_ids, list(range(-1, len(token_ids) - 1)), probs, confidence, origins=origins)
+        return DraftTree(
+            token_ids, list(range(-1, len(token_ids) - 1)), probs, confidence, origins=origins
+        )
 
     def is_chain(self) -> bool:
         """Whether no node has a sibling."""
         return self.parents == list(range(-1, len(self.parents) - 1))
 
     def children(self) -> list[list[int]]:
-        """Candidates below the root (index 0) and below every node i (index i + 1), each list in node order."""
+        """Candidates below the root (index 0) and below every node i (index i + 1), each list in
+        node order.
+        """
         result: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
         for node, parent in enumerate(self.parents[: self.candidates]):
             result[parent + 1].append(node)
@@ -87,7 +94,9 @@ class DraftTree:
         return path[::-1]
 
     def path_chances(self) -> list[float]:
-        """Per node the chance that it and all nodes above it are accepted, by the tree's confidence, which it must have."""
+        """Per node the chance that it and all nodes above it are accepted, by the tree's
+        confidence, which it must have.
+        """
         assert self.confidence is not None
         chances: list[float] = []
         for parent, confidence in zip(self.parents, self.confidence, strict=True):
@@ -97,8 +106,9 @@ class DraftTree:
     def best_chain(self) -> DraftTree:
         """The single branch to keep where only a chain can be verified.
 
-        With `confidence`: the path on which most tokens are expected to be accepted; else the deepest, the first one on
-        ties. Drawn nodes form chains already, so no drawn node is lost by it.
+        With `confidence`: the path on which most tokens are expected to be accepted; else the
+        deepest, the first one on ties. Drawn nodes form chains already, so no drawn node is lost by
+        it.
         """
         if self.is_chain() and not self.probes:
             return self
@@ -152,7 +162,9 @@ EMPTY_TREE = DraftTree([], [])
 
 
 class TreeBuilder:
-    """Merges branches that share a prefix into one tree, never exceeding `max_nodes`. Probes come after all else."""
+    """Merges branches that share a prefix into one tree, never exceeding `max_nodes`. Probes
+    come after all else.
+    """
 
     def __init__(self, max_nodes: int) -> None:
         self.max_nodes = max_nodes
@@ -174,15 +186,20 @@ class TreeBuilder:
         return self.add_path((token,), parent, origin)
 
     def add_probe(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
-        """Add a node that is fed and never accepted; it may repeat a sibling. The caller sees to `max_nodes`."""
+        """Add a node that is fed and never accepted; it may repeat a sibling. The caller sees to
+        `max_nodes`.
+        """
         self.token_ids.append(token)
         self.parents.append(parent)
         self.origins.append(origin)
         self._probes += 1
         return len(self.token_ids) - 1
 
-    def add_path(self, token_ids: Sequence[int], parent: int = -1, origin: Origin = Origin.DRAFT) -> int:
-        """Add a branch below `parent`, reusing the nodes it shares; returns its last node that fitted.
+    def add_path(
+        self, token_ids: Sequence[int], parent: int = -1, origin: Origin = Origin.DRAFT
+    ) -> int:
+        """Add a branch below `parent`, reusing the nodes it shares; returns its last node that
+        fitted.
 
         Args:
             origin: of the nodes that are new.
@@ -217,7 +234,8 @@ def ancestor_mask(parents: Sequence[int]) -> BoolArray:
 
 @lru_cache(maxsize=512)
 def tree_shape(parents: tuple[int, ...]) -> tuple[IntArray, BoolArray]:
-    """Depths [n] and ancestor mask [n, n] of a tree shape; kept, since drafters repeat their shapes.
+    """Depths [n] and ancestor mask [n, n] of a tree shape; kept, since drafters repeat their
+    shapes.
 
     Climbs from all nodes to their parents at once, so the Python loop runs over levels, not nodes.
     """

@@ -1,11 +1,13 @@
-"""Intel's matrix instructions (AMX) in compiled code: tiles of 16 rows of 64 bytes, and products of two of them.
+"""Intel's matrix instructions (AMX) in compiled code: tiles of 16 rows of 64 bytes, and products of
+two of them.
 
     out[i][j] += sum over k of left[i][k] * right[k][j]
 
-`out` has 16 x 16 numbers in float32; `left` 16 rows of 32 numbers in bfloat16; `right` the 32 rows of 16 numbers, two rows in
-each of its own: row r holds right[2 r][j], right[2 r + 1][j] for j = 0, 1, ... Each number of `out` is made by itself and in one
-order (Intel's manual, TDPBF16PS): the products at even k are added up, and those at odd k, then both sums to one another, then
-to `out`. There are eight tiles, 0 to 7. Addresses and strides are in bytes.
+`out` has 16 x 16 numbers in float32; `left` 16 rows of 32 numbers in bfloat16; `right` the 32 rows
+of 16 numbers, two rows in each of its own: row r holds right[2 r][j], right[2 r + 1][j] for j = 0,
+1, ... Each number of `out` is made by itself and in one order (Intel's manual, TDPBF16PS): the
+products at even k are added up, and those at odd k, then both sums to one another, then to `out`.
+There are eight tiles, 0 to 7. Addresses and strides are in bytes.
 """
 
 from __future__ import annotations
@@ -26,29 +28,52 @@ SIDE = 16  # rows of a tile, and words in each of them
 ROW = 64  # bytes
 TILE = SIDE * ROW
 _NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512_bf16"}
-_SYSTEM_CALL, _ASK_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA of Linux
+_SYSTEM_CALL, _ASK_PERMISSION, _TILE_DATA = (
+    158,
+    0x1023,
+    18,
+)  # arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA of Linux
 
 
 _BYTE, _WORD, _INDEX = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _WORDS = ir.VectorType(_WORD, SIDE)
-_NUMBERS, _ROUNDED, _HALVES = (ir.VectorType(kind, SIDE) for kind in (ir.FloatType(), BFloat16(), ir.IntType(16)))
+_NUMBERS, _ROUNDED, _HALVES = (
+    ir.VectorType(kind, SIDE) for kind in (ir.FloatType(), BFloat16(), ir.IntType(16))
+)
 
 
 @cache
 def available() -> bool:
     """Whether this processor has the instructions, and the system lets this process use them."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64" or not set(instruction_flags()) >= _NEEDED:
+    if (
+        platform.system() != "Linux"
+        or platform.machine() != "x86_64"
+        or not set(instruction_flags()) >= _NEEDED
+    ):
         return False
     system_call = ctypes.CDLL(None).syscall
-    return int(system_call(ctypes.c_long(_SYSTEM_CALL), ctypes.c_long(_ASK_PERMISSION), ctypes.c_long(_TILE_DATA))) == 0
+    return (
+        int(
+            system_call(
+                ctypes.c_long(_SYSTEM_CALL),
+                ctypes.c_long(_ASK_PERMISSION),
+                ctypes.c_long(_TILE_DATA),
+            )
+        )
+        == 0
+    )
 
 
 def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
-    """Return a function of compiled code: an instruction on tiles that it names, an address and a stride, if it takes any."""
+    """Return a function of compiled code: an instruction on tiles that it names, an address and
+    a stride, if it takes any.
+    """
     kinds = [*[_BYTE] * len(tiles), _BYTE.as_pointer(), _INDEX][: len(tiles) + operands]
 
     def emit(builder: Any, *values: Any) -> None:
-        called = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), kinds), f"llvm.x86.{name}")
+        called = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), kinds), f"llvm.x86.{name}"
+        )
         given = [pointer(builder, values[0], _BYTE), *values[1:]] if values else []
         builder.call(called, [*[ir.Constant(_BYTE, tile) for tile in tiles], *given])
 
@@ -56,10 +81,14 @@ def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
 
 
 def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_stride: Any) -> None:
-    """Read all rows; then at every distance 8, 4, 2, 1 let two rows exchange what lies so far apart; write."""
+    """Read all rows; then at every distance 8, 4, 2, 1 let two rows exchange what lies so far
+    apart; write.
+    """
 
     def row(base: Any, step: Any, number: int) -> Any:
-        return pointer(builder, builder.add(base, builder.mul(step, ir.Constant(_INDEX, number))), _WORDS)
+        return pointer(
+            builder, builder.add(base, builder.mul(step, ir.Constant(_INDEX, number))), _WORDS
+        )
 
     rows = [builder.load(row(source, stride, number), align=4) for number in range(SIDE)]
     for distance in (8, 4, 2, 1):
@@ -68,7 +97,10 @@ def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_strid
         for number in range(SIDE):
             if not number & distance:
                 pair = rows[number], rows[number + distance]
-                rows[number], rows[number + distance] = pick(builder, *pair, low), pick(builder, *pair, high)
+                rows[number], rows[number + distance] = (
+                    pick(builder, *pair, low),
+                    pick(builder, *pair, high),
+                )
     for number, words in enumerate(rows):
         builder.store(words, row(target, target_stride, number), align=4)
 
@@ -78,16 +110,28 @@ def _round(builder: Any, source: Any, target: Any, added: Any = None) -> None:
     if added is not None:
         numbers = builder.fadd(numbers, builder.load(pointer(builder, added, _NUMBERS), align=4))
     kind = ir.FunctionType(_ROUNDED, [_NUMBERS])
-    called = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.cvtneps2bf16.512")
+    called = cgutils.get_or_insert_function(
+        builder.module, kind, "llvm.x86.avx512bf16.cvtneps2bf16.512"
+    )
     rounded = builder.bitcast(builder.call(called, [numbers]), _HALVES)
     builder.store(rounded, pointer(builder, target, _HALVES), align=2)
 
 
-configure = _instruction("ldtilecfg", operands=1)  # all tiles, by what lies at an address: see `configuration`
-release = _instruction("tilerelease")  # without it the system keeps the tiles at each change of threads
-transpose = operation(types.void, (types.int64,) * 4, _transpose)  # of 16 x 16 words: source, its stride, target, its stride
-round_row = operation(types.void, (types.int64,) * 2, _round)  # of 16 numbers, to bfloat16: source, target
-round_sum = operation(types.void, (types.int64,) * 3, _round)  # of two such rows: source, target, the other
+configure = _instruction(
+    "ldtilecfg", operands=1
+)  # all tiles, by what lies at an address: see `configuration`
+release = _instruction(
+    "tilerelease"
+)  # without it the system keeps the tiles at each change of threads
+transpose = operation(
+    types.void, (types.int64,) * 4, _transpose
+)  # of 16 x 16 words: source, its stride, target, its stride
+round_row = operation(
+    types.void, (types.int64,) * 2, _round
+)  # of 16 numbers, to bfloat16: source, target
+round_sum = operation(
+    types.void, (types.int64,) * 3, _round
+)  # of two such rows: source, target, the other
 
 
 def zero(tile: int) -> Any:

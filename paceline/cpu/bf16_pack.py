@@ -1,5 +1,5 @@
-"""What attention by matrix instructions needs besides them: weights in bfloat16, and values two by two. For processors with
-AVX512_BF16 (`paceline.cpu.avx512_dot.available`); addresses are in bytes.
+"""What attention by matrix instructions needs besides them: weights in bfloat16, and values two by
+two. For processors with AVX512_BF16 (`paceline.cpu.avx512_dot.available`); addresses are in bytes.
 """
 
 from __future__ import annotations
@@ -39,11 +39,17 @@ def _weigh(builder: Any, numbers: Any, steps: Any, largest: Any) -> Any:
     with cgutils.for_range(builder, steps, intp=_INDEX) as loop:
         first = builder.add(numbers, builder.mul(loop.index, ir.Constant(_INDEX, STEP)))
         second = _behind(builder, first, STEP // 2)
-        weights = [exponential(builder, builder.fsub(_load(builder, at, _NUMBERS), most)) for at in (first, second)]
+        weights = [
+            exponential(builder, builder.fsub(_load(builder, at, _NUMBERS), most))
+            for at in (first, second)
+        ]
         for weight in weights:
             builder.store(builder.fadd(builder.load(total), weight), total)
         rounded = _round(builder, *weights)
-        rests = [builder.fsub(weight, _widen(builder, rounded, half)) for half, weight in enumerate(weights)]
+        rests = [
+            builder.fsub(weight, _widen(builder, rounded, half))
+            for half, weight in enumerate(weights)
+        ]
         _store(builder, first, rounded)
         _store(builder, second, _round(builder, *rests))
     return total_of(builder, builder.load(total))
@@ -52,22 +58,33 @@ def _weigh(builder: Any, numbers: Any, steps: Any, largest: Any) -> Any:
 def _round(builder: Any, first: Any, second: Any) -> Any:
     """Return 32 numbers in bfloat16."""
     kind = ir.FunctionType(_PAIRS, [_NUMBERS] * 2)
-    called = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512")
+    called = cgutils.get_or_insert_function(
+        builder.module, kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+    )
     return builder.bitcast(builder.call(called, [second, first]), _ALL_HALVES)
 
 
 def _widen(builder: Any, halves: Any, half: int) -> Any:
     """Return the first or the second sixteen of 32 numbers in bfloat16 as float32."""
-    return widen(builder, pick(builder, halves, halves, list(range(half * COLUMNS, (half + 1) * COLUMNS))))
+    return widen(
+        builder, pick(builder, halves, halves, list(range(half * COLUMNS, (half + 1) * COLUMNS)))
+    )
 
 
 def _pair_up(builder: Any, first: Any, second: Any, out: Any) -> None:
-    _store(builder, out, pick(builder, _load(builder, first, _HALVES), _load(builder, second, _HALVES), _INTERLEAVED))
+    _store(
+        builder,
+        out,
+        pick(
+            builder, _load(builder, first, _HALVES), _load(builder, second, _HALVES), _INTERLEAVED
+        ),
+    )
 
 
-# Replace numbers, 32 in a step, by the exponentials of their difference to the largest, each as the sum of two in bfloat16 (as
-# exact as 16 bits are): those of a step, then what is left of them. Returns their sum: lane l of sixteen adds up those at l,
-# l + 16, ...; then lanes l and l + 8 are added, l and l + 4, l and l + 2, 0 and 1. Address, steps, the largest.
+# Replace numbers, 32 in a step, by the exponentials of their difference to the largest, each as the
+# sum of two in bfloat16 (as exact as 16 bits are): those of a step, then what is left of them.
+# Returns their sum: lane l of sixteen adds up those at l, l + 16, ...; then lanes l and l + 8 are
+# added, l and l + 4, l and l + 2, 0 and 1. Address, steps, the largest.
 weigh = operation(
     types.float32,
     (types.int64, types.int64, types.float32),

@@ -1,4 +1,6 @@
-"""Positions of a cache that move forward, in all layers by one compiled call: torch takes longer for its many calls."""
+"""Positions of a cache that move forward, in all layers by one compiled call: torch takes longer
+for its many calls.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _STEP = 32  # bytes that are moved at a time
 class Stores(NamedTuple):
     """Tensors [slots, heads, capacity, dim] of a cache, as compiled code sees them. Attributes:
 
-    places: their addresses. heads: of each. sizes: of each, bytes of a position of one head. capacity: of all.
+    places: their addresses. heads: of each. sizes: of each, bytes of a position of one head.
+    capacity: of all.
     """
 
     places: IntArray
@@ -29,9 +32,13 @@ class Stores(NamedTuple):
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> Stores | None:
-        """Describe tensors while they live; None where compiled code cannot read them, or rows are no whole steps long."""
+        """Describe tensors while they live; None where compiled code cannot read them, or rows
+        are no whole steps long.
+        """
         sizes = [one.shape[3] * one.element_size() for one in tensors]
-        readable = all(is_plain(one) and one.device.type == "cpu" and one.is_contiguous() for one in tensors)
+        readable = all(
+            is_plain(one) and one.device.type == "cpu" and one.is_contiguous() for one in tensors
+        )
         if not readable or any(size % _STEP for size in sizes):
             return None
         columns = [one.data_ptr() for one in tensors], [one.shape[1] for one in tensors], sizes
@@ -53,6 +60,9 @@ def move_forward(stores: Stores, slots: IntArray, source: IntArray, target: IntA
             for head in range(heads[store]):
                 first = places[store] + (slots[row] * heads[store] + head) * capacity * size
                 for place in range(source.shape[1]):
-                    there, here = first + source[row, place] * size, first + target[row, place] * size
+                    there, here = (
+                        first + source[row, place] * size,
+                        first + target[row, place] * size,
+                    )
                     for at in range(0, size if here != there else 0, _STEP):
                         simd_f32x8.store(here + at, simd_f32x8.load(there + at))

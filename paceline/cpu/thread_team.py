@@ -1,7 +1,9 @@
-"""Jobs: compiled work that any number of threads may share, and helpers that stay awake for it during a forward.
+"""Jobs: compiled work that any number of threads may share, and helpers that stay awake for it
+during a forward.
 
-A job takes its tasks from a counter among its arguments, until none is left. To wake a thread takes as long as a product of a few
-rows; so while a `SpinningThreadTeam` is at hand its helpers look for the next job all the time, and have it within a microsecond.
+A job takes its tasks from a counter among its arguments, until none is left. To wake a thread takes
+as long as a product of a few rows; so while a `SpinningThreadTeam` is at hand its helpers look for
+the next job all the time, and have it within a microsecond.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from paceline.util.compiled import callback, compiled
 from paceline.util.machine import on_x86
 from paceline.util.threads import share, submit
 
-_OPEN, _INSIDE, _STOP, _JOB, _PLACE = 0, 64, 128, 192, 200  # bytes in the letter box; what is waited for has a line of its own
+_OPEN, _INSIDE, _STOP, _JOB, _PLACE = (
+    0,
+    64,
+    128,
+    192,
+    200,
+)  # bytes in the letter box; what is waited for has a line of its own
 _SIZE = 256
 _PATIENCE = 1 << 18  # looks in vain, of 10 to 40 ns, before a helper gives up
 _INDEX = ir.IntType(64)
@@ -50,7 +58,9 @@ def _add(builder: Any, address: Any, amount: Any) -> Any:
 def _pause(builder: Any) -> None:
     """Leave the core to its other thread for a moment."""
     if on_x86():
-        called = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause")
+        called = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
+        )
         builder.call(called, [])
 
 
@@ -62,7 +72,8 @@ pause = operation(types.void, (), _pause)
 
 
 class TeamJob:
-    """A function of compiled code that does tasks until none is left: (address of its arguments) -> how many it did.
+    """A function of compiled code that does tasks until none is left: (address of its arguments) ->
+    how many it did.
 
     It makes no reference to Python's objects, and any number of threads may be in it.
     """
@@ -109,12 +120,16 @@ class Arguments(threading.local):
 
     def __init__(self, record: np.dtype[np.void]) -> None:
         kinds = {np.dtype(np.int64): "q", np.dtype(np.float64): "d"}
-        self._layout = struct.Struct("".join(kinds[record[number]] for number in range(len(record.names or ()))))
+        self._layout = struct.Struct(
+            "".join(kinds[record[number]] for number in range(len(record.names or ())))
+        )
         self._room = ctypes.create_string_buffer(self._layout.size)
         self._place = ctypes.addressof(self._room)
 
     def write(self, *values: float) -> int:
-        """Write them, the fields in their order, and return where they lie until the next call in this thread."""
+        """Write them, the fields in their order, and return where they lie until the next call
+        in this thread.
+        """
         self._layout.pack_into(self._room, 0, *values)
         return self._place
 

@@ -1,4 +1,5 @@
-"""The most likely tokens of rows of logits, and how sure they are, compiled: torch's own take longer than all else in a step.
+"""The most likely tokens of rows of logits, and how sure they are, compiled: torch's own take
+longer than all else in a step.
 
 Of the likeliest ones the one with the lowest id comes first, as torch's `argmax` has it.
 """
@@ -22,7 +23,8 @@ _BLOCK = 64  # numbers whose largest is known by itself
 
 
 def most_likely(logits: Tensor) -> Tensor:
-    """Return the most likely token of each row, `logits.argmax(-1)`; NO_TOKEN where the row is not numbers.
+    """Return the most likely token of each row, `logits.argmax(-1)`; NO_TOKEN where the row is not
+    numbers.
 
     Args:
         logits: [..., vocab].
@@ -33,7 +35,8 @@ def most_likely(logits: Tensor) -> Tensor:
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
-    """Return the `count` most likely tokens of each row, the likeliest first, and their probabilities, both [..., count].
+    """Return the `count` most likely tokens of each row, the likeliest first, and their
+    probabilities, both [..., count].
 
     Where a row is not numbers, the tokens are any, and the probabilities are 0.
 
@@ -43,7 +46,9 @@ def likeliest(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]
     count = min(count, logits.shape[-1])
     if _readable(logits):
         token_ids, probs = _search(logits, count, True)
-        return token_ids.reshape(*logits.shape[:-1], count), probs.reshape(*logits.shape[:-1], count)
+        return token_ids.reshape(*logits.shape[:-1], count), probs.reshape(
+            *logits.shape[:-1], count
+        )
     found = _largest_first(logits, count)
     chances = (logits.gather(-1, found).float() - logits.float().logsumexp(-1, keepdim=True)).exp()
     return found.cpu().numpy(), torch.where(chances[..., :1].isfinite(), chances, 0.0).cpu().numpy()
@@ -79,17 +84,30 @@ def _readable(logits: Tensor) -> bool:
 
 
 def _search(logits: Tensor, count: int, with_probs: bool) -> tuple[IntArray, NDArray[np.float32]]:
-    """Return tokens and probabilities [rows, count]; without probabilities, the largest numbers in their place."""
+    """Return tokens and probabilities [rows, count]; without probabilities, the largest numbers
+    in their place.
+    """
     logits = logits.contiguous()
     rows, vocab = logits.numel() // logits.shape[-1], logits.shape[-1]
-    token_ids, probs = np.empty((rows, count), dtype=np.int64), np.empty((rows, count), dtype=np.float32)
+    token_ids, probs = (
+        np.empty((rows, count), dtype=np.int64),
+        np.empty((rows, count), dtype=np.float32),
+    )
     _find(logits.data_ptr(), KINDS[logits.dtype], vocab, token_ids, probs, with_probs)
     return token_ids, probs
 
 
 @compiled
-def _find(logits: int, kind: int, vocab: int, token_ids: IntArray, probs: NDArray[np.float32], with_probs: bool) -> None:
-    """Fill `token_ids` and `probs`. A row that is not numbers gets NO_TOKEN, or with probabilities any tokens, of 0 each.
+def _find(
+    logits: int,
+    kind: int,
+    vocab: int,
+    token_ids: IntArray,
+    probs: NDArray[np.float32],
+    with_probs: bool,
+) -> None:
+    """Fill `token_ids` and `probs`. A row that is not numbers gets NO_TOKEN, or with probabilities
+    any tokens, of 0 each.
 
     Args:
         logits: address of [len(token_ids), vocab], stored as `kind` says.
@@ -116,8 +134,12 @@ def _find(logits: int, kind: int, vocab: int, token_ids: IntArray, probs: NDArra
 
 
 @inlined
-def _largest(kind: int, row: int, size: int, vocab: int, largest: NDArray[np.float32]) -> np.float32:
-    """Fill in the largest number of each block; return the largest of all, NaN if one of them is."""
+def _largest(
+    kind: int, row: int, size: int, vocab: int, largest: NDArray[np.float32]
+) -> np.float32:
+    """Fill in the largest number of each block; return the largest of all, NaN if one of them
+    is.
+    """
     every = simd_f32x8.splat(np.float32(-np.inf))
     for block in range(len(largest)):
         first = block * _BLOCK
@@ -133,9 +155,15 @@ def _largest(kind: int, row: int, size: int, vocab: int, largest: NDArray[np.flo
 
 @inlined
 def _select(
-    kind: int, row: int, size: int, vocab: int, largest: NDArray[np.float32], block: NDArray[np.float32],
-    token_ids: IntArray, best: NDArray[np.float32],
-) -> None:  # fmt: skip
+    kind: int,
+    row: int,
+    size: int,
+    vocab: int,
+    largest: NDArray[np.float32],
+    block: NDArray[np.float32],
+    token_ids: IntArray,
+    best: NDArray[np.float32],
+) -> None:
     """Fill in the places and values of the largest numbers, the largest first."""
     known, count = 0, len(best)
     for number in range(len(largest)):
@@ -161,7 +189,9 @@ def _total(kind: int, row: int, size: int, vocab: int, best: np.float32) -> np.f
     """The sum of the exponentials of all numbers less the largest."""
     total, shift = simd_f32x8.splat(np.float32(0.0)), simd_f32x8.splat(best)
     for place in range(0, vocab, simd_f32x8.WIDTH):
-        total = simd_f32x8.add(total, simd_f32x8.exp(simd_f32x8.subtract(load_lanes(kind, row + place * size), shift)))
+        total = simd_f32x8.add(
+            total, simd_f32x8.exp(simd_f32x8.subtract(load_lanes(kind, row + place * size), shift))
+        )
     found: np.float32 = simd_f32x8.total(total)
     return found
 
@@ -175,10 +205,15 @@ def _measure(logits: int, kind: int, vocab: int, found: NDArray[np.float32]) -> 
         best = simd_f32x8.splat(np.float32(-np.inf))
         for place in range(0, vocab, simd_f32x8.WIDTH):
             best = simd_f32x8.larger(best, load_lanes(kind, first + place * size))
-        shift, least = simd_f32x8.splat(simd_f32x8.largest(best)), simd_f32x8.splat(np.float32(_LEAST))
+        shift, least = (
+            simd_f32x8.splat(simd_f32x8.largest(best)),
+            simd_f32x8.splat(np.float32(_LEAST)),
+        )
         total, weighted = simd_f32x8.splat(np.float32(0.0)), simd_f32x8.splat(np.float32(0.0))
         for place in range(0, vocab, simd_f32x8.WIDTH):
-            behind = simd_f32x8.larger(simd_f32x8.subtract(load_lanes(kind, first + place * size), shift), least)
+            behind = simd_f32x8.larger(
+                simd_f32x8.subtract(load_lanes(kind, first + place * size), shift), least
+            )
             some = simd_f32x8.exp(behind)
             total, weighted = simd_f32x8.add(total, some), simd_f32x8.fused(some, behind, weighted)
         whole = simd_f32x8.total(total)

@@ -1,9 +1,10 @@
-"""The token store that retrieval drafters search: built once, mapped into memory, appended to while it is used.
+"""The token store that retrieval drafters search: built once, mapped into memory, appended to while
+it is used.
 
     build(path, documents, vocab_size)      documents: token-id sequences
     add(path, documents)                    more of them
-    open(path) -> Datastore                 .snapshot for compiled searches, .append for finished outputs
-    info(path), verify(path)                what it holds, what is damaged
+    open(path) -> Datastore                 .snapshot for compiled searches, .append for finished
+    outputs info(path), verify(path)                what it holds, what is damaged
 
 See docs/datastore.md for the format, the guarantees and the cost.
 """

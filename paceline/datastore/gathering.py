@@ -62,18 +62,27 @@ class Gathering:
         self.documents += documents
 
     def text(self) -> NDArray[np.uint32]:
-        """Return what came so far, [tokens + documents], without the spare room. Nothing may be added afterwards."""
+        """Return what came so far, [tokens + documents], without the spare room. Nothing may be
+        added afterwards.
+        """
         self._text.resize(self._size, refcheck=False)
         return self._text
 
     def _reserve(self, more: int) -> None:
-        """Make room for `more` values; the block is moved by the system, not copied, so it is never there twice."""
+        """Make room for `more` values; the block is moved by the system, not copied, so it is
+        never there twice.
+        """
         needed = self._size + more
         if needed > self._text.size:
-            self._text.resize(max(needed, self._size + max(_LEAST_ROOM, self._size // _ROOM_SHARE)), refcheck=False)
+            self._text.resize(
+                max(needed, self._size + max(_LEAST_ROOM, self._size // _ROOM_SHARE)),
+                refcheck=False,
+            )
 
     def _change_separator(self, document: NDArray[np.uint32]) -> None:
-        """Take the largest value that no document of the shard has, where all 2^32 values may be tokens."""
+        """Take the largest value that no document of the shard has, where all 2^32 values may be
+        tokens.
+        """
         text = self._text[: self._size]
         used = np.unique(np.concatenate((text[text != self.separator], document))).astype(np.int64)
         value = MOST_VOCAB - 1 if used[-1] < MOST_VOCAB - 1 else _gap_below(used)
@@ -101,13 +110,15 @@ def checked(document: Document, index: int, vocab_size: int) -> NDArray[np.uint3
         return np.empty(0, dtype=np.uint32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise DatastoreError(
-            f"document {index}: got {type(document).__name__} of {ids.dtype} with {ids.ndim} dimensions; expected a sequence of"
+            f"document {index}: got {type(document).__name__} of {ids.dtype} with {ids.ndim}"
+            " dimensions; expected a sequence of"
             " token ids (integers). Tokenize text first."
         )
     least, most = int(ids.min()), int(ids.max())
     if least < 0 or most >= vocab_size:
         raise DatastoreError(
-            f"document {index}: got the token id {least if least < 0 else most}; expected 0 to {vocab_size - 1}. Use the"
+            f"document {index}: got the token id {least if least < 0 else most}; expected 0 to"
+            f" {vocab_size - 1}. Use the"
             " tokenizer of the store, or build one with a larger vocab_size."
         )
     return ids.astype(np.uint32, copy=False)

@@ -1,7 +1,7 @@
 """XXH64 of pages: the checksum that is fast enough to be taken of every page before its first use.
 
-Source: the public specification, github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, seed 0, for lengths that are a
-multiple of 32 bytes.
+Source: the public specification, github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, seed 0,
+for lengths that are a multiple of 32 bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def hash_pages(address: int, sums: NDArray[np.uint64]) -> None:
 
 @compiled
 def find_bad_pages(address: int, sums: NDArray[np.uint64], bad: NDArray[np.int64]) -> int:
-    """Fill `bad` with the numbers of the pages whose XXH64 is not in `sums`, as many as it takes; returns how many there are."""
+    """Fill `bad` with the numbers of the pages whose XXH64 is not in `sums`, as many as it
+    takes; returns how many there are.
+    """
     found = 0
     for page in range(sums.size):
         if xxh64(address + page * PAGE, PAGE) != sums[page]:

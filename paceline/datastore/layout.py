@@ -1,9 +1,9 @@
 """What a store is on disk: `manifest.json`, the commit point, and the immutable shards it names.
 
-A shard is one file of 4 KiB pages: a header page (JSON), the text (token ids with a separator after each document, uint16
-where the vocabulary fits and uint32 elsewhere), the suffix array (int32), the pivots (uint64), and the XXH64 of each of those
-pages (uint64). The manifest holds the checksum of that last part, and its own. Numbers have the byte order of the machine, which
-the header names.
+A shard is one file of 4 KiB pages: a header page (JSON), the text (token ids with a separator after
+each document, uint16 where the vocabulary fits and uint32 elsewhere), the suffix array (int32), the
+pivots (uint64), and the XXH64 of each of those pages (uint64). The manifest holds the checksum of
+that last part, and its own. Numbers have the byte order of the machine, which the header names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class ShardInfo:
         tokens, documents: of its text; each document has a separator besides.
         separator: a value that is no token of this shard.
         sums: XXH64 of its table of checksums, in hexadecimal.
-        live: came from `Datastore.append`; such shards are dropped, oldest first, when they grow beyond their bound.
+        live: came from `Datastore.append`; such shards are dropped, oldest first, when they grow
+            beyond their bound.
     """
 
     name: str
@@ -77,7 +78,8 @@ class Manifest:
 
     Attributes:
         tokenizer: fingerprint; None = not known.
-        shards: those built, largest first as a rule, then the live ones from the oldest to the newest.
+        shards: those built, largest first as a rule, then the live ones from the oldest to the
+            newest.
     """
 
     vocab_size: int
@@ -91,18 +93,22 @@ class Manifest:
 
 
 def place_of(path: str | Path, *, written: bool = False) -> Path:
-    """Return the folder of a store; the text "demo" names the embedded one, "./demo" a folder of that name.
+    """Return the folder of a store; the text "demo" names the embedded one, "./demo" a folder of
+    that name.
 
     Raises:
         ConfigError: no name of a folder, or the embedded one is to be `written`.
     """
     if not isinstance(path, str | Path) or path == "":
-        raise ConfigError(f"store: got {path!r}; expected the name of a folder. Write '.' for the present one.")
+        raise ConfigError(
+            f"store: got {path!r}; expected the name of a folder. Write '.' for the present one."
+        )
     if path != EMBEDDED:
         return Path(path)
     if written:
         raise ConfigError(
-            f"store {path!r}: expected a folder to write; got the embedded one, which stays as it is. Write ./{path} for a"
+            f"store {path!r}: expected a folder to write; got the embedded one, which stays as it"
+            f" is. Write ./{path} for a"
             " folder of that name."
         )
     return _EMBEDDED_PLACE
@@ -116,7 +122,12 @@ def padded(size: int) -> int:
 def header(shard: ShardInfo, vocab_size: int) -> bytes:
     """Return the first page of a shard."""
     content = {"format": f"{_FORMAT} shard", "version": VERSION, "byteorder": sys.byteorder}
-    counts = {"vocab_size": vocab_size, "tokens": shard.tokens, "documents": shard.documents, "separator": shard.separator}
+    counts = {
+        "vocab_size": vocab_size,
+        "tokens": shard.tokens,
+        "documents": shard.documents,
+        "separator": shard.separator,
+    }
     return json.dumps({**content, **counts}).encode().ljust(PAGE)
 
 
@@ -126,19 +137,26 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     Raises:
         DatastoreError: it cannot be written; the store stays what it was.
     """
-    content: dict[str, Any] = {"format": _FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
+    content: dict[str, Any] = {
+        "format": _FORMAT,
+        "version": VERSION,
+        **dataclasses.asdict(manifest),
+    }
     content["sha256"] = digest_of(content)
     try:
         write_atomically(path / MANIFEST, json.dumps(content, indent=1).encode())
     except ConfigError as error:
         raise DatastoreError(
-            f"store {str(path)!r}: got {error}; expected to write its {MANIFEST}. The store is as it was: make room, or choose"
+            f"store {str(path)!r}: got {error}; expected to write its {MANIFEST}. The store is as"
+            " it was: make room, or choose"
             " another place."
         ) from error
 
 
 def version_of(path: Path) -> tuple[int, int, int]:
-    """Return what changes with every commit to the store at `path`; zeros where there is no manifest."""
+    """Return what changes with every commit to the store at `path`; zeros where there is no
+    manifest.
+    """
     try:
         found = os.stat(path / MANIFEST)
     except OSError:
@@ -156,18 +174,27 @@ def read_manifest(path: Path) -> Manifest:
         content = parse_json((path / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise DatastoreError(
-            f"store {str(path)!r}: got a place where there is no store; expected the folder of one. Build one: paceline datastore"
+            f"store {str(path)!r}: got a place where there is no store; expected the folder of"
+            " one. Build one: paceline datastore"
             f" build {shlex.quote(str(path))} ..."
         ) from None
     except OSError as error:
-        raise DatastoreError(f"store {str(path)!r}: got {error}; expected a store that can be read. Check its rights.") from error
+        raise DatastoreError(
+            f"store {str(path)!r}: got {error}; expected a store that can be read. Check its"
+            " rights."
+        ) from error
     except ValueError as error:
         raise DatastoreError(_damaged(path)) from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT or "version" not in content:
+    if (
+        not isinstance(content, dict)
+        or content.get("format") != _FORMAT
+        or "version" not in content
+    ):
         raise DatastoreError(_damaged(path))
     if content["version"] != VERSION:
         raise DatastoreError(
-            f"store {str(path)!r}: got a {MANIFEST} that has version {content['version']!r}; expected {VERSION}. Build the store"
+            f"store {str(path)!r}: got a {MANIFEST} that has version {content['version']!r};"
+            f" expected {VERSION}. Build the store"
             " again, or use a newer release."
         )
     try:
@@ -191,13 +218,17 @@ def _checked(kind: type[Any], values: dict[str, Any]) -> Any:
     """Return the dataclass `kind` with `values`, whose types are looked at."""
     hints = get_type_hints(kind)
     for name, value in values.items():
-        if name != "shards" and (not isinstance(value, hints[name]) or (isinstance(value, bool) and hints[name] is not bool)):
+        if name != "shards" and (
+            not isinstance(value, hints[name])
+            or (isinstance(value, bool) and hints[name] is not bool)
+        ):
             raise TypeError(name)
     return kind(**values)
 
 
 def _damaged(path: Path) -> str:
     return (
-        f"store {str(path)!r}: got one whose {MANIFEST} is damaged or is no manifest; expected a sound one. Build the store again"
+        f"store {str(path)!r}: got one whose {MANIFEST} is damaged or is no manifest; expected a"
+        " sound one. Build the store again"
         " from its documents."
     )

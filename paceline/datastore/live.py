@@ -1,4 +1,6 @@
-"""An open store, and finished outputs on their way into it: first in memory, then on disk; those that go on in memory only."""
+"""An open store, and finished outputs on their way into it: first in memory, then on disk; those
+that go on in memory only.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,10 @@ class LiveOptions:
     """How outputs that are appended are kept.
 
     Attributes:
-        bound: most tokens of appended outputs on disk; the oldest are dropped, about a quarter at a time.
-        tail: tokens in memory that are written to disk; four times as many wait at most, where that fails. Of outputs that go on
-            as many are kept at most.
+        bound: most tokens of appended outputs on disk; the oldest are dropped, about a quarter at a
+            time.
+        tail: tokens in memory that are written to disk; four times as many wait at most, where that
+            fails. Of outputs that go on as many are kept at most.
         seconds: outputs are not kept longer in memory only.
         patience: seconds that `flush` and `close` wait for another writer.
     """
@@ -49,15 +52,22 @@ class LiveOptions:
 
     def __post_init__(self) -> None:
         if self.bound < 4096 or self.tail < 1 or self.seconds <= 0 or self.patience < 0:
-            raise ConfigError(f"live: got {self}; expected bound >= 4096, tail >= 1, seconds > 0 and patience >= 0. Change it.")
+            raise ConfigError(
+                f"live: got {self}; expected bound >= 4096, tail >= 1, seconds > 0 and patience >="
+                " 0. Change it."
+            )
 
 
-def open_store(path: str | Path, *, tokenizer: Any = None, live: LiveOptions | None = None) -> Datastore:
+def open_store(
+    path: str | Path, *, tokenizer: Any = None, live: LiveOptions | None = None
+) -> Datastore:
     """Open a store for searching and for appending.
 
     Args:
-        path: its folder; the text "demo" names the store of the embedded target, "./demo" a folder of that name.
-        tokenizer: the one whose ids are searched (or its fingerprint); another than the store's is refused.
+        path: its folder; the text "demo" names the store of the embedded target, "./demo" a folder
+            of that name.
+        tokenizer: the one whose ids are searched (or its fingerprint); another than the store's is
+            refused.
         live: how appended outputs are kept.
     Raises:
         DatastoreError: no store, a damaged one, or one of another tokenizer.
@@ -66,12 +76,14 @@ def open_store(path: str | Path, *, tokenizer: Any = None, live: LiveOptions | N
 
 
 class Datastore:
-    """A store that is open. Threads may share it; so may a forked child, for what it appends itself.
+    """A store that is open. Threads may share it; so may a forked child, for what it appends
+    itself.
 
     Other processes open their own.
 
     Attributes:
-        snapshot: what can be searched now; replaced, never changed. vocab_size, tokenizer (fingerprint or None): the store's.
+        snapshot: what can be searched now; replaced, never changed. vocab_size, tokenizer
+            (fingerprint or None): the store's.
     """
 
     def __init__(self, path: Path, tokenizer: Any, options: LiveOptions) -> None:
@@ -79,11 +91,19 @@ class Datastore:
         self._manifest_at = version_of(path)
         manifest, self._shards = open_shards(path, {})
         check_tokenizer(path, manifest.tokenizer, tokenizer)
-        self.vocab_size, self.tokenizer, self._width = manifest.vocab_size, manifest.tokenizer, manifest.width
-        self._tail: deque[NDArray[Any]] = deque()  # documents that are not on disk, the oldest first
+        self.vocab_size, self.tokenizer, self._width = (
+            manifest.vocab_size,
+            manifest.tokenizer,
+            manifest.width,
+        )
+        self._tail: deque[NDArray[Any]] = (
+            deque()
+        )  # documents that are not on disk, the oldest first
         self._oldest = 0.0  # when the tail began
         self._running = RunningOutputs(options.tail)
-        self._unsorted = False  # whether the tail, or what goes on, has something that cannot be searched yet
+        self._unsorted = (
+            False  # whether the tail, or what goes on, has something that cannot be searched yet
+        )
         self._tail_shard: tuple[Shard, ...] = ()
         self._writes = 0  # of the tail to disk
         self._changed = threading.Condition()  # guards all of these
@@ -96,11 +116,17 @@ class Datastore:
     def __enter__(self) -> Datastore:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Hold the tokenizer whose ids are searched (or its fingerprint) against the store's; None = not known.
+        """Hold the tokenizer whose ids are searched (or its fingerprint) against the store's; None
+        = not known.
 
         Raises:
             DatastoreError: they differ; both fingerprints are named.
@@ -108,23 +134,28 @@ class Datastore:
         check_tokenizer(self.path, self.tokenizer, tokenizer)
 
     def refresh(self) -> bool:
-        """See what other writers have committed; costs microseconds where nothing changed. Returns whether it did.
+        """See what other writers have committed; costs microseconds where nothing changed. Returns
+        whether it did.
 
         Raises:
-            DatastoreError: the store is damaged, or was replaced by one of another vocabulary or tokenizer.
+            DatastoreError: the store is damaged, or was replaced by one of another vocabulary or
+                tokenizer.
         """
         version = version_of(self.path)
         with self._changed:
             if version == self._manifest_at:
                 return False
-            manifest, shards = open_shards(self.path, {shard.info.name: shard for shard in self._shards})
+            manifest, shards = open_shards(
+                self.path, {shard.info.name: shard for shard in self._shards}
+            )
             self._check_same(manifest)
             self._manifest_at, self._shards = version, shards
             self._publish()
         return True
 
     def append(self, token_ids: Document) -> None:
-        """Add a finished output. It is searchable shortly after, and on disk after `LiveOptions.seconds` at most.
+        """Add a finished output. It is searchable shortly after, and on disk after
+        `LiveOptions.seconds` at most.
 
         Raises:
             DatastoreError: an id beyond the vocabulary, or the store is closed.
@@ -141,14 +172,18 @@ class Datastore:
             self._sort_soon()
 
     def follow(self, outputs: Mapping[int, Document]) -> None:
-        """Search outputs that go on as far as they have come, where there are two or more: shortly after, never on disk.
+        """Search outputs that go on as far as they have come, where there are two or more: shortly
+        after, never on disk.
 
         Args:
             outputs: by a number of its own, what each has got since the last call.
         Raises:
             DatastoreError: an id beyond the vocabulary, or the store is closed.
         """
-        grown = {output: checked(token_ids, 0, self.vocab_size).copy() for output, token_ids in outputs.items()}
+        grown = {
+            output: checked(token_ids, 0, self.vocab_size).copy()
+            for output, token_ids in outputs.items()
+        }
         with self._changed:
             self._check_open()
             for output, document in grown.items():
@@ -165,7 +200,8 @@ class Datastore:
         """Put on disk what was appended, small shards merged.
 
         Raises:
-            DatastoreError: it cannot be written, or another writer did not end in time; what was appended stays in memory.
+            DatastoreError: it cannot be written, or another writer did not end in time; what was
+                appended stays in memory.
         """
         give_up = time.monotonic() + self._options.patience
         while True:
@@ -192,9 +228,15 @@ class Datastore:
         self.flush()
 
     def become_child(self) -> None:
-        """Leave what waits for the disk to the parent of this forked process, and have a thread and locks of its own."""
+        """Leave what waits for the disk to the parent of this forked process, and have a thread
+        and locks of its own.
+        """
         self._changed, self._disk = threading.Condition(), threading.Lock()
-        self._tail, self._running, self._unsorted = deque(), RunningOutputs(self._options.tail), False
+        self._tail, self._running, self._unsorted = (
+            deque(),
+            RunningOutputs(self._options.tail),
+            False,
+        )
         self._thread = None
         atexit.unregister(self._close_at_exit)
 
@@ -210,7 +252,9 @@ class Datastore:
         retry_at = 0.0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._unsorted, self._until_write(retry_at))
+                self._changed.wait_for(
+                    lambda: self._closing or self._unsorted, self._until_write(retry_at)
+                )
                 if self._closing:
                     return
             start = time.monotonic()
@@ -228,7 +272,11 @@ class Datastore:
             if not self._tail:
                 return None
             full = sum(document.size for document in self._tail) >= self._options.tail
-            return max(0.0, max(retry_at, 0.0 if full else self._oldest + self._options.seconds) - time.monotonic())
+            return max(
+                0.0,
+                max(retry_at, 0.0 if full else self._oldest + self._options.seconds)
+                - time.monotonic(),
+            )
 
     def _try_write(self) -> float:
         """Put the tail on disk if that can be done now; returns when to try again."""
@@ -237,7 +285,9 @@ class Datastore:
         except LockedError:
             return time.monotonic() + _RETRY
         except DatastoreError as error:
-            warnings.warn(f"outputs were not put on disk and are kept in memory: {error}", stacklevel=2)
+            warnings.warn(
+                f"outputs were not put on disk and are kept in memory: {error}", stacklevel=2
+            )
             return time.monotonic() + _RETRY_FAILED
         return 0.0
 
@@ -248,7 +298,9 @@ class Datastore:
             self._unsorted = False
         shard = Shard.in_memory(documents, self.vocab_size, self._width)
         with self._changed:
-            if writes == self._writes:  # else it went to disk meanwhile, and what came since is sorted next
+            if (
+                writes == self._writes
+            ):  # else it went to disk meanwhile, and what came since is sorted next
                 self._tail_shard = (shard,)
                 self._publish()
 
@@ -262,10 +314,19 @@ class Datastore:
             with writing(self.path, "append"), cleaned(self.path):
                 manifest = read_manifest(self.path)
                 self._check_same(manifest)
-                extend(self.path, manifest, documents, Means(workers=1), live=True, bound=self._options.bound)
+                extend(
+                    self.path,
+                    manifest,
+                    documents,
+                    Means(workers=1),
+                    live=True,
+                    bound=self._options.bound,
+                )
             written = {id(document) for document in documents}
             with self._changed:
-                self._tail = deque(document for document in self._tail if id(document) not in written)
+                self._tail = deque(
+                    document for document in self._tail if id(document) not in written
+                )
                 self._oldest, self._tail_shard = time.monotonic(), ()
                 self._unsorted = bool(self._tail or self._running)
                 self._writes += 1
@@ -276,19 +337,25 @@ class Datastore:
         """Wake the thread, after starting it where there is none."""
         self._unsorted = True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=f"paceline datastore {self.path.name}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._work, name=f"paceline datastore {self.path.name}", daemon=True
+            )
             self._thread.start()
             atexit.register(self._close_at_exit)
         self._changed.notify_all()
 
     def _check_open(self) -> None:
         if self._closing:
-            raise DatastoreError(f"store {str(self.path)!r}: got an output and is closed; expected it while open. Open it again.")
+            raise DatastoreError(
+                f"store {str(self.path)!r}: got an output and is closed; expected it while open."
+                " Open it again."
+            )
 
     def _check_same(self, manifest: Manifest) -> None:
         if (manifest.vocab_size, manifest.tokenizer) != (self.vocab_size, self.tokenizer):
             raise DatastoreError(
-                f"store {str(self.path)!r}: got one of another vocabulary or tokenizer, as it was replaced; expected the one"
+                f"store {str(self.path)!r}: got one of another vocabulary or tokenizer, as it was"
+                " replaced; expected the one"
                 " that was opened. Open it again."
             )
 

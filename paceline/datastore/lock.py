@@ -1,4 +1,6 @@
-"""One writer at a time: a lock that dies with its process (`filelock`), and a note beside it that says who holds it."""
+"""One writer at a time: a lock that dies with its process (`filelock`), and a note beside it
+that says who holds it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def writing(path: Path, doing: str) -> Iterator[None]:
     Args:
         doing: what a second writer reads about this one.
     Raises:
-        LockedError: another holds it; who, where and since when. DatastoreError: the folder cannot be written.
+        LockedError: another holds it; who, where and since when. DatastoreError: the folder cannot
+            be written.
     """
     file = path / LOCK
     # No soft lock where the file system has none: it would stay behind when its process is killed.
@@ -38,11 +41,17 @@ def writing(path: Path, doing: str) -> Iterator[None]:
         raise LockedError(_held(path, file)) from error
     except OSError as error:
         raise DatastoreError(
-            f"store {str(path)!r}: got a folder that cannot be written ({error}); expected one where {LOCK} can be locked."
+            f"store {str(path)!r}: got a folder that cannot be written ({error}); expected one"
+            f" where {LOCK} can be locked."
             " Change its rights, or write elsewhere."
         ) from error
     try:
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S"), "doing": doing}
+        holder = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "doing": doing,
+        }
         _write(file, json.dumps(holder))
         try:
             yield
@@ -53,7 +62,9 @@ def writing(path: Path, doing: str) -> Iterator[None]:
 
 
 def _write(file: Path, note: str) -> None:
-    """Write the note, best effort: the lock holds without it, and a full disk may leave no room for it."""
+    """Write the note, best effort: the lock holds without it, and a full disk may leave no room
+    for it.
+    """
     with suppress(OSError):
         file.write_text(note, encoding="utf-8")
 
@@ -61,7 +72,13 @@ def _write(file: Path, note: str) -> None:
 def _held(path: Path, file: Path) -> str:
     try:
         holder = json.loads(file.read_bytes())
-        who = f"process {holder['pid']} on {holder['host']} since {holder['since']} ({holder['doing']})"
+        who = (
+            f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+            f" ({holder['doing']})"
+        )
     except (OSError, ValueError, KeyError, TypeError):
         who = "another process"
-    return f"store {str(path)!r}: got a second writer; expected one at a time, and it is {who}. Wait for it, or end it."
+    return (
+        f"store {str(path)!r}: got a second writer; expected one at a time, and it is {who}. Wait"
+        " for it, or end it."
+    )

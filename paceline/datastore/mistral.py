@@ -23,18 +23,29 @@ class MistralTokenizer:
             import mistral_common
             from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
 
-            self._inner = SentencePieceTokenizer(str(Path(mistral_common.__file__).parent / "data" / _FILE))
+            self._inner = SentencePieceTokenizer(
+                str(Path(mistral_common.__file__).parent / "data" / _FILE)
+            )
         except ImportError as error:
             raise ConfigError(
-                f"tokenizer {MISTRAL!r}: got an environment without its packages; expected mistral-common with sentencepiece."
+                f"tokenizer {MISTRAL!r}: got an environment without its packages; expected"
+                " mistral-common with sentencepiece."
                 " Install them: pip install 'paceline[replay]'"
             ) from error
 
-    def __call__(self, texts: str | list[str], *, add_special_tokens: bool = False) -> dict[str, Any]:
-        """Return {"input_ids": ids} of a text, or of each text of a list; with the first token <s> if `add_special_tokens`."""
+    def __call__(
+        self, texts: str | list[str], *, add_special_tokens: bool = False
+    ) -> dict[str, Any]:
+        """Return {"input_ids": ids} of a text, or of each text of a list; with the first token
+        <s> if `add_special_tokens`.
+        """
         if isinstance(texts, str):
             return {"input_ids": list(self._inner.encode(texts, bos=add_special_tokens, eos=False))}
-        return {"input_ids": [list(self._inner.encode(text, bos=add_special_tokens, eos=False)) for text in texts]}
+        return {
+            "input_ids": [
+                list(self._inner.encode(text, bos=add_special_tokens, eos=False)) for text in texts
+            ]
+        }
 
     def get_vocab(self) -> dict[str, int]:
         """Return token -> id."""

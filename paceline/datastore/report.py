@@ -61,7 +61,8 @@ class Damage:
 
 
 def info(path: str | Path) -> Info:
-    """Return what the manifest of a store says; its shards are not looked at. `path` is that of `open`.
+    """Return what the manifest of a store says; its shards are not looked at. `path` is that of
+    `open`.
 
     Raises:
         DatastoreError: no store, or a damaged manifest.
@@ -69,14 +70,21 @@ def info(path: str | Path) -> Info:
     path = place_of(path)
     manifest = read_manifest(path)
     shards = tuple(
-        ShardReport(shard.name, shard.tokens, shard.documents, ShardLayout.of(shard, manifest.width).size, shard.live)
+        ShardReport(
+            shard.name,
+            shard.tokens,
+            shard.documents,
+            ShardLayout.of(shard, manifest.width).size,
+            shard.live,
+        )
         for shard in manifest.shards
     )
     return Info(path, manifest.vocab_size, f"uint{8 * manifest.width}", manifest.tokenizer, shards)
 
 
 def verify(path: str | Path) -> list[Damage]:
-    """Read every byte of a store, as it is now; return all damage that there is. `path` is that of `open`.
+    """Read every byte of a store, as it is now; return all damage that there is. `path` is that of
+    `open`.
 
     Raises:
         DatastoreError: there is no store.
@@ -88,7 +96,10 @@ def verify(path: str | Path) -> list[Damage]:
         if not os.path.isfile(path / MANIFEST):  # nor where nobody may look
             raise
         return [Damage(MANIFEST, str(error))]
-    found = [(shard.name, find_damage(path, shard, manifest.vocab_size, manifest.width)) for shard in manifest.shards]
+    found = [
+        (shard.name, find_damage(path, shard, manifest.vocab_size, manifest.width))
+        for shard in manifest.shards
+    ]
     damage = [Damage(name, what) for name, what in found if what is not None]
     if damage:  # a writer may have merged shards away meanwhile
         named = {shard.name for shard in read_manifest(path).shards}

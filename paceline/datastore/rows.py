@@ -1,14 +1,18 @@
-"""One shard as a row of addresses and sizes: how compiled code reads it, and never believes what is damaged.
+"""One shard as a row of addresses and sizes: how compiled code reads it, and never believes what is
+damaged.
 
 The documents (3 1 2) and (1 2), with the separator 9:
 
     text           3 1 2 9 1 2 9          text_size 7
-    suffix_array   1 4 2 5 0              suffix_count 5: there begin "1 2 9 ...", "1 2 9", "2 9 ...", "2 9" and "3 1 2 9 ..."
+    suffix_array   1 4 2 5 0              suffix_count 5: there begin "1 2 9 ...", "1 2 9", "2 9
+    ...", "2 9" and "3 1 2 9 ..."
 
-The ranks of the suffixes that begin with "1 2" are [0, 2). Two bisections find them: one among the pivots (every
-SUFFIXES_PER_PIVOT-th suffix, its first tokens as one number), one in the part of the suffix array between two pivots.
+The ranks of the suffixes that begin with "1 2" are [0, 2). Two bisections find them: one among the
+pivots (every SUFFIXES_PER_PIVOT-th suffix, its first tokens as one number), one in the part of the
+suffix array between two pivots.
 
-Every page (4 KiB) is compared with its checksum before its first use, and every position with the size of the text.
+Every page (4 KiB) is compared with its checksum before its first use, and every position with the
+size of the text.
 """
 
 from __future__ import annotations
@@ -35,30 +39,38 @@ class ShardRow(NamedTuple):
     """One shard in the table of a snapshot: addresses of its parts, and sizes."""
 
     pages: int  # address of page 0
-    seen: int  # address of one byte for each page, 1 = found good; 0 = the shard is in memory, nothing to check
+    # address of one byte for each page, 1 = found good; 0 = the shard is in memory, nothing to
+    # check
+    seen: int
     checksums: int  # address of the checksum of each page
     text: int  # address of its tokens and separators
     text_size: int  # how many these are
     token_bytes: int  # 2 or 4
-    suffix_array: int  # address of the positions in the text, in the order of the suffixes that begin there (int32)
+    # address of the positions in the text, in the order of the suffixes that begin there (int32)
+    suffix_array: int
     suffix_count: int  # how many these are
-    pivots: int  # address of the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number (uint64)
+    # address of the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number (uint64)
+    pivots: int
     separator: int  # what stands in the text after each document
     vocab_size: int  # tokens are below it
 
 
 SHARD = record_dtype(ShardRow)
-SUFFIXES_PER_PIVOT = (
-    64  # every SUFFIXES_PER_PIVOT-th suffix has a pivot: its first tokens as one number, for the upper steps of a search
-)
+# every SUFFIXES_PER_PIVOT-th suffix has a pivot: its first tokens as one number, for the upper
+# steps of a search
+SUFFIXES_PER_PIVOT = 64
 PIVOT_BYTES = 8
 DAMAGED = -1
 _LESS, _EQUAL, _MORE, _BAD = -1, 0, 1, 2
 
 
 @kernel
-def within(row: ShardRow, low: int, high: int, depth: int, ids: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
-    """Find the ranks in [low, high) whose suffix has ids[begin:end] after `depth` tokens; (0, 0) if none, (DAMAGED, 0)."""
+def within(
+    row: ShardRow, low: int, high: int, depth: int, ids: NDArray[np.int64], begin: int, end: int
+) -> tuple[int, int]:
+    """Find the ranks in [low, high) whose suffix has ids[begin:end] after `depth` tokens; (0, 0)
+    if none, (DAMAGED, 0).
+    """
     low = edge(row, low, high, depth, ids, begin, end, False)
     if low < 0:
         return DAMAGED, 0
@@ -78,8 +90,19 @@ def within(row: ShardRow, low: int, high: int, depth: int, ids: NDArray[np.int64
 
 
 @kernel
-def edge(row: ShardRow, low: int, high: int, depth: int, ids: NDArray[np.int64], begin: int, end: int, after: bool) -> int:
-    """Find the first rank in [low, high] whose suffix is not below the ids (or, `after`, is above them); DAMAGED."""
+def edge(
+    row: ShardRow,
+    low: int,
+    high: int,
+    depth: int,
+    ids: NDArray[np.int64],
+    begin: int,
+    end: int,
+    after: bool,
+) -> int:
+    """Find the first rank in [low, high] whose suffix is not below the ids (or, `after`, is
+    above them); DAMAGED.
+    """
     while low < high:
         middle = (low + high) // 2
         order = _compare(row, middle, depth, ids, begin, end)
@@ -93,8 +116,12 @@ def edge(row: ShardRow, low: int, high: int, depth: int, ids: NDArray[np.int64],
 
 
 @kernel
-def _compare(row: ShardRow, rank: int, depth: int, ids: NDArray[np.int64], begin: int, end: int) -> int:
-    """Compare the suffix with this rank, from `depth` on, with ids[begin:end], as far as those go: _LESS ... _BAD."""
+def _compare(
+    row: ShardRow, rank: int, depth: int, ids: NDArray[np.int64], begin: int, end: int
+) -> int:
+    """Compare the suffix with this rank, from `depth` on, with ids[begin:end], as far as those
+    go: _LESS ... _BAD.
+    """
     position = suffix(row, rank)
     if position < 0:
         return _BAD
@@ -111,7 +138,8 @@ def _compare(row: ShardRow, rank: int, depth: int, ids: NDArray[np.int64], begin
 
 @kernel
 def among_pivots(row: ShardRow, ids: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
-    """Count the pivots below all suffixes that begin with ids[begin:end], as far as pivots tell, and those that are not above.
+    """Count the pivots below all suffixes that begin with ids[begin:end], as far as pivots tell,
+    and those that are not above.
 
     (DAMAGED, 0) where the shard cannot be believed.
     """
@@ -125,7 +153,9 @@ def among_pivots(row: ShardRow, ids: NDArray[np.int64], begin: int, end: int) ->
     count = (row.suffix_count + SUFFIXES_PER_PIVOT - 1) // SUFFIXES_PER_PIVOT
     first = _first_pivot(row, 0, count, least, False)
     low, probe, step = first, first, 1
-    while low >= 0 and probe < count:  # most ranges hold few pivots: their end is looked for from their start
+    while (
+        low >= 0 and probe < count
+    ):  # most ranges hold few pivots: their end is looked for from their start
         order = _pivot_order(row, probe, most)
         if order == _BAD:
             return DAMAGED, 0
@@ -139,7 +169,9 @@ def among_pivots(row: ShardRow, ids: NDArray[np.int64], begin: int, end: int) ->
 
 @kernel
 def _first_pivot(row: ShardRow, low: int, high: int, key: np.uint64, after: bool) -> int:
-    """Find the first pivot in [low, high] that is not below `key` (or, `after`, is above it); DAMAGED."""
+    """Find the first pivot in [low, high] that is not below `key` (or, `after`, is above it);
+    DAMAGED.
+    """
     while low < high:
         middle = (low + high) // 2
         order = _pivot_order(row, middle, key)
@@ -182,9 +214,13 @@ def token_at(row: ShardRow, position: int) -> int:
 
 @kernel
 def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
-    """Whether the pages that hold `tokens` tokens, 1 to SORTED, from `position` on are good: one page or two."""
+    """Whether the pages that hold `tokens` tokens, 1 to SORTED, from `position` on are good: one
+    page or two.
+    """
     width = row.token_bytes
-    return _sound(row, row.text + width * position) and _sound(row, row.text + width * (position + tokens - 1))
+    return _sound(row, row.text + width * position) and _sound(
+        row, row.text + width * (position + tokens - 1)
+    )
 
 
 @kernel

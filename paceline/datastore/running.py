@@ -1,4 +1,6 @@
-"""Outputs that go on, as far as they have come: searched beside the finished ones, in memory only."""
+"""Outputs that go on, as far as they have come: searched beside the finished ones, in memory
+only.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ class RunningOutputs:
     """What is kept of them until they end.
 
     Args:
-        most: tokens of all together; beyond, the longest output is forgotten, and begins anew with what it gets next.
+        most: tokens of all together; beyond, the longest output is forgotten, and begins anew with
+            what it gets next.
     """
 
     def __init__(self, most: int) -> None:
@@ -31,7 +34,9 @@ class RunningOutputs:
         self._texts.setdefault(output, []).append(token_ids)
         self._tokens += token_ids.size
         while self._tokens > self._most:
-            self.drop(max(self._texts, key=lambda one: sum(piece.size for piece in self._texts[one])))
+            self.drop(
+                max(self._texts, key=lambda one: sum(piece.size for piece in self._texts[one]))
+            )
 
     def drop(self, output: int) -> None:
         """Forget an output, where anything is kept of it."""

@@ -1,8 +1,10 @@
-"""Searching a snapshot: ranges of suffix arrays, and what stands behind them. Compiled, without the interpreter lock.
+"""Searching a snapshot: ranges of suffix arrays, and what stands behind them. Compiled, without the
+interpreter lock.
 
-A snapshot is a table with a record for each shard (`paceline.datastore.rows.ShardRow`), so that one call sees any number of
-shards. Whoever passes a table keeps the snapshot it came from alive for as long as the call lasts. Other compiled code may
-call these functions; `Snapshot` wraps `find` and `gather` for Python.
+A snapshot is a table with a record for each shard (`paceline.datastore.rows.ShardRow`), so that one
+call sees any number of shards. Whoever passes a table keeps the snapshot it came from alive for as
+long as the call lasts. Other compiled code may call these functions; `Snapshot` wraps `find` and
+`gather` for Python.
 """
 
 from __future__ import annotations
@@ -36,11 +38,14 @@ def _are_tokens(row: ShardRow, ids: NDArray[np.int64], begin: int, end: int) -> 
 
 
 @kernel
-def range_of(table: Records[ShardRow], shard: int, ids: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
-    """Find the ranks [low, high) of the suffixes of a shard that begin with ids[begin:end], of which the first SORTED count.
+def range_of(
+    table: Records[ShardRow], shard: int, ids: NDArray[np.int64], begin: int, end: int
+) -> tuple[int, int]:
+    """Find the ranks [low, high) of the suffixes of a shard that begin with ids[begin:end], of
+    which the first SORTED count.
 
-    (0, 0) where none does; (DAMAGED, 0) where the shard cannot be believed. Some 2 log2(suffixes) steps, the upper ones
-    among the pivots, which stay in the processor's cache.
+    (0, 0) where none does; (DAMAGED, 0) where the shard cannot be believed. Some 2 log2(suffixes)
+    steps, the upper ones among the pivots, which stay in the processor's cache.
     """
     row = table[shard]
     end = min(end, begin + SORTED)
@@ -49,7 +54,10 @@ def range_of(table: Records[ShardRow], shard: int, ids: NDArray[np.int64], begin
     first, last = among_pivots(row, ids, begin, end)
     if first < 0:
         return DAMAGED, 0
-    low, high = max(0, (first - 1) * SUFFIXES_PER_PIVOT + 1), min(row.suffix_count, last * SUFFIXES_PER_PIVOT)
+    low, high = (
+        max(0, (first - 1) * SUFFIXES_PER_PIVOT + 1),
+        min(row.suffix_count, last * SUFFIXES_PER_PIVOT),
+    )
     if first == last or (end - begin) * row.token_bytes > PIVOT_BYTES:
         return within(row, low, high, 0, ids, begin, end)
     low = edge(
@@ -61,9 +69,17 @@ def range_of(table: Records[ShardRow], shard: int, ids: NDArray[np.int64], begin
 
 @kernel
 def narrow(
-    table: Records[ShardRow], shard: int, low: int, high: int, depth: int, ids: NDArray[np.int64], begin: int, end: int
+    table: Records[ShardRow],
+    shard: int,
+    low: int,
+    high: int,
+    depth: int,
+    ids: NDArray[np.int64],
+    begin: int,
+    end: int,
 ) -> tuple[int, int]:
-    """Find the part [low, high) of a range whose first `depth` tokens agree where ids[begin:end] come next.
+    """Find the part [low, high) of a range whose first `depth` tokens agree where ids[begin:end]
+    come next.
 
     (0, 0) if it is empty or deeper than SORTED tokens; (DAMAGED, 0).
     """
@@ -86,13 +102,16 @@ def find(
     high: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> int:
-    """Find the ranges of the suffixes of each query, from the longest that occurs down to `shortest`.
+    """Find the ranges of the suffixes of each query, from the longest that occurs down to
+    `shortest`.
 
     Args:
         ids, offsets: [total], [batch + 1] query b is ids[offsets[b]:offsets[b + 1]].
         enough: stop shortening when the ranges hold this many suffixes together; 0 = never.
-        low, high: [batch, longest, shards] filled: the range of the last m ids of query b is at [b, m - 1]; empty: (0, 0).
-        lengths: [batch, 2] filled: the longest suffix that occurs in any shard, and the shortest one searched; 0, 0 if none.
+        low, high: [batch, longest, shards] filled: the range of the last m ids of query b is at [b,
+            m - 1]; empty: (0, 0).
+        lengths: [batch, 2] filled: the longest suffix that occurs in any shard, and the shortest
+            one searched; 0, 0 if none.
     Returns:
         -1, or the index of a damaged shard; then the rest is not filled.
     """
@@ -129,11 +148,14 @@ def gather(
     out: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> int:
-    """Read what follows in the store: continuations at regular intervals over the ranges of each query.
+    """Read what follows in the store: continuations at regular intervals over the ranges of each
+    query.
 
     Args:
-        low, high: [batch, shards] ranges; skip: [batch] tokens of each suffix to leave out: the length of the match.
-        out: [batch, count, depth] filled with token ids, `depth` at most SORTED; each ends with its document.
+        low, high: [batch, shards] ranges; skip: [batch] tokens of each suffix to leave out: the
+            length of the match.
+        out: [batch, count, depth] filled with token ids, `depth` at most SORTED; each ends with its
+            document.
         lengths: [batch, count] filled: tokens of each, 0 beyond the last one.
     Returns:
         -1, or the index of a damaged shard.
@@ -162,13 +184,16 @@ def gather(
 
 @kernel
 def suffix_at(table: Records[ShardRow], shard: int, rank: int) -> int:
-    """Return the position in the text of a shard of the suffix with this rank; DAMAGED if it cannot be had."""
+    """Return the position in the text of a shard of the suffix with this rank; DAMAGED if it
+    cannot be had.
+    """
     return suffix(table[shard], rank)
 
 
 @kernel
 def read(table: Records[ShardRow], shard: int, position: int, out: NDArray[np.int64]) -> int:
-    """Fill `out`, at most SORTED long, with the tokens from `position` of a shard to the end of the document at most.
+    """Fill `out`, at most SORTED long, with the tokens from `position` of a shard to the end of the
+    document at most.
 
     Returns:
         how many there are; DAMAGED.

@@ -29,7 +29,8 @@ class DamagedShardError(DatastoreError):
 
     def __init__(self, path: Path, name: str, what: str) -> None:
         super().__init__(
-            f"store {str(path)!r}, shard {name!r}: got damage, {what}; expected the file as it was built. `paceline datastore"
+            f"store {str(path)!r}, shard {name!r}: got damage, {what}; expected the file as it was"
+            " built. `paceline datastore"
             f" verify {path}` lists all damage; build the store again."
         )
         self.what = what
@@ -39,16 +40,20 @@ class Shard:
     """The text of some documents with its suffix array, ready to be searched.
 
     Attributes:
-        info: what the manifest says of it. row: its record in a snapshot's table; it holds addresses inside this object.
+        info: what the manifest says of it. row: its record in a snapshot's table; it holds
+            addresses inside this object.
     """
 
-    def __init__(self, info: ShardInfo, row: ShardRow, kept: tuple[NDArray[np.generic], ...]) -> None:
+    def __init__(
+        self, info: ShardInfo, row: ShardRow, kept: tuple[NDArray[np.generic], ...]
+    ) -> None:
         self.info, self.row = info, row
         self._kept = kept
 
     @classmethod
     def mapped(cls, path: Path, info: ShardInfo, vocab_size: int, width: int) -> Shard:
-        """Open a shard of the store at `path`: size, header and table of checksums are looked at now, the rest at its first use.
+        """Open a shard of the store at `path`: size, header and table of checksums are looked at
+        now, the rest at its first use.
 
         Raises:
             DatastoreError: it is damaged. FileNotFoundError: it is gone.
@@ -62,19 +67,29 @@ class Shard:
             raise DamagedShardError(path, info.name, "its table of checksums is damaged")
         seen = np.zeros(layout.sums // PAGE, dtype=np.uint8)
         row = ShardRow(
-            pages=base, seen=seen.ctypes.data, checksums=base + layout.sums,
-            text=base + layout.text, text_size=info.tokens + info.documents, token_bytes=width,
-            suffix_array=base + layout.array, suffix_count=info.tokens, pivots=base + layout.pivots,
-            separator=info.separator, vocab_size=vocab_size,
-        )  # fmt: skip
+            pages=base,
+            seen=seen.ctypes.data,
+            checksums=base + layout.sums,
+            text=base + layout.text,
+            text_size=info.tokens + info.documents,
+            token_bytes=width,
+            suffix_array=base + layout.array,
+            suffix_count=info.tokens,
+            pivots=base + layout.pivots,
+            separator=info.separator,
+            vocab_size=vocab_size,
+        )
         return cls(info, row, (pages, seen))
 
     @classmethod
-    def in_memory(cls, documents: Iterable[NDArray[np.uint32]], vocab_size: int, width: int) -> Shard:
+    def in_memory(
+        cls, documents: Iterable[NDArray[np.uint32]], vocab_size: int, width: int
+    ) -> Shard:
         """Make a shard that is in no file.
 
         Args:
-            documents: each [n], of ids below vocab_size. width: bytes of a token in the store it belongs to.
+            documents: each [n], of ids below vocab_size. width: bytes of a token in the store it
+                belongs to.
         """
         gathering = Gathering(vocab_size, width)
         for document in documents:
@@ -84,11 +99,18 @@ class Shard:
         pivots = _pivots(text, array, 4)
         info = ShardInfo("", gathering.tokens, gathering.documents, separator, "", live=True)
         row = ShardRow(
-            pages=0, seen=0, checksums=0,
-            text=text.ctypes.data, text_size=text.size, token_bytes=4,
-            suffix_array=array.ctypes.data, suffix_count=info.tokens, pivots=pivots.ctypes.data,
-            separator=separator, vocab_size=vocab_size,
-        )  # fmt: skip
+            pages=0,
+            seen=0,
+            checksums=0,
+            text=text.ctypes.data,
+            text_size=text.size,
+            token_bytes=4,
+            suffix_array=array.ctypes.data,
+            suffix_count=info.tokens,
+            pivots=pivots.ctypes.data,
+            separator=separator,
+            vocab_size=vocab_size,
+        )
         return cls(info, row, (text, array, pivots))
 
 
@@ -119,7 +141,10 @@ def write_shard(
             file.write(header(info, vocab_size))
             for start in range(0, text.size, _PIECE):
                 file.write(text[start : start + _PIECE].astype(f"u{width}").data)
-            for part, offset in ((array, layout.array), (_pivots(text, array, width), layout.pivots)):
+            for part, offset in (
+                (array, layout.array),
+                (_pivots(text, array, width), layout.pivots),
+            ):
                 file.seek(offset)
                 file.write(part.data)
             file.truncate(layout.sums)
@@ -154,7 +179,9 @@ def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArr
 
 
 def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str | None:
-    """Return what is wrong with a shard of the store at `path`, every page looked at; None if nothing is."""
+    """Return what is wrong with a shard of the store at `path`, every page looked at; None if
+    nothing is.
+    """
     try:
         shard_layout = ShardLayout.of(info, width)
         Shard.mapped(path, info, vocab_size, width)
@@ -171,21 +198,29 @@ def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str
     if not found:
         return None
     named = ", ".join(str(page) for page in bad[:found])
-    return f"{found} of {sums.size} pages of 4 KiB are damaged: {named}{', ...' if found > bad.size else ''}"
+    return (
+        f"{found} of {sums.size} pages of 4 KiB are damaged:"
+        f" {named}{', ...' if found > bad.size else ''}"
+    )
 
 
 def _pivots(text: NDArray[np.uint32], array: NDArray[np.int32], width: int) -> NDArray[np.uint64]:
-    """Return the first 8 bytes of tokens of every SUFFIXES_PER_PIVOT-th suffix, as numbers that sort like them."""
+    """Return the first 8 bytes of tokens of every SUFFIXES_PER_PIVOT-th suffix, as numbers that
+    sort like them.
+    """
     starts = array[::SUFFIXES_PER_PIVOT].astype(np.int64)
     keys = np.zeros(starts.size, dtype=np.uint64)
     for offset in range(8 // width):
-        token = text[np.minimum(starts + offset, text.size - 1)]  # the text ends with a separator: nothing looks beyond
+        token = text[
+            np.minimum(starts + offset, text.size - 1)
+        ]  # the text ends with a separator: nothing looks beyond
         keys = (keys << np.uint64(8 * width)) | token.astype(np.uint64)
     return keys
 
 
 def _map(path: Path, size: int, start: int = 0, length: int = 0) -> NDArray[np.uint8]:
-    """Map a file of `size` bytes, or `length` of them from `start` on, read-only, as long as the array lives.
+    """Map a file of `size` bytes, or `length` of them from `start` on, read-only, as long as the
+    array lives.
 
     Raises:
         DatastoreError: it has another size. OSError: it cannot be opened.
@@ -193,5 +228,9 @@ def _map(path: Path, size: int, start: int = 0, length: int = 0) -> NDArray[np.u
     with path.open("rb") as file:
         found = os.fstat(file.fileno()).st_size
         if found != size:
-            raise DamagedShardError(path.parent, path.name, f"it has {found} bytes instead of {size}")
-        return np.frombuffer(mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start), dtype=np.uint8)
+            raise DamagedShardError(
+                path.parent, path.name, f"it has {found} bytes instead of {size}"
+            )
+        return np.frombuffer(
+            mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start), dtype=np.uint8
+        )

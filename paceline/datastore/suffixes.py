@@ -1,9 +1,10 @@
 """Suffix arrays over integer tokens, sorted by the first `SORTED` tokens of every suffix.
 
-Nothing that searches a store looks deeper than `SORTED` tokens, so the sort stops there: its worst case is linear in the
-text (a corpus of one repeated token included), where a full suffix array needs an algorithm for just that case. Method:
-counting sort by the first token, then, in each of those buckets, a three-way quicksort of as many following tokens as fit a
-64-bit key, and so on in the runs of equal keys; short runs are sorted by comparing. Buckets are independent of one another
+Nothing that searches a store looks deeper than `SORTED` tokens, so the sort stops there: its worst
+case is linear in the text (a corpus of one repeated token included), where a full suffix array
+needs an algorithm for just that case. Method: counting sort by the first token, then, in each of
+those buckets, a three-way quicksort of as many following tokens as fit a 64-bit key, and so on in
+the runs of equal keys; short runs are sorted by comparing. Buckets are independent of one another
 and are sorted by several threads.
 """
 
@@ -20,21 +21,30 @@ from paceline.util.compiled import compiled, load_uint64
 from paceline.util.limits import SORTED
 
 _SHORT = 12  # runs up to this size are sorted by comparing
-_LEAST_BUCKETS, _MOST_BUCKETS = 1 << 12, 1 << 22  # no more than tokens, for a small text of a large vocabulary
+_LEAST_BUCKETS, _MOST_BUCKETS = (
+    1 << 12,
+    1 << 22,
+)  # no more than tokens, for a small text of a large vocabulary
 _PARTS_PER_WORKER = 16
 _DEEPEST = 2 * SORTED + 2
 
 
 def suffix_array(
-    text: NDArray[np.uint32], separator: int, workers: int = 1, done: Callable[[int], None] = lambda suffixes: None
+    text: NDArray[np.uint32],
+    separator: int,
+    workers: int = 1,
+    done: Callable[[int], None] = lambda suffixes: None,
 ) -> NDArray[np.int32]:
-    """Return the positions of all tokens of `text` but the separators, sorted by the `SORTED` tokens from there on (unsigned).
+    """Return the positions of all tokens of `text` but the separators, sorted by the `SORTED`
+    tokens from there on (unsigned).
 
     Args:
-        text: [n] documents, a separator after each one; n < 2^31. The order of suffixes past a separator is not defined.
+        text: [n] documents, a separator after each one; n < 2^31. The order of suffixes past a
+            separator is not defined.
         separator: no token of a document has this value.
         done: called with the number of suffixes sorted, a part at a time.
-    Memory: 4 bytes a token for the text, 4 for the array, and 8 for each token of the largest bucket of every worker.
+    Memory: 4 bytes a token for the text, 4 for the array, and 8 for each token of the largest
+        bucket of every worker.
     """
     most = int(text.max(initial=0, where=text != separator)) if text.size else 0
     shift = (most // min(_MOST_BUCKETS, max(_LEAST_BUCKETS, text.size))).bit_length()
@@ -65,8 +75,12 @@ def suffix_array(
 
 
 @compiled
-def _count_buckets(text: NDArray[np.uint32], separator: int, shift: int, starts: NDArray[np.int64]) -> None:
-    """Fill starts [buckets + 1]: where the suffixes of each bucket (first token >> shift) begin in the suffix array."""
+def _count_buckets(
+    text: NDArray[np.uint32], separator: int, shift: int, starts: NDArray[np.int64]
+) -> None:
+    """Fill starts [buckets + 1]: where the suffixes of each bucket (first token >> shift) begin
+    in the suffix array.
+    """
     for token in text:
         if token != separator:
             starts[(np.int64(token) >> shift) + 1] += 1
@@ -76,9 +90,15 @@ def _count_buckets(text: NDArray[np.uint32], separator: int, shift: int, starts:
 
 @compiled
 def _fill_buckets(
-    text: NDArray[np.uint32], separator: int, shift: int, ends: NDArray[np.int64], array: NDArray[np.int32]
+    text: NDArray[np.uint32],
+    separator: int,
+    shift: int,
+    ends: NDArray[np.int64],
+    array: NDArray[np.int32],
 ) -> None:
-    """Put the position of every token into its bucket; ends [buckets] comes as their starts and is used up."""
+    """Put the position of every token into its bucket; ends [buckets] comes as their starts and
+    is used up.
+    """
     for position in range(text.size):
         if text[position] != separator:
             bucket = np.int64(text[position]) >> shift
@@ -88,9 +108,16 @@ def _fill_buckets(
 
 @compiled
 def _sort_buckets(
-    text: NDArray[np.uint32], array: NDArray[np.int32], starts: NDArray[np.int64], depth: int, bits: int, above: int
+    text: NDArray[np.uint32],
+    array: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    depth: int,
+    bits: int,
+    above: int,
 ) -> None:
-    """Sort the buckets between `starts`, whose suffixes agree in their first `depth` tokens (0 or 1)."""
+    """Sort the buckets between `starts`, whose suffixes agree in their first `depth` tokens (0
+    or 1).
+    """
     largest = 0
     for bucket in range(starts.size - 1):
         largest = max(largest, starts[bucket + 1] - starts[bucket])
@@ -113,8 +140,10 @@ def _sort_bucket(
     ends: NDArray[np.int64],
     todo: NDArray[np.int64],
 ) -> None:
-    """Sort `run` by the tokens from `depth` on. Runs of equal keys are sorted by the next tokens before the scan goes on;
-    ends [level] is where the run of each level ends, and `low` where the scan of the innermost stands."""
+    """Sort `run` by the tokens from `depth` on. Runs of equal keys are sorted by the next tokens
+    before the scan goes on; ends [level] is where the run of each level ends, and `low` where the
+    scan of the innermost stands.
+    """
     step = min(64 // bits, SORTED)
     low, level = 0, 0
     ends[0] = run.size
@@ -131,7 +160,9 @@ def _sort_bucket(
         if end - low == 1:
             low = end
         elif end - low <= _SHORT or deeper >= SORTED:
-            _insertion_sort(text, run, low, end, deeper) if end - low <= _SHORT else _sort_positions(run, keys, low, end, todo)
+            _insertion_sort(
+                text, run, low, end, deeper
+            ) if end - low <= _SHORT else _sort_positions(run, keys, low, end, todo)
             low = end
         else:
             _sort_run(text, run[low:end], keys[low:end], deeper, step, bits, above, todo)
@@ -164,7 +195,9 @@ def _sort_run(
 
 
 @compiled
-def _sort_positions(run: NDArray[np.int32], keys: NDArray[np.uint64], low: int, high: int, todo: NDArray[np.int64]) -> None:
+def _sort_positions(
+    run: NDArray[np.int32], keys: NDArray[np.uint64], low: int, high: int, todo: NDArray[np.int64]
+) -> None:
     """Sort suffixes that are equal as deep as anyone looks: in text order."""
     for index in range(low, high):
         keys[index] = np.uint64(run[index])
@@ -172,7 +205,9 @@ def _sort_positions(run: NDArray[np.int32], keys: NDArray[np.uint64], low: int, 
 
 
 @compiled
-def _insertion_sort(text: NDArray[np.uint32], run: NDArray[np.int32], low: int, high: int, depth: int) -> None:
+def _insertion_sort(
+    text: NDArray[np.uint32], run: NDArray[np.int32], low: int, high: int, depth: int
+) -> None:
     for index in range(low + 1, high):
         moving = run[index]
         place = index
@@ -184,7 +219,9 @@ def _insertion_sort(text: NDArray[np.uint32], run: NDArray[np.int32], low: int, 
 
 @compiled
 def _before(text: NDArray[np.uint32], left: int, right: int, depth: int) -> bool:
-    """Whether the suffix at `left` stands before the one at `right`; they are equal in the first `depth` tokens."""
+    """Whether the suffix at `left` stands before the one at `right`; they are equal in the first
+    `depth` tokens.
+    """
     end = min(SORTED, text.size - max(left, right))
     one, other = text.ctypes.data + 4 * left, text.ctypes.data + 4 * right
     while depth + 4 <= end:  # four tokens at a time
@@ -199,7 +236,9 @@ def _before(text: NDArray[np.uint32], left: int, right: int, depth: int) -> bool
 
 
 @compiled
-def _insertion_sort_keys(keys: NDArray[np.uint64], run: NDArray[np.int32], low: int, high: int) -> None:
+def _insertion_sort_keys(
+    keys: NDArray[np.uint64], run: NDArray[np.int32], low: int, high: int
+) -> None:
     for index in range(low + 1, high):
         key, moving, place = keys[index], run[index], index
         while place > low and keys[place - 1] > key:
@@ -210,7 +249,8 @@ def _insertion_sort_keys(keys: NDArray[np.uint64], run: NDArray[np.int32], low: 
 
 @compiled
 def _sort_pairs(keys: NDArray[np.uint64], run: NDArray[np.int32], todo: NDArray[np.int64]) -> None:
-    """Sort keys and, with them, run, by three-way quicksort; the pivot is drawn, so that no input is a bad one.
+    """Sort keys and, with them, run, by three-way quicksort; the pivot is drawn, so that no input
+    is a bad one.
 
     todo: [256] room for the parts put off; the larger one is, so 2 log2(n) entries do.
     """

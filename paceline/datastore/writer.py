@@ -29,11 +29,15 @@ from paceline.util.config import require_count, require_range
 from paceline.util.machine import usable_cores
 
 MEMORY = 2 << 30  # bytes
-_BYTES_PER_TOKEN = 12  # of a shard while it is sorted: text and array 4 each, keys and spare room the rest
+_BYTES_PER_TOKEN = (
+    12  # of a shard while it is sorted: text and array 4 each, keys and spare room the rest
+)
 _LEAST_SHARD = 1 << 10
 _RATIO = 4  # a shard is merged with the next smaller ones unless it is this many times their size
 
-Progress = Callable[[str, int, int | None], None]  # "read", "sort" or "merge"; tokens done; tokens in all if known
+Progress = Callable[
+    [str, int, int | None], None
+]  # "read", "sort" or "merge"; tokens done; tokens in all if known
 
 
 def _silent(what: str, done: int, total: int | None) -> None:
@@ -45,9 +49,11 @@ class Means:
     """What a writer may use.
 
     Attributes:
-        shard_tokens: most tokens and separators of a shard; 0 = as many as `memory` allows. Fewer shards search faster.
+        shard_tokens: most tokens and separators of a shard; 0 = as many as `memory` allows. Fewer
+            shards search faster.
         memory: bytes for a shard while it is sorted.
-        workers: threads that sort; 0 = one for each core. Sorting holds no interpreter lock, so threads do.
+        workers: threads that sort; 0 = one for each core. Sorting holds no interpreter lock, so
+            threads do.
         progress: called with what is done.
     """
 
@@ -58,10 +64,14 @@ class Means:
 
     def __post_init__(self) -> None:
         if self.shard_tokens and not _LEAST_SHARD <= self.shard_tokens <= MOST_TEXT:
-            raise ConfigError(f"store: got shard_tokens={self.shard_tokens}; expected {_LEAST_SHARD} to {MOST_TEXT}, or 0.")
+            raise ConfigError(
+                f"store: got shard_tokens={self.shard_tokens}; expected {_LEAST_SHARD} to"
+                f" {MOST_TEXT}, or 0."
+            )
         if self.memory < _LEAST_SHARD * _BYTES_PER_TOKEN or self.workers < 0:
             raise ConfigError(
-                f"store: got memory={self.memory}, workers={self.workers}; expected at least {_LEAST_SHARD * _BYTES_PER_TOKEN}"
+                f"store: got memory={self.memory}, workers={self.workers}; expected at least"
+                f" {_LEAST_SHARD * _BYTES_PER_TOKEN}"
                 " bytes and 0 workers."
             )
 
@@ -87,15 +97,18 @@ def build(
     workers: int = 0,
     progress: Progress = _silent,
 ) -> None:
-    """Build a store of `documents`; one that is there is replaced when the new one is complete, and stays if that fails.
+    """Build a store of `documents`; one that is there is replaced when the new one is complete, and
+    stays if that fails.
 
     Args:
         path: a folder, made if need be; it must be a store or empty.
-        documents: sequences of token ids, each below `vocab_size` (up to 2^32). Empty ones are left out.
+        documents: sequences of token ids, each below `vocab_size` (up to 2^32). Empty ones are left
+            out.
         tokenizer: the one the ids come from (or its fingerprint), so that another is refused later.
         shard_tokens, memory, workers, progress: see `Means`.
     Raises:
-        DatastoreError: no document, an id beyond the vocabulary, a full disk, another writer, a folder of something else.
+        DatastoreError: no document, an id beyond the vocabulary, a full disk, another writer, a
+            folder of something else.
         ConfigError: an argument out of range.
     """
     means = Means(shard_tokens, memory, workers, progress)
@@ -126,7 +139,8 @@ def add(
         tokenizer: the one the ids come from; it must be the store's.
         documents, shard_tokens, memory, workers, progress: those of `build`.
     Raises:
-        DatastoreError: no store, no document, an id beyond the vocabulary, a full disk, another writer, another tokenizer.
+        DatastoreError: no store, no document, an id beyond the vocabulary, a full disk, another
+            writer, another tokenizer.
     """
     means = Means(shard_tokens, memory, workers, progress)
     path = place_of(path, written=True)
@@ -141,10 +155,21 @@ def add(
 
 def _require_documents(documents: object) -> None:
     if not isinstance(documents, Iterable) or isinstance(documents, str | bytes):
-        raise ConfigError(f"store: documents: got {str(documents)[:60]!r}; expected an iterable of sequences of token ids.")
+        raise ConfigError(
+            f"store: documents: got {str(documents)[:60]!r}; expected an iterable of sequences of"
+            " token ids."
+        )
 
 
-def extend(path: Path, manifest: Manifest, documents: Iterable[Document], means: Means, *, live: bool, bound: int = 0) -> None:
+def extend(
+    path: Path,
+    manifest: Manifest,
+    documents: Iterable[Document],
+    means: Means,
+    *,
+    live: bool,
+    bound: int = 0,
+) -> None:
     """Commit `manifest` with `documents` added, small shards merged; the caller is the writer.
 
     Args:
@@ -162,7 +187,9 @@ def extend(path: Path, manifest: Manifest, documents: Iterable[Document], means:
     write_manifest(path, replace(manifest, shards=tuple(shards)))
 
 
-def _write_all(path: Path, documents: Iterable[Document], manifest: Manifest, means: Means, *, live: bool) -> list[ShardInfo]:
+def _write_all(
+    path: Path, documents: Iterable[Document], manifest: Manifest, means: Means, *, live: bool
+) -> list[ShardInfo]:
     """Write shards of `documents`, each as large as `means` allows."""
     shards: list[ShardInfo] = []
     gathering = Gathering(manifest.vocab_size, manifest.width)
@@ -171,7 +198,11 @@ def _write_all(path: Path, documents: Iterable[Document], manifest: Manifest, me
         ids = checked(document, index, manifest.vocab_size)
         while ids.size:
             piece = ids[: max(1, means.most - len(gathering) - 1)]
-            if len(gathering) and piece.size < ids.size and len(gathering) + ids.size + 1 > means.most >= ids.size + 1:
+            if (
+                len(gathering)
+                and piece.size < ids.size
+                and len(gathering) + ids.size + 1 > means.most >= ids.size + 1
+            ):
                 piece = ids[:0]  # it fits the next shard whole
             if piece.size:
                 gathering.add(piece)
@@ -183,11 +214,16 @@ def _write_all(path: Path, documents: Iterable[Document], manifest: Manifest, me
     if gathering.documents:
         shards.append(_write(path, gathering, manifest, means, "sort", live))
     if not shards:
-        raise DatastoreError(f"store {str(path)!r}: got no document with a token; expected at least one. Look at the inputs.")
+        raise DatastoreError(
+            f"store {str(path)!r}: got no document with a token; expected at least one. Look at"
+            " the inputs."
+        )
     return shards
 
 
-def _write(path: Path, gathering: Gathering, manifest: Manifest, means: Means, what: str, live: bool) -> ShardInfo:
+def _write(
+    path: Path, gathering: Gathering, manifest: Manifest, means: Means, what: str, live: bool
+) -> ShardInfo:
     """Write what was gathered as a shard, and begin the next."""
     info = ShardInfo("", gathering.tokens, gathering.documents, gathering.separator, "", live)
     text, sorted_tokens = gathering.text(), 0
@@ -198,20 +234,28 @@ def _write(path: Path, gathering: Gathering, manifest: Manifest, means: Means, w
         means.progress(what, sorted_tokens, info.tokens)
 
     try:
-        written = write_shard(path, text, info, manifest.vocab_size, manifest.width, means.threads, done)
+        written = write_shard(
+            path, text, info, manifest.vocab_size, manifest.width, means.threads, done
+        )
     except OSError as error:
         raise DatastoreError(
-            f"store {str(path)!r}: got {error} when writing a shard of {info.tokens} tokens; expected room for about"
-            f" {4 + manifest.width} bytes a token. The store is as it was: make room, or choose another place."
+            f"store {str(path)!r}: got {error} when writing a shard of {info.tokens} tokens;"
+            " expected room for about"
+            f" {4 + manifest.width} bytes a token. The store is as it was: make room, or choose"
+            " another place."
         ) from error
     gathering.clear()
     return written
 
 
-def _merge(path: Path, shards: Sequence[ShardInfo], manifest: Manifest, means: Means) -> list[ShardInfo]:
-    """Return the shards, oldest first, with the newest ones merged until each is at least _RATIO times the next.
+def _merge(
+    path: Path, shards: Sequence[ShardInfo], manifest: Manifest, means: Means
+) -> list[ShardInfo]:
+    """Return the shards, oldest first, with the newest ones merged until each is at least _RATIO
+    times the next.
 
-    So their number grows with the logarithm of their tokens, and a token is sorted again about that often.
+    So their number grows with the logarithm of their tokens, and a token is sorted again about that
+    often.
     """
     kept = list(shards)
     while len(kept) > 1:
@@ -241,22 +285,30 @@ def _make_folder(path: Path) -> None:
         strange = sorted(entry.name for entry in path.iterdir() if not _ours(entry.name))
     except OSError as error:
         raise DatastoreError(
-            f"store {str(path)!r}: got {error}; expected a folder that can be made. Choose another place."
+            f"store {str(path)!r}: got {error}; expected a folder that can be made. Choose another"
+            " place."
         ) from error
     if strange:
         raise DatastoreError(
-            f"store {str(path)!r}: got a folder that holds {strange[0]!r}; expected a store, or one that is empty or not there"
+            f"store {str(path)!r}: got a folder that holds {strange[0]!r}; expected a store, or"
+            " one that is empty or not there"
             " yet. Name another."
         )
 
 
 def _ours(name: str) -> bool:
-    return name == LOCK or name.startswith(MANIFEST) or (name.startswith("shard-") and name.endswith(".bin"))
+    return (
+        name == LOCK
+        or name.startswith(MANIFEST)
+        or (name.startswith("shard-") and name.endswith(".bin"))
+    )
 
 
 @contextmanager
 def cleaned(path: Path) -> Iterator[None]:
-    """Remove what no manifest names before and after a writer's work, the left-overs of a killed one among it."""
+    """Remove what no manifest names before and after a writer's work, the left-overs of a killed
+    one among it.
+    """
     try:
         _remove_unnamed(path)
         yield

@@ -1,6 +1,8 @@
-"""How much a drafter's confidence is worth: what it said, against what came true. Counted while decoding, and corrected by it.
+"""How much a drafter's confidence is worth: what it said, against what came true. Counted while
+decoding, and corrected by it.
 
-Confidences fall into `STEPS` steps. A node is tried when the target has spoken at its parent, whether the node was fed or not:
+Confidences fall into `STEPS` steps. A node is tried when the target has spoken at its parent,
+whether the node was fed or not:
 
     step         0.25-0.4   0.4-0.55   0.55-0.7
     predicted       0.33       0.48       0.62
@@ -17,14 +19,33 @@ from numpy.typing import NDArray
 from paceline.core.tree import IntArray
 from paceline.util.compiled import compiled, kernel
 
-EDGES = (0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # between the steps
+EDGES = (
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.07,
+    0.12,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.88,
+    0.94,
+    0.98,
+)  # between the steps
 STEPS = len(EDGES) + 1
 _PRIOR_TRIALS = 20.0  # for what a drafter says of itself
 _FADING = 4000.0  # trials of a step that are remembered
 
 
 class AcceptanceCalibration(NamedTuple):
-    """Attributes, each [STEPS]: predicted: sum of the confidences tried. trials: how many. hits: how many came true."""
+    """Attributes, each [STEPS]: predicted: sum of the confidences tried. trials: how many. hits:
+    how many came true.
+    """
 
     predicted: NDArray[np.float64]
     trials: NDArray[np.float64]
@@ -34,7 +55,8 @@ class AcceptanceCalibration(NamedTuple):
 class FlatTrees(NamedTuple):
     """The trees of a step, one after the other. Attributes:
 
-    parents, token_ids: [nodes]. confidence: [nodes] given the parent. starts: [1 + trees], where each tree begins.
+    parents, token_ids: [nodes]. confidence: [nodes] given the parent. starts: [1 + trees], where
+    each tree begins.
     """
 
     parents: IntArray
@@ -59,20 +81,31 @@ def step_of(edges: tuple[float, ...], number: float) -> int:
 
 @kernel
 def corrected(acceptance_calibration: AcceptanceCalibration, confidence: float) -> float:
-    """Return the chance of a node by what came true of those that were given about the same confidence."""
+    """Return the chance of a node by what came true of those that were given about the same
+    confidence.
+    """
     step, prior = step_of(EDGES, confidence), _PRIOR_TRIALS * confidence
     chance: float = min(
-        1.0, confidence * (prior + acceptance_calibration.hits[step]) / max(prior + acceptance_calibration.predicted[step], 1e-9)
+        1.0,
+        confidence
+        * (prior + acceptance_calibration.hits[step])
+        / max(prior + acceptance_calibration.predicted[step], 1e-9),
     )
     return chance
 
 
 @compiled
-def count(acceptance_calibration: AcceptanceCalibration, trees: FlatTrees, emitted: IntArray, ends: IntArray) -> None:
+def count(
+    acceptance_calibration: AcceptanceCalibration,
+    trees: FlatTrees,
+    emitted: IntArray,
+    ends: IntArray,
+) -> None:
     """Count the nodes the target has decided on: all children of those it passed.
 
     Args:
-        emitted: the new tokens of all sequences. ends: [1 + trees], where those of each begin and end.
+        emitted: the new tokens of all sequences. ends: [1 + trees], where those of each begin and
+            end.
     """
     for tree in range(len(trees.starts) - 1):
         parent, first = -1, trees.starts[tree]

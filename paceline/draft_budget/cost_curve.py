@@ -1,4 +1,6 @@
-"""What a forward of a model costs on this machine, by the rows it is fed and the text before them."""
+"""What a forward of a model costs on this machine, by the rows it is fed and the text before
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ SHORT_TEXT, LONG_TEXT = 32, 512  # tokens in front of the rows that are measured
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Between the measured numbers of rows the cost is a line, and beyond them the last line continues.
+    """Between the measured numbers of rows the cost is a line, and beyond them the last line
+    continues.
 
     Attributes:
     rows: numbers of rows, ascending, the first 1. seconds: of a forward of so many, never falling.
-    further: seconds that every token of the text before them adds beyond the measured ones, likewise; empty: none.
+    further: seconds that every token of the text before them adds beyond the measured ones,
+        likewise; empty: none.
     """
 
     rows: tuple[int, ...]
@@ -47,7 +51,8 @@ class MeasuredCurve:
     """A curve as it is kept.
 
     Attributes:
-        spreads: relative distance of the quartiles of the repeats, for each of the curve's numbers of rows.
+        spreads: relative distance of the quartiles of the repeats, for each of the curve's numbers
+            of rows.
         conditions: under which it was measured.
     """
 
@@ -66,4 +71,8 @@ class MeasuredCurve:
         rows, seconds, further = (tuple(curve[name]) for name in ("rows", "seconds", "further"))
         if not rows or len(rows) != len(seconds) or len(further) not in (0, len(rows)):
             raise ValueError("not a cost curve")
-        return cls(CostCurve(rows, seconds, further), tuple(kept["spreads"]), Conditions.read(kept["conditions"]))
+        return cls(
+            CostCurve(rows, seconds, further),
+            tuple(kept["spreads"]),
+            Conditions.read(kept["conditions"]),
+        )

@@ -1,8 +1,9 @@
 """Measuring a cost curve, and checking one by a few forwards.
 
-Each number of rows is one token behind a short text and a chain of draft nodes. A few are measured behind a longer text as well,
-where each row has more to attend to. All take turns, so that what disturbs the machine disturbs all alike. The shortest of their
-repeats counts, since another program can only make a forward slower.
+Each number of rows is one token behind a short text and a chain of draft nodes. A few are measured
+behind a longer text as well, where each row has more to attend to. All take turns, so that what
+disturbs the machine disturbs all alike. The shortest of their repeats counts, since another program
+can only make a forward slower.
 """
 
 from __future__ import annotations
@@ -20,16 +21,27 @@ from paceline.invariance.forward_cost import run_forward
 from paceline.model.cached_lm import CachedLM
 from paceline.util.stopwatch import TIMING, Conditions, Stopwatch, agree, spread_of
 
-# Products take rows four or sixteen at a time: where a number fills them up, the next one is measured, too. A slow model gets the
-# first of these only, which are far apart: what a wide tree costs cannot be guessed from the few rows that cost nothing.
+# Products take rows four or sixteen at a time: where a number fills them up, the next one is
+# measured, too. A slow model gets the first of these only, which are far apart: what a wide tree
+# costs cannot be guessed from the few rows that cost nothing.
 _ORDER = (1, 16, 64, 8, 32, 17, 4, 48, 12, 24, 128, 33, 2, 96, 20, 5, 13, 9, 65, 3, 10, 6)
 ROWS = tuple(sorted(_ORDER))
-_ROWS_BEHIND = (1, 8, 16, 32, 64, 128)  # numbers of rows that are measured behind the long text as well
+_ROWS_BEHIND = (
+    1,
+    8,
+    16,
+    32,
+    64,
+    128,
+)  # numbers of rows that are measured behind the long text as well
 _ROUNDS = 5  # for which there should be time
-# No further number of rows is begun after so many seconds; of a slow model, after so many forwards of one row, up to the second.
+# No further number of rows is begun after so many seconds; of a slow model, after so many forwards
+# of one row, up to the second.
 _ENOUGH_SECONDS, _MOST_SECONDS, _ENOUGH_FORWARDS = 10.0, 18.0, 40
 
-_Repeats = dict[tuple[int, int], list[float]]  # seconds by the place of the text and the number of rows
+_Repeats = dict[
+    tuple[int, int], list[float]
+]  # seconds by the place of the text and the number of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,9 @@ def measure(model: CachedLM, most: int = ROWS[-1], seconds: float = _MOST_SECOND
         repeats[0, rows] = [_timed(stopwatch, apart, short, rows)]
     _repeat(repeats, stopwatch, apart, [short], begin + enough)
     best = {rows: min(each) for (_, rows), each in repeats.items()}
-    spreads = [spread_of(repeats[0, rows][1:]) for rows in sorted(best)]  # the first of each warms up: its buffers are new
+    spreads = [
+        spread_of(repeats[0, rows][1:]) for rows in sorted(best)
+    ]  # the first of each warms up: its buffers are new
     measured = tuple(sorted(best))
     some = _soon_measured(best) if model.context_length > LONG_TEXT + ROWS[-1] else []
     added = _added(stopwatch, apart, short, some) if some else []
@@ -83,7 +97,9 @@ def check(model: CachedLM, curve: CostCurve) -> Check | None:
     """Compare a curve with a few forwards; None where these would take long."""
     rows = [rows for rows in TIMING.check_rows if rows <= curve.rows[-1]]
     expected = curve.of(np.array(rows))
-    while len(rows) > 1 and TIMING.check_rounds * expected[: len(rows)].sum() > TIMING.check_seconds:
+    while (
+        len(rows) > 1 and TIMING.check_rounds * expected[: len(rows)].sum() > TIMING.check_seconds
+    ):
         rows.pop()
     if len(rows) < 2:
         return None
@@ -102,7 +118,9 @@ def check(model: CachedLM, curve: CostCurve) -> Check | None:
     return Check(float(off), quiet)
 
 
-def _repeat(repeats: _Repeats, stopwatch: Stopwatch, apart: CachedLM, texts: list[Request], end: float) -> None:
+def _repeat(
+    repeats: _Repeats, stopwatch: Stopwatch, apart: CachedLM, texts: list[Request], end: float
+) -> None:
     """Repeat forwards by turns until the shortest ones of each agree, or there is no time left."""
     for _ in range(TIMING.most_rounds):
         for (text, rows), each in repeats.items():
@@ -113,20 +131,36 @@ def _repeat(repeats: _Repeats, stopwatch: Stopwatch, apart: CachedLM, texts: lis
 
 
 def _soon_measured(best: dict[int, float]) -> list[int]:
-    """Return the numbers of rows that there is time to measure behind a long text: the least and the most, or none."""
+    """Return the numbers of rows that there is time to measure behind a long text: the least and
+    the most, or none.
+    """
     some = [rows for rows in _ROWS_BEHIND if rows in best]
-    while len(some) > 1 and 2 * _ROUNDS * sum(best[rows] for rows in some) >= _MOST_SECONDS - _ENOUGH_SECONDS:
+    while (
+        len(some) > 1
+        and 2 * _ROUNDS * sum(best[rows] for rows in some) >= _MOST_SECONDS - _ENOUGH_SECONDS
+    ):
         some = [] if len(some) == 2 else [*some[: len(some) // 2], *some[len(some) // 2 + 1 :]]
     return some
 
 
 def _added(stopwatch: Stopwatch, apart: CachedLM, short: Request, some: list[int]) -> list[float]:
-    """Return the seconds that a token of text adds to forwards of some numbers of rows, never falling."""
+    """Return the seconds that a token of text adds to forwards of some numbers of rows, never
+    falling.
+    """
     long = _opened(apart, LONG_TEXT)
     repeats: _Repeats = {(text, rows): [] for rows in some for text in (0, 1)}
-    _repeat(repeats, stopwatch, apart, [short, long], time.perf_counter() + _MOST_SECONDS - _ENOUGH_SECONDS)
+    _repeat(
+        repeats,
+        stopwatch,
+        apart,
+        [short, long],
+        time.perf_counter() + _MOST_SECONDS - _ENOUGH_SECONDS,
+    )
     apart.close(long)
-    added = [max(0.0, min(repeats[1, rows]) - min(repeats[0, rows])) / (LONG_TEXT - SHORT_TEXT) for rows in some]
+    added = [
+        max(0.0, min(repeats[1, rows]) - min(repeats[0, rows])) / (LONG_TEXT - SHORT_TEXT)
+        for rows in some
+    ]
     return [float(one) for one in np.maximum.accumulate(added)]
 
 

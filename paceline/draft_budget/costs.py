@@ -1,7 +1,9 @@
-"""The cost curve of one engine: kept from an earlier run or measured, checked in use, and replaced where it is off.
+"""The cost curve of one engine: kept from an earlier run or measured, checked in use, and replaced
+where it is off.
 
-A curve that other programs disturbed is used, but never trusted for good: a check under quiet conditions replaces it.
-$PACELINE_COST_CURVE names a JSON file with the curve of every model (`rows` and `seconds`, two lists); nothing is measured then.
+A curve that other programs disturbed is used, but never trusted for good: a check under quiet
+conditions replaces it. $PACELINE_COST_CURVE names a JSON file with the curve of every model (`rows`
+and `seconds`, two lists); nothing is measured then.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Costs:
         ConfigError: $PACELINE_COST_CURVE names no such file.
     """
 
-    def __init__(self, model: CachedLM, most_rows: int | None = None, given: CostCurve | None = None) -> None:
+    def __init__(
+        self, model: CachedLM, most_rows: int | None = None, given: CostCurve | None = None
+    ) -> None:
         self._model, self._most = model, min(ROWS[-1], most_rows or ROWS[-1])
         self._given = given or _of_environment()
         self._measured: MeasuredCurve | None = None
@@ -69,7 +73,8 @@ class Costs:
         return measured
 
     def renew(self, seconds: float) -> bool:
-        """Check the curve, now and then, between two steps of the engine; return whether another one replaces it.
+        """Check the curve, now and then, between two steps of the engine; return whether another
+        one replaces it.
 
         Args:
             seconds: of use since the last call.
@@ -116,7 +121,9 @@ class Costs:
         if found is None:  # a slow model: in use, only what its steps take corrects the curve
             doubtful = most_seconds is None and not quiet and curve.conditions.calmer_now
         elif quiet:
-            doubtful = found.quiet and not found.confirms  # a disturbed check says nothing about a quiet curve
+            doubtful = (
+                found.quiet and not found.confirms
+            )  # a disturbed check says nothing about a quiet curve
         else:
             doubtful = found.quiet or not found.confirms
         if not doubtful:
@@ -142,7 +149,9 @@ class Costs:
             rows=[model.least_rows, self._most],
             products=[len(model.products.modules), model.products.least, model.products.most],
         )
-        return cache.CacheKey(_KIND, facts, f"forward costs of {model.model.__class__.__name__}", "curve.json")
+        return cache.CacheKey(
+            _KIND, facts, f"forward costs of {model.model.__class__.__name__}", "curve.json"
+        )
 
 
 def _of_environment() -> CostCurve | None:
@@ -158,7 +167,8 @@ def _of_environment() -> CostCurve | None:
             raise ValueError("rows must ascend from 1, and seconds must not fall")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"{VARIABLE}: got {named!r}, which cannot be used ({error}); expected a JSON file with 'rows' and 'seconds',"
+            f"{VARIABLE}: got {named!r}, which cannot be used ({error}); expected a JSON file with"
+            " 'rows' and 'seconds',"
             " two lists of the same length."
         ) from error
     return CostCurve(tuple(int(one) for one in rows), tuple(map(float, seconds)))

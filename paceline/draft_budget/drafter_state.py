@@ -1,4 +1,6 @@
-"""What is known of one drafter's drafts: what its confidence was worth, and whether drafts that are fed whole pay."""
+"""What is known of one drafter's drafts: what its confidence was worth, and whether drafts that
+are fed whole pay.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ import numpy as np
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration, FlatTrees, count, new_calibration
+from paceline.draft_budget.acceptance_calibration import (
+    AcceptanceCalibration,
+    FlatTrees,
+    count,
+    new_calibration,
+)
 from paceline.draft_budget.drafting_backoff import DraftingBackoff
 from paceline.draft_head.guessing import DraftHead
 
@@ -48,10 +55,12 @@ class DrafterBatch:
         ready: those of them whose newest token is fed. trees: what is proposed for these.
         outcomes: what the target said about the trees.
         flat: the trees as they were proposed, where the budget may cut them; else None.
-        cost: what the step takes with the trees, in steps without them; 0 = that is of no interest. Of trees that are cut, it is
-            where a model made them that their drafter cannot do without: however few are fed, that time has passed.
+        cost: what the step takes with the trees, in steps without them; 0 = that is of no interest.
+            Of trees that are cut, it is where a model made them that their drafter cannot do
+            without: however few are fed, that time has passed.
         draft_seconds: in forwards of the drafter's own model, and in foreseeing.
-        foresight, foresees: what makes the guesses that its outcomes are to carry, and how far ahead; None = they carry none.
+        foresight, foresees: what makes the guesses that its outcomes are to carry, and how far
+            ahead; None = they carry none.
         error: what the drafter raised, which ends its requests and no others.
     """
 
@@ -80,7 +89,10 @@ class DrafterBatch:
 
     def flatten(self) -> None:
         """Set `flat` where there are trees, and all of them are guesses with confidence."""
-        if self.width and all(tree.probs is None and (tree.confidence is not None or not len(tree)) for tree in self.trees):
+        if self.width and all(
+            tree.probs is None and (tree.confidence is not None or not len(tree))
+            for tree in self.trees
+        ):
             self.flat = _flatten(self.trees)
 
     def learn(self, all_tokens: int) -> None:
@@ -95,23 +107,35 @@ class DrafterBatch:
         if self.flat is not None:
             emitted = [outcome.new_token_ids for outcome in self.outcomes]
             ends = np.cumsum([0, *map(len, emitted)], dtype=np.int64)
-            count(stats.acceptance_calibration, self.flat, np.array(list(chain.from_iterable(emitted)), dtype=np.int64), ends)
+            count(
+                stats.acceptance_calibration,
+                self.flat,
+                np.array(list(chain.from_iterable(emitted)), dtype=np.int64),
+                ends,
+            )
         if self.flat is not None and not self.drafter_state.drafter.needs_draft_model:
             stats.gate.note_cut(self.width)
         elif self.cost:
-            without = all_tokens - self.new_tokens + len(self.outcomes)  # tokens of a step without these drafts
-            stats.gate.note(1 + self._gained() / without, self.cost, sum(map(bool, map(len, self.trees))))
+            without = (
+                all_tokens - self.new_tokens + len(self.outcomes)
+            )  # tokens of a step without these drafts
+            stats.gate.note(
+                1 + self._gained() / without, self.cost, sum(map(bool, map(len, self.trees)))
+            )
 
     def _gained(self) -> float:
-        """Return the tokens that drafts brought, as if each sequence that had some had got as many: their harmonic mean.
+        """Return the tokens that drafts brought, as if each sequence that had some had got as many:
+        their harmonic mean.
 
-        A step takes little less where some of its sequences have ended: drafts that bring one far and the others not end it early
-        and save little.
+        A step takes little less where some of its sequences have ended: drafts that bring one far
+        and the others not end it early and save little.
         """
         drafted = [outcome for outcome in self.outcomes if len(outcome.tree)]
         if not drafted:
             return 0.0
-        return len(drafted) * (len(drafted) / sum(1 / len(outcome.new_token_ids) for outcome in drafted) - 1)
+        return len(drafted) * (
+            len(drafted) / sum(1 / len(outcome.new_token_ids) for outcome in drafted) - 1
+        )
 
 
 def _flatten(trees: Sequence[DraftTree]) -> FlatTrees:
@@ -124,5 +148,7 @@ def _flatten(trees: Sequence[DraftTree]) -> FlatTrees:
         token_ids += tree.token_ids
         confidence += tree.confidence or ()
         starts.append(len(parents))
-    integers: list[IntArray] = [np.array(column, dtype=np.int64) for column in (parents, token_ids, starts)]
+    integers: list[IntArray] = [
+        np.array(column, dtype=np.int64) for column in (parents, token_ids, starts)
+    ]
     return FlatTrees(integers[0], integers[1], np.array(confidence, dtype=np.float64), integers[2])

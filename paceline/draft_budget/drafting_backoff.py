@@ -1,20 +1,28 @@
-"""Whether a drafter is asked at all. Drafts that are fed whole are tried in bursts, ever more rarely while they do not pay.
+"""Whether a drafter is asked at all. Drafts that are fed whole are tried in bursts, ever more
+rarely while they do not pay.
 
-A burst begins with a few sequences of a batch, where others need not be as wide as these; once they pay, all have drafts.
+A burst begins with a few sequences of a batch, where others need not be as wide as these; once they
+pay, all have drafts.
 
-A drafter whose trees are cut to what pays is asked at most steps: one step in five once they have been cut to nothing for long.
+A drafter whose trees are cut to what pays is asked at most steps: one step in five once they have
+been cut to nothing for long.
 """
 
 from __future__ import annotations
 
 _BURST, _LEAST_STEPS = 8, 2  # steps of a sequence after which a burst may end, and steps
 _SHORTEST, _LONGEST = 32, 512  # steps without drafts between two bursts
-_PATIENCE, _LONGEST_REST = 4, 4  # steps whose trees were cut to nothing before the first is left out; and most in a row
-_SLACK = 0.4  # tokens that a burst may have cost: cheap drafts are judged by more steps, as few of them say little
+_PATIENCE, _LONGEST_REST = (
+    4,
+    4,
+)  # steps whose trees were cut to nothing before the first is left out; and most in a row
+# tokens that a burst may have cost: cheap drafts are judged by more steps, as few of them say
+# little
+_SLACK = 0.4
 _KEPT = 0.94  # of what earlier steps of a burst say, with every step
 _FEW = 4  # sequences of a batch that a burst begins with
-# A step of a few sequences that takes so many of plain decoding, and whose drafts bring less than such a share of what would pay
-# for it, ends a burst, and four times the pause follows.
+# A step of a few sequences that takes so many of plain decoding, and whose drafts bring less than
+# such a share of what would pay for it, ends a burst, and four times the pause follows.
 _DEAR, _HOPELESS = 1.5, 0.5
 
 
@@ -22,7 +30,9 @@ class DraftingBackoff:
     """Open while a drafter yields at least what plain decoding would in the same time."""
 
     def __init__(self) -> None:
-        self._tokens = self._cost = 0.0  # of the burst so far: tokens per sequence, and steps of plain decoding they took
+        self._tokens = self._cost = (
+            0.0  # of the burst so far: tokens per sequence, and steps of plain decoding they took
+        )
         self._steps = self._samples = 0
         self._pause, self._next = 0, _SHORTEST
         self._in_vain = 0  # steps in a row whose trees were cut to nothing
@@ -37,7 +47,9 @@ class DraftingBackoff:
 
     @property
     def most(self) -> int | None:
-        """How many sequences are enough to try it with, where others do not pay for them; None = all."""
+        """How many sequences are enough to try it with, where others do not pay for them; None =
+        all.
+        """
         return _FEW if self._tried else None
 
     def admits(self, sequences: int, packed: bool) -> int:

@@ -1,7 +1,8 @@
-"""What the drafters of a step offer, in the order in which it is taken, and what is left of it where only so much pays.
+"""What the drafters of a step offer, in the order in which it is taken, and what is left of it
+where only so much pays.
 
-What is taken is counted in units: a node, where a forward packs sequences, since that is a row; where rows are padded to the
-widest tree, a node of every tree, since they cost the same then.
+What is taken is counted in units: a node, where a forward packs sequences, since that is a row;
+where rows are padded to the widest tree, a node of every tree, since they cost the same then.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
-        """Leave the trees that may be cut what pays beside those that may not; return the units of the step.
+        """Leave the trees that may be cut what pays beside those that may not; return the units of
+        the step.
 
         Args:
             seconds: of a step by its units, [1 + most].
@@ -49,7 +51,9 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def _best(self, seconds: Floats) -> int:
-        """The units with the most tokens per second, if there were no trees but those that may be cut."""
+        """The units with the most tokens per second, if there were no trees but those that may
+        be cut.
+        """
 
     @abstractmethod
     def _with(self, below: int, batch: DrafterBatch) -> int:
@@ -81,7 +85,11 @@ class PaddedSelector(NodeSelector):
             if batch.flat is not None and batch.drafter_state.stats is not None:
                 chances = _chances(batch.drafter_state.stats.acceptance_calibration, batch.flat)[0]
                 np.add.at(
-                    gains, 1 + np.arange(len(chances)) - np.repeat(batch.flat.starts[:-1], np.diff(batch.flat.starts)), chances
+                    gains,
+                    1
+                    + np.arange(len(chances))
+                    - np.repeat(batch.flat.starts[:-1], np.diff(batch.flat.starts)),
+                    chances,
                 )
         self._tokens: Floats = gains.cumsum()
 
@@ -119,7 +127,10 @@ class RaggedSelector(NodeSelector):
                 mine, least = _chances(batch.drafter_state.stats.acceptance_calibration, batch.flat)
                 chances.append(mine)
                 keys.append(least)
-                trees.append(self._cut_trees + np.repeat(np.arange(len(batch.trees)), np.diff(batch.flat.starts)))
+                trees.append(
+                    self._cut_trees
+                    + np.repeat(np.arange(len(batch.trees)), np.diff(batch.flat.starts))
+                )
                 self._cut_trees += len(batch.trees)
         order = np.argsort(-np.concatenate(keys), kind="stable")
         self._trees: IntArray = np.concatenate(trees)[order]
@@ -147,8 +158,12 @@ class RaggedSelector(NodeSelector):
 
 
 @compiled
-def _chances(acceptance_calibration: AcceptanceCalibration, trees: FlatTrees) -> tuple[Floats, Floats]:
-    """Return the chances of the paths to all nodes, and the least of those up to it in its tree: what never rises there."""
+def _chances(
+    acceptance_calibration: AcceptanceCalibration, trees: FlatTrees
+) -> tuple[Floats, Floats]:
+    """Return the chances of the paths to all nodes, and the least of those up to it in its tree:
+    what never rises there.
+    """
     chances, least = np.empty(len(trees.parents)), np.empty(len(trees.parents))
     for tree in range(len(trees.starts) - 1):
         first = trees.starts[tree]

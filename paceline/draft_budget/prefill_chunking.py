@@ -1,8 +1,12 @@
-"""How much of a prompt is fed at once while somebody reads along: nobody's stream stands still for another's long prompt."""
+"""How much of a prompt is fed at once while somebody reads along: nobody's stream stands still
+for another's long prompt.
+"""
 
 from __future__ import annotations
 
-_STALL = 1.25  # a prompt's forward takes at most so many decode steps, between two of which it comes
+_STALL = (
+    1.25  # a prompt's forward takes at most so many decode steps, between two of which it comes
+)
 _FIRST, _LEAST = 16, 8  # tokens
 _RATE = 0.3  # of the newest measurement in what is believed
 
@@ -27,7 +31,9 @@ class PrefillChunkController:
 
     def note_decode(self, seconds: float) -> None:
         """Take in a step without prompts."""
-        self._decode = seconds if not self._decode else self._decode + _RATE * (seconds - self._decode)
+        self._decode = (
+            seconds if not self._decode else self._decode + _RATE * (seconds - self._decode)
+        )
 
     def note_prompts(self, tokens: int, seconds: float) -> None:
         """Take in a step that fed so many tokens of prompts."""

@@ -1,4 +1,6 @@
-"""Which foresight a model has: the trained one that was named, that of the package, or else a map that is fitted."""
+"""Which foresight a model has: the trained one that was named, that of the package, or else a
+map that is fitted.
+"""
 
 from __future__ import annotations
 
@@ -46,17 +48,20 @@ class DraftHeads:
 
 
 def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHead | None:
-    """Return that of a model: of the file, if one is named; else the trained one of the package, or one that is fitted.
+    """Return that of a model: of the file, if one is named; else the trained one of the package, or
+    one that is fitted.
 
     Returns:
-        None where the model's states or embeddings are not to be had, or it is too slow for the fit.
+        None where the model's states or embeddings are not to be had, or it is too slow for the
+        fit.
     Raises:
         ConfigError: a file that cannot be used.
     """
     if not readable_ends(model):
         if file is not None:
             raise ConfigError(
-                f"foresight {str(file)!r}: got {model.architecture.name}, whose embeddings cannot be read; expected a model with"
+                f"foresight {str(file)!r}: got {model.architecture.name}, whose embeddings cannot"
+                " be read; expected a model with"
                 " an embedding and an LM head of plain weights. Leave the option out."
             )
         return None

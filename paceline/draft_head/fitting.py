@@ -1,4 +1,6 @@
-"""Foresight without training: a linear map by least squares, over some thousand tokens that the model writes at random, once."""
+"""Foresight without training: a linear map by least squares, over some thousand tokens that the
+model writes at random, once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from paceline.util.stopwatch import clock_of
 _KIND = "foresight-v2"  # another number when what is found or written changes
 _TEXTS, _LENGTH = 64, 64  # that are written together, and their tokens
 _MOST_BYTES = 1 << 28  # of the cache that they take, but for eight of them
-_PAIRS_EACH, _MOST_PAIRS = 16, 16384  # of state and next state: for each number the map is given, and in all
+_PAIRS_EACH, _MOST_PAIRS = (
+    16,
+    16384,
+)  # of state and next state: for each number the map is given, and in all
 _MOST_SECONDS = 16.0  # no forward is begun after so long
 _FEWEST_PAIRS = 512
 _RIDGE = 200.0  # pairs whose inputs are of average size, and whose next state is 0
@@ -26,10 +31,12 @@ _WORTH_KEEPING = 1 << 36  # multiply-adds; fewer are made again sooner than read
 
 
 def fitted(model: CachedLM) -> Weights | None:
-    """Return the weights for a model; fitted where they were not before for its own, in little more than `_MOST_SECONDS`.
+    """Return the weights for a model; fitted where they were not before for its own, in little more
+    than `_MOST_SECONDS`.
 
     Returns:
-        None where it is too slow for what a map needs, or makes its logits without the head it names.
+        None where it is too slow for what a map needs, or makes its logits without the head it
+        names.
     """
     pairs = _pairs(model)
     parameters = sum(parameter.numel() for parameter in model.model.parameters())
@@ -37,10 +44,14 @@ def fitted(model: CachedLM) -> Weights | None:
         weights = _fit(model, pairs)
     else:
         name = f"what the states of {model.model.__class__.__name__} tell of the next token"
-        facts = f"{model_identity(model.model)[0]} {shape_of(model)}"  # an enlarged model has the identity of the original
+        # an enlarged model has the identity of the original
+        facts = f"{model_identity(model.model)[0]} {shape_of(model)}"
         place = cache.CacheKey(_KIND, facts, name, "weights.safetensors")
         weights = cache.remember_bytes(
-            place, lambda: _fit(model, pairs), lambda made: made.to_bytes({}), lambda kept: _read(kept, model)
+            place,
+            lambda: _fit(model, pairs),
+            lambda made: made.to_bytes({}),
+            lambda kept: _read(kept, model),
         )
     return weights if len(weights.kept) else None
 
@@ -67,19 +78,28 @@ def _fit(model: CachedLM, pairs: int) -> Weights:
     inputs = _inputs(states, embedding.weight[token_ids])
     scale = inputs.square().mean(0).sqrt().clamp(min=1e-6)
     hidden = states.shape[-1]
-    scale[:hidden], scale[hidden:-1] = scale[:hidden].square().mean().sqrt(), scale[hidden:-1].square().mean().sqrt()
+    scale[:hidden], scale[hidden:-1] = (
+        scale[:hidden].square().mean().sqrt(),
+        scale[hidden:-1].square().mean().sqrt(),
+    )
     inputs /= scale
-    return _weights((_solve(inputs, following) / scale[:, None]).cpu(), min(_COMMONEST, head.weight.shape[0]))
+    return _weights(
+        (_solve(inputs, following) / scale[:, None]).cpu(), min(_COMMONEST, head.weight.shape[0])
+    )
 
 
 def _weights(solution: Tensor, kept: int) -> Weights:
     """Return the weights of a map [inputs and one, hidden]."""
     hidden = solution.shape[1]
-    return Weights(solution[:-1].T.contiguous(), solution[-1], torch.empty(hidden, 0), torch.arange(kept))
+    return Weights(
+        solution[:-1].T.contiguous(), solution[-1], torch.empty(hidden, 0), torch.arange(kept)
+    )
 
 
 def _solve(inputs: Tensor, following: Tensor) -> Tensor:
-    """Return the weights of least squares with the ridge, by the smaller system: an equation for each input, or pair."""
+    """Return the weights of least squares with the ridge, by the smaller system: an equation for
+    each input, or pair.
+    """
     weights: Tensor
     if len(inputs) >= inputs.shape[1]:
         weights = torch.linalg.solve(_with_ridge(inputs.T @ inputs), inputs.T @ following)
@@ -94,7 +114,9 @@ def _with_ridge(square: Tensor) -> Tensor:
 
 
 def _write(model: CachedLM, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Have the model write texts at temperature 1; states [n, hidden], the tokens drawn of them [n], the states after these."""
+    """Have the model write texts at temperature 1; states [n, hidden], the tokens drawn of them
+    [n], the states after these.
+    """
     apart, first = model.apart(), _first_token(model)
     random = torch.Generator(model.device).manual_seed(0)
     length = min(_LENGTH, model.context_length - 1)
@@ -103,7 +125,10 @@ def _write(model: CachedLM, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
     clock = clock_of(model.device)
     begin = clock()
     while len(found[0]) * together < pairs and clock() - begin <= _MOST_SECONDS:
-        texts = [Request([first], SamplingParams(max_new_tokens=length + 1, ignore_eos=True)) for _ in range(together)]
+        texts = [
+            Request([first], SamplingParams(max_new_tokens=length + 1, ignore_eos=True))
+            for _ in range(together)
+        ]
         for text in texts:
             apart.open(text)
         states, token_ids = _advance(apart, texts, random)
@@ -120,7 +145,9 @@ def _write(model: CachedLM, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.cat(kept) if kept else torch.empty(0, hidden) for kept in found)  # type: ignore[return-value]
 
 
-def _advance(model: CachedLM, texts: list[Request], random: torch.Generator) -> tuple[Tensor, Tensor]:
+def _advance(
+    model: CachedLM, texts: list[Request], random: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Write one more token of each; the states they were drawn of, and the tokens."""
     logits = model.forward_with_states(texts, [EMPTY_TREE] * len(texts))
     model.commit([()] * len(texts))

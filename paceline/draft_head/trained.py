@@ -1,4 +1,6 @@
-"""Trained foresight in a file: safetensors, with a card of what it is for and how it was made (`paceline draft-head train`)."""
+"""Trained foresight in a file: safetensors, with a card of what it is for and how it was made
+(`paceline draft-head train`).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ class Card:
     """For which model it is, and how it was made.
 
     Attributes:
-        target: name of the model, for people. sketch: of its embedding (`Sketch.encode`). vocab_size: its tokens.
-        settings, about: of the training, and what it learnt from. judged: what it was worth on answers held back.
+        target: name of the model, for people. sketch: of its embedding (`Sketch.encode`).
+            vocab_size: its tokens.
+        settings, about: of the training, and what it learnt from. judged: what it was worth on
+            answers held back.
     """
 
     target: str
@@ -35,7 +39,9 @@ class Card:
     judged: dict[str, Any] = field(default_factory=dict)
 
     def closeness(self, model: CachedLM) -> float:
-        """Return the cosine between the embeddings of its own model and of another; 0 where the shapes differ."""
+        """Return the cosine between the embeddings of its own model and of another; 0 where the
+        shapes differ.
+        """
         return Sketch.decode(self.sketch).closeness(model.model)
 
 
@@ -60,14 +66,18 @@ def load(path: str | Path, model: CachedLM) -> Weights:
     closeness = card.closeness(model)
     if closeness < CLOSE_ENOUGH:
         raise ConfigError(
-            f"foresight {str(path)!r}: got a model of another shape than {card.target!r}, for which it was trained, or one whose"
-            f" embedding has a cosine of {closeness:.2f} to that model's; expected {CLOSE_ENOUGH} or above. Train one for this"
+            f"foresight {str(path)!r}: got a model of another shape than {card.target!r}, for"
+            " which it was trained, or one whose"
+            f" embedding has a cosine of {closeness:.2f} to that model's; expected {CLOSE_ENOUGH}"
+            " or above. Train one for this"
             " model."
         )
     if closeness < CLOSE:
         warnings.warn(
-            f"foresight {str(path)!r} was trained for {card.target!r}, and this model's embedding has a cosine of only"
-            f" {closeness:.2f} to that model's: its guesses may come true less often. Train one for this model, or leave it out"
+            f"foresight {str(path)!r} was trained for {card.target!r}, and this model's embedding"
+            " has a cosine of only"
+            f" {closeness:.2f} to that model's: its guesses may come true less often. Train one"
+            " for this model, or leave it out"
             " (auto:draft_head=false).",
             stacklevel=2,
         )
@@ -85,17 +95,24 @@ def read(path: str | Path) -> tuple[Weights, Card]:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"foresight {str(path)!r}: cannot be read: {error.strerror}; expected a file. {_HELP}") from error
+        raise ConfigError(
+            f"foresight {str(path)!r}: cannot be read: {error.strerror}; expected a file. {_HELP}"
+        ) from error
     try:
         told = metadata_of(content)
         card = _card(told)
         weights = Weights.from_bytes(content)
         if told["sha256"] != weights.checksum(told["card"]):
             raise ValueError("its checksum is of other content")
-        if len(weights.kept) and not 0 <= int(weights.kept.min()) <= int(weights.kept.max()) < card.vocab_size:
+        if (
+            len(weights.kept)
+            and not 0 <= int(weights.kept.min()) <= int(weights.kept.max()) < card.vocab_size
+        ):
             raise ValueError(f"tokens beyond its vocabulary of {card.vocab_size}")
     except (ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"foresight {str(path)!r}: got a file that is none, or damaged ({error}). {_HELP}") from error
+        raise ConfigError(
+            f"foresight {str(path)!r}: got a file that is none, or damaged ({error}). {_HELP}"
+        ) from error
     return weights, card
 
 

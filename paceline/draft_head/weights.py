@@ -1,6 +1,7 @@
 """What foresight is made of:
 
-    next state ~ direct @ [state, embedding of the token] + outer @ silu(inner @ [state, embedding of the token])
+    next state ~ direct @ [state, embedding of the token] + outer @ silu(inner @ [state, embedding
+    of the token])
 
 each with its bias; `direct` and `inner` are one matrix. Without the second term it is a linear map.
 """
@@ -45,15 +46,23 @@ class Weights:
         return len(self.outer)
 
     def widened(self, hidden: int, embedding: int) -> Weights:
-        """Return the same for a model that was enlarged by dimensions which are always zero (`paceline.bench.cost_scale`)."""
+        """Return the same for a model that was enlarged by dimensions which are always zero
+        (`paceline.bench.cost_scale`).
+        """
         old = self.hidden
         added, beside = hidden - old, embedding - (self.first.shape[1] - old)
         first = torch.cat(
-            (functional.pad(self.first[:, :old], (0, added)), functional.pad(self.first[:, old:], (0, beside))), dim=1
+            (
+                functional.pad(self.first[:, :old], (0, added)),
+                functional.pad(self.first[:, old:], (0, beside)),
+            ),
+            dim=1,
         )
         first = torch.cat((functional.pad(first[:old], (0, 0, 0, added)), first[old:]))
         bias = torch.cat((functional.pad(self.bias[:old], (0, added)), self.bias[old:]))
-        return Weights(first, bias, functional.pad(self.outer, (0, 0, 0, added)), self.kept, self.levels)
+        return Weights(
+            first, bias, functional.pad(self.outer, (0, 0, 0, added)), self.kept, self.levels
+        )
 
     def of_tokens_below(self, rows: int) -> Weights:
         """Return the same for a model whose vocabulary has less padding."""
@@ -61,7 +70,9 @@ class Weights:
 
     def to_bytes(self, metadata: dict[str, str]) -> bytes:
         """Return the content of a safetensors file, the weights in bfloat16."""
-        content: bytes = safetensors.torch.save(self._tensors(), metadata | {"levels": str(self.levels)})
+        content: bytes = safetensors.torch.save(
+            self._tensors(), metadata | {"levels": str(self.levels)}
+        )
         return content
 
     def checksum(self, text: str) -> str:
@@ -74,7 +85,10 @@ class Weights:
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return what goes into a file."""
-        tensors = {name: getattr(self, name).detach().cpu().to(torch.bfloat16).contiguous() for name in _NAMES[:-1]}
+        tensors = {
+            name: getattr(self, name).detach().cpu().to(torch.bfloat16).contiguous()
+            for name in _NAMES[:-1]
+        }
         return tensors | {"kept": self.kept.to(torch.int32).cpu().contiguous()}
 
     @staticmethod
@@ -93,8 +107,17 @@ class Weights:
             raise ValueError(str(error)) from error
         shapes = [tuple(tensor.shape) for tensor in (first, bias, outer)]
         rows = sum(outer.shape) if outer.dim() == 2 else -1
-        fits = first.dim() == 2 and shapes[0][0] == rows and shapes[1] == (rows,) and weights.kept.dim() == 1
-        if not fits or levels < 1 or not all(tensor.isfinite().all() for tensor in (first, bias, outer)):
+        fits = (
+            first.dim() == 2
+            and shapes[0][0] == rows
+            and shapes[1] == (rows,)
+            and weights.kept.dim() == 1
+        )
+        if (
+            not fits
+            or levels < 1
+            or not all(tensor.isfinite().all() for tensor in (first, bias, outer))
+        ):
             raise ValueError(f"weights of other shapes, or that are no numbers: {shapes}")
         return weights
 
@@ -117,7 +140,9 @@ def metadata_of(content: bytes) -> dict[str, str]:
 
 
 def ends(model: CachedLM) -> tuple[nn.Embedding, nn.Linear]:
-    """Return the modules through which tokens go in and come out of a model that has `readable_ends`."""
+    """Return the modules through which tokens go in and come out of a model that has
+    `readable_ends`.
+    """
     return embedding_and_lm_head(model.model)
 
 

@@ -1,7 +1,8 @@
 """The drafter contract as a check to call in a test: `check_drafter(create("bigram"))`.
 
-It decodes a few prompts with the drafter under node budgets that change from step to step and from sequence to sequence, holds
-every tree against the rules of `paceline.core.drafter`, and every answer against plain decoding.
+It decodes a few prompts with the drafter under node budgets that change from step to step and from
+sequence to sequence, holds every tree against the rules of `paceline.core.drafter`, and every
+answer against plain decoding.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class ContractReport:
 
 
 class CheckedDrafter(DelegatingDrafter):
-    """Passes everything on to a drafter, with budgets that change, and holds each of its trees against the contract.
+    """Passes everything on to a drafter, with budgets that change, and holds each of its trees
+    against the contract.
 
     Args:
         vocab: size of the target's vocabulary.
@@ -57,7 +59,9 @@ class CheckedDrafter(DelegatingDrafter):
         drawn: whether a tree carried distributions.
     """
 
-    def __init__(self, inner: Drafter, vocab: int, budgets: Sequence[int] = BUDGETS, seed: int = 3) -> None:
+    def __init__(
+        self, inner: Drafter, vocab: int, budgets: Sequence[int] = BUDGETS, seed: int = 3
+    ) -> None:
         super().__init__(inner)
         self.steps = self.nodes = self.accepted = self.empty_on_zero = 0
         self.drawn = False
@@ -94,24 +98,30 @@ def check_drafter(
 ) -> ContractReport:
     """Hold a drafter against the contract on a real model.
 
-    Checked: every tree keeps the rules for every budget; greedy answers are those of plain decoding, and so are sampled ones
-    where the drafter only guesses; sequences stopped before their first proposal, midway and twice disturb no other; nothing of
-    a stopped sequence is left in the drafter. Not checked: that `probs` are the distributions its nodes were drawn from.
+    Checked: every tree keeps the rules for every budget; greedy answers are those of plain
+    decoding, and so are sampled ones where the drafter only guesses; sequences stopped before their
+    first proposal, midway and twice disturb no other; nothing of a stopped sequence is left in the
+    drafter. Not checked: that `probs` are the distributions its nodes were drawn from.
 
     Args:
         target: a model in float32; default the embedded one.
         prompts: at least four, as token ids; default some of the embedded ones.
         max_new_tokens: length of the answers.
     Raises:
-        DrafterError: what was broken, by which drafter; ConfigError: a target or prompts that cannot be used.
+        DrafterError: what was broken, by which drafter; ConfigError: a target or prompts that
+            cannot be used.
     """
     model = CachedLM(load_model(demo.TARGET, "float32") if target is None else target)
     if model.model.dtype != torch.float32:
-        raise ConfigError(f"check_drafter: got a target in {model.model.dtype}; expected float32. Call target.float() first.")
+        raise ConfigError(
+            f"check_drafter: got a target in {model.model.dtype}; expected float32. Call"
+            " target.float() first."
+        )
     asked = _embedded_prompts() if prompts is None else [list(prompt) for prompt in prompts]
     if len(asked) < 4:
         raise ConfigError(
-            f"check_drafter: got {len(asked)} prompts; expected at least 4. Leave prompts out for the embedded ones."
+            f"check_drafter: got {len(asked)} prompts; expected at least 4. Leave prompts out for"
+            " the embedded ones."
         )
     check_vocabulary(drafter, model.vocab_size)
     drafter.attach(model.model)
@@ -135,7 +145,8 @@ def check_aborts(
     answers: Sequence[Sequence[int]],
     budgets: Sequence[int] = BUDGETS,
 ) -> None:
-    """Stop greedy sequences before their first proposal, midway and twice; nothing of them may be left, no other be disturbed.
+    """Stop greedy sequences before their first proposal, midway and twice; nothing of them may be
+    left, no other be disturbed.
 
     Args:
         prompts, answers: at least four, and what plain decoding answers.
@@ -143,7 +154,9 @@ def check_aborts(
         DrafterError: something is left in the drafter, or an answer differs.
     """
     chance, longest = random.Random(2), 10 * max(map(len, answers))
-    requests = [Request(list(prompt), SamplingParams(longest)) for prompt in prompts[:4]]  # none ends by itself
+    requests = [
+        Request(list(prompt), SamplingParams(longest)) for prompt in prompts[:4]
+    ]  # none ends by itself
     try:
         for request in requests:
             model.open(request)
@@ -165,7 +178,9 @@ def check_aborts(
 
 
 def leftovers(drafter: Drafter, sequences: Iterable[int]) -> list[str]:
-    """Return the names of attributes of `drafter` that still hold something of finished sequences, given by their ids."""
+    """Return the names of attributes of `drafter` that still hold something of finished
+    sequences, given by their ids.
+    """
     ids = set(sequences)
     found = []
     for name, value in vars(drafter).items():
@@ -179,7 +194,11 @@ def leftovers(drafter: Drafter, sequences: Iterable[int]) -> list[str]:
 
 
 def _decode(
-    model: CachedLM, drafter: Drafter, prompts: list[list[int]], params: SamplingParams, ends: Iterable[int]
+    model: CachedLM,
+    drafter: Drafter,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    ends: Iterable[int],
 ) -> list[list[int]]:
     """The answers to all prompts, decoded together."""
     requests = [Request(prompt, params, eos_token_ids=ends) for prompt in prompts]
@@ -199,11 +218,14 @@ def _decode(
 
 def _require_empty(drafter: Drafter, requests: list[Request]) -> None:
     drafter = drafter.inner if isinstance(drafter, CheckedDrafter) else drafter
-    last = Request([0], SamplingParams()).id  # sequences the drafter opened for its own use lie between
+    last = Request(
+        [0], SamplingParams()
+    ).id  # sequences the drafter opened for its own use lie between
     kept = leftovers(drafter, range(requests[0].id, last))
     if kept:
         raise DrafterError(
-            f"drafter {drafter.name!r}: got {', '.join(kept)} still holding stopped sequences; expected nothing of them. Free it"
+            f"drafter {drafter.name!r}: got {', '.join(kept)} still holding stopped sequences;"
+            " expected nothing of them. Free it"
             " in stop."
         )
 
@@ -211,9 +233,17 @@ def _require_empty(drafter: Drafter, requests: list[Request]) -> None:
 def _compare(drafter: Drafter, plain: list[list[int]], found: list[list[int]]) -> None:
     for place, (expected, answer) in enumerate(zip(plain, found, strict=True)):
         if expected != answer:
-            first = next((i for i, pair in enumerate(zip(expected, answer, strict=False)) if pair[0] != pair[1]), len(expected))
+            first = next(
+                (
+                    i
+                    for i, pair in enumerate(zip(expected, answer, strict=False))
+                    if pair[0] != pair[1]
+                ),
+                len(expected),
+            )
             raise DrafterError(
-                f"drafter {drafter.name!r}: got another token {first} in answer {place} than plain decoding; expected the same"
+                f"drafter {drafter.name!r}: got another token {first} in answer {place} than plain"
+                " decoding; expected the same"
                 " answer. Look for a change of seq or of a tree after propose."
             )
 

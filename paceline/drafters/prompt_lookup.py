@@ -1,11 +1,13 @@
 """Prompt lookup: the newest n-gram has occurred before, so propose what followed it then.
 
-Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). Longest n-gram first, most recent match, the
-continuation clipped at the end of the text.
+Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). Longest n-gram first, most
+recent match, the continuation clipped at the end of the text.
 
-What is different here: what followed at earlier places, and behind shorter n-grams, is proposed beside it, as branches of a tree,
-down to the empty n-gram, which every token of the text has followed: the most frequent ones are proposed (`matches=1,frequent=0`
-is the paper's chain); and places are kept in a dictionary, so that a step costs a few look-ups whatever the length of the text.
+What is different here: what followed at earlier places, and behind shorter n-grams, is proposed
+beside it, as branches of a tree, down to the empty n-gram, which every token of the text has
+followed: the most frequent ones are proposed (`matches=1,frequent=0` is the paper's chain); and
+places are kept in a dictionary, so that a step costs a few look-ups whatever the length of the
+text.
 """
 
 from __future__ import annotations
@@ -22,11 +24,18 @@ from paceline.drafters.shared.file_options import PromptLookupOptions
 from paceline.drafters.shared.frequencies import Frequencies
 from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
 
-# Chances behind a match of one token, two, three, and more, counted on 120 recorded answers of SmolLM2; the budget corrects them.
-# Of the first token that the first match proposes, of one that the second or a later one does; of the tokens behind these.
+# Chances behind a match of one token, two, three, and more, counted on 120 recorded answers of
+# SmolLM2; the budget corrects them. Of the first token that the first match proposes, of one that
+# the second or a later one does; of the tokens behind these.
 _FIRST = ((0.22, 0.53, 0.62, 0.8), (0.13, 0.19, 0.25, 0.68), (0.06, 0.07, 0.25, 0.7))
-_NEXT = ((0.52, 0.63, 0.74, 0.8), (0.6, 0.74, 0.78, 0.88), (0.64, 0.75, 0.8, 0.88), (0.92, 0.89, 0.88, 0.92))
-# Of the most frequent token, where so many branches, or more, are there; that of others is divided by 1 + _FALLING * their rank.
+_NEXT = (
+    (0.52, 0.63, 0.74, 0.8),
+    (0.6, 0.74, 0.78, 0.88),
+    (0.64, 0.75, 0.8, 0.88),
+    (0.92, 0.89, 0.88, 0.92),
+)
+# Of the most frequent token, where so many branches, or more, are there; that of others is divided
+# by 1 + _FALLING * their rank.
 _FREQUENT, _FALLING = (0.04, 0.018, 0.022), 0.1
 _LOOKS = 4  # places that are looked at for each match: many are followed by the same
 
@@ -49,12 +58,15 @@ class PromptLookup(Drafter):
 
     def start(self, request: Request) -> None:
         """Begin with nothing; the prompt is taken in with the first proposal."""
-        self._texts[request.id] = _IndexedText(NgramIndex(self._options.min_ngram, self._options.max_ngram), Frequencies())
+        self._texts[request.id] = _IndexedText(
+            NgramIndex(self._options.min_ngram, self._options.max_ngram), Frequencies()
+        )
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return a tree per sequence; first in it is what followed the longest, latest match."""
         return [
-            self._propose(request, self._texts[request.id], limit) for request, limit in zip(requests, max_nodes, strict=True)
+            self._propose(request, self._texts[request.id], limit)
+            for request, limit in zip(requests, max_nodes, strict=True)
         ]
 
     def _propose(self, request: Request, text: _IndexedText, limit: int) -> DraftTree:
@@ -99,7 +111,9 @@ class _Growing:
                 if node is None:
                     if len(self._nodes) == self._most:
                         break
-                    node = self._add(parent, token, place + offset, _confidence(branches, matched, fresh))
+                    node = self._add(
+                        parent, token, place + offset, _confidence(branches, matched, fresh)
+                    )
                     fresh += 1
                 parent = node
             branches += fresh > 0
@@ -107,7 +121,9 @@ class _Growing:
                 break
 
     def add_frequent(self, tokens: list[tuple[int, int]]) -> None:
-        """Take in the most frequent tokens of the text that are not there yet, each with a place of it."""
+        """Take in the most frequent tokens of the text that are not there yet, each with a place
+        of it.
+        """
         chance = _FREQUENT[min(sum(parent < 0 for parent, _ in self._nodes), len(_FREQUENT) - 1)]
         fresh = [one for one in tokens if (-1, one[0]) not in self._nodes]
         for rank, (token, place) in enumerate(fresh[: self._most - len(self._nodes)]):
@@ -124,10 +140,18 @@ class _Growing:
         if not self._nodes:
             return EMPTY_TREE
         parents, token_ids = zip(*self._nodes, strict=True)
-        return DraftTree([*token_ids], [*parents], confidence=self._confidence, origins=self._origins)
+        return DraftTree(
+            [*token_ids], [*parents], confidence=self._confidence, origins=self._origins
+        )
 
 
 def _confidence(branch: int, matched: int, fresh: int) -> float:
-    """Return the chance of a token, given those before it, that is the `fresh`-th its branch adds behind a match."""
+    """Return the chance of a token, given those before it, that is the `fresh`-th its branch
+    adds behind a match.
+    """
     match = min(matched, len(_NEXT)) - 1
-    return _NEXT[match][min(fresh, len(_NEXT[0])) - 1] if fresh else _FIRST[min(branch, len(_FIRST) - 1)][match]
+    return (
+        _NEXT[match][min(fresh, len(_NEXT[0])) - 1]
+        if fresh
+        else _FIRST[min(branch, len(_FIRST) - 1)][match]
+    )

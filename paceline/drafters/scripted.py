@@ -1,4 +1,6 @@
-"""A drafter that proposes what a script says: to test an engine, a wrapper or a measurement without a method in the way."""
+"""A drafter that proposes what a script says: to test an engine, a wrapper or a measurement
+without a method in the way.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Script = Propose | Sequence[DraftTree | Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class ProposeCall:
-    """What `propose` was asked for one sequence: its id, its tokens at that time, and its node budget."""
+    """What `propose` was asked for one sequence: its id, its tokens at that time, and its node
+    budget.
+    """
 
     sequence: int
     token_ids: list[int]
@@ -23,12 +27,14 @@ class ProposeCall:
 
 
 class ScriptedDrafter(Drafter):
-    """Proposes what a script says, and records what it was asked and what the target answered. Needs no torch.
+    """Proposes what a script says, and records what it was asked and what the target answered.
+    Needs no torch.
 
     Args:
-        script: the proposals of the first, second, ... step of every sequence, each a `DraftTree` or the token ids of a chain,
-            cut to the node budget; afterwards trees are empty. Or a function with the arguments and the result of
-            `Drafter.propose`, whose trees are passed on as they are.
+        script: the proposals of the first, second, ... step of every sequence, each a `DraftTree`
+            or the token ids of a chain, cut to the node budget; afterwards trees are empty. Or a
+            function with the arguments and the result of `Drafter.propose`, whose trees are passed
+            on as they are.
         name: the word in messages and tables.
     Attributes:
         questions: what `propose` was asked, one per sequence and step.
@@ -36,7 +42,8 @@ class ScriptedDrafter(Drafter):
         open: ids of the sequences that were started and not stopped.
 
     Example:
-        ScriptedDrafter([[5, 6], DraftTree([7, 8], [-1, -1])]) guesses 5 then 6, in the next step 7 or 8, and nothing after.
+        ScriptedDrafter([[5, 6], DraftTree([7, 8], [-1, -1])]) guesses 5 then 6, in the next step 7
+        or 8, and nothing after.
     """
 
     def __init__(self, script: Script, name: str = "scripted") -> None:
@@ -55,7 +62,8 @@ class ScriptedDrafter(Drafter):
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return what the script says for these sequences."""
         self.questions += [
-            ProposeCall(request.id, list(request.token_ids), limit) for request, limit in zip(requests, max_nodes, strict=True)
+            ProposeCall(request.id, list(request.token_ids), limit)
+            for request, limit in zip(requests, max_nodes, strict=True)
         ]
         return self._propose(requests, max_nodes)
 
@@ -69,7 +77,9 @@ class ScriptedDrafter(Drafter):
         self._steps.pop(request.id, None)
 
     def _next_of(self, script: Sequence[DraftTree | Sequence[int]]) -> Propose:
-        trees = [one if isinstance(one, DraftTree) else DraftTree.chain(list(one)) for one in script]
+        trees = [
+            one if isinstance(one, DraftTree) else DraftTree.chain(list(one)) for one in script
+        ]
 
         def propose(requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
             proposed = []

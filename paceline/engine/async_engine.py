@@ -1,4 +1,6 @@
-"""Callers in event loops: they wait for steps that a thread makes, one step for all of a loop at a time."""
+"""Callers in event loops: they wait for steps that a thread makes, one step for all of a loop at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ class _Loop:
 
     Attributes:
         steps: the task that makes steps while anybody waits for one.
-        waiting: what is set when there is news of a ticket. Only those it concerns wake up: a thousand may wait for a place.
-        streams: what has been collected for the tickets that keep their outcomes, and not yet been given out.
+        waiting: what is set when there is news of a ticket. Only those it concerns wake up: a
+            thousand may wait for a place.
+        streams: what has been collected for the tickets that keep their outcomes, and not yet been
+            given out.
     """
 
     def __init__(self) -> None:
@@ -34,7 +38,9 @@ class _Loop:
 
     def tell(self) -> None:
         """Wake up those of whose tickets there is news."""
-        for handle in [handle for handle in self.waiting if handle.done or self.streams.get(handle)]:
+        for handle in [
+            handle for handle in self.waiting if handle.done or self.streams.get(handle)
+        ]:
             news = self.waiting.pop(handle)
             if not news.done():
                 news.set_result(None)
@@ -54,24 +60,36 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Threads of their own: however many callers wait for a drafter that takes long to make, the steps of the others go on.
+        # Threads of their own: however many callers wait for a drafter that takes long to make, the
+        # steps of the others go on.
         self._stepping = Threads(1, "paceline-steps")
         self._making = Threads(1, "paceline-drafters")
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = weakref.WeakKeyDictionary()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    async def submit(self, requests: Sequence[Request], keep_outcomes: bool = False) -> list[RequestHandle]:
-        """Queue sequences as `Engine.submit` does: the loop goes on while a drafter that one of them names is built."""
+    async def submit(
+        self, requests: Sequence[Request], keep_outcomes: bool = False
+    ) -> list[RequestHandle]:
+        """Queue sequences as `Engine.submit` does: the loop goes on while a drafter that one of
+        them names is built.
+        """
         if self._engine.has_drafters(requests):
             return self._engine.submit(requests, keep_outcomes=keep_outcomes)
         loop = asyncio.get_running_loop()
-        made = loop.run_in_executor(self._making.executor, partial(self._engine.submit, requests, keep_outcomes=keep_outcomes))
+        made = loop.run_in_executor(
+            self._making.executor,
+            partial(self._engine.submit, requests, keep_outcomes=keep_outcomes),
+        )
         try:
             return await asyncio.shield(made)
         except asyncio.CancelledError:
             made.add_done_callback(partial(self._withdraw, loop))
             raise
 
-    def _withdraw(self, loop: asyncio.AbstractEventLoop, made: asyncio.Future[list[RequestHandle]]) -> None:
+    def _withdraw(
+        self, loop: asyncio.AbstractEventLoop, made: asyncio.Future[list[RequestHandle]]
+    ) -> None:
         """Free what was queued for a caller that has gone meanwhile."""
         if made.exception() is None:
             loop.run_in_executor(None, self._engine.withdraw, made.result())
@@ -87,7 +105,8 @@ class AsyncEngine:
         finally:
             for handle in handles:
                 mine.streams.pop(handle, None)
-            # It may have to wait for a step, and a second cancellation must not keep it from being done.
+            # It may have to wait for a step, and a second cancellation must not keep it from being
+            # done.
             await asyncio.shield(loop.run_in_executor(None, self._engine.withdraw, handles))
 
     async def finish(self, handles: Sequence[RequestHandle]) -> None:
@@ -110,7 +129,9 @@ class AsyncEngine:
         return taken.popleft()
 
     async def _news(self, handles: Sequence[RequestHandle]) -> None:
-        """Wait until one of `handles` is done or has something to collect; meanwhile steps are made, for everybody."""
+        """Wait until one of `handles` is done or has something to collect; meanwhile steps are
+        made, for everybody.
+        """
         loop = asyncio.get_running_loop()
         mine = self._loops[loop]
         news = loop.create_future()
@@ -137,7 +158,9 @@ class AsyncEngine:
             mine.steps = None
 
     def _advance(self, mine: _Loop) -> None:
-        """Make a step, and collect it before the next one begins: collecting waits for a step that is being made."""
+        """Make a step, and collect it before the next one begins: collecting waits for a step
+        that is being made.
+        """
         self._engine.step()
         for handle, taken in mine.streams.copy().items():
             if handle.outcomes:

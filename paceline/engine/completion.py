@@ -15,14 +15,16 @@ class Completion:
     """One answer.
 
     Attributes:
-        text: of the answer, cut before a stop string; "" without a tokenizer. It continues the prompt's text: both joined are
-            the text of all tokens. An unfinished character at the end is U+FFFD.
+        text: of the answer, cut before a stop string; "" without a tokenizer. It continues the
+            prompt's text: both joined are the text of all tokens. An unfinished character at the
+            end is U+FFFD.
         token_ids: the answer's tokens, an end-of-sequence token included.
         finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
-        logprobs: per token, with `SamplingParams.logprobs`: token id -> log-probability by the model's own logits, before any
-            option changes them; the likeliest tokens, likeliest first, and the one that came.
-        prompt_logprobs: per token of the prompt, with `SamplingParams.prompt_logprobs`: as `logprobs`;
-            None for the first token, which nothing comes before.
+        logprobs: per token, with `SamplingParams.logprobs`: token id -> log-probability by the
+            model's own logits, before any option changes them; the likeliest tokens, likeliest
+            first, and the one that came.
+        prompt_logprobs: per token of the prompt, with `SamplingParams.prompt_logprobs`: as
+            `logprobs`; None for the first token, which nothing comes before.
         others: the further answers, with `SamplingParams.n`.
     """
 
@@ -51,11 +53,14 @@ class Chunk:
         pieces: (text, accepted) per token with text, for displays; joined they are `text`.
         completion: the whole answer, with the last chunk.
         logprobs: as in `Completion`, of the tokens of this step.
-        origins: per token where it came from, a word of `paceline.core.origin.Origin`: "target", which is the bonus or a plain
-            token, or "prompt", "output", "datastore", ...
-        marks: per piece the token it belongs to; text that may become a stop string is held back, also beyond its step.
-        outcome: of this step: the draft tree that was verified, and what the target said. None outside of an engine.
-        step, forwards: steps and target forwards of the answer so far, prefill included; not what a preemption has repeated.
+        origins: per token where it came from, a word of `paceline.core.origin.Origin`: "target",
+            which is the bonus or a plain token, or "prompt", "output", "datastore", ...
+        marks: per piece the token it belongs to; text that may become a stop string is held back,
+            also beyond its step.
+        outcome: of this step: the draft tree that was verified, and what the target said. None
+            outside of an engine.
+        step, forwards: steps and target forwards of the answer so far, prefill included; not what a
+            preemption has repeated.
         prompt_logprobs: as in `Completion`, with the first chunk.
     """
 
@@ -74,7 +79,11 @@ class Chunk:
 
     @staticmethod
     def of(
-        outcome: Outcome, written: list[tuple[str, Mark]], step: int, forwards: int, completion: Completion | None = None
+        outcome: Outcome,
+        written: list[tuple[str, Mark]],
+        step: int,
+        forwards: int,
+        completion: Completion | None = None,
     ) -> Chunk:
         """The chunk of a step.
 

@@ -44,7 +44,12 @@ class Chunks:
 
 def writer_of(request: Request, tokenizer: Any) -> Writer:
     """Return the writer of an answer's text."""
-    return Writer(tokenizer, request.token_ids[: request.prompt_length], request.stop, request.params.skip_special_tokens)
+    return Writer(
+        tokenizer,
+        request.token_ids[: request.prompt_length],
+        request.stop,
+        request.params.skip_special_tokens,
+    )
 
 
 def completion_of(handle: RequestHandle, tokenizer: Any) -> Completion:
@@ -58,10 +63,14 @@ def _completion(handle: RequestHandle, text: str) -> Completion:
     request = handle.request
     logprobs = None if request.params.logprobs is None else request.logprobs
     reason = request.finish_reason or "length"
-    return Completion(text, request.output_ids, reason, handle.stats(), logprobs, request.prompt_logprobs)
+    return Completion(
+        text, request.output_ids, reason, handle.stats(), logprobs, request.prompt_logprobs
+    )
 
 
-def completions_of(groups: Sequence[list[Request]], handles: Sequence[RequestHandle], tokenizer: Any) -> list[Completion]:
+def completions_of(
+    groups: Sequence[list[Request]], handles: Sequence[RequestHandle], tokenizer: Any
+) -> list[Completion]:
     """Return one completion per prompt; with `SamplingParams.n`, it holds the others.
 
     Args:

@@ -25,11 +25,15 @@ def no_maker(spec: str) -> Drafter:
     Raises:
         ConfigError: always.
     """
-    raise ConfigError(f"got {spec!r}; expected None, since this engine was given one drafter and no way to make others.")
+    raise ConfigError(
+        f"got {spec!r}; expected None, since this engine was given one drafter and no way to make"
+        " others."
+    )
 
 
 class DrafterPool:
-    """Makes a drafter for each spec that a request names, once, and keeps it with what is known of it for later ones.
+    """Makes a drafter for each spec that a request names, once, and keeps it with what is known of
+    it for later ones.
 
     Args:
         make: builds a drafter from its spec.
@@ -40,11 +44,15 @@ class DrafterPool:
     def __init__(self, make: Maker, check: Callable[[Drafter], None], spending: bool) -> None:
         self._make, self._check, self._spending = make, check, spending
         self._worths: WeakKeyDictionary[Drafter, DrafterStats] = WeakKeyDictionary()
-        self._named: OrderedDict[SpecKey, DrafterState] = OrderedDict()  # the one that was asked for last at the end
+        self._named: OrderedDict[SpecKey, DrafterState] = (
+            OrderedDict()
+        )  # the one that was asked for last at the end
         self._own: DrafterState | None = None
         self._own_key: SpecKey | None = None
         self._lock = threading.Lock()  # of what is known
-        self._making = threading.Lock()  # held while a drafter is made, which may take seconds; nobody else has to wait for it
+        self._making = (
+            threading.Lock()
+        )  # held while a drafter is made, which may take seconds; nobody else has to wait for it
 
     @property
     def locks(self) -> list[Lock]:
@@ -61,20 +69,24 @@ class DrafterPool:
         """Make a drafter the engine's own.
 
         Args:
-            spec: what it was made of, where that is known: requests that name it get the same object.
+            spec: what it was made of, where that is known: requests that name it get the same
+                object.
         Raises:
             as `check`.
         """
         self._check(drafter)
         self._own, self._own_key = self._drafting(drafter), None if spec is None else spec_key(spec)
 
-    def find(self, spec: str | None, in_use: Callable[[], AbstractSet[DrafterState]]) -> DrafterState:
+    def find(
+        self, spec: str | None, in_use: Callable[[], AbstractSet[DrafterState]]
+    ) -> DrafterState:
         """Return the drafter of a spec, the engine's own for None.
 
         Args:
             in_use: returns those that open requests have; asked where one has to go to make room.
         Raises:
-            ConfigError: it cannot be made or does not fit. BusyError: too many are in use. And what `make` raises.
+            ConfigError: it cannot be made or does not fit. BusyError: too many are in use. And what
+                `make` raises.
         """
         if spec is None:
             return self.own
@@ -92,7 +104,9 @@ class DrafterPool:
                 self._named[key] = self._drafting(drafter)
                 return self._named[key]
 
-    def find_all(self, requests: Sequence[Request], in_use: Callable[[], AbstractSet[DrafterState]]) -> list[DrafterState]:
+    def find_all(
+        self, requests: Sequence[Request], in_use: Callable[[], AbstractSet[DrafterState]]
+    ) -> list[DrafterState]:
         """Return the drafter of every sequence, by its `params.speculation`.
 
         Raises:
@@ -126,17 +140,23 @@ class DrafterPool:
 
     def _drafting(self, drafter: Drafter) -> DrafterState:
         return DrafterState(
-            drafter, self._worths.setdefault(drafter, DrafterStats()) if drafter.budget and self._spending else None
+            drafter,
+            self._worths.setdefault(drafter, DrafterStats())
+            if drafter.budget and self._spending
+            else None,
         )
 
     def _make_room(self, in_use: Callable[[], AbstractSet[DrafterState]]) -> None:
         if len(self._named) < MOST_DRAFTERS:
             return
         busy = in_use()
-        idle = next((key for key, drafter_state in self._named.items() if drafter_state not in busy), None)
+        idle = next(
+            (key for key, drafter_state in self._named.items() if drafter_state not in busy), None
+        )
         if idle is None:
             raise BusyError(
-                f"got one more drafter while {MOST_DRAFTERS} others are in use; expected at most so many. Let some requests end,"
+                f"got one more drafter while {MOST_DRAFTERS} others are in use; expected at most"
+                " so many. Let some requests end,"
                 " or name a drafter that is in use."
             )
         del self._named[idle]

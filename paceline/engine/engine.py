@@ -1,7 +1,9 @@
-"""The engine: one running batch for all callers. Requests join and leave at any step; a place that falls free is taken at once.
+"""The engine: one running batch for all callers. Requests join and leave at any step; a place that
+falls free is taken at once.
 
-It has no thread of its own. Whoever waits for an answer makes the steps, for everybody: `advance` takes turns at the lock.
-So a program with one thread stays as simple as a loop, and calls from several threads share their forwards.
+It has no thread of its own. Whoever waits for an answer makes the steps, for everybody: `advance`
+takes turns at the lock. So a program with one thread stays as simple as a loop, and calls from
+several threads share their forwards.
 """
 
 from __future__ import annotations
@@ -50,27 +52,33 @@ class Engine:
     Args:
         model: a decoder-only transformers model, in eval mode, on its device.
         drafter: guesses for all requests that name no other.
-        spec: what it was made of, where that is known. make: builds the drafters that requests name, from their specs.
+        spec: what it was made of, where that is known. make: builds the drafters that requests
+            name, from their specs.
         tokenizer: of the prompts, for drafters whose guesses are ids of a certain one.
         max_batch: most sequences per forward; None = no limit.
         max_nodes: most draft nodes verified per sequence and step.
-        prefill_chunk: most tokens of a prompt that a step feeds; fewer where batch invariance needs it.
-        ranks: share the work on every draft tree with these processes, which make the same calls (`engine/parallel`).
-        batch_invariant: a token's logits depend on its own text alone, to the last bit; "auto": where that costs under 5 %, and
-            never with ranks.
-        cache_gib: most memory of the cache in GiB; requests wait for it, and those that came last go back to wait where answers
-            outgrow it. None = most of what is available now.
-        keep_prefixes: ended requests whose keys and values stay in the cache, for prompts that begin like them.
-        on_drafter_error: "raise": an error of a drafter ends the requests that have it; "plain": they go on without drafts.
-        cost_curve: what forwards cost; then no clock decides how many nodes of a tree are fed. None = as measured.
+        prefill_chunk: most tokens of a prompt that a step feeds; fewer where batch invariance needs
+            it.
+        ranks: share the work on every draft tree with these processes, which make the same calls
+            (`engine/parallel`).
+        batch_invariant: a token's logits depend on its own text alone, to the last bit; "auto":
+            where that costs under 5 %, and never with ranks.
+        cache_gib: most memory of the cache in GiB; requests wait for it, and those that came last
+            go back to wait where answers outgrow it. None = most of what is available now.
+        keep_prefixes: ended requests whose keys and values stay in the cache, for prompts that
+            begin like them.
+        on_drafter_error: "raise": an error of a drafter ends the requests that have it; "plain":
+            they go on without drafts.
+        cost_curve: what forwards cost; then no clock decides how many nodes of a tree are fed. None
+            = as measured.
         verify: the rule by which tokens are chosen.
     Attributes:
         invariance: whether they do, and why or why not.
         costs: what forwards cost; None with ranks.
         spending: cuts draft trees to what pays; None with ranks.
     Raises:
-        ConfigError, DatastoreError: a drafter that does not fit, or batch invariance that was asked for and cannot be;
-            UnsupportedModelError: a model that cannot be verified losslessly.
+        ConfigError, DatastoreError: a drafter that does not fit, or batch invariance that was asked
+            for and cannot be; UnsupportedModelError: a model that cannot be verified losslessly.
     """
 
     def __init__(
@@ -103,20 +111,32 @@ class Engine:
         self._verify = verify
         self._parallel: ParallelLM | None = None
         if ranks is not None:
-            self.model = self._parallel = ParallelLM(model, ranks, drafter, max_nodes, **options, chains=self.model.chains)
+            self.model = self._parallel = ParallelLM(
+                model, ranks, drafter, max_nodes, **options, chains=self.model.chains
+            )
             self._verify = self._parallel.verify
         # The ranks of a parallel run must take the same trees, and each has a clock of its own.
         self.costs = None if ranks is not None else Costs(self.model, self._most_rows, cost_curve)
         self.spending = (
-            None if self.costs is None else DraftBudget(self.costs.curve, None if self.costs.given else self.costs.renew)
+            None
+            if self.costs is None
+            else DraftBudget(self.costs.curve, None if self.costs.given else self.costs.renew)
         )
         self._draft_heads = None if ranks is not None else DraftHeads(self.model)
-        self._roster = DrafterPool(make if ranks is None else refuse_others, self._check, ranks is None)
+        self._roster = DrafterPool(
+            make if ranks is None else refuse_others, self._check, ranks is None
+        )
         self._use(drafter, spec)
-        self._room = KVCacheManager(self.model, max_batch, keep_prefixes, most_cache_bytes(model, cache_gib))
-        self._schedule = Scheduler(self.model, self._room, max_batch, self._most_rows, ranks is None)
+        self._room = KVCacheManager(
+            self.model, max_batch, keep_prefixes, most_cache_bytes(model, cache_gib)
+        )
+        self._schedule = Scheduler(
+            self.model, self._room, max_batch, self._most_rows, ranks is None
+        )
         self._lifecycle = Lifecycle(self._schedule, self._room, on_drafter_error == "plain")
-        self._turn = Turn(lambda: [self._drafters_turn, self._schedule.waiting.lock, *self._roster.locks])
+        self._turn = Turn(
+            lambda: [self._drafters_turn, self._schedule.waiting.lock, *self._roster.locks]
+        )
         self._stepping = False
         self._leaving: deque[RequestHandle] = deque()  # withdrawn during a step
         self._steps = 0
@@ -146,7 +166,9 @@ class Engine:
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """What the drafter's confidence was worth so far; None where its trees are fed as they come."""
+        """What the drafter's confidence was worth so far; None where its trees are fed as they
+        come.
+        """
         stats = self._roster.own.stats
         return None if stats is None else stats.acceptance_calibration
 
@@ -178,10 +200,11 @@ class Engine:
             keep_outcomes: collect every step of theirs in `RequestHandle.outcomes`.
             keep_slots: leave what they have in the cache there when they end, until `withdraw`.
         Raises:
-            CapacityError: a request that the cache could not even hold alone; and nothing has been queued then.
-            ConfigError: torch has another number of threads than batch invariance was proven for; a drafter that a request
-                names cannot be made or used, and nothing has been queued then; or this process was forked while another thread
-                made a step.
+            CapacityError: a request that the cache could not even hold alone; and nothing has been
+                queued then.
+            ConfigError: torch has another number of threads than batch invariance was proven for; a
+                drafter that a request names cannot be made or used, and nothing has been queued
+                then; or this process was forked while another thread made a step.
         """
         self._turn.check()
         self.invariance.check_threads()
@@ -193,36 +216,57 @@ class Engine:
             self._room.check(request)
         schedule = self._schedule
         found = self._roster.find_all(
-            requests, lambda: {handle.drafter_state for handle in (*schedule.waiting, *schedule.active.copy())}
+            requests,
+            lambda: {
+                handle.drafter_state for handle in (*schedule.waiting, *schedule.active.copy())
+            },
         )
         handles = [
-            RequestHandle(request, drafter_state, deque() if keep_outcomes else None, keep_slots, self.invariance.on)
+            RequestHandle(
+                request,
+                drafter_state,
+                deque() if keep_outcomes else None,
+                keep_slots,
+                self.invariance.on,
+            )
             for request, drafter_state in zip(requests, found, strict=True)
         ]
         schedule.waiting.join(handles)
         return handles
 
     def has_drafters(self, requests: Sequence[Request]) -> bool:
-        """Whether the drafters that sequences name are there already, so that `submit` makes none."""
+        """Whether the drafters that sequences name are there already, so that `submit` makes
+        none.
+        """
         return all(self._roster.knows(request.params.speculation) for request in requests)
 
     def advance(self, handles: Sequence[RequestHandle]) -> None:
-        """Make one step for everybody, or find that another thread has made the one that was needed.
+        """Make one step for everybody, or find that another thread has made the one that was
+        needed.
 
         Args:
             tickets: those the caller waits for.
         Raises:
-            whatever ended one of `handles`; KeyboardInterrupt between two steps, where others share them.
+            whatever ended one of `handles`; KeyboardInterrupt between two steps, where others share
+            them.
         """
         before = self._steps
         with self._turn:
             if before == self._steps and not all(handle.done for handle in handles):
                 mine = set(handles)
-                with nullcontext() if mine.issuperset(self._schedule.active) or self._parallel is not None else interrupts_held():
+                with (
+                    nullcontext()
+                    if mine.issuperset(self._schedule.active) or self._parallel is not None
+                    else interrupts_held()
+                ):
                     self.step()
         raise_errors(handles)
 
-    def finish(self, handles: Sequence[RequestHandle], stepped: Callable[[int], object] = lambda ended: None) -> None:
+    def finish(
+        self,
+        handles: Sequence[RequestHandle],
+        stepped: Callable[[int], object] = lambda ended: None,
+    ) -> None:
         """Make steps, in turn with other threads, until all of `handles` are done.
 
         Args:
@@ -239,7 +283,8 @@ class Engine:
         """Take out the steps of a ticket that keeps them, after making one if there is none yet.
 
         Returns:
-            the outcomes, and whether they are the last ones; what ended the request early is raised by the next call.
+            the outcomes, and whether they are the last ones; what ended the request early is raised
+            by the next call.
         Raises:
             as `advance`.
         """
@@ -254,15 +299,18 @@ class Engine:
     def step(self) -> list[Outcome]:
         """Make one decode step of one group; sequences that end give their place back.
 
-        An error ends the requests that took part in the step, that of a drafter those of them that have it, and is theirs to
-        raise; all others go on.
+        An error ends the requests that took part in the step, that of a drafter those of them that
+        have it, and is theirs to raise; all others go on.
 
         Raises:
             ConfigError: it was called from inside a step, by a drafter that asks its own engine.
         """
         with self._turn, self._drafters_turn:
             if self._stepping:
-                raise ConfigError("got a call from inside a step of the same engine; expected none there. Use another LLM.")
+                raise ConfigError(
+                    "got a call from inside a step of the same engine; expected none there. Use"
+                    " another LLM."
+                )
             start, self._stepping = time.perf_counter(), True
             group: list[RequestHandle] = []
             try:
@@ -282,17 +330,23 @@ class Engine:
                     self.withdraw([self._leaving.popleft() for _ in range(len(self._leaving))])
 
     def admit(self) -> None:
-        """Give waiting requests their place in the cache and to the drafter, as far as there is room."""
+        """Give waiting requests their place in the cache and to the drafter, as far as there is
+        room.
+        """
         if len(self._schedule.waiting):
             with self._turn, self._drafters_turn:
                 self._lifecycle.admit()
 
     def withdraw(self, handles: Iterable[RequestHandle]) -> None:
-        """Drop requests, waiting or active, and free everything they still hold; those that have ended are no matter."""
+        """Drop requests, waiting or active, and free everything they still hold; those that have
+        ended are no matter.
+        """
         if self._turn.torn:
             return
         with self._turn, self._drafters_turn:
-            if self._stepping:  # a stream that nobody holds any more may be closed in the middle of its own thread's step
+            # a stream that nobody holds any more may be closed in the middle of its own thread's
+            # step
+            if self._stepping:
                 self._leaving.extend(handles)
                 return
             for handle in handles:
@@ -334,7 +388,11 @@ class Engine:
         for batch in batches:
             try:
                 batch.num_head_tokens = batch.drafter_state.drafter.num_head_tokens()
-                batch.draft_head = self._draft_heads.of(batch.drafter_state.drafter) if batch.num_head_tokens else None
+                batch.draft_head = (
+                    self._draft_heads.of(batch.drafter_state.drafter)
+                    if batch.num_head_tokens
+                    else None
+                )
             except Exception as error:
                 batch.error = error
 

@@ -9,13 +9,16 @@ from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState
 from paceline.engine.request_handle import RequestHandle
 from paceline.model.cached_lm import CachedLM
 
-_MOST_SCORED = 512  # rows of a forward that have logits: each takes memory for all tokens of the vocabulary
+_MOST_SCORED = (
+    512  # rows of a forward that have logits: each takes memory for all tokens of the vocabulary
+)
 
 
 def select_prompts(
     prompts: Sequence[RequestHandle], chunk: int, most_rows: int | None = None, packed: bool = False
 ) -> list[RequestHandle]:
-    """Return the prompt whose turn it is, and others beside it in the cache that fit one forward with little padding.
+    """Return the prompt whose turn it is, and others beside it in the cache that fit one forward
+    with little padding.
 
     Args:
         prompts: one or more. chunk: most pending tokens a sequence feeds.
@@ -47,13 +50,19 @@ def num_fed_tokens(group: Sequence[RequestHandle], chunk: int) -> list[int]:
 def group_by_drafter(
     group: Sequence[RequestHandle], model: CachedLM, max_nodes: int, most_rows: int | None = None
 ) -> list[DrafterBatch]:
-    """Return the requests of a group by their drafters, each with the largest tree it may have in their common step.
+    """Return the requests of a group by their drafters, each with the largest tree it may have in
+    their common step.
 
     Args:
         max_nodes: most nodes of any tree. most_rows: as for `next_group`.
     """
     if most_rows is not None:
-        max_nodes = max(0, min(max_nodes, most_rows // len(group) - max(num_fed_tokens(group, model.prefill_chunk))))
+        max_nodes = max(
+            0,
+            min(
+                max_nodes, most_rows // len(group) - max(num_fed_tokens(group, model.prefill_chunk))
+            ),
+        )
     num_drafting = sum(model.reaches_end(handle.request) for handle in group)
     batches: dict[DrafterState, DrafterBatch] = {}
     limits: dict[DrafterState, int] = {}
@@ -63,7 +72,11 @@ def group_by_drafter(
         if mine not in batches:
             batches[mine] = DrafterBatch(mine, [], [])
             limits[mine] = node_limit(mine.drafter.node_rule, num_drafting, max_nodes)
-            left[mine] = len(group) if mine.stats is None else mine.stats.gate.admits(len(group), model.packs)
+            left[mine] = (
+                len(group)
+                if mine.stats is None
+                else mine.stats.gate.admits(len(group), model.packs)
+            )
         limit = limits[mine]
         if not left[mine] and not mine.drafter.draws(handle.request):
             limit = 0

@@ -1,4 +1,6 @@
-"""What callers ask for, checked before any work starts: prompts and parameters of many kinds, as sequences."""
+"""What callers ask for, checked before any work starts: prompts and parameters of many kinds, as
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class InputProcessor:
 
     Attributes:
         source: what the model was named by, where a tokenizer was looked for.
-        vocab_size: of the model. eos_token_ids: tokens that end an answer. max_length: most tokens of prompt and answer.
+        vocab_size: of the model. eos_token_ids: tokens that end an answer. max_length: most tokens
+            of prompt and answer.
     """
 
     tokenizer: Any
@@ -38,7 +41,8 @@ class InputProcessor:
         """Return one sequence per prompt.
 
         Args:
-            prompts: a text, texts, lists, tuples or one-dimensional arrays or tensors of token ids, or a two-dimensional one.
+            prompts: a text, texts, lists, tuples or one-dimensional arrays or tensors of token ids,
+                or a two-dimensional one.
             params: `SamplingParams` for all, or one each; None = the default.
         Raises:
             ConfigError, CapacityError: a prompt or parameter that cannot be used.
@@ -47,11 +51,19 @@ class InputProcessor:
             prompts = [prompts]
         prompts = _plain(prompts)
         if not isinstance(prompts, Sequence) or isinstance(prompts, _BYTES):
-            raise ConfigError(f"prompts: got a {type(prompts).__name__}; expected a text, texts, or lists of token ids.")
+            raise ConfigError(
+                f"prompts: got a {type(prompts).__name__}; expected a text, texts, or lists of"
+                " token ids."
+            )
         if prompts and _is_id(prompts[0]):
-            raise ConfigError("prompts: got one list of token ids; expected a list of such lists, as [[1, 2, 3]].")
+            raise ConfigError(
+                "prompts: got one list of token ids; expected a list of such lists, as [[1, 2, 3]]."
+            )
         each = [self._params(one) for one in _one_each(params, len(prompts))]
-        return [self._sequence(place, prompt, one) for place, (prompt, one) in enumerate(zip(prompts, each, strict=True))]
+        return [
+            self._sequence(place, prompt, one)
+            for place, (prompt, one) in enumerate(zip(prompts, each, strict=True))
+        ]
 
     def single(self, prompt: Any, params: Any) -> Request:
         """Return the sequence of a prompt that has one answer.
@@ -62,22 +74,33 @@ class InputProcessor:
         (request,) = self.sequences([prompt], params)
         if request.params.n > 1:
             raise ConfigError(
-                f"n: got {request.params.n} for a stream; expected 1. Open a stream for each seed, or use generate."
+                f"n: got {request.params.n} for a stream; expected 1. Open a stream for each seed,"
+                " or use generate."
             )
         return request
 
     def answers(self, prompts: Any, params: Any) -> list[list[Request]]:
-        """Return per prompt as many sequences as answers are asked for, with seed, seed + 1, ...; arguments as `sequences`."""
-        return [[first, *(self._other(first, number) for number in range(1, first.params.n))]
-                for first in self.sequences(prompts, params)]  # fmt: skip
+        """Return per prompt as many sequences as answers are asked for, with seed, seed + 1,
+        ...; arguments as `sequences`.
+        """
+        return [
+            [first, *(self._other(first, number) for number in range(1, first.params.n))]
+            for first in self.sequences(prompts, params)
+        ]
 
     def _other(self, first: Request, number: int) -> Request:
         params = replace(first.params, seed=first.params.seed + number, prompt_logprobs=None)
         return self._sequence_of(first.token_ids, params)
 
     def _sequence_of(self, ids: list[int], params: SamplingParams) -> Request:
-        stop = StopStrings(params.stop, self.tokenizer, ids, params.skip_special_tokens) if params.stop else None
-        return Request(ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop)
+        stop = (
+            StopStrings(params.stop, self.tokenizer, ids, params.skip_special_tokens)
+            if params.stop
+            else None
+        )
+        return Request(
+            ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop
+        )
 
     def _params(self, params: SamplingParams) -> SamplingParams:
         """Check token ids among the parameters, and spell words in tokens."""
@@ -85,36 +108,47 @@ class InputProcessor:
         if words:
             if self.tokenizer is None:
                 raise ConfigError(
-                    "bad_words: got words and no tokenizer; expected both, or token ids. Pass tokenizer=... to LLM."
+                    "bad_words: got words and no tokenizer; expected both, or token ids. Pass"
+                    " tokenizer=... to LLM."
                 )
             spelled = {ids for word in words for ids in word_ids(self.tokenizer, word, "bad_words")}
             given = [one for one in params.bad_words if not isinstance(one, str)]
             params = replace(params, bad_words=[*given, *sorted(spelled)])
         named = {
-            "stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or (),
+            "stop_token_ids": params.stop_token_ids,
+            "logit_bias": params.logit_bias or (),
             "bad_words": [token for word in params.bad_words for token in word],
-        }  # fmt: skip
+        }
         for name, ids in named.items():
             highest = max(map(int, ids), default=0)
             if highest >= self.vocab_size:
-                raise ConfigError(f"{name}: got token id {highest}; expected 0 to {self.vocab_size - 1}. Leave it out.")
+                raise ConfigError(
+                    f"{name}: got token id {highest}; expected 0 to {self.vocab_size - 1}. Leave"
+                    " it out."
+                )
         return params
 
     def _sequence(self, place: int, prompt: Any, params: SamplingParams) -> Request:
         ids = self._token_ids(place, prompt)
         if not ids:
-            raise ConfigError(f"prompt {place}: got no token; expected at least one. Leave empty prompts out.")
+            raise ConfigError(
+                f"prompt {place}: got no token; expected at least one. Leave empty prompts out."
+            )
         if min(ids) < 0 or max(ids) >= self.vocab_size:
             raise ConfigError(
-                f"prompt {place}: got token ids from {min(ids)} to {max(ids)}; expected 0 to {self.vocab_size - 1}."
+                f"prompt {place}: got token ids from {min(ids)} to {max(ids)}; expected 0 to"
+                f" {self.vocab_size - 1}."
             )
         if len(ids) + min(1, params.max_new_tokens) > self.max_length:
             raise CapacityError(
-                f"prompt {place}: got {len(ids)} tokens, which leave no room for an answer; expected less than {self.max_length}."
+                f"prompt {place}: got {len(ids)} tokens, which leave no room for an answer;"
+                f" expected less than {self.max_length}."
                 " Shorten it, or raise max_length if the model's context allows."
             )
         if params.stop and self.tokenizer is None:
-            raise ConfigError("stop: got stop strings and no tokenizer; expected both. Pass tokenizer=... to LLM.")
+            raise ConfigError(
+                "stop: got stop strings and no tokenizer; expected both. Pass tokenizer=... to LLM."
+            )
         request = self._sequence_of(ids, params)
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
@@ -124,13 +158,17 @@ class InputProcessor:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ConfigError(
-                    f"prompt {place}: got text and no tokenizer; expected token ids, or tokenizer=... to LLM."
+                    f"prompt {place}: got text and no tokenizer; expected token ids, or"
+                    " tokenizer=... to LLM."
                     f"{why_no_tokenizer(self.source)}"
                 )
             return text_ids(self.tokenizer, prompt, f"prompt {place}")
         ids = _plain(prompt)
         if not isinstance(ids, Sequence) or isinstance(ids, _BYTES) or not all(map(_is_id, ids)):
-            raise ConfigError(f"prompt {place}: got {str(ids)[:60]!r}; expected a text or a list of integer token ids.")
+            raise ConfigError(
+                f"prompt {place}: got {str(ids)[:60]!r}; expected a text or a list of integer"
+                " token ids."
+            )
         return [operator.index(i) for i in ids]
 
 
@@ -146,9 +184,17 @@ def _is_id(value: Any) -> bool:
 def _one_each(params: Any, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if not isinstance(params, list | tuple) or not all(isinstance(one, SamplingParams) for one in params):
+    if not isinstance(params, list | tuple) or not all(
+        isinstance(one, SamplingParams) for one in params
+    ):
         hint = " Write SamplingParams(**params)." if isinstance(params, Mapping) else ""
-        raise ConfigError(f"params: got {str(params)[:60]!r}; expected SamplingParams, or a list with one per prompt.{hint}")
+        raise ConfigError(
+            f"params: got {str(params)[:60]!r}; expected SamplingParams, or a list with one per"
+            f" prompt.{hint}"
+        )
     if len(params) != count:
-        raise ConfigError(f"got {len(params)} SamplingParams for {count} prompts; expected one for all, or one each.")
+        raise ConfigError(
+            f"got {len(params)} SamplingParams for {count} prompts; expected one for all, or one"
+            " each."
+        )
     return list(params)

@@ -11,7 +11,9 @@ from types import FrameType
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold SIGINT back while open, and give it to its handler afterwards. Does nothing outside the main thread."""
+    """Hold SIGINT back while open, and give it to its handler afterwards. Does nothing outside
+    the main thread.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

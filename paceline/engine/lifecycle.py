@@ -1,4 +1,6 @@
-"""What becomes of requests: they get a place and a drafter, tokens, and an end, each with its own errors."""
+"""What becomes of requests: they get a place and a drafter, tokens, and an end, each with its
+own errors.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,19 @@ class Lifecycle:
         """What has been done, and what there is to do now."""
         schedule, room = self._schedule, self._room
         return replace(
-            self._load, waiting=len(schedule.waiting), running=len(schedule.active), cache_usage=room.usage(), kept=room.kept,
-            prefix_hits=room.reused, preemptions=schedule.preemptions,
-        )  # fmt: skip
+            self._load,
+            waiting=len(schedule.waiting),
+            running=len(schedule.active),
+            cache_usage=room.usage(),
+            kept=room.kept,
+            prefix_hits=room.reused,
+            preemptions=schedule.preemptions,
+        )
 
     def admit(self) -> None:
-        """Give waiting requests their place in the cache and to their drafters, as far as there is room."""
+        """Give waiting requests their place in the cache and to their drafters, as far as there
+        is room.
+        """
         while (handle := self._schedule.waiting.first()) is not None:
             try:
                 if not self._schedule.place(handle):
@@ -68,7 +77,9 @@ class Lifecycle:
 
     def deliver(self, handle: RequestHandle, outcome: Outcome) -> None:
         """Give a request what a step has brought, which may be its end."""
-        handle.prefilling = handle.request.cached == 0  # it is fed anew, with other rotary frequencies
+        handle.prefilling = (
+            handle.request.cached == 0
+        )  # it is fed anew, with other rotary frequencies
         self._load.new_tokens += len(outcome.new_token_ids)
         self._load.drafted_tokens += len(outcome.tree)
         self._load.accepted_tokens += len(outcome.accepted)
@@ -90,7 +101,12 @@ class Lifecycle:
             return False
         for handle in handles:
             drafter, request = handle.drafter_state.drafter, handle.request
-            _log.warning("drafter %r failed; request %d goes on without drafts: %s", drafter.name, request.id, error)
+            _log.warning(
+                "drafter %r failed; request %d goes on without drafts: %s",
+                drafter.name,
+                request.id,
+                error,
+            )
             with suppress(Exception):  # the first error is the one to tell
                 drafter.stop(request)
             handle.drafter_state = DrafterState(Plain(), None)
@@ -100,9 +116,14 @@ class Lifecycle:
 
     def fail(self, handles: list[RequestHandle], error: BaseException) -> None:
         """End requests before their time; the error is theirs to raise."""
-        reason = error if isinstance(error, Exception) else PacelineError(
-            f"the step this request took part in was ended by {type(error).__name__} in another call. Send the request again."
-        )  # fmt: skip
+        reason = (
+            error
+            if isinstance(error, Exception)
+            else PacelineError(
+                f"the step this request took part in was ended by {type(error).__name__} in"
+                " another call. Send the request again."
+            )
+        )
         for handle in handles:
             if handle in self._schedule.active:
                 handle.error = reason
@@ -113,13 +134,16 @@ class Lifecycle:
         """End all open requests of a process that was forked: its parent answers them."""
         for handle in (*self._schedule.waiting, *self._schedule.active):
             handle.error = PacelineError(
-                "this process was forked while the request was open; the parent answers it. Send it again."
+                "this process was forked while the request was open; the parent answers it. Send"
+                " it again."
             )
             with suppress(Exception):
                 self._retire(handle)
 
     def drop(self, handle: RequestHandle) -> None:
-        """End a request that nobody waits for any more, if it has not ended, and free everything it holds."""
+        """End a request that nobody waits for any more, if it has not ended, and free everything
+        it holds.
+        """
         if handle in self._schedule.active or handle in self._schedule.waiting:
             self._retire(handle)
         if handle.keep_slot:

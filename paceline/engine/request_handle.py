@@ -26,7 +26,8 @@ class RequestHandle:
         started: its drafter knows of it.
         done: nothing more will come.
         error: what ended the request before its time.
-        admitted, ended: when it got its place in the batch and when it left, by `time.perf_counter`; 0 = not yet.
+        admitted, ended: when it got its place in the batch and when it left, by
+            `time.perf_counter`; 0 = not yet.
     """
 
     request: Request
@@ -48,7 +49,9 @@ class RequestHandle:
 
     def stats(self) -> Stats:
         """Return the counts so far; seconds from admission to the end, or to now."""
-        return Stats.of(self.request, (self.ended or time.perf_counter()) - self.admitted, self.batch_invariant)
+        return Stats.of(
+            self.request, (self.ended or time.perf_counter()) - self.admitted, self.batch_invariant
+        )
 
 
 @dataclass(frozen=True, slots=True)

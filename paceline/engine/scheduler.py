@@ -15,8 +15,8 @@ from paceline.model.cached_lm import CachedLM
 class Scheduler:
     """Requests of one engine, waiting and active.
 
-    Prompts go first, in forwards of their own. While somebody reads a stream, its steps take turns with forwards that feed only
-    as much of the prompts as does not hold it up for long.
+    Prompts go first, in forwards of their own. While somebody reads a stream, its steps take turns
+    with forwards that feed only as much of the prompts as does not hold it up for long.
 
     Args:
         most: sequences at once; None = any number.
@@ -27,7 +27,14 @@ class Scheduler:
         preemptions: requests that had to give theirs back for a while.
     """
 
-    def __init__(self, model: CachedLM, room: KVCacheManager, most: int | None, most_rows: int | None, paced: bool) -> None:
+    def __init__(
+        self,
+        model: CachedLM,
+        room: KVCacheManager,
+        most: int | None,
+        most_rows: int | None,
+        paced: bool,
+    ) -> None:
         self._model, self._room, self._most, self._most_rows = model, room, most, most_rows
         self.waiting = RequestQueue()
         self.active: list[RequestHandle] = []
@@ -37,7 +44,8 @@ class Scheduler:
         self._feeds_prompts = False  # in the newest group
 
     def place(self, handle: RequestHandle) -> bool:
-        """Give a waiting request its place, also one that somebody of lesser priority has; returns whether there is any.
+        """Give a waiting request its place, also one that somebody of lesser priority has; returns
+        whether there is any.
 
         Raises:
             CapacityError, MemoryError, RuntimeError: there never will be. It counts as active then.
@@ -46,7 +54,9 @@ class Scheduler:
         while True:
             others = [other.request for other in self.active]
             self.active.append(handle)
-            if (self._most is None or len(others) < self._most) and self._room.open(handle.request, others):
+            if (self._most is None or len(others) < self._most) and self._room.open(
+                handle.request, others
+            ):
                 handle.prefilling = handle.request.pending > 1
                 return True
             self.active.remove(handle)
@@ -57,7 +67,9 @@ class Scheduler:
             self.preempt(last)
 
     def preempt(self, handle: RequestHandle) -> None:
-        """Send an active request back to wait; it goes on where it was once it has a place again."""
+        """Send an active request back to wait; it goes on where it was once it has a place
+        again.
+        """
         self.active.remove(handle)
         self._room.close(handle.request)
         handle.request.cached = 0
@@ -70,18 +82,28 @@ class Scheduler:
             self.active.remove(handle)
 
     def make_room(self) -> None:
-        """Let the cache grow with the answers; where it must not, those who came last give their place back."""
-        while not self._room.grow([handle.request for handle in self.active]) and len(self.active) > 1:
+        """Let the cache grow with the answers; where it must not, those who came last give their
+        place back.
+        """
+        while (
+            not self._room.grow([handle.request for handle in self.active]) and len(self.active) > 1
+        ):
             self.preempt(max(self.active, key=lambda handle: handle.rank))
 
     def next_group(self) -> list[RequestHandle]:
-        """Return those who take part in the next step, in the order of their slots; none where nobody is active."""
+        """Return those who take part in the next step, in the order of their slots; none where
+        nobody is active.
+        """
         prompts = [handle for handle in self.active if handle.prefilling]
         others = [handle for handle in self.active if not handle.prefilling]
         if self._whole_chunk is not None:
             self._model.prefill_chunk, self._whole_chunk = self._whole_chunk, None
         most_rows = self._most_rows
-        if prompts and self._pace is not None and any(handle.outcomes is not None for handle in others):
+        if (
+            prompts
+            and self._pace is not None
+            and any(handle.outcomes is not None for handle in others)
+        ):
             if self._feeds_prompts:
                 prompts = []
             else:

@@ -24,9 +24,14 @@ Verifier = Callable[[Sequence[Request], Sequence[DraftTree], NodeLogits], list[O
 
 
 def decode_step(
-    model: CachedLM, drafter: Drafter, requests: Sequence[Request], max_nodes: list[int], verify: Verifier = verify_batch
+    model: CachedLM,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    max_nodes: list[int],
+    verify: Verifier = verify_batch,
 ) -> list[Outcome]:
-    """Advance every sequence by one forward of the target, all with one drafter, whose trees are fed as proposed.
+    """Advance every sequence by one forward of the target, all with one drafter, whose trees are
+    fed as proposed.
 
     Args:
         max_nodes: per sequence, the largest tree that may be verified.
@@ -47,10 +52,12 @@ def run_step(
     verify: Verifier = verify_batch,
     spending: DraftBudget | None = None,
 ) -> None:
-    """Advance the sequences of all parts by one forward of the target; their outcomes are in their parts.
+    """Advance the sequences of all parts by one forward of the target; their outcomes are in their
+    parts.
 
-    A sequence with more pending tokens than a prefill chunk only moves a chunk forward; it has no outcome yet. Where a drafter
-    raises while it proposes, or has before, its sequences are left out.
+    A sequence with more pending tokens than a prefill chunk only moves a chunk forward; it has no
+    outcome yet. Where a drafter raises while it proposes, or has before, its sequences are left
+    out.
 
     Args:
         spending: cuts the trees to what pays; None = they are fed as proposed.
@@ -63,15 +70,27 @@ def run_step(
     requests = (
         batches[0].requests
         if len(batches) == 1
-        else sorted((request for batch in batches for request in batch.requests), key=lambda request: request.slot)
+        else sorted(
+            (request for batch in batches for request in batch.requests),
+            key=lambda request: request.slot,
+        )
     )
     if not requests:
         return
     asked = any(batch.ready and batch.drafter_state.stats is not None for batch in batches)
     if spending is not None and asked:
         pending = [min(request.pending, model.prefill_chunk) for request in requests]
-        spending.cut(batches, len(requests), sum(pending) if model.packs else len(requests) * max(pending), model.packs)
-    drafted = {request.id: tree for batch in batches for request, tree in zip(batch.ready, batch.trees, strict=True)}
+        spending.cut(
+            batches,
+            len(requests),
+            sum(pending) if model.packs else len(requests) * max(pending),
+            model.packs,
+        )
+    drafted = {
+        request.id: tree
+        for batch in batches
+        for request, tree in zip(batch.ready, batch.trees, strict=True)
+    }
     ready = [row for row, request in enumerate(requests) if request.id in drafted]
     trees = [drafted.get(request.id, EMPTY_TREE) for request in requests]
 
@@ -80,7 +99,11 @@ def run_step(
         request.states is not None for request in requests
     )  # a draft that steps reads its target's
     layers = _layers(requests) if kept else ()
-    fed = model.forward_with_states(requests, trees, layers, kept) if foreseeing or kept else model.forward_nodes(requests, trees)
+    fed = (
+        model.forward_with_states(requests, trees, layers, kept)
+        if foreseeing or kept
+        else model.forward_nodes(requests, trees)
+    )
     if any(request.scoring for request in requests):
         fed = score_prompts(requests, fed, model.prefill_chunk)
     logits = fed.those(ready) if len(ready) < len(requests) else fed
@@ -88,10 +111,16 @@ def run_step(
     if top_k and ready:
         logits = logits.with_top(top_k)
     outcomes = verify([requests[row] for row in ready], [trees[row] for row in ready], logits)
-    again = {outcome.request: outcome.request.cached for outcome in outcomes if not outcome.new_token_ids}
+    again = {
+        outcome.request: outcome.request.cached for outcome in outcomes if not outcome.new_token_ids
+    }
     if again:
         rows = [row for row, outcome in enumerate(outcomes) if outcome.request not in again]
-        outcomes, ready, logits = [outcomes[row] for row in rows], [ready[row] for row in rows], logits.those(rows)
+        outcomes, ready, logits = (
+            [outcomes[row] for row in rows],
+            [ready[row] for row in rows],
+            logits.those(rows),
+        )
         _leave_out(again, batches)
     _hand_out(outcomes, batches, logits)
     accepted: list[list[int]] = [[]] * len(requests)
@@ -118,55 +147,94 @@ def run_step(
         for outcome in outcomes:
             start_anew(outcome.request, switch)
     for batch in batches:
-        batch.outcomes += [_ended(request) for request in batch.requests if request.fed_only and not request.pending]
+        batch.outcomes += [
+            _ended(request)
+            for request in batch.requests
+            if request.fed_only and not request.pending
+        ]
 
 
 def _ended(request: Request) -> Outcome:
     """End a sequence that generates no tokens, now that its prompt is fed."""
     request.finish_reason = "length"
-    return Outcome(request, EMPTY_TREE, [], [], [], logprobs=None if request.params.logprobs is None else [])
+    return Outcome(
+        request, EMPTY_TREE, [], [], [], logprobs=None if request.params.logprobs is None else []
+    )
 
 
 def _layers(requests: Sequence[Request]) -> tuple[int, ...]:
     """Return the layers whose states are to be kept for any of the sequences."""
-    return tuple(sorted({layer for request in requests if request.states is not None for layer in request.states.layers}))
+    return tuple(
+        sorted(
+            {
+                layer
+                for request in requests
+                if request.states is not None
+                for layer in request.states.layers
+            }
+        )
+    )
 
 
 def _keep_states(
-    requests: Sequence[Request], logits: NodeLogits, layers: tuple[int, ...], accepted: Sequence[Sequence[int]]
+    requests: Sequence[Request],
+    logits: NodeLogits,
+    layers: tuple[int, ...],
+    accepted: Sequence[Sequence[int]],
 ) -> None:
-    """Keep the states of what stays in the cache, where a drafter has asked for them; before that is committed.
+    """Keep the states of what stays in the cache, where a drafter has asked for them; before that
+    is committed.
 
     Args:
         layers: those that `logits` has states of.
     """
     assert logits.states is not None, "asked for"
     assert logits.pending is not None, "asked for"
-    for request, start, pending, path in zip(requests, logits.starts, logits.pending, accepted, strict=True):
+    for request, start, pending, path in zip(
+        requests, logits.starts, logits.pending, accepted, strict=True
+    ):
         if request.states is not None:
-            states = torch.cat((pending, logits.states[[start, *(start + 1 + node for node in path)]]))
+            states = torch.cat(
+                (pending, logits.states[[start, *(start + 1 + node for node in path)]])
+            )
             if request.states.layers != layers:
-                states = states[:, [0, *(1 + layers.index(layer) for layer in request.states.layers)]]
+                states = states[
+                    :, [0, *(1 + layers.index(layer) for layer in request.states.layers)]
+                ]
             request.states.write(request.cached, states)
 
 
 def _propose(model: CachedLM, batch: DrafterBatch) -> None:
-    """Ask a part's drafter for the trees of those of its sequences that are ready and generate tokens."""
-    batch.ready = [request for request in batch.requests if not request.fed_only and model.reaches_end(request)]
+    """Ask a part's drafter for the trees of those of its sequences that are ready and generate
+    tokens.
+    """
+    batch.ready = [
+        request for request in batch.requests if not request.fed_only and model.reaches_end(request)
+    ]
     if not batch.ready:
         return
     limits = batch.max_nodes
     if len(batch.ready) < len(batch.requests):
         ready = {request.id for request in batch.ready}
-        limits = [limit for request, limit in zip(batch.requests, limits, strict=True) if request.id in ready]
-    limits = [0 if request.without_draft else limit for request, limit in zip(batch.ready, limits, strict=True)]
+        limits = [
+            limit
+            for request, limit in zip(batch.requests, limits, strict=True)
+            if request.id in ready
+        ]
+    limits = [
+        0 if request.without_draft else limit
+        for request, limit in zip(batch.ready, limits, strict=True)
+    ]
     drafter, before = batch.drafter_state.drafter, batch.drafter_state.drafter.forward_seconds
     try:
         with assert_tokens_unchanged(drafter, batch.ready):
             trees = drafter.propose(batch.ready, limits)
         check_trees(drafter, batch.ready, limits, trees, model.vocab_size)
         if (switch := model.architecture.restart_length) is not None:
-            trees = [within(tree, request, switch) for tree, request in zip(trees, batch.ready, strict=True)]
+            trees = [
+                within(tree, request, switch)
+                for tree, request in zip(trees, batch.ready, strict=True)
+            ]
         batch.trees = trees if model.takes_trees else [tree.best_chain() for tree in trees]
     except Exception as error:
         batch.error = error
@@ -174,9 +242,15 @@ def _propose(model: CachedLM, batch: DrafterBatch) -> None:
 
 
 def _leave_out(again: Container[Request], batches: Sequence[DrafterBatch]) -> None:
-    """Take sequences that are to be fed again, without a draft tree, out of the parts; nothing is learnt of this step."""
+    """Take sequences that are to be fed again, without a draft tree, out of the parts; nothing
+    is learnt of this step.
+    """
     for batch in batches:
-        kept = [(request, tree) for request, tree in zip(batch.ready, batch.trees, strict=True) if request not in again]
+        kept = [
+            (request, tree)
+            for request, tree in zip(batch.ready, batch.trees, strict=True)
+            if request not in again
+        ]
         for request in batch.ready:
             request.without_draft = request in again
         batch.ready, batch.trees = [request for request, _ in kept], [tree for _, tree in kept]
@@ -184,8 +258,14 @@ def _leave_out(again: Container[Request], batches: Sequence[DrafterBatch]) -> No
 
 
 def _hand_out(outcomes: list[Outcome], batches: Sequence[DrafterBatch], logits: NodeLogits) -> None:
-    """Give every part the outcomes of its sequences, with the likeliest tokens its drafter asks for, there and further on."""
-    rows = {outcome.request.id: row for row, outcome in enumerate(outcomes)} if len(batches) > 1 else {}
+    """Give every part the outcomes of its sequences, with the likeliest tokens its drafter asks
+    for, there and further on.
+    """
+    rows = (
+        {outcome.request.id: row for row, outcome in enumerate(outcomes)}
+        if len(batches) > 1
+        else {}
+    )
     for batch in batches:
         mine = [rows[request.id] for request in batch.ready] if rows else range(len(outcomes))
         batch.outcomes = [outcomes[row] for row in mine]

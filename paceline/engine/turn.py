@@ -24,14 +24,15 @@ class Lock(Protocol):
 class Turn:
     """One thread at a time; it may take its turn again inside.
 
-    In a child that was forked while a thread of the parent was inside, the state of the engine is half
-    changed and that thread does not exist: every call is refused there.
+    In a child that was forked while a thread of the parent was inside, the state of the engine is
+    half changed and that thread does not exist: every call is refused there.
 
     Args:
         others: returns the further locks, if any, under which that state is changed.
     Attributes:
         torn: this process is such a child.
-        inherited: requests that were open at the fork are still in the engine; the parent answers them.
+        inherited: requests that were open at the fork are still in the engine; the parent answers
+            them.
     """
 
     def __init__(self, others: Callable[[], list[Lock]]) -> None:
@@ -44,19 +45,27 @@ class Turn:
         self.check()
         self._lock.acquire()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._lock.release()
 
     def check(self) -> None:
         """Refuse a child whose engine cannot be used.
 
         Raises:
-            ConfigError: a thread of the parent was changing the engine when this process was forked.
+            ConfigError: a thread of the parent was changing the engine when this process was
+                forked.
         """
         if self.torn:
             raise ConfigError(
-                "got a call in a process that was forked while another thread used this model; expected none,"
-                " as the fork copied a half-made step. Fork while no request is open, or load the model in the child."
+                "got a call in a process that was forked while another thread used this model;"
+                " expected none,"
+                " as the fork copied a half-made step. Fork while no request is open, or load the"
+                " model in the child."
             )
 
     def become_child(self) -> None:

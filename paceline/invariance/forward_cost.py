@@ -1,7 +1,7 @@
 """What batch invariance costs: forwards and products with it and without it, timed in turns.
 
-Other programs only ever make a call slower, so the shortest repeat counts. How far the repeats are apart says how much the result
-can be trusted.
+Other programs only ever make a call slower, so the shortest repeat counts. How far the repeats are
+apart says how much the result can be trusted.
 """
 
 from __future__ import annotations
@@ -37,14 +37,18 @@ class Cost:
     conditions: Conditions
 
 
-def forward_cost(model: PreTrainedModel, least_rows: int, products: Products, enough: float) -> Cost:
-    """Return the time of a batch-invariant forward over that of the usual one: products, attention and all else.
+def forward_cost(
+    model: PreTrainedModel, least_rows: int, products: Products, enough: float
+) -> Cost:
+    """Return the time of a batch-invariant forward over that of the usual one: products, attention
+    and all else.
 
     A forward feeds one row behind a text.
 
     Args:
         least_rows, products: of the batch-invariant forwards.
-        enough: no more rounds are made once the cost is found to be no higher: another program can only make a forward slower.
+        enough: no more rounds are made once the cost is found to be no higher: another program can
+            only make a forward slower.
     """
     invariant = CachedLM(model, batch_invariant=True, least_rows=least_rows, products=products)
     usual = CachedLM(model)
@@ -63,12 +67,15 @@ def forward_cost(model: PreTrainedModel, least_rows: int, products: Products, en
 
 def padding_cost(modules: Sequence[RowModule], least: int) -> Cost:
     """Return the time of all products of a forward with `least` rows, over that with one."""
-    compared: list[_Compared] = [(one.times, one.caller(least), one.caller(1)) for one in modules if one.is_product]
+    compared: list[_Compared] = [
+        (one.times, one.caller(least), one.caller(1)) for one in modules if one.is_product
+    ]
     return _product_cost(compared, modules[0].like.device)
 
 
 def pieces_cost(modules: Sequence[RowModule], products: Products) -> Cost:
-    """Return the time of all products of an answer in pieces of a fixed number of rows, over that without.
+    """Return the time of all products of an answer in pieces of a fixed number of rows, over that
+    without.
 
     The answer has a prompt of 256 tokens and 64 steps.
     """
@@ -98,12 +105,16 @@ def _product_cost(compared: list[_Compared], device: torch.device) -> Cost:
 
 
 def run_forward(lm: CachedLM, request: Request, tree: DraftTree) -> None:
-    """Make one forward of a sequence and its tree, of which nothing is committed, and wait for an accelerator."""
+    """Make one forward of a sequence and its tree, of which nothing is committed, and wait for
+    an accelerator.
+    """
     lm.forward([request], [tree])[0, -1, 0].item()
 
 
 def _opened(lm: CachedLM, context: int) -> Request:
-    """Return a sequence that counts as cached but for its newest token: the cache holds zeros, which take as long to read."""
+    """Return a sequence that counts as cached but for its newest token: the cache holds zeros,
+    which take as long to read.
+    """
     request = Request([0] * (context + 1), SamplingParams())
     lm.reserve(1, context + 1)
     lm.open(request)

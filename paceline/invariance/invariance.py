@@ -1,8 +1,10 @@
-"""The proof that a token's numbers do not depend on the rest of the forward: made at load, on this machine, for this model.
+"""The proof that a token's numbers do not depend on the rest of the forward: made at load, on this
+machine, for this model.
 
-Every module that maps rows to rows (products, norms, activations) is tried alone, in the call the model makes, with row counts
-from 1 to 1,024; `row_classes` finds the counts that agree bit for bit. Forwards are then kept inside the widest class that all
-modules have in common: short ones are padded, long ones are cut. Attention is a matter of its own (`engine/attention`).
+Every module that maps rows to rows (products, norms, activations) is tried alone, in the call the
+model makes, with row counts from 1 to 1,024; `row_classes` finds the counts that agree bit for bit.
+Forwards are then kept inside the widest class that all modules have in common: short ones are
+padded, long ones are cut. Attention is a matter of its own (`engine/attention`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from paceline.cpu.linear.own import Products, plain_products
 from paceline.errors import ConfigError
 from paceline.invariance.forward_cost import forward_cost, padding_cost, pieces_cost
 from paceline.invariance.probe_report import ProbeReport, ProbeResult
-from paceline.invariance.row_classes import RowClass, agreeing_runs, fold, heavy_tailed, widest_class
+from paceline.invariance.row_classes import (
+    RowClass,
+    agreeing_runs,
+    fold,
+    heavy_tailed,
+    widest_class,
+)
 from paceline.invariance.row_modules import RowModule, survey
 from paceline.model.architecture import Architecture
 from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
@@ -41,12 +49,16 @@ _MEDIUM = (17, 24, 31, 32, 33, 48, 63, 65, 96, 127, 129, 257)
 _WIDE = (*_SMALL, *_MEDIUM, MOST_ROWS)
 _NARROW = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33)  # of products so large that more would take seconds
 _ENOUGH = 32  # rows; a narrower class has no room for drafts or a batch
-_FIXED_ROWS = 64  # of every product where no class is wide enough: reading the weights still takes longer than multiplying
+# of every product where no class is wide enough: reading the weights still takes longer than
+# multiplying
+_FIXED_ROWS = 64
 _DRAWS = 24  # of modules that cost next to nothing
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-_used: set[cache.CacheKey] = set()  # proofs that an engine of this process goes by: all others get the same
+_used: set[cache.CacheKey] = (
+    set()
+)  # proofs that an engine of this process goes by: all others get the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +86,15 @@ class Invariance:
         """
         if self.on and torch.get_num_threads() != self.threads:
             raise ConfigError(
-                f"threads: got {torch.get_num_threads()}; expected {self.threads}, for which batch invariance was proven at load."
+                f"threads: got {torch.get_num_threads()}; expected {self.threads}, for which batch"
+                " invariance was proven at load."
                 " Set them before, or pass batch_invariant=False."
             )
 
     def of_model(self, prefill_chunk: int) -> dict[str, Any]:
-        """Return the options of `CachedLM` that follow; `prefill_chunk` where nothing speaks against it."""
+        """Return the options of `CachedLM` that follow; `prefill_chunk` where nothing speaks
+        against it.
+        """
         chunk = prefill_chunk if self.most_rows is None else min(prefill_chunk, self.most_rows)
         return {
             "prefill_chunk": chunk,
@@ -95,11 +110,15 @@ class Invariance:
 
     @property
     def most_rows(self) -> int | None:
-        """Rows a forward may have at most, before padding to `least_rows` adds to them; None = any number."""
+        """Rows a forward may have at most, before padding to `least_rows` adds to them; None =
+        any number.
+        """
         return self.proof.most - self.proof.least + 1 if self.on and self.proof else None
 
 
-def resolve_batch_invariance(model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1) -> Invariance:
+def resolve_batch_invariance(
+    model: PreTrainedModel, asked: BatchInvariant, sequences: int = 1
+) -> Invariance:
     """Decide whether a model is used batch-invariantly.
 
     Args:
@@ -124,22 +143,38 @@ def resolve_batch_invariance(model: PreTrainedModel, asked: BatchInvariant, sequ
         except Exception as error:
             # A module of another library, or a kernel that is new to a device, may fail in any way:
             # here, and not in an answer.
-            obstacle = f"it was tried on {model.device} and failed: {' '.join(str(error).split())} ({type(error).__name__})"
+            obstacle = (
+                f"it was tried on {model.device} and failed: {' '.join(str(error).split())}"
+                f" ({type(error).__name__})"
+            )
         if proof and not obstacle and proof.most - proof.least + 1 < sequences:
-            obstacle = f"rows {proof.least} to {proof.most} agree bit for bit, which is no room for max_batch={sequences}"
+            obstacle = (
+                f"rows {proof.least} to {proof.most} agree bit for bit, which is no room for"
+                f" max_batch={sequences}"
+            )
     if obstacle:
         if asked is True:
             raise ConfigError(f"batch_invariant: got True; {obstacle}. Pass 'auto' or False.")
         return Invariance(False, obstacle, proof, threads)
     assert proof is not None
     said = (
-        f"rows {proof.least} to {proof.most} agree bit for bit{proof.products and f', {proof.products}'};"
-        f" products take {proof.cost:.2f} of the usual time, and a forward of one row behind a text {proof.whole_cost:.2f}"
+        f"rows {proof.least} to {proof.most} agree bit for"
+        f" bit{proof.products and f', {proof.products}'};"
+        f" products take {proof.cost:.2f} of the usual time, and a forward of one row behind a"
+        f" text {proof.whole_cost:.2f}"
     )
     if allowed(proof.conditions) > COST_ALLOWED:
-        said += f", timed while other programs disturbed it: up to {allowed(proof.conditions):.2f} counts as {COST_ALLOWED:.2f}"
+        said += (
+            f", timed while other programs disturbed it: up to {allowed(proof.conditions):.2f}"
+            f" counts as {COST_ALLOWED:.2f}"
+        )
     if asked == "auto" and max(proof.cost, proof.whole_cost) > allowed(proof.conditions):
-        return Invariance(False, f"{said}, and 'auto' allows {COST_ALLOWED:.2f}; True switches it on", proof, threads)
+        return Invariance(
+            False,
+            f"{said}, and 'auto' allows {COST_ALLOWED:.2f}; True switches it on",
+            proof,
+            threads,
+        )
     return Invariance(True, said, proof, threads, products)
 
 
@@ -149,13 +184,16 @@ def _why_not_tried(model: PreTrainedModel, asked: BatchInvariant) -> str | None:
         return "not tried on CUDA unless batch_invariant=True"
     foreign = foreign_weights(model)
     return foreign and (
-        f"{foreign}, and sums over quantised weights, or by another library's code, cannot be tried alone; expected plain"
+        f"{foreign}, and sums over quantised weights, or by another library's code, cannot be"
+        " tried alone; expected plain"
         " weights in nn.Linear or Conv1D"
     )
 
 
 def _cheapest(model: PreTrainedModel, with_ours: bool) -> tuple[ProbeReport, Products]:
-    """Return the proof with torch's products or with ours, whichever costs less, and these products."""
+    """Return the proof with torch's products or with ours, whichever costs less, and these
+    products.
+    """
     own = everywhere(model) if with_ours else None
     timed = Trial() if own is None else trial(model)
     if own is not None and timed.cost_everywhere <= allowed(timed.conditions):
@@ -177,18 +215,28 @@ def _cheapest(model: PreTrainedModel, with_ours: bool) -> tuple[ProbeReport, Pro
 def allowed(conditions: Conditions | None) -> float:
     """Return the highest measured cost with which "auto" switches batch invariance on.
 
-    Under load a measurement may be too high by as much as its repeats are apart. Then the guarantee counts more: only a cost that
-    is certainly too high switches it off.
+    Under load a measurement may be too high by as much as its repeats are apart. Then the guarantee
+    counts more: only a cost that is certainly too high switches it off.
     """
-    return COST_ALLOWED if conditions is None or conditions.quiet else COST_ALLOWED * (1 + conditions.spread)
+    return (
+        COST_ALLOWED
+        if conditions is None or conditions.quiet
+        else COST_ALLOWED * (1 + conditions.spread)
+    )
 
 
 def _with_trial(proof: ProbeReport, timed: Trial) -> ProbeReport:
-    return replace(proof, cost=timed.cost_everywhere, conditions=_worst(proof.conditions, timed.conditions))
+    return replace(
+        proof, cost=timed.cost_everywhere, conditions=_worst(proof.conditions, timed.conditions)
+    )
 
 
 def _worst(*conditions: Conditions | None) -> Conditions | None:
-    return max((one for one in conditions if one is not None), key=lambda one: (not one.quiet, one.spread), default=None)
+    return max(
+        (one for one in conditions if one is not None),
+        key=lambda one: (not one.quiet, one.spread),
+        default=None,
+    )
 
 
 def experts_of(model: PreTrainedModel) -> str | None:
@@ -198,14 +246,18 @@ def experts_of(model: PreTrainedModel) -> str | None:
         count = max((one for one in layer_values(config, name) if isinstance(one, int)), default=0)
         if count > 1:
             return (
-                f"{model.__class__.__name__} is a mixture of {count} experts ({name}), each of which sees as many rows as"
-                " are sent to it, so that padding a forward does not fix their number; expected a model without experts"
+                f"{model.__class__.__name__} is a mixture of {count} experts ({name}), each of"
+                " which sees as many rows as"
+                " are sent to it, so that padding a forward does not fix their number; expected a"
+                " model without experts"
             )
     return None
 
 
 def prove(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
-    """Find the classes of row counts of a model, or read what was found before on this machine in the same circumstances."""
+    """Find the classes of row counts of a model, or read what was found before on this machine
+    in the same circumstances.
+    """
     facts = environment_key(model, own_products=bool(products.modules), fixed_rows=products.fixed)
     place = cache.CacheKey(_KIND, facts, f"row counts of {model.__class__.__name__}", "proof.json")
     proof = cache.remember(place, lambda: search(model, products), ProbeReport.read)
@@ -233,7 +285,10 @@ def search(model: PreTrainedModel, products: Products = Products()) -> ProbeRepo
             with products.in_force():
                 findings.append(_find(one))
         except Exception as error:  # a layer of another library raises what it likes
-            unknown = f"{one.name}, a {type(one.module).__name__}, cannot be tried alone: {' '.join(str(error).split())}"
+            unknown = (
+                f"{one.name}, a {type(one.module).__name__}, cannot be tried alone:"
+                f" {' '.join(str(error).split())}"
+            )
             break
     if unknown:
         return ProbeReport(0, 0, 1.0, unknown, (), time.perf_counter() - begin)
@@ -242,7 +297,8 @@ def search(model: PreTrainedModel, products: Products = Products()) -> ProbeRepo
     if best.most < max(_ENOUGH, 2 * best.least):
         shown = "; ".join(f"{found.name} {', '.join(map(str, found.runs))}" for found in findings)
         reason = (
-            f"the widest class of row counts that agree bit for bit is {best.least} to {best.most}; expected one that is wide"
+            f"the widest class of row counts that agree bit for bit is {best.least} to"
+            f" {best.most}; expected one that is wide"
             f" enough for a batch. A new class begins at: {shown}"
         )
     if not reason:
@@ -252,21 +308,40 @@ def search(model: PreTrainedModel, products: Products = Products()) -> ProbeRepo
         measured = forward_cost(model, best.least, products, COST_ALLOWED)
         whole, conditions = measured.ratio, measured.conditions
         if products.fixed or best.least > 1:
-            measured = pieces_cost(modules, products) if products.fixed else padding_cost(modules, best.least)
+            measured = (
+                pieces_cost(modules, products)
+                if products.fixed
+                else padding_cost(modules, best.least)
+            )
             cost, conditions = measured.ratio, _worst(conditions, measured.conditions)
     seconds = time.perf_counter() - begin
     own = bool(products.modules) and not products.fixed
-    return ProbeReport(best.least, best.most, cost, reason, tuple(findings), seconds, own, whole, products.fixed, conditions)
+    return ProbeReport(
+        best.least,
+        best.most,
+        cost,
+        reason,
+        tuple(findings),
+        seconds,
+        own,
+        whole,
+        products.fixed,
+        conditions,
+    )
 
 
 def _find(module: RowModule) -> ProbeResult:
-    """Try one kind of module: a product on weights that leave the rounding alone, and with its bias; others on many rows."""
+    """Try one kind of module: a product on weights that leave the rounding alone, and with its
+    bias; others on many rows.
+    """
     noise = torch.Generator().manual_seed(0)
     counts = module.counts(_WIDE, (*_SMALL, *_MEDIUM), _NARROW)
     few = tuple(count for count in counts if count <= 33)
     runs: set[int] = set()
     if module.is_product:
-        weight, rows = fold(module.matrix, heavy_tailed(counts[-1], module.row_shape, module.like, noise), noise)
+        weight, rows = fold(
+            module.matrix, heavy_tailed(counts[-1], module.row_shape, module.like, noise), noise
+        )
         runs.update(agreeing_runs(module.function(weight), rows, counts))
         plain = [few] if module.has_bias else []
     else:
@@ -280,13 +355,19 @@ def _find(module: RowModule) -> ProbeResult:
 def _differs_as_a_whole(model: PreTrainedModel, rows: RowClass, products: Products) -> str:
     """Return what is wrong if forwards within the class still differ; "" if they do not."""
     chunks = (min(PREFILL_CHUNK, rows.most), 8)
-    alone, beside = (CachedLM(model, chunk, batch_invariant=True, least_rows=rows.least, products=products) for chunk in chunks)
-    if model.device.type != "cpu":  # a kernel that may never have run there: its values are held against torch's, too
+    alone, beside = (
+        CachedLM(model, chunk, batch_invariant=True, least_rows=rows.least, products=products)
+        for chunk in chunks
+    )
+    if (
+        model.device.type != "cpu"
+    ):  # a kernel that may never have run there: its values are held against torch's, too
         check_tree_forward(beside)
     differing, count = rows_that_differ(alone, beside)
     if not differing:
         return ""
     return (
-        f"{differing} of {count} rows of logits differ in their bits between a text alone and in a batch, though no module does"
+        f"{differing} of {count} rows of logits differ in their bits between a text alone and in a"
+        " batch, though no module does"
         " by itself; it has attention code of its own, or something in it sums over rows"
     )

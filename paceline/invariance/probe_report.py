@@ -1,4 +1,6 @@
-"""What the proof of batch invariance found on a machine; made by `paceline.invariance.invariance`."""
+"""What the proof of batch invariance found on a machine; made by
+`paceline.invariance.invariance`.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,10 @@ class ProbeReport:
         reason: why there is no usable class; "" where there is one.
         seconds: what the search took.
         own_products: the products are ours (`engine/products`), whose rows do not see each other.
-        fixed_rows: of every product, each of which is of so many; 0 = of as many as the forward has.
-        whole_cost: time of a forward of one row behind a text, attention and all, relative to the usual one, measured.
+        fixed_rows: of every product, each of which is of so many; 0 = of as many as the forward
+            has.
+        whole_cost: time of a forward of one row behind a text, attention and all, relative to the
+            usual one, measured.
         conditions: of these measurements, the worst of them; None where nothing was measured.
     """
 
@@ -54,16 +58,32 @@ class ProbeReport:
     @property
     def products(self) -> str:
         """What is said of the products."""
-        return "with our products" if self.own_products else f"in products of {self.fixed_rows}" if self.fixed_rows else ""
+        return (
+            "with our products"
+            if self.own_products
+            else f"in products of {self.fixed_rows}"
+            if self.fixed_rows
+            else ""
+        )
 
     @property
     def doubtful(self) -> bool:
         """Whether other programs disturbed the measurement of the costs, and fewer would now."""
-        return self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
+        return (
+            self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
+        )
 
     @staticmethod
     def read(kept: dict[str, Any]) -> ProbeReport:
         """Return the proof that `dataclasses.asdict` wrote."""
-        findings = tuple(ProbeResult(**{**one, "runs": tuple(one["runs"])}) for one in kept["findings"])
+        findings = tuple(
+            ProbeResult(**{**one, "runs": tuple(one["runs"])}) for one in kept["findings"]
+        )
         conditions = kept["conditions"]
-        return ProbeReport(**{**kept, "findings": findings, "conditions": conditions and Conditions.read(conditions)})
+        return ProbeReport(
+            **{
+                **kept,
+                "findings": findings,
+                "conditions": conditions and Conditions.read(conditions),
+            }
+        )

@@ -1,4 +1,6 @@
-"""The modules of a model that map rows to rows, each kind once, and how the model calls them: seen in one short forward."""
+"""The modules of a model that map rows to rows, each kind once, and how the model calls them:
+seen in one short forward.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from paceline.cpu.linear.own import StandIn
 from paceline.invariance.row_classes import RowFunction
 
 _TOKENS = 13  # of the forward that is watched; a number that is unlikely to be a size
-_WIDE_PRODUCT, _NARROW_PRODUCT = 1 << 20, 1 << 24  # weights: up to the first, everything is tried; above the second, little
+_WIDE_PRODUCT, _NARROW_PRODUCT = (
+    1 << 20,
+    1 << 24,
+)  # weights: up to the first, everything is tried; above the second, little
 
 
 @dataclass(slots=True)
@@ -26,7 +31,8 @@ class RowModule:
     """One kind of module: the first of them, and how many there are.
 
     Attributes:
-        before, after: the sizes of its input around the axis of tokens; all but the last are 1 or heads.
+        before, after: the sizes of its input around the axis of tokens; all but the last are 1 or
+            heads.
         like: a number of the input's dtype and device.
     """
 
@@ -40,7 +46,11 @@ class RowModule:
     @property
     def is_product(self) -> bool:
         """Whether it is a matrix product of one row per token."""
-        return isinstance(self.module, nn.Linear | Conv1D) and math.prod(self.before) == 1 and len(self.after) == 1
+        return (
+            isinstance(self.module, nn.Linear | Conv1D)
+            and math.prod(self.before) == 1
+            and len(self.after) == 1
+        )
 
     @property
     def has_bias(self) -> bool:
@@ -55,16 +65,24 @@ class RowModule:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Sizes of one row: all but the axis of tokens, and without the ones in front of a product's."""
+        """Sizes of one row: all but the axis of tokens, and without the ones in front of a
+        product's.
+        """
         return self.after if self.is_product else (*self.before, *self.after)
 
     @property
     def shape(self) -> str:
         """In words."""
         inner = "x".join(map(str, self.after))
-        return f"{inner} -> {self.matrix.shape[0]}" if self.is_product else f"{type(self.module).__name__} of {inner}"
+        return (
+            f"{inner} -> {self.matrix.shape[0]}"
+            if self.is_product
+            else f"{type(self.module).__name__} of {inner}"
+        )
 
-    def counts(self, wide: tuple[int, ...], medium: tuple[int, ...], narrow: tuple[int, ...]) -> tuple[int, ...]:
+    def counts(
+        self, wide: tuple[int, ...], medium: tuple[int, ...], narrow: tuple[int, ...]
+    ) -> tuple[int, ...]:
         """Return the row counts that can be tried in a fraction of a second."""
         size = self.matrix.numel() if self.is_product else 0
         return wide if size <= _WIDE_PRODUCT else medium if size <= _NARROW_PRODUCT else narrow
@@ -100,12 +118,15 @@ class RowModule:
     def _apply(self, call: Callable[..., Tensor], rows: Tensor) -> Tensor:
         axis = len(self.before)
         moved = rows.reshape(-1, *self.before, *self.after).movedim(0, axis)
-        # Flat in between: of an axis of one row torch keeps any stride, and its products look at that, too.
+        # Flat in between: of an axis of one row torch keeps any stride, and its products look at
+        # that, too.
         return call(moved.flatten().view(moved.shape)).movedim(axis, 0)
 
 
 def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Return a module that has these tensors for its own and shares all else; nothing is written to the module itself."""
+    """Return a module that has these tensors for its own and shares all else; nothing is written
+    to the module itself.
+    """
     twin: nn.Module = module.__class__.__new__(module.__class__)
     own = vars(twin)
     own.update(vars(module), _parameters={**module._parameters, **tensors})
@@ -115,7 +136,9 @@ def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:
-    """Return the kinds of modules that take part in a forward, and why they cannot be tried alone; "" where they can."""
+    """Return the kinds of modules that take part in a forward, and why they cannot be tried
+    alone; "" where they can.
+    """
     found: dict[tuple[Any, ...], RowModule] = {}
     seen: set[nn.Module] = set()
     thread = get_ident()
@@ -127,21 +150,33 @@ def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:
         if made is None:
             return
         seen.add(module)
-        key = (type(module), repr(module), made.row_shape, len(made.before), made.like.dtype,
-               [(one.shape, one.stride(), one.dtype) for one in module.parameters()].__repr__())  # fmt: skip
+        key = (
+            type(module),
+            repr(module),
+            made.row_shape,
+            len(made.before),
+            made.like.dtype,
+            [(one.shape, one.stride(), one.dtype) for one in module.parameters()].__repr__(),
+        )
         if key in found:
             found[key].times += 1
         else:
             found[key] = made
 
     hooks = [
-        module.register_forward_hook(partial(note, name)) for name, module in model.named_modules() if not any(module.children())
+        module.register_forward_hook(partial(note, name))
+        for name, module in model.named_modules()
+        if not any(module.children())
     ]  # held for this forward only
     try:
         with torch.inference_mode():
             model(input_ids=torch.arange(_TOKENS, device=model.device)[None] % 2, use_cache=False)
     except Exception as error:  # a module of another library raises what it likes
-        return [], f"{model.__class__.__name__} cannot be watched in a forward: {error} ({type(error).__name__})"
+        return (
+            [],
+            f"{model.__class__.__name__} cannot be watched in a forward: {error}"
+            f" ({type(error).__name__})",
+        )
     finally:
         for hook in hooks:
             hook.remove()
@@ -151,18 +186,32 @@ def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() > 1:
                 return [], (
-                    f"{name}.{parameter_name} belongs to a {type(module).__name__}, whose sums cannot be tried alone; expected"
+                    f"{name}.{parameter_name} belongs to a {type(module).__name__}, whose sums"
+                    " cannot be tried alone; expected"
                     " weights in nn.Linear, Conv1D and embeddings"
                 )
     return list(found.values()), ""
 
 
-def _row_module(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> RowModule | None:
-    """Return a module as it was called, None where it does not map each token's numbers to numbers of its own."""
-    if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or not isinstance(output, Tensor) or output is inputs[0]:
+def _row_module(
+    name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
+) -> RowModule | None:
+    """Return a module as it was called, None where it does not map each token's numbers to
+    numbers of its own.
+    """
+    if (
+        len(inputs) != 1
+        or not isinstance(inputs[0], Tensor)
+        or not isinstance(output, Tensor)
+        or output is inputs[0]
+    ):
         return None
     shape = tuple(inputs[0].shape)
-    if not inputs[0].is_floating_point() or _TOKENS not in shape[:-1] or shape[:-1] != tuple(output.shape[:-1]):
+    if (
+        not inputs[0].is_floating_point()
+        or _TOKENS not in shape[:-1]
+        or shape[:-1] != tuple(output.shape[:-1])
+    ):
         return None
     axis = shape.index(_TOKENS)
     return RowModule(name, module, shape[:axis], shape[axis + 1 :], inputs[0].new_zeros(()))

@@ -1,8 +1,10 @@
-"""A key/value cache in slots: one row per sequence, preallocated, written in place, never concatenated or copied whole.
+"""A key/value cache in slots: one row per sequence, preallocated, written in place, never
+concatenated or copied whole.
 
-A forward writes its query tokens behind each row's own length; `move` then takes the accepted tree rows to the front (a
-chain needs none) and the rest is simply overwritten by the next forward. Roll-back is a smaller length. Layers
-are full-length also for sliding windows: the mask carries the window, so rejected tokens push nothing out.
+A forward writes its query tokens behind each row's own length; `move` then takes the accepted tree
+rows to the front (a chain needs none) and the rest is simply overwritten by the next forward.
+Roll-back is a smaller length. Layers are full-length also for sliding windows: the mask carries the
+window, so rejected tokens push nothing out.
 """
 
 from __future__ import annotations
@@ -23,11 +25,19 @@ _SPARE = 64  # positions
 
 
 def _zeros(like: Tensor, *shape: int) -> Tensor:
-    """Zeros of a dtype and device; on a CPU in pages that exist once they are written, so that growing holds no stream up."""
-    with torch.inference_mode(False):  # every forward writes to them, and not all are in inference mode
+    """Zeros of a dtype and device; on a CPU in pages that exist once they are written, so that
+    growing holds no stream up.
+    """
+    with torch.inference_mode(
+        False
+    ):  # every forward writes to them, and not all are in inference mode
         if like.device.type != "cpu":
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
-        return torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)).view(like.dtype).view(shape)
+        return (
+            torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8))
+            .view(like.dtype)
+            .view(shape)
+        )
 
 
 @dataclass(slots=True)
@@ -36,7 +46,8 @@ class WriteWindow:
 
     Attributes:
         first, rows: the slots first .. first + rows - 1 take part.
-        places: [rows, width], the cache position of each query column; [1, queries] where sequences are packed.
+        places: [rows, width], the cache position of each query column; [1, queries] where sequences
+            are packed.
         slots: of the same shape, or [rows, 1], the slot of each.
         visible: how many positions the attention sees (the longest row's length + width).
     """
@@ -61,17 +72,24 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate from the first states seen: only they know the heads of this shard and their sizes."""
+        """Allocate from the first states seen: only they know the heads of this shard and their
+        sizes.
+        """
         owner = self._owner
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys, self.values = (
-            _zeros(states, owner.slots, states.shape[1], owner.capacity, states.shape[3]) for states in (key_states, value_states)
+            _zeros(states, owner.slots, states.shape[1], owner.capacity, states.shape[3])
+            for states in (key_states, value_states)
         )
         self.is_initialized = True
         owner.invalidate_pointers()
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new states of the window's rows; returns views of all positions the attention may see."""
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the new states of the window's rows; returns views of all positions the
+        attention may see.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self._owner.window
@@ -81,9 +99,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys[rows, :, start : start + key_states.shape[2]] = key_states
             self.values[rows, :, start : start + value_states.shape[2]] = value_states
         else:
-            index = self._owner.flat_index(window.slots, window.places, key_states.shape[1], key_states.device)
+            index = self._owner.flat_index(
+                window.slots, window.places, key_states.shape[1], key_states.device
+            )
             for store, states in ((self.keys, key_states), (self.values, value_states)):
-                store.view(-1, store.shape[-1]).index_copy_(0, index, states.reshape(-1, states.shape[-1]))
+                store.view(-1, store.shape[-1]).index_copy_(
+                    0, index, states.reshape(-1, states.shape[-1])
+                )
         return self.keys[rows, :, : window.visible], self.values[rows, :, : window.visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -91,7 +113,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._owner.window.visible, 0
 
     def get_seq_length(self) -> int:
-        """Tokens in the longest row before this forward; none, where more are packed behind one another than any row has."""
+        """Tokens in the longest row before this forward; none, where more are packed behind one
+        another than any row has.
+        """
         return max(0, self._owner.window.visible - int(self._owner.window.places.shape[-1]))
 
     def get_max_length(self) -> int:
@@ -111,16 +135,22 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.capacity = 0
         self.window = WriteWindow()
         self._free: list[int] = []
-        self._described: list[Stores | None] = []  # what `move` makes of the stores; empty once there are others
+        self._described: list[
+            Stores | None
+        ] = []  # what `move` makes of the stores; empty once there are others
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     @property
     def position_bytes(self) -> int:
         """Bytes that a position of a slot takes in all layers; 0 before the first forward."""
-        return sum(store.shape[1] * store.shape[3] * store.element_size() for store in self._stores())
+        return sum(
+            store.shape[1] * store.shape[3] * store.element_size() for store in self._stores()
+        )
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Make room for `slots` rows of `capacity` positions; grows, never shrinks, keeps what is stored."""
+        """Make room for `slots` rows of `capacity` positions; grows, never shrinks, keeps what
+        is stored.
+        """
         if slots <= self.slots and capacity <= self.capacity:
             return
         new_slots = max(slots, self.slots)
@@ -180,29 +210,40 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Slots in use."""
         return self.slots - len(self._free)
 
-    def begin(self, first: int, rows: int, slots: IntArray, places: IntArray, in_order: bool) -> None:
+    def begin(
+        self, first: int, rows: int, slots: IntArray, places: IntArray, in_order: bool
+    ) -> None:
         """Say where the coming forward writes; see `WriteWindow`."""
         visible = int(places.max()) + 1
         if visible > self.capacity:
-            self.reserve(self.slots, visible + _SPARE)  # copies everything: engines reserve beforehand
+            self.reserve(
+                self.slots, visible + _SPARE
+            )  # copies everything: engines reserve beforehand
         self.window = WriteWindow(first, rows, places, slots, visible, in_order)
 
-    def flat_index(self, slots: IntArray, places: IntArray, heads: int, device: torch.device) -> Tensor:
+    def flat_index(
+        self, slots: IntArray, places: IntArray, heads: int, device: torch.device
+    ) -> Tensor:
         """Row numbers in a layer seen as [slots * heads * capacity, dim].
 
         Args:
-            slots, places: [n, width] each, or [n, 1] slots; the index is in the order of [n, heads, width].
+            slots, places: [n, width] each, or [n, 1] slots; the index is in the order of [n, heads,
+                width].
         """
         key = (id(places), heads, device)
         index = self.window.indices.get(key)
         if index is None:
-            flat = ((slots[:, None, :] * heads + np.arange(heads)[:, None]) * self.capacity) + places[:, None, :]
+            flat = (
+                (slots[:, None, :] * heads + np.arange(heads)[:, None]) * self.capacity
+            ) + places[:, None, :]
             index = self.window.indices[key] = torch.from_numpy(flat.reshape(-1)).to(device)
         return index
 
     @torch.inference_mode()
     def write(self, slot: int, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Store states computed elsewhere, [heads, n, dim] each, at positions first .. first + n - 1 of one layer."""
+        """Store states computed elsewhere, [heads, n, dim] each, at positions first .. first + n
+        - 1 of one layer.
+        """
         place = self.layers[layer]
         if not place.is_initialized:
             place.lazy_initialization(keys[None], values[None])
@@ -216,15 +257,21 @@ class SlotCache(Cache):  # type: ignore[misc]
             store[slot, :, first:] = 0
 
     def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor] | None]:
-        """Views of the first `length` positions of a slot, (keys, values) per layer; None where a layer stores nothing."""
+        """Views of the first `length` positions of a slot, (keys, values) per layer; None where
+        a layer stores nothing.
+        """
         return [
-            (layer.keys[slot, :, :length], layer.values[slot, :, :length]) if layer.is_initialized else None
+            (layer.keys[slot, :, :length], layer.values[slot, :, :length])
+            if layer.is_initialized
+            else None
             for layer in self.layers
         ]
 
     @torch.inference_mode()
     def move(self, slots: IntArray, source: IntArray, target: IntArray) -> None:
-        """Copy positions within slots [rows, 1], in every layer, [rows, m] from `source` to `target`, as `move_forward` does."""
+        """Copy positions within slots [rows, 1], in every layer, [rows, m] from `source` to
+        `target`, as `move_forward` does.
+        """
         if not self._described:
             self._described.append(Stores.of(self._stores()))
         if self._described[0] is not None:
@@ -237,7 +284,12 @@ class SlotCache(Cache):  # type: ignore[misc]
             flat.index_copy_(0, self.flat_index(slots, target, heads, device), picked)
 
     def _stores(self) -> list[Tensor]:
-        return [store for layer in self.layers if layer.is_initialized for store in (layer.keys, layer.values)]
+        return [
+            store
+            for layer in self.layers
+            if layer.is_initialized
+            for store in (layer.keys, layer.values)
+        ]
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
@@ -249,7 +301,9 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def swap(self, one: int, other: int, length: int) -> None:
-        """Exchange the first `length` positions of two slots (once when a sequence ends, never per step)."""
+        """Exchange the first `length` positions of two slots (once when a sequence ends, never
+        per step).
+        """
         for layer in self.layers:
             if layer.is_initialized:
                 for store in (layer.keys, layer.values):

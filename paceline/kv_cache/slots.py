@@ -37,7 +37,9 @@ class Slots:
             request.slot = -1
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
-        """Give `request` the slot of `other`, which loses it, with the first `length` positions that are in it."""
+        """Give `request` the slot of `other`, which loses it, with the first `length` positions
+        that are in it.
+        """
         request.slot, request.cached, other.slot = other.slot, length, -1
         self._owner[request.slot] = request
 
@@ -47,7 +49,9 @@ class Slots:
         request.cached = length
 
     def resize(self, slots: int, positions: int) -> None:
-        """Make it exactly so many slots of so many positions: enough for all that are taken and what they hold."""
+        """Make it exactly so many slots of so many positions: enough for all that are taken and
+        what they hold.
+        """
         if slots >= self._cache.slots and positions >= self._cache.capacity:
             self._cache.reserve(slots, positions)
             return
@@ -57,7 +61,9 @@ class Slots:
             request.slot = slot
 
     def gather(self, requests: Sequence[Request]) -> None:
-        """Bring sequences that are to step together into the first slots, in any order, moving few."""
+        """Bring sequences that are to step together into the first slots, in any order, moving
+        few.
+        """
         holes = iter(sorted(set(range(len(requests))) - {request.slot for request in requests}))
         for request in requests:
             if request.slot >= len(requests):

@@ -1,4 +1,6 @@
-"""What a transformers model can do: which masks it takes, how long its context is, whether it can be verified at all."""
+"""What a transformers model can do: which masks it takes, how long its context is, whether it
+can be verified at all.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,16 @@ class Architecture:
         layer_kinds: the attention kinds that occur.
         mask_per_kind: the model takes a dict of masks by kind, else one tensor.
         window, chunk: reach of sliding and of chunked attention, in positions.
-        takes_masks: a 4-D mask and position ids decide what is seen; false where cache slots do (ALiBi, no position ids).
+        takes_masks: a 4-D mask and position ids decide what is seen; false where cache slots do
+            (ALiBi, no position ids).
         float_masks: masks are added to the scores (eager) instead of selecting (sdpa).
         tree_attention: masked forwards may use our attention by SDPA.
         by_position: every forward uses our attention by position.
-        position_bytes: about what keys and values of one token take in all layers; 0 = the configuration does not say.
+        position_bytes: about what keys and values of one token take in all layers; 0 = the
+            configuration does not say.
         switch_lengths: text lengths beyond which the rotary frequencies are others.
-        restart_length: the one beyond which a growing text is fed anew, as `generate` of the model does; None = never.
+        restart_length: the one beyond which a growing text is fed anew, as `generate` of the model
+            does; None = never.
     """
 
     name: str
@@ -69,32 +74,43 @@ class Architecture:
         """Read the facts off a model.
 
         Args:
-            by_position: it is to use our attention by position, as it does anyway when that is its attention implementation.
+            by_position: it is to use our attention by position, as it does anyway when that is its
+                attention implementation.
             chains: masks do not decide what it sees, whatever its forward takes.
         Raises:
-            UnsupportedModelError: encoder-decoder, recurrent or index-sparse models; those that cannot attend by position, if
-                they are to.
+            UnsupportedModelError: encoder-decoder, recurrent or index-sparse models; those that
+                cannot attend by position, if they are to.
             ConfigError: an attention implementation that takes no 4-D mask.
         """
         config = model.config.get_text_config(decoder=True)
         name = type(model).__name__
         refuse_unsupported(model, config, name)
         kinds = getattr(config, "layer_types", None)
-        window, chunk = (reach(config, key, name) for key in ("sliding_window", "attention_chunk_size"))
+        window, chunk = (
+            reach(config, key, name) for key in ("sliding_window", "attention_chunk_size")
+        )
         by_slot = chains or _uses_alibi(config)
-        single = "sliding_attention" if window else "chunked_attention" if chunk else "full_attention"
+        single = (
+            "sliding_attention" if window else "chunked_attention" if chunk else "full_attention"
+        )
         implementation = model.config._attn_implementation or "eager"
         by_position = by_position or implementation == BY_POSITION
         if implementation not in ("sdpa", "eager", BY_POSITION) and not by_slot:
             raise ConfigError(
-                f"{name}: got attention implementation {implementation!r}, which takes no tree mask; expected 'sdpa' or 'eager'."
+                f"{name}: got attention implementation {implementation!r}, which takes no tree"
+                " mask; expected 'sdpa' or 'eager'."
                 " Call model.set_attn_implementation('sdpa') first."
             )
         obstacle = why_not_by_position(model) if by_position else None
         if obstacle is not None:
-            raise UnsupportedModelError(f"{name} cannot be batch-invariant: {obstacle}. Set batch_invariant to false.")
+            raise UnsupportedModelError(
+                f"{name} cannot be batch-invariant: {obstacle}. Set batch_invariant to false."
+            )
         accepted = forward_parameters(model)
-        context = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"))
+        context = (
+            getattr(config, key, None)
+            for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+        )
         return Architecture(
             name=name,
             layers=config.num_hidden_layers,
@@ -111,13 +127,19 @@ class Architecture:
             tree_attention=takes_tree_attention(model) and not by_slot,
             by_position=by_position,
             dtype=model.dtype,
-            position_bytes=2 * sum(heads * dim for heads, dim in key_shapes(config)) * model.dtype.itemsize,
+            position_bytes=2
+            * sum(heads * dim for heads, dim in key_shapes(config))
+            * model.dtype.itemsize,
             switch_lengths=switch_lengths(config),
             restart_length=restart_length(model, config),
         )
 
-    def marks(self, packing: RaggedBatch, visible: int, device: torch.device) -> tuple[Masks, dict[int, VisibleRanges]]:
-        """The model's `attention_mask` for sequences that are packed, which says nothing, and what it stands for (`AttentionMetadata`)."""
+    def marks(
+        self, packing: RaggedBatch, visible: int, device: torch.device
+    ) -> tuple[Masks, dict[int, VisibleRanges]]:
+        """The model's `attention_mask` for sequences that are packed, which says nothing, and
+        what it stands for (`AttentionMetadata`).
+        """
         masks: dict[str, Tensor] = {}
         marks: dict[int, VisibleRanges] = {}
         for kind in self.layer_kinds:
@@ -127,22 +149,43 @@ class Architecture:
 
     def _reach(self, kind: str) -> tuple[int | None, int | None]:
         """Window and chunk of a kind of layers."""
-        return self.window if kind == "sliding_attention" else None, self.chunk if kind == "chunked_attention" else None
+        return (
+            self.window if kind == "sliding_attention" else None,
+            self.chunk if kind == "chunked_attention" else None,
+        )
 
     def attention_mask(self, layout: PaddedBatch, visible: int, device: torch.device) -> Masks:
-        """The model's `attention_mask` for one forward; None where plain causal attention over the cache is meant."""
+        """The model's `attention_mask` for one forward; None where plain causal attention over
+        the cache is meant.
+        """
         if not self.takes_masks or (layout.trivial and self.layer_kinds == ("full_attention",)):
             return None
-        masks = {kind: self._one_mask(layout, visible, device, *self._reach(kind)) for kind in self.layer_kinds}
+        masks = {
+            kind: self._one_mask(layout, visible, device, *self._reach(kind))
+            for kind in self.layer_kinds
+        }
         return masks if self.mask_per_kind else next(iter(masks.values()))
 
-    def _one_mask(self, layout: PaddedBatch, visible: int, device: torch.device, window: int | None, chunk: int | None) -> Tensor:
-        mask = torch.from_numpy(layout.visible_mask(visible, window, chunk))[:, None].to(device, non_blocking=True)
+    def _one_mask(
+        self,
+        layout: PaddedBatch,
+        visible: int,
+        device: torch.device,
+        window: int | None,
+        chunk: int | None,
+    ) -> Tensor:
+        mask = torch.from_numpy(layout.visible_mask(visible, window, chunk))[:, None].to(
+            device, non_blocking=True
+        )
         if self.float_masks:
-            mask = torch.zeros(mask.shape, dtype=self.dtype, device=device).masked_fill_(~mask, torch.finfo(self.dtype).min)
+            mask = torch.zeros(mask.shape, dtype=self.dtype, device=device).masked_fill_(
+                ~mask, torch.finfo(self.dtype).min
+            )
         return mask
 
 
 def _uses_alibi(config: PretrainedConfig) -> bool:
     attention = getattr(config, "attn_config", None)
-    return config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False) or getattr(attention, "alibi", False))
+    return config.model_type in ("bloom", "mpt") or bool(
+        getattr(config, "alibi", False) or getattr(attention, "alibi", False)
+    )

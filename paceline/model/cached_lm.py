@@ -1,8 +1,10 @@
-"""CachedLM: any transformers decoder as "one forward over the pending tokens and draft trees of a batch".
+"""CachedLM: any transformers decoder as "one forward over the pending tokens and draft trees of a
+batch".
 
-The target and a draft model are both one of these. With attention by position sequences are packed behind one another
-(`RaggedBatch`). Else each is a row whose columns are: padding, pending tokens (the newest is the root), tree nodes, padding;
-pending tokens end at the same column in all rows, so the LM head runs on one slice (`PaddedBatch`).
+The target and a draft model are both one of these. With attention by position sequences are packed
+behind one another (`RaggedBatch`). Else each is a row whose columns are: padding, pending tokens
+(the newest is the root), tree nodes, padding; pending tokens end at the same column in all rows, so
+the LM head runs on one slice (`PaddedBatch`).
 """
 
 from __future__ import annotations
@@ -44,19 +46,24 @@ class CachedLM:
 
     Args:
         model: a decoder-only transformers model, in eval mode, on its device.
-        prefill_chunk: most pending tokens one forward takes per sequence; may be changed between forwards.
+        prefill_chunk: most pending tokens one forward takes per sequence; may be changed between
+            forwards.
         batch_invariant: a token's attention depends on its own text alone, to the last bit.
-        least_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up for the rest.
-        products: which matrix products are ours; None = those that are faster than torch's on this machine.
+        least_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up
+            for the rest.
+        products: which matrix products are ours; None = those that are faster than torch's on this
+            machine.
         view: makes what is called in the place of the model.
         chains: draft trees cannot be verified, though its forward takes masks.
     Attributes:
         prefill_chunk, least_rows, products, chains: as above.
         slots: of the cache, and who has them.
         reads_states: it is a draft that reads its target's hidden states (`Request.states`).
-        kept_ids: ids, ascending, of the tokens that the head keeps (`kept_vocabulary`) and the target has; None = all.
+        kept_ids: ids, ascending, of the tokens that the head keeps (`kept_vocabulary`) and the
+            target has; None = all.
     Raises:
-        UnsupportedModelError: an architecture that cannot be rolled back or masked, or that cannot be batch-invariant when asked.
+        UnsupportedModelError: an architecture that cannot be rolled back or masked, or that cannot
+            be batch-invariant when asked.
     """
 
     def __init__(
@@ -75,7 +82,9 @@ class CachedLM:
         self.products = fastest(model) if products is None else products
         self._model, self._view, self.chains = model, view, chains
         self._cache = SlotCache(self.architecture.layers)
-        self._feeder = ModelRunner(view(model), self.device, self.architecture, self._cache, self.products)
+        self._feeder = ModelRunner(
+            view(model), self.device, self.architecture, self._cache, self.products
+        )
         self.mode = mode_of(model)
         self.uses_target_states = uses_target_states(model)
         self.kept_ids = kept_ids(model)
@@ -96,19 +105,28 @@ class CachedLM:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that logits are about: the rows of the LM head; of a draft model that has a target, the rows of the target's."""
-        return self.architecture.vocab_size if self._vocabulary is None else self._vocabulary.target_rows
+        """Ids that logits are about: the rows of the LM head; of a draft model that has a
+        target, the rows of the target's.
+        """
+        return (
+            self.architecture.vocab_size
+            if self._vocabulary is None
+            else self._vocabulary.target_rows
+        )
 
     def share(self, vocabulary: SharedVocabulary) -> None:
-        """Answer for a target from now on: with logits by the target's ids, of the tokens that both share.
+        """Answer for a target from now on: with logits by the target's ids, of the tokens that both
+        share.
 
         Raises:
             ConfigError: it serves a target with another vocabulary already.
         """
         if self._vocabulary is not None and self._vocabulary.target_rows != vocabulary.target_rows:
             raise ConfigError(
-                f"draft model: got a target with {vocabulary.target_rows} rows in its LM head, while it serves one with"
-                f" {self._vocabulary.target_rows}; expected targets with the same. Load the draft model again for this one."
+                f"draft model: got a target with {vocabulary.target_rows} rows in its LM head,"
+                " while it serves one with"
+                f" {self._vocabulary.target_rows}; expected targets with the same. Load the draft"
+                " model again for this one."
             )
         self._vocabulary = self._feeder.vocabulary = vocabulary
         kept = kept_ids(self._model)
@@ -121,7 +139,9 @@ class CachedLM:
 
     @property
     def stale(self) -> bool:
-        """Whether the model's modules have been replaced, as by an adapter, since a sequence was opened last."""
+        """Whether the model's modules have been replaced, as by an adapter, since a sequence was
+        opened last.
+        """
         return self._feeder.view.stale
 
     @property
@@ -141,12 +161,21 @@ class CachedLM:
         return device
 
     def apart(self) -> CachedLM:
-        """Return the same model with a cache of its own, for forwards that have nothing to do with anybody's answer."""
-        options = (self.prefill_chunk, self.architecture.by_position, self.least_rows, self.products)
+        """Return the same model with a cache of its own, for forwards that have nothing to do
+        with anybody's answer.
+        """
+        options = (
+            self.prefill_chunk,
+            self.architecture.by_position,
+            self.least_rows,
+            self.products,
+        )
         return CachedLM(self._model, *options, self._view, self.chains)
 
     def reserve(self, slots: int, positions: int) -> None:
-        """Allocate for that many sequences of that many positions (tokens and tree nodes) beforehand."""
+        """Allocate for that many sequences of that many positions (tokens and tree nodes)
+        beforehand.
+        """
         self._cache.reserve(slots, positions)
 
     @property
@@ -156,7 +185,9 @@ class CachedLM:
 
     @property
     def position_bytes(self) -> int:
-        """Bytes of the cache that a position of a sequence takes; before the first forward by what the configuration says."""
+        """Bytes of the cache that a position of a sequence takes; before the first forward by
+        what the configuration says.
+        """
         return self._cache.position_bytes or self.architecture.position_bytes
 
     def check_length(self, request: Request) -> None:
@@ -167,7 +198,8 @@ class CachedLM:
         """
         if len(request) > self.context_length:
             raise CapacityError(
-                f"sequence {request.id} has {len(request)} tokens; the model's context is {self.context_length}. Shorten the prompt."
+                f"sequence {request.id} has {len(request)} tokens; the model's context is"
+                f" {self.context_length}. Shorten the prompt."
             )
 
     def open(self, request: Request, place_of: Request | None = None, length: int = 0) -> None:
@@ -194,7 +226,9 @@ class CachedLM:
         self.slots.free(request)
 
     def clear_behind(self, request: Request) -> None:
-        """Write zeros behind what `request` has in the cache: attention multiplies what it masks by 0, and NaN stays NaN."""
+        """Write zeros behind what `request` has in the cache: attention multiplies what it masks
+        by 0, and NaN stays NaN.
+        """
         if request.slot >= 0:
             self._cache.clear(request.slot, request.cached)
 
@@ -204,26 +238,31 @@ class CachedLM:
         return self._cache.taken
 
     def reaches_end(self, request: Request) -> bool:
-        """Whether the next forward feeds the newest token of `request` (else it is a prefill chunk)."""
+        """Whether the next forward feeds the newest token of `request` (else it is a prefill
+        chunk).
+        """
         return request.pending <= self.prefill_chunk
 
     def forward(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
         """Run `forward_nodes`.
 
         Returns:
-            logits [batch, 1 + width, vocab]: after the last fed token, then after each node; rows beyond a tree are padding.
+            logits [batch, 1 + width, vocab]: after the last fed token, then after each node; rows
+            beyond a tree are padding.
         """
         return self.forward_nodes(requests, trees).padded()
 
     @in_forward_mode
     def forward_nodes(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> NodeLogits:
-        """One pass over the pending tokens (a chunk of them, while prefilling) and the tree of every sequence.
+        """One pass over the pending tokens (a chunk of them, while prefilling) and the tree of
+        every sequence.
 
         Args:
             seqs: open sequences with at least one pending token each.
             trees: one per sequence; empty where `reaches_end` is false.
         Returns:
-            the logits after the last fed token of each, and after each node; rows of scored tokens come before them.
+            the logits after the last fed token of each, and after each node; rows of scored tokens
+            come before them.
         """
         self._seqs = list(requests)
         self._feeder.begin()
@@ -236,19 +275,23 @@ class CachedLM:
             with self._reading(packing):
                 flat = self._shared(self._feeder.packed(packing, self._seqs))
             self._count(packing.pending, packing.nodes)
-            return NodeLogits.side_by_side(flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist())
+            return NodeLogits.side_by_side(
+                flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist()
+            )
         layout = lay_out(requests, trees, self.prefill_chunk, self.least_rows)
         with self._reading(layout):
             flat = self._shared(self._feeder.padded(layout, self._seqs))
         self._count(layout.pending, layout.nodes)
         return NodeLogits.of(flat.unflatten(0, (len(counts), -1)), counts, layout.scored)  # type: ignore[no-untyped-call]
 
-    def forward_with_hidden(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> tuple[Tensor, Tensor]:
+    def forward_with_hidden(
+        self, requests: Sequence[Request], trees: Sequence[DraftTree]
+    ) -> tuple[Tensor, Tensor]:
         """Run `forward`, and return what the LM head was fed as well.
 
         Returns:
-            logits [batch, 1 + width, vocab], and the hidden states they are made of (after the final norm), [batch, 1 + width,
-            hidden].
+            logits [batch, 1 + width, vocab], and the hidden states they are made of (after the
+            final norm), [batch, 1 + width, hidden].
         Raises:
             UnsupportedModelError: as `forward_with_states`.
         """
@@ -257,38 +300,63 @@ class CachedLM:
         return logits.padded(), replace(logits, flat=logits.states[:, 0]).padded()
 
     def forward_with_states(
-        self, requests: Sequence[Request], trees: Sequence[DraftTree], layers: tuple[int, ...] = (), pending: bool = False
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        layers: tuple[int, ...] = (),
+        pending: bool = False,
     ) -> NodeLogits:
         """Run `forward_nodes`, and keep what the LM head was fed (after the final norm).
 
         Args:
-            layers: of the decoder, whose inputs are wanted as well. pending: the same is wanted of all pending tokens.
+            layers: of the decoder, whose inputs are wanted as well. pending: the same is wanted of
+                all pending tokens.
         Raises:
-            UnsupportedModelError: the model has no module that makes logits of hidden states, or hides its layers.
+            UnsupportedModelError: the model has no module that makes logits of hidden states, or
+                hides its layers.
         """
         with capture_states(self._model, layers, pending) as fed:
             logits = self.forward_nodes(requests, trees)
         if not fed.head:
             raise UnsupportedModelError(
-                f"{self.architecture.name} makes its logits without an LM head of its own, so that its hidden states cannot be"
+                f"{self.architecture.name} makes its logits without an LM head of its own, so that"
+                " its hidden states cannot be"
                 " read; choose a drafter without an acceptance head."
             )
         feeder = self._feeder
         return fed.beside(logits, feeder.picks, feeder.asked, feeder.pending)
 
     def _reading(self, laid_out: PaddedBatch | RaggedBatch) -> AbstractContextManager[None]:
-        return reading(states_to_read(self._seqs, laid_out)) if self.uses_target_states else nullcontext()
+        return (
+            reading(states_to_read(self._seqs, laid_out))
+            if self.uses_target_states
+            else nullcontext()
+        )
 
     def _forward_rows(self, trees: Sequence[DraftTree]) -> NodeLogits:
-        # Positions are slots in these models (ALiBi): rows of different length cannot share a forward.
-        layouts = [lay_out([request], [tree], self.prefill_chunk) for request, tree in zip(self._seqs, trees, strict=True)]
-        rows = [self._feeder.padded(layout, [request]) for layout, request in zip(layouts, self._seqs, strict=True)]
-        self._count(*(np.concatenate(one) for one in zip(*((one.pending, one.nodes) for one in layouts), strict=True)))
+        # Positions are slots in these models (ALiBi): rows of different length cannot share a
+        # forward.
+        layouts = [
+            lay_out([request], [tree], self.prefill_chunk)
+            for request, tree in zip(self._seqs, trees, strict=True)
+        ]
+        rows = [
+            self._feeder.padded(layout, [request])
+            for layout, request in zip(layouts, self._seqs, strict=True)
+        ]
+        self._count(
+            *(
+                np.concatenate(one)
+                for one in zip(*((one.pending, one.nodes) for one in layouts), strict=True)
+            )
+        )
         counts, scored = [1 + len(tree) for tree in trees], [layout.scored for layout in layouts]
         return NodeLogits.side_by_side(self._shared(torch.cat(rows)), counts, scored)
 
     def _shared(self, flat: Tensor) -> Tensor:
-        """Return logits [n, vocab] by the target's ids, or of the kept tokens alone where these are wanted."""
+        """Return logits [n, vocab] by the target's ids, or of the kept tokens alone where these
+        are wanted.
+        """
         if self._vocabulary is None:
             return flat
         kept = self.kept_ids if is_kept_alone() else None
@@ -303,16 +371,25 @@ class CachedLM:
             counters.fed.append(fed)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
-        """Keep the fed pending tokens and the accepted nodes of the last forward, in its order; drop the other nodes."""
+        """Keep the fed pending tokens and the accepted nodes of the last forward, in its order;
+        drop the other nodes.
+        """
         pending = self._pending
         assert pending is not None, "commit without forward"
         moves = [row for row, path in enumerate(accepted) if list(path) != list(range(len(path)))]
         if moves:
             longest = max(len(accepted[row]) for row in moves)
-            paths = [[*accepted[row], *[accepted[row][-1]] * (longest - len(accepted[row]))] for row in moves]
+            paths = [
+                [*accepted[row], *[accepted[row][-1]] * (longest - len(accepted[row]))]
+                for row in moves
+            ]
             base = np.array([[self._seqs[row].cached + pending[row]] for row in moves])
             target = np.minimum(np.arange(longest), [[len(accepted[row]) - 1] for row in moves])
-            self._cache.move(np.array([[self._seqs[row].slot] for row in moves]), base + np.array(paths), base + target)
+            self._cache.move(
+                np.array([[self._seqs[row].slot] for row in moves]),
+                base + np.array(paths),
+                base + target,
+            )
         for row, (request, path) in enumerate(zip(self._seqs, accepted, strict=True)):
             request.cached += int(pending[row]) + len(path)
 
@@ -321,7 +398,8 @@ class CachedLM:
         request.cached = min(request.cached, length)
 
     def load(self, request: Request, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Store states of `request` that were computed elsewhere; the caller sets `request.cached` once every layer has its own.
+        """Store states of `request` that were computed elsewhere; the caller sets `request.cached`
+        once every layer has its own.
 
         Args:
             first: their first position. keys, values: [heads, n, dim].
@@ -329,7 +407,9 @@ class CachedLM:
         self._cache.write(request.slot, layer, first, keys, values)
 
     def stored(self, request: Request) -> list[tuple[Tensor, Tensor] | None]:
-        """Keys and values of `request` per layer, views [heads, seq.cached, dim]; None where a layer keeps none of its own."""
+        """Keys and values of `request` per layer, views [heads, seq.cached, dim]; None where a
+        layer keeps none of its own.
+        """
         return self._cache.read(request.slot, request.cached)
 
     def feed(self, requests: Sequence[Request]) -> Tensor:

@@ -28,9 +28,12 @@ _Owner = TypeVar("_Owner", bound=_HasMode)
 def mode_of(model: PreTrainedModel) -> Mode:
     """Return the mode for the forwards of a model.
 
-    Some classes of quantised weights cannot be used in torch's inference mode. A model with such weights runs as in `generate`.
+    Some classes of quantised weights cannot be used in torch's inference mode. A model with such
+    weights runs as in `generate`.
     """
-    without_gradients: Mode = torch.inference_mode if foreign_weights(model) is None else _as_generate
+    without_gradients: Mode = (
+        torch.inference_mode if foreign_weights(model) is None else _as_generate
+    )
     on_cuda = any(one.device.type == "cuda" for one in model.parameters())
     return _on_cuda(without_gradients) if on_cuda else without_gradients
 

@@ -1,4 +1,6 @@
-"""Models in GGUF files: unpacked once by transformers into the cache, as a bfloat16 directory with its tokenizer."""
+"""Models in GGUF files: unpacked once by transformers into the cache, as a bfloat16 directory
+with its tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from paceline.util import cache
 SUFFIX = ".gguf"
 _KIND = "gguf-v1"  # another number when what is written changes
 _PACKAGES = ("gguf", "accelerate")
-_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # llama.cpp ends an answer at any of them
+_END_IDS = (
+    "eos_token_id",
+    "eot_token_id",
+    "eom_token_id",
+)  # llama.cpp ends an answer at any of them
 
 
 def is_gguf(source: str | Path) -> bool:
@@ -30,20 +36,31 @@ def is_gguf(source: str | Path) -> bool:
 
 
 def unpacked(file: str | Path) -> Path:
-    """Return the directory of a GGUF model, which `from_pretrained` reads; convert it first if that has not been done yet.
+    """Return the directory of a GGUF model, which `from_pretrained` reads; convert it first if that
+    has not been done yet.
 
     Conversion says so on standard error.
 
     Raises:
-        ConfigError: no such file, one that transformers cannot unpack, a missing package, or a cache that cannot be written.
+        ConfigError: no such file, one that transformers cannot unpack, a missing package, or a
+            cache that cannot be written.
     """
     path = Path(file)
     if not path.is_file():
-        raise ConfigError(f"model: got {str(file)!r}, which is no file; expected a GGUF file. Correct the path.")
+        raise ConfigError(
+            f"model: got {str(file)!r}, which is no file; expected a GGUF file. Correct the path."
+        )
     try:
-        return cache.obtain(_KIND, path, lambda folder: _convert(path, folder), lambda: _say(f"another process converts {path}"))
+        return cache.obtain(
+            _KIND,
+            path,
+            lambda folder: _convert(path, folder),
+            lambda: _say(f"another process converts {path}"),
+        )
     except OSError as error:
-        raise ConfigError(f"model: got {str(file)!r}, which cannot be read ({error}); expected a readable file.") from error
+        raise ConfigError(
+            f"model: got {str(file)!r}, which cannot be read ({error}); expected a readable file."
+        ) from error
 
 
 def _convert(path: Path, folder: Path) -> dict[str, Any]:
@@ -51,19 +68,25 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"model {str(path)!r}: got a GGUF file and no package {' nor '.join(missing)}; expected both. Run: pip install"
+            f"model {str(path)!r}: got a GGUF file and no package {' nor '.join(missing)};"
+            " expected both. Run: pip install"
             f" {' '.join(missing)}, or install paceline[gguf]."
         )
     metadata = _metadata(path)
     start = time.perf_counter()
-    _say(f"converting {path.name} ({path.stat().st_size / 1e6:.0f} MB), once, into {cache.root()} ...")
+    _say(
+        f"converting {path.name} ({path.stat().st_size / 1e6:.0f} MB), once, into {cache.root()}"
+        " ..."
+    )
     try:
         with _quiet():
             model = _model(path, metadata)
             tokenizer = _tokenizer(path, metadata)
     except Exception as error:  # whatever its readers raise on a file they cannot read
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise _refused(path, f"one that transformers {transformers.__version__} cannot unpack ({reason})") from error
+        raise _refused(
+            path, f"one that transformers {transformers.__version__} cannot unpack ({reason})"
+        ) from error
     try:
         with _quiet():
             model.save_pretrained(folder)
@@ -73,9 +96,12 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
         raise OSError(f"cannot write {folder}: {error}") from error
     _say(f"converted {path.name} in {time.perf_counter() - start:.0f} s")
     return {
-        "architecture": metadata["general.architecture"], "dtype": "bfloat16", "parameters": model.num_parameters(),
-        "tokenizer": tokenizer is not None, "transformers": transformers.__version__,
-    }  # fmt: skip
+        "architecture": metadata["general.architecture"],
+        "dtype": "bfloat16",
+        "parameters": model.num_parameters(),
+        "tokenizer": tokenizer is not None,
+        "transformers": transformers.__version__,
+    }
 
 
 def _metadata(path: Path) -> dict[str, Any]:
@@ -104,14 +130,20 @@ def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
     """Return the model in bfloat16, with the end-of-sequence ids of the file."""
     model: PreTrainedModel
     model, loading = AutoModelForCausalLM.from_pretrained(
-        str(path.parent), gguf_file=path.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True),
-        output_loading_info=True, local_files_only=True,
-    )  # fmt: skip
+        str(path.parent),
+        gguf_file=path.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
+        local_files_only=True,
+    )
     if loading["missing_keys"]:  # they would have random values
         raise ValueError(f"no weights for {', '.join(sorted(loading['missing_keys'])[:3])}")
     known = model.generation_config.eos_token_id
     ids = [metadata.get(f"tokenizer.ggml.{name}") for name in _END_IDS]
-    if isinstance(known, list):  # of architectures of which transformers knows more than the file says
+    if isinstance(
+        known, list
+    ):  # of architectures of which transformers knows more than the file says
         ids += known
     unique = list(dict.fromkeys(int(one) for one in ids if one is not None))
     first = unique[0] if len(unique) == 1 else unique or None
@@ -124,7 +156,9 @@ def _tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
     """Return the tokenizer with the chat template of the file; None where the file has none."""
     if "tokenizer.ggml.tokens" not in metadata:
         return None
-    tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(path.parent), gguf_file=path.name, local_files_only=True
+    )
     template = metadata.get("tokenizer.chat_template")
     if template is not None:
         tokenizer.chat_template = template
@@ -133,7 +167,8 @@ def _tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
 
 def _refused(path: Path, came: str) -> ConfigError:
     return ConfigError(
-        f"model {str(path)!r}: got {came}; expected a whole GGUF file of a decoder that transformers can unpack."
+        f"model {str(path)!r}: got {came}; expected a whole GGUF file of a decoder that"
+        " transformers can unpack."
         " Fetch it again, or use the original model."
     )
 

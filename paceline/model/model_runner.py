@@ -1,4 +1,6 @@
-"""Running a transformers model over sequences that have been laid out: in rows with padding, or packed behind one another."""
+"""Running a transformers model over sequences that have been laid out: in rows with padding, or
+packed behind one another.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,21 @@ class ModelRunner:
     Attributes:
         view: of the model; to be replaced once it is stale.
         seconds: wall-clock spent in the model so far (the device is not synchronised for it).
-        picks: of each call since the list was emptied, how the rows that were asked for are found in what the LM head made, or
-            was fed: [rows, columns, n] to [asked, n].
+        picks: of each call since the list was emptied, how the rows that were asked for are found
+            in what the LM head made, or was fed: [rows, columns, n] to [asked, n].
         asked: of the same calls, how they are found in what is of all rows.
-        pending: likewise, for each sequence the row and the first and last column of its pending tokens.
+        pending: likewise, for each sequence the row and the first and last column of its pending
+            tokens.
         vocabulary: of a draft model, what it shares with its target; None = every id can be fed.
     """
 
     def __init__(
-        self, view: View, device: torch.device, architecture: Architecture, cache: SlotCache, products: Products
+        self,
+        view: View,
+        device: torch.device,
+        architecture: Architecture,
+        cache: SlotCache,
+        products: Products,
     ) -> None:
         self.view = view
         self.seconds = 0.0
@@ -58,32 +66,57 @@ class ModelRunner:
         """Return logits [rows * layout.asked, vocab] of sequences as they are laid out."""
         if self.view.text_lengths is not None:
             self.view.text_lengths.set(requests, layout.positions)
-        columns, keep, front = layout.token_ids.shape[1], layout.asked, layout.token_ids.shape[1] - layout.width
+        columns, keep, front = (
+            layout.token_ids.shape[1],
+            layout.asked,
+            layout.token_ids.shape[1] - layout.width,
+        )
         rows = np.arange(len(layout.token_ids))[:, None]
-        self._cache.begin(layout.first_slot, len(rows), layout.first_slot + rows, layout.places, layout.in_order)
+        self._cache.begin(
+            layout.first_slot, len(rows), layout.first_slot + rows, layout.places, layout.in_order
+        )
         mask = self._architecture.attention_mask(layout, self._cache.window.visible, self._device)
         self.picks.append(lambda states: states[:, -keep:].flatten(0, 1))
         self.asked.append(self.picks[-1])
-        self.pending.append([(row, front - fed, front - 1) for row, fed in enumerate(layout.pending.tolist())])
+        self.pending.append(
+            [(row, front - fed, front - 1) for row, fed in enumerate(layout.pending.tolist())]
+        )
         with self._attention(layout, mask is not None):
-            return self._call(layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns))
+            return self._call(
+                layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns)
+            )
 
     def packed(self, packing: RaggedBatch, requests: Sequence[Request]) -> Tensor:
         """Return logits [asked, vocab] of sequences as they are packed."""
         if self.view.text_lengths is not None:
             self.view.text_lengths.set(requests, packing.positions[None], np.diff(packing.starts))
         all_asked = self._architecture.takes_logits_to_keep  # the head gets no others
-        sequences, asked = len(packing.cached), torch.from_numpy(packing.asked).to(self._device, non_blocking=True)
-        self._cache.begin(int(packing.slots[0]), sequences, packing.slots[None], packing.places[None], sequences == 1)
+        sequences, asked = (
+            len(packing.cached),
+            torch.from_numpy(packing.asked).to(self._device, non_blocking=True),
+        )
+        self._cache.begin(
+            int(packing.slots[0]),
+            sequences,
+            packing.slots[None],
+            packing.places[None],
+            sequences == 1,
+        )
         masks, marks = self._architecture.marks(packing, self._cache.window.visible, self._device)
         self.asked.append(lambda states: states[0, asked])
         self.picks.append((lambda states: states[0]) if all_asked else self.asked[-1])
         starts, fed = packing.starts.tolist(), packing.pending.tolist()
-        self.pending.append([(0, start, start + count - 1) for start, count in zip(starts, fed, strict=False)])
+        self.pending.append(
+            [(0, start, start + count - 1) for start, count in zip(starts, fed, strict=False)]
+        )
         with tree_attention(self.view.config, order=packing.order(marks)):
-            return self._call(packing.token_ids[None], packing.positions[None], masks, packing.asked)
+            return self._call(
+                packing.token_ids[None], packing.positions[None], masks, packing.asked
+            )
 
-    def _call(self, token_ids: IntArray, positions: IntArray, mask: Masks, asked: IntArray) -> Tensor:
+    def _call(
+        self, token_ids: IntArray, positions: IntArray, mask: Masks, asked: IntArray
+    ) -> Tensor:
         """Run the model over [rows, columns] and pick the logits.
 
         Args:
@@ -99,10 +132,13 @@ class ModelRunner:
             "use_cache": True,
         }
         if arch.takes_position_ids:
-            positions = np.minimum(positions, arch.context_length - 1)  # deeper nodes can never be accepted
+            positions = np.minimum(
+                positions, arch.context_length - 1
+            )  # deeper nodes can never be accepted
             inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
         if arch.takes_logits_to_keep:
-            # As indices, and not as their number: the head then gets all rows in one product, and not a slice of every sequence.
+            # As indices, and not as their number: the head then gets all rows in one product, and
+            # not a slice of every sequence.
             inputs["logits_to_keep"] = torch.from_numpy(asked).to(device, non_blocking=True)
         start = time.perf_counter()
         helpers = self._products.helpers(token_ids.size) if arch.by_position else 0
@@ -114,8 +150,12 @@ class ModelRunner:
     def _attention(self, layout: PaddedBatch, masked: bool) -> AbstractContextManager[None]:
         arch, config = self._architecture, self.view.config
         if arch.by_position:
-            order = AttentionMetadata.of(layout.cached, layout.places, layout.positions, layout.padding)
+            order = AttentionMetadata.of(
+                layout.cached, layout.places, layout.positions, layout.padding
+            )
             return tree_attention(config, order=order)
         if not masked or not arch.tree_attention:
             return nullcontext()
-        return tree_attention(config, layout.causal if arch.layer_kinds == ("full_attention",) else 0)
+        return tree_attention(
+            config, layout.causal if arch.layer_kinds == ("full_attention",) else 0
+        )

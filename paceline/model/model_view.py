@@ -1,7 +1,9 @@
-"""A model as one of our forwards sees it: the same weights and hooks, with a configuration of its own.
+"""A model as one of our forwards sees it: the same weights and hooks, with a configuration of its
+own.
 
-transformers' models look up their attention in `config` at every call. We choose ours per forward, and others may run the same
-model meanwhile, in other threads or behind another engine; so every `CachedLM` has a configuration of its own to choose in.
+transformers' models look up their attention in `config` at every call. We choose ours per forward,
+and others may run the same model meanwhile, in other threads or behind another engine; so every
+`CachedLM` has a configuration of its own to choose in.
 """
 
 from __future__ import annotations
@@ -41,14 +43,18 @@ class View(Protocol):
 
     @property
     def text_lengths(self) -> TextLengths | None:
-        """To be set before every forward of a model whose rotary frequencies depend on them; None for all other models."""
+        """To be set before every forward of a model whose rotary frequencies depend on them;
+        None for all other models.
+        """
 
 
 class ModelView:
-    """Modules that hold a configuration, and those around them, once more; all others are the model's own.
+    """Modules that hold a configuration, and those around them, once more; all others are the
+    model's own.
 
-    A copied module shares its parameters, buffers and hooks with the original. Compiled forwards are not taken over: graphs
-    are recorded for the caller's inputs, and ours have a new shape at every step.
+    A copied module shares its parameters, buffers and hooks with the original. Compiled forwards
+    are not taken over: graphs are recorded for the caller's inputs, and ours have a new shape at
+    every step.
 
     Attributes:
         module: to be called in the place of the model.
@@ -70,10 +76,12 @@ class ModelView:
         return any([*children.values()] != then for children, then in self._watched)
 
     def _seen(self, module: Any, copies: dict[int, Any], configs: dict[int, Any]) -> Any:
-        """Return a copy of a module, or the module itself where nothing in it holds a configuration.
+        """Return a copy of a module, or the module itself where nothing in it holds a
+        configuration.
 
         Args:
-            copies, configs: made so far, by the id of the original: what is one object in the model is one here.
+            copies, configs: made so far, by the id of the original: what is one object in the model
+                is one here.
         """
         if id(module) in copies:
             return copies[id(module)]
@@ -86,13 +94,19 @@ class ModelView:
         self._watched.append((children, now))
         twin = copies[id(module)] = module.__class__.__new__(module.__class__)
         own = vars(twin)
-        own.update(vars(module), _modules=dict(zip(children, seen, strict=True)), _compiled_call_impl=None)
+        own.update(
+            vars(module), _modules=dict(zip(children, seen, strict=True)), _compiled_call_impl=None
+        )
         if isinstance(held, PretrainedConfig):
             own["config"] = copy.deepcopy(held, configs)
         if isinstance(twin, PreTrainedModel):
-            # What records outputs sits in the hooks, which are shared: installed twice, it would record twice.
+            # What records outputs sits in the hooks, which are shared: installed twice, it would
+            # record twice.
             own["_output_capturing_hooks_installed"] = True
-        for name in ("forward", "_old_forward"):  # accelerate gives modules a forward of their own, and keeps the first
+        for name in (
+            "forward",
+            "_old_forward",
+        ):  # accelerate gives modules a forward of their own, and keeps the first
             if name in own:
                 own[name] = _rebound(own[name], module, twin)
         if is_length_dependent(twin):
@@ -112,4 +126,6 @@ def _rebound(function: Any, module: nn.Module, twin: nn.Module) -> Any:
 
 
 def _is(one: Any, module: nn.Module) -> bool:
-    return isinstance(one, nn.Module) and vars(one) is vars(module)  # the model itself may come as a weak reference
+    return isinstance(one, nn.Module) and vars(one) is vars(
+        module
+    )  # the model itself may come as a weak reference

@@ -1,4 +1,6 @@
-"""What a forward said after the newest token of every sequence and after each of its nodes: rows of logits, none of padding."""
+"""What a forward said after the newest token of every sequence and after each of its nodes: rows
+of logits, none of padding.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ class NodeLogits:
     """Logits of several sequences.
 
     Attributes:
-        flat: [rows, vocab]. starts, counts: of each sequence, its first row, that after the newest token, and how many it has.
-        states: what each row was made of, [rows, 1 + layers, hidden]: what the LM head was fed, then what went into the layers
-            asked for; None where nobody asked.
-        pending: of each sequence, the same after all pending tokens but the newest, [n, 1 + layers, hidden]; None likewise.
+        flat: [rows, vocab]. starts, counts: of each sequence, its first row, that after the newest
+            token, and how many it has.
+        states: what each row was made of, [rows, 1 + layers, hidden]: what the LM head was fed,
+            then what went into the layers asked for; None where nobody asked.
+        pending: of each sequence, the same after all pending tokens but the newest, [n, 1 + layers,
+            hidden]; None likewise.
         top: the likeliest tokens of each row; None likewise.
     """
 
@@ -34,7 +38,9 @@ class NodeLogits:
     top: TopTokens | None = None
 
     @staticmethod
-    def side_by_side(flat: Tensor, counts: list[int], scored: list[int] | None = None) -> NodeLogits:
+    def side_by_side(
+        flat: Tensor, counts: list[int], scored: list[int] | None = None
+    ) -> NodeLogits:
         """Return the logits of sequences whose rows follow one another.
 
         Args:
@@ -44,7 +50,9 @@ class NodeLogits:
         """
         before = scored or [0] * len(counts)
         ends = accumulate(skipped + count for skipped, count in zip(before, counts, strict=True))
-        return NodeLogits(flat, [end - count for end, count in zip(ends, counts, strict=True)], counts)
+        return NodeLogits(
+            flat, [end - count for end, count in zip(ends, counts, strict=True)], counts
+        )
 
     @staticmethod
     def of(padded: Tensor, counts: list[int], scored: int = 0) -> NodeLogits:
@@ -56,7 +64,9 @@ class NodeLogits:
             scored: rows of prompt tokens before the first one of each sequence.
         """
         width = padded.shape[1]
-        return NodeLogits(padded.flatten(0, 1), [row * width + scored for row in range(len(padded))], counts)
+        return NodeLogits(
+            padded.flatten(0, 1), [row * width + scored for row in range(len(padded))], counts
+        )
 
     def without_prompts(self) -> NodeLogits:
         """Return the same without the rows of prompt tokens."""
@@ -78,13 +88,21 @@ class NodeLogits:
         counts = [self.counts[row] for row in rows]
         starts = [self.starts[row] for row in rows]
         flat, states = (
-            None if whole is None else torch.cat([whole[:0], *(whole[a : a + n] for a, n in zip(starts, counts, strict=True))])
+            None
+            if whole is None
+            else torch.cat(
+                [whole[:0], *(whole[a : a + n] for a, n in zip(starts, counts, strict=True))]
+            )
             for whole in (self.flat, self.states)
         )
         assert flat is not None, "rows have logits"
         if self.top is None:
             return replace(NodeLogits.side_by_side(flat, counts), states=states)
-        own = [place for start, count in zip(starts, counts, strict=True) for place in range(start, start + count)]
+        own = [
+            place
+            for start, count in zip(starts, counts, strict=True)
+            for place in range(start, start + count)
+        ]
         return replace(NodeLogits.side_by_side(flat, counts), states=states, top=self.top.of(own))
 
     def with_top(self, count: int, kept_ids: IntArray | None = None) -> NodeLogits:
@@ -97,7 +115,9 @@ class NodeLogits:
         return replace(self, top=TopTokens(places if kept_ids is None else kept_ids[places], probs))
 
     def padded(self) -> Tensor:
-        """All of them as [batch, 1 + width, vocab]; what is beyond a sequence's own rows means nothing."""
+        """All of them as [batch, 1 + width, vocab]; what is beyond a sequence's own rows means
+        nothing.
+        """
         width = max(self.counts, default=1)
         even = len(self.starts) * width == len(self.flat)
         if even and self.starts == list(range(0, len(self.flat), width)):

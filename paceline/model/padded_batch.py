@@ -1,4 +1,6 @@
-"""The arrays of one forward: which token goes into which column, at which position, and what it may see."""
+"""The arrays of one forward: which token goes into which column, at which position, and what it
+may see.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,19 @@ from paceline.core.tree import BoolArray, DraftTree, IntArray, tree_shape
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """A batch laid out in columns: padding | pending tokens, the newest last | tree nodes | padding.
+    """A batch laid out in columns: padding | pending tokens, the newest last | tree nodes |
+    padding.
 
     Attributes:
-        token_ids, positions, places: [rows, columns]: ids, position in the text, position in the cache.
-        block: [rows, columns, columns]: which column sees which; padding sees the root only, to stay finite.
+        token_ids, positions, places: [rows, columns]: ids, position in the text, position in the
+            cache.
+        block: [rows, columns, columns]: which column sees which; padding sees the root only, to
+            stay finite.
         padding: [rows, columns]: True where a column belongs to no token.
-        cached, pending, nodes: [rows]: tokens in the cache before, pending tokens fed, tree nodes fed.
-        width: columns behind the pending tokens: nodes of the largest tree, or more where rows are to be padded.
+        cached, pending, nodes: [rows]: tokens in the cache before, pending tokens fed, tree nodes
+            fed.
+        width: columns behind the pending tokens: nodes of the largest tree, or more where rows are
+            to be padded.
         asked: last columns whose logits are wanted: 1 + width, or all where a sequence is scored.
         first_slot: the slot of row 0; row i is in slot first_slot + i.
         in_order: columns lie at consecutive places in every row (no padding in front).
@@ -51,11 +58,15 @@ class PaddedBatch:
 
     @property
     def causal(self) -> int:
-        """How many of the first columns see just the columns up to themselves: prompts from their first token on, in all rows."""
+        """How many of the first columns see just the columns up to themselves: prompts from
+        their first token on, in all rows.
+        """
         front = self.token_ids.shape[1] - self.width
         return front if self.in_order and not self.cached.any() else 0
 
-    def visible_mask(self, positions_seen: int, window: int | None = None, chunk: int | None = None) -> BoolArray:
+    def visible_mask(
+        self, positions_seen: int, window: int | None = None, chunk: int | None = None
+    ) -> BoolArray:
         """[rows, columns, positions_seen]: True where a query column may look at a cache position.
 
         Args:
@@ -78,11 +89,14 @@ class PaddedBatch:
         return mask
 
 
-def lay_out(requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, least_rows: int = 1) -> PaddedBatch:
+def lay_out(
+    requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, least_rows: int = 1
+) -> PaddedBatch:
     """Lay out up to `chunk` pending tokens and the tree of every sequence.
 
     Args:
-        least_rows: sequences x (1 + width) is at least this; padding columns make up for what trees do not fill.
+        least_rows: sequences x (1 + width) is at least this; padding columns make up for what trees
+            do not fill.
     """
     rows = len(requests)
     cached = np.array([request.cached for request in requests], dtype=np.int64)
@@ -92,9 +106,14 @@ def lay_out(requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int,
     if front == 1 and width == 0:
         return _single_tokens(requests, cached, pending, nodes)
     columns = front + width
-    # Padding repeats the newest token of the row: what is made of token 0 may be NaN, which attention cannot mask.
-    token_ids = np.tile(np.array([[request.token_ids[-1]] for request in requests], dtype=np.int64), (1, columns))
-    offsets = np.tile(np.arange(columns), (rows, 1)) - (front - pending)[:, None]  # place relative to `cached`
+    # Padding repeats the newest token of the row: what is made of token 0 may be NaN, which
+    # attention cannot mask.
+    token_ids = np.tile(
+        np.array([[request.token_ids[-1]] for request in requests], dtype=np.int64), (1, columns)
+    )
+    offsets = (
+        np.tile(np.arange(columns), (rows, 1)) - (front - pending)[:, None]
+    )  # place relative to `cached`
     depths = np.minimum(offsets, front)  # position relative to `cached`
     block = np.zeros((rows, columns, columns), dtype=np.bool_)
     block[:, :front, :front] = np.tri(front, dtype=np.bool_)
@@ -119,14 +138,44 @@ def lay_out(requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int,
     in_order = bool((pending == front).all())
     asked = columns if any(request.scoring for request in requests) else width + 1
     return PaddedBatch(
-        token_ids, positions, places, block, padding, cached, pending, nodes, width, asked, requests[0].slot, in_order
+        token_ids,
+        positions,
+        places,
+        block,
+        padding,
+        cached,
+        pending,
+        nodes,
+        width,
+        asked,
+        requests[0].slot,
+        in_order,
     )
 
 
-def _single_tokens(requests: Sequence[Request], cached: IntArray, pending: IntArray, nodes: IntArray) -> PaddedBatch:
-    """The same for one pending token per row and no trees, the case of plain decoding and of drafting."""
-    token_ids = np.array([[request.token_ids[request.cached]] for request in requests], dtype=np.int64)
+def _single_tokens(
+    requests: Sequence[Request], cached: IntArray, pending: IntArray, nodes: IntArray
+) -> PaddedBatch:
+    """The same for one pending token per row and no trees, the case of plain decoding and of
+    drafting.
+    """
+    token_ids = np.array(
+        [[request.token_ids[request.cached]] for request in requests], dtype=np.int64
+    )
     places = cached[:, None]
     block = np.ones((len(requests), 1, 1), dtype=np.bool_)
     padding = np.zeros((len(requests), 1), dtype=np.bool_)
-    return PaddedBatch(token_ids, places, places, block, padding, cached, pending, nodes, 0, 1, requests[0].slot, True)
+    return PaddedBatch(
+        token_ids,
+        places,
+        places,
+        block,
+        padding,
+        cached,
+        pending,
+        nodes,
+        0,
+        1,
+        requests[0].slot,
+        True,
+    )

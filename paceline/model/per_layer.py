@@ -1,4 +1,6 @@
-"""Values of a configuration whose layers differ, as those of Gemma 4: transformers raises where the whole model is asked."""
+"""Values of a configuration whose layers differ, as those of Gemma 4: transformers raises where
+the whole model is asked.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,17 @@ def value_of(config: PretrainedConfig, name: str) -> Any:
 
 
 def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
-    """Return key heads and their size for each layer that keeps keys of its own; none where the configuration does not say."""
-    count = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)  # the last ones share
+    """Return key heads and their size for each layer that keeps keys of its own; none where the
+    configuration does not say.
+    """
+    count = config.num_hidden_layers - (
+        getattr(config, "num_kv_shared_layers", None) or 0
+    )  # the last ones share
     names = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
     shapes = []
-    for queries, heads, hidden, dim in list(zip(*(layer_values(config, name) for name in names), strict=True))[:count]:
+    for queries, heads, hidden, dim in list(
+        zip(*(layer_values(config, name) for name in names), strict=True)
+    )[:count]:
         heads = heads or queries
         if dim is None and isinstance(hidden, int) and isinstance(queries, int):
             dim = hidden // queries
@@ -43,14 +51,16 @@ def reach(config: PretrainedConfig, name: str, model: str) -> int | None:
     Args:
         name: of the attribute. model: what an error calls the model.
     Raises:
-        UnsupportedModelError: one mask per kind of layers is not enough, since layers of a kind differ.
+        UnsupportedModelError: one mask per kind of layers is not enough, since layers of a kind
+            differ.
     """
     sizes = set(layer_values(config, name))
     if getattr(config, "layer_types", None) is not None:
         sizes.discard(None)  # of layers with full attention
     if len(sizes) > 1:
         raise UnsupportedModelError(
-            f"{model} has layers that differ in {name} ({', '.join(map(str, sizes))}); expected one value for all of them."
+            f"{model} has layers that differ in {name} ({', '.join(map(str, sizes))}); expected"
+            " one value for all of them."
             " Use model.generate for this model."
         )
     return sizes.pop() if sizes else None

@@ -1,8 +1,8 @@
 """Whether a model quantises its activations while it runs, and whether its weights are quantised.
 
-Configuration, modules and weights show it by their names and classes: the packages that quantise need not be installed.
-Quantised weights alone are the same numbers in every forward, so such a model is decoded as it is. Only kernels and proofs that
-read or replace weights must leave it alone.
+Configuration, modules and weights show it by their names and classes: the packages that quantise
+need not be installed. Quantised weights alone are the same numbers in every forward, so such a
+model is decoded as it is. Only kernels and proofs that read or replace weights must leave it alone.
 """
 
 from __future__ import annotations
@@ -22,12 +22,21 @@ from paceline.util.plain_tensors import is_plain
 
 # Methods of transformers whose products see quantised activations, always, or from so many rows on.
 _METHODS = {"bitnet", "fbgemm_fp8", "fouroversix", "fp_quant", "mxfp8", "nvfp4"}
-# bitsandbytes' LLM.int8(), whose outliers are looked for in all rows at once, and the modules of the methods.
+# bitsandbytes' LLM.int8(), whose outliers are looked for in all rows at once, and the modules of
+# the methods.
 _MODULES = {
-    "Linear8bitLt", "BitLinear", "AutoBitLinear", "CompressedTensorsFP8Linear", "FbgemmFp8Linear", "FPQuantLinear", "NVFP4Linear",
-}  # fmt: skip
+    "Linear8bitLt",
+    "BitLinear",
+    "AutoBitLinear",
+    "CompressedTensorsFP8Linear",
+    "FbgemmFp8Linear",
+    "FPQuantLinear",
+    "NVFP4Linear",
+}
 _BY_NAME = re.compile(r"\w*dynamic_?activation\w*", re.IGNORECASE)  # how torchao calls its ways
-_TENSORS = {"LinearActivationQuantizedTensor"}  # torchao's; its newer ones have one of these attributes
+_TENSORS = {
+    "LinearActivationQuantizedTensor"
+}  # torchao's; its newer ones have one of these attributes
 _TENSOR_ATTRIBUTES = ("act_quant_kwargs", "activation_quantization")
 # Settings of compressed-tensors and quark for numbers that exist only while the model runs.
 _RUNNING = {
@@ -40,9 +49,13 @@ _NOT_PACKED = {torch.bool, torch.int64}  # masks and positions
 
 
 def dynamic_activations(model: PreTrainedModel) -> str | None:
-    """Return what quantises a model's activations while it runs, in a few words; None where nothing is known to."""
+    """Return what quantises a model's activations while it runs, in a few words; None where
+    nothing is known to.
+    """
     found = _by_config(getattr(model.config, "quantization_config", None))
-    return found or next((words for module in model.modules() if (words := _by_module(module))), None)
+    return found or next(
+        (words for module in model.modules() if (words := _by_module(module))), None
+    )
 
 
 def _by_config(config: Any) -> str | None:
@@ -68,7 +81,8 @@ def _by_config(config: Any) -> str | None:
 
 
 def _dynamic_names(settings: Any, seen: set[int]) -> Iterator[str]:
-    """Yield which numbers compressed-tensors and quark quantise dynamically, however deep the settings stand.
+    """Yield which numbers compressed-tensors and quark quantise dynamically, however deep the
+    settings stand.
 
     Args:
         settings: mappings, lists and objects with attributes, as of pydantic, in any nesting.
@@ -89,7 +103,9 @@ def _dynamic_names(settings: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _fields_of(settings: Any) -> Mapping[str, Any]:
-    """Return the names and values of a mapping, or of an object that holds settings; none of anything else."""
+    """Return the names and values of a mapping, or of an object that holds settings; none of
+    anything else.
+    """
     if isinstance(settings, Mapping):
         return settings
     plain_object = not isinstance(settings, type | Enum | Tensor | nn.Module)
@@ -101,21 +117,34 @@ def _by_module(module: nn.Module) -> str | None:
     if (
         "quantized.dynamic" in kind.__module__  # torch's own
         or kind.__name__ in _MODULES
-        or (kind.__name__ == "FP8Linear" and getattr(module, "activation_scheme", "dynamic") == "dynamic")
+        or (
+            kind.__name__ == "FP8Linear"
+            and getattr(module, "activation_scheme", "dynamic") == "dynamic"
+        )
     ):
         return f"{kind.__module__}.{kind.__name__}"
-    if type(weight).__name__ in _TENSORS or any(getattr(weight, name, None) is not None for name in _TENSOR_ATTRIBUTES):
+    if type(weight).__name__ in _TENSORS or any(
+        getattr(weight, name, None) is not None for name in _TENSOR_ATTRIBUTES
+    ):
         return f"weights of {type(weight).__module__}.{type(weight).__name__}"
     named = next(_dynamic_names(vars(module).get(_SCHEME), set()), None)
     return f"{kind.__module__}.{kind.__name__}, dynamic {named}" if named else None
 
 
 def foreign_weights(model: PreTrainedModel) -> str | None:
-    """Return which weights of a model are no plain tensors in modules of torch's own kind, as a clause; None where all are.
+    """Return which weights of a model are no plain tensors in modules of torch's own kind, as a
+    clause; None where all are.
 
     Such a model is decoded by its own code alone, in the mode in which `generate` runs it.
     """
-    return next((f"{name}.{words}" for name, module in model.named_modules() if (words := _foreign(module))), None)
+    return next(
+        (
+            f"{name}.{words}"
+            for name, module in model.named_modules()
+            if (words := _foreign(module))
+        ),
+        None,
+    )
 
 
 def _foreign(module: nn.Module) -> str:
@@ -135,7 +164,9 @@ def _foreign(module: nn.Module) -> str:
 
 
 def _is_packed(dtype: torch.dtype) -> bool:
-    """Whether numbers of a dtype mean something else than themselves: they have scales, or are several in one."""
+    """Whether numbers of a dtype mean something else than themselves: they have scales, or are
+    several in one.
+    """
     if dtype.is_floating_point:
         return dtype.itemsize < 2
     return not dtype.is_complex and dtype not in _NOT_PACKED

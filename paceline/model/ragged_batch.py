@@ -1,7 +1,9 @@
-"""One forward of several sequences without padding: their pending tokens and tree nodes behind one another, in a single row.
+"""One forward of several sequences without padding: their pending tokens and tree nodes behind one
+another, in a single row.
 
-To the model this is one text; what each token sees is up to attention by position, which is told for every query (`AttentionMetadata`).
-So a sequence costs the tokens it feeds, whatever the others feed.
+To the model this is one text; what each token sees is up to attention by position, which is told
+for every query (`AttentionMetadata`). So a sequence costs the tokens it feeds, whatever the others
+feed.
 """
 
 from __future__ import annotations
@@ -20,15 +22,18 @@ from paceline.util.compiled import compiled, kernel
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """Sequences laid out behind one another: of each its pending tokens, the newest last, then its nodes; at the end padding.
+    """Sequences laid out behind one another: of each its pending tokens, the newest last, then its
+    nodes; at the end padding.
 
     Attributes:
-        token_ids, positions, places, slots: [queries]: ids, position in the text, position in the cache and its slot there.
+        token_ids, positions, places, slots: [queries]: ids, position in the text, position in the
+            cache and its slot there.
         starts: [rows + 1]: the first query of each sequence; padding counts as the last one's.
-        cached, pending, nodes: [rows]: tokens in the cache before, pending tokens fed, tree nodes fed.
+        cached, pending, nodes: [rows]: tokens in the cache before, pending tokens fed, tree nodes
+            fed.
         scored: [rows]: pending tokens before the newest one whose logits are wanted as well.
-        asked: [n]: queries whose logits are wanted: the `scored` tokens, the newest one and the nodes of every sequence, and
-            padding.
+        asked: [n]: queries whose logits are wanted: the `scored` tokens, the newest one and the
+            nodes of every sequence, and padding.
         parents, depths, ranks: of all nodes, see `visible_in_trees`.
         tail: see `AttentionMetadata`.
     """
@@ -60,10 +65,14 @@ class RaggedBatch:
         Args:
             marks: see `AttentionMetadata`.
         """
-        return AttentionMetadata(self.cached, self.tail, int((self.cached + self.pending + self.nodes).max()), marks)
+        return AttentionMetadata(
+            self.cached, self.tail, int((self.cached + self.pending + self.nodes).max()), marks
+        )
 
 
-def pack(requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, least_rows: int = 1) -> RaggedBatch:
+def pack(
+    requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, least_rows: int = 1
+) -> RaggedBatch:
     """Pack up to `chunk` pending tokens and the tree of every sequence.
 
     Args:
@@ -73,34 +82,68 @@ def pack(requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, le
     pending = np.array([min(request.pending, chunk) for request in requests], dtype=np.int64)
     nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
     scored = np.array(
-        [fed - 1 if request.scoring else 0 for request, fed in zip(requests, pending.tolist(), strict=True)], dtype=np.int64
+        [
+            fed - 1 if request.scoring else 0
+            for request, fed in zip(requests, pending.tolist(), strict=True)
+        ],
+        dtype=np.int64,
     )
     padding = max(0, least_rows - len(requests) - int(nodes.sum() + scored.sum()))
     token_ids: list[int] = []
     parents: list[int] = []
-    for request, tree, past, fed in zip(requests, trees, cached.tolist(), pending.tolist(), strict=True):
+    for request, tree, past, fed in zip(
+        requests, trees, cached.tolist(), pending.tolist(), strict=True
+    ):
         token_ids += request.token_ids[past : past + fed]
         token_ids += tree.token_ids
         parents += tree.parents
     above = np.array(parents, dtype=np.int64)
-    positions, places, rows, starts, asked, depths, ranks, tail = _lay_out(cached, pending, nodes, scored, above, padding)
+    positions, places, rows, starts, asked, depths, ranks, tail = _lay_out(
+        cached, pending, nodes, scored, above, padding
+    )
     ids = np.array(token_ids + [0] * padding, dtype=np.int64)
     slots = requests[0].slot + rows
-    return RaggedBatch(ids, positions, places, slots, starts, cached, pending, nodes, scored, asked, above, depths, ranks, tail)
+    return RaggedBatch(
+        ids,
+        positions,
+        places,
+        slots,
+        starts,
+        cached,
+        pending,
+        nodes,
+        scored,
+        asked,
+        above,
+        depths,
+        ranks,
+        tail,
+    )
 
 
 @compiled
 def _lay_out(
-    cached: IntArray, pending: IntArray, nodes: IntArray, scored: IntArray, parents: IntArray, padding: int
+    cached: IntArray,
+    pending: IntArray,
+    nodes: IntArray,
+    scored: IntArray,
+    parents: IntArray,
+    padding: int,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Return positions, places, rows, starts, asked, depths, ranks and tail as in `RaggedBatch`; rows are counted from 0."""
+    """Return positions, places, rows, starts, asked, depths, ranks and tail as in `RaggedBatch`;
+    rows are counted from 0.
+    """
     count = len(cached)
     fed = pending + nodes
     starts = np.zeros(count + 1, dtype=np.int64)
     starts[1:] = np.cumsum(fed)
     starts[count] += padding
     total = starts[count]
-    positions, places, rows = np.zeros(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    positions, places, rows = (
+        np.zeros(total, np.int64),
+        np.empty(total, np.int64),
+        np.empty(total, np.int64),
+    )
     asked = np.empty(count + scored.sum() + len(parents) + padding, dtype=np.int64)
     depths, ranks = np.empty(len(parents), dtype=np.int64), np.empty(len(parents), dtype=np.int64)
     above = np.empty(len(parents) + 2, dtype=np.int64)
@@ -128,7 +171,8 @@ def _lay_out(
 
 @kernel
 def _rank(parents: IntArray, depths: IntArray, ranks: IntArray, above: IntArray) -> None:
-    """Fill in the depth of every node of a tree, and how many come before it, by depth and then by number.
+    """Fill in the depth of every node of a tree, and how many come before it, by depth and then by
+    number.
 
     Args:
         above: [at least nodes + 2], to work in: the nodes of every depth, then of all smaller ones.

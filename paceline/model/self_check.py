@@ -1,4 +1,5 @@
-"""A measurement instead of a hope: do this model's forwards over cached drafts equal its plain forwards?
+"""A measurement instead of a hope: do this model's forwards over cached drafts equal its plain
+forwards?
 
 Architectures of the test-suite are known to; any other is measured once, when the engine is built.
 """
@@ -72,11 +73,18 @@ _SIDE_BRANCH = [2, 4]  # of them
 _CHAIN = [-1, 0, 1, 2]
 _TEXT = 6  # tokens, behind the longest window that is tried
 _LONGEST_WINDOW = 512
-_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size", "local_attention")
+_WINDOWS = (
+    "sliding_window",
+    "attention_chunk_size",
+    "window_size",
+    "attention_window_size",
+    "local_attention",
+)
 
 
 def checked_model(model: PreTrainedModel, options: Mapping[str, Any]) -> CachedLM:
-    """Return a model whose forwards over drafts equal its plain ones: over trees, or where these fail over chains.
+    """Return a model whose forwards over drafts equal its plain ones: over trees, or where these
+    fail over chains.
 
     Args:
         options: of `CachedLM`.
@@ -108,16 +116,19 @@ def _passes_as_chain(model: CachedLM) -> bool:
 
 
 def check_tree_forward(model: CachedLM) -> None:
-    """Compare forwards over a small tree with plain ones, behind a cached prompt and again behind an accepted side branch.
+    """Compare forwards over a small tree with plain ones, behind a cached prompt and again behind
+    an accepted side branch.
 
     Raises:
-        UnsupportedModelError: they differ by more than rounding, or the model cannot run the tree at all.
+        UnsupportedModelError: they differ by more than rounding, or the model cannot run the tree
+            at all.
     """
     _check(model, "tree", _PARENTS, _SIDE_BRANCH)
 
 
 def check_chain_forward(model: CachedLM) -> None:
-    """Compare forwards over a few draft tokens in a row with plain ones, then again behind those that were accepted.
+    """Compare forwards over a few draft tokens in a row with plain ones, then again behind those
+    that were accepted.
 
     Raises:
         UnsupportedModelError: as `check_tree_forward`.
@@ -142,7 +153,9 @@ def _check(model: CachedLM, what: str, parents: list[int], accepted: list[int]) 
             request.token_ids += [*(tree.token_ids[node] for node in accepted), 2 % vocab]
     except Exception as error:  # whatever the code of a model that nobody here knows raises
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UnsupportedModelError(f"{name} cannot run a draft {what}: {reason}. Use model.generate for this model.") from error
+        raise UnsupportedModelError(
+            f"{name} cannot run a draft {what}: {reason}. Use model.generate for this model."
+        ) from error
     finally:
         model.close(request)
     allowed = 1e-3 if model.architecture.dtype == torch.float32 else 0.1
@@ -155,15 +168,20 @@ def _check(model: CachedLM, what: str, parents: list[int], accepted: list[int]) 
     if not difference <= allowed * max(scale, 1e-6):
         raise UnsupportedModelError(
             f"{name}: logits of a draft {what} differ from plain ones by {difference:.2g} (scale"
-            f" {scale:.2g}; rounding allows {allowed:g} of it), so verification would not be lossless. Use"
+            f" {scale:.2g}; rounding allows {allowed:g} of it), so verification would not be"
+            " lossless. Use"
             " model.generate for this model."
         )
 
 
 def _text_length(model: CachedLM) -> int:
-    """Return the length of a text that goes beyond the windows in which layers attend, where these are not long."""
+    """Return the length of a text that goes beyond the windows in which layers attend, where
+    these are not long.
+    """
     config = model.model.config.get_text_config(decoder=True)
-    sizes = [size for name in _WINDOWS for size in layer_values(config, name) if isinstance(size, int)]
+    sizes = [
+        size for name in _WINDOWS for size in layer_values(config, name) if isinstance(size, int)
+    ]
     longest = max((size for size in sizes if size <= _LONGEST_WINDOW), default=0)
     length = longest + _TEXT
     for switch in model.architecture.switch_lengths:
@@ -173,49 +191,67 @@ def _text_length(model: CachedLM) -> int:
 
 
 def _plain_tree_logits(model: CachedLM, text: list[int], tree: DraftTree) -> torch.Tensor:
-    """Return logits [1 + nodes, vocab] after a text and after every node behind it, by one plain forward per branch."""
+    """Return logits [1 + nodes, vocab] after a text and after every node behind it, by one plain
+    forward per branch.
+    """
     rows: dict[int, torch.Tensor] = {}
     for leaf in set(range(len(tree))) - set(tree.parents):
         path = tree.path(leaf)
-        logits = plain_logits(model, [*text, *(tree.token_ids[node] for node in path)], 1 + len(path))
+        logits = plain_logits(
+            model, [*text, *(tree.token_ids[node] for node in path)], 1 + len(path)
+        )
         rows.update(zip([-1, *path], logits.float(), strict=True))
     return torch.stack([rows[node] for node in range(-1, len(tree))])
 
 
 def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch.Tensor:
-    """Return logits [count, vocab] after the last of `token_ids` by the model's own forward, without cache or mask."""
+    """Return logits [count, vocab] after the last of `token_ids` by the model's own forward,
+    without cache or mask.
+    """
     tokens = torch.tensor([token_ids], device=model.device)
     kept = {"logits_to_keep": count} if model.architecture.takes_logits_to_keep else {}
     with model.mode():
-        logits: torch.Tensor = ModelView(model.model).module(input_ids=tokens, use_cache=False, **kept).logits
+        logits: torch.Tensor = (
+            ModelView(model.model).module(input_ids=tokens, use_cache=False, **kept).logits
+        )
     return logits[0, -count:]
 
 
 @torch.inference_mode()
 def rows_that_differ(alone: CachedLM, beside: CachedLM) -> tuple[int, int]:
-    """Compare, bit for bit, the logits of short texts alone with those in a tree, beside another sequence.
+    """Compare, bit for bit, the logits of short texts alone with those in a tree, beside another
+    sequence.
 
-    It sees what single modules do not show: attention that is not ours, or sums that run over rows. Where rotary frequencies
-    depend on the length of the text, each of the two sequences is once a short text next to a long one.
+    It sees what single modules do not show: attention that is not ours, or sums that run over rows.
+    Where rotary frequencies depend on the length of the text, each of the two sequences is once a
+    short text next to a long one.
 
     Args:
-        alone, beside: the same model; `beside` with a prefill chunk under 20 tokens, so that it feeds the prompt in pieces.
+        alone, beside: the same model; `beside` with a prefill chunk under 20 tokens, so that it
+            feeds the prompt in pieces.
     Returns:
         how many rows of logits differ, of how many.
     """
     lengths = [(0, 0), *((0, one + 1) for one in alone.architecture.switch_lengths)]
-    found = [_rows_that_differ(alone, beside, *both) for both in {*lengths, *(both[::-1] for both in lengths)}]
+    found = [
+        _rows_that_differ(alone, beside, *both)
+        for both in {*lengths, *(both[::-1] for both in lengths)}
+    ]
     return sum(differing for differing, _ in found), sum(count for _, count in found)
 
 
-def _rows_that_differ(alone: CachedLM, beside: CachedLM, length: int, other_length: int) -> tuple[int, int]:
+def _rows_that_differ(
+    alone: CachedLM, beside: CachedLM, length: int, other_length: int
+) -> tuple[int, int]:
     """Compare one sequence alone with the same next to another one.
 
     Args:
         length, other_length: of their texts, as far as rotary frequencies are concerned.
     """
     tokens = [(11 * place + 3) % alone.vocab_size for place in range(20)]
-    tree = DraftTree([(13 * node + 5) % alone.vocab_size for node in range(len(_PARENTS))], _PARENTS)
+    tree = DraftTree(
+        [(13 * node + 5) % alone.vocab_size for node in range(len(_PARENTS))], _PARENTS
+    )
     request, one, other = (Request(tokens[:count], SamplingParams()) for count in (20, 20, 11))
     request.rotary_length = one.rotary_length = max(20, length)
     other.rotary_length = max(11, other_length)
@@ -234,7 +270,9 @@ def _rows_that_differ(alone: CachedLM, beside: CachedLM, length: int, other_leng
     logits = beside.forward(both, [tree, EMPTY_TREE])[0]
     for each in both:
         beside.close(each)
-    differing = sum(not torch.equal(mine, theirs) for mine, theirs in zip(logits, expected, strict=True))
+    differing = sum(
+        not torch.equal(mine, theirs) for mine, theirs in zip(logits, expected, strict=True)
+    )
     return differing, len(expected)
 
 

@@ -77,7 +77,11 @@ def read_card(model: str, dtype: str = "auto", weight_bits: int | None = None) -
         raise ConfigError(f"plan: model {model!r}: model_type {kind!r} is not supported.{hint}")
     dtype = _dtype(model, config, dtype)
     read = _Reader(model, config)
-    hidden, layers, heads = read("hidden_size"), read("num_hidden_layers"), read("num_attention_heads")
+    hidden, layers, heads = (
+        read("hidden_size"),
+        read("num_hidden_layers"),
+        read("num_attention_heads"),
+    )
     size = config.get("head_dim")
     size = size or (read("head_dim") if kind in REQUIRES_HEAD_DIM else hidden // heads)
     kv_heads = config.get("num_key_value_heads") or heads
@@ -96,9 +100,16 @@ def read_card(model: str, dtype: str = "auto", weight_bits: int | None = None) -
     tied = config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)
     window, windowed = _windows(model, config, kind, layers)
     shapes = Shapes(
-        hidden, layers, heads, kv_heads, size, BYTES_OF_DTYPE[dtype],
-        (*matmuls, Matmul("lm_head", hidden, vocabulary, 1)), window, windowed,
-    )  # fmt: skip
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        size,
+        BYTES_OF_DTYPE[dtype],
+        (*matmuls, Matmul("lm_head", hidden, vocabulary, 1)),
+        window,
+        windowed,
+    )
     embedding = 0 if tied else hidden * vocabulary
     return ModelCard(model, kind, dtype, config.get("max_position_embeddings"), shapes, embedding)
 
@@ -113,7 +124,8 @@ class _Reader:
         value = self.config.get(name)
         if not isinstance(value, int) or value < 1:
             raise ConfigError(
-                f"plan: model {self._model!r}: {name}: got {'nothing' if value is None else repr(value)};"
+                f"plan: model {self._model!r}: {name}: got"
+                f" {'nothing' if value is None else repr(value)};"
                 " expected a whole number of at least 1 in config.json. Add it."
             )
         return value
@@ -130,14 +142,19 @@ def _load(model: str) -> dict[str, Any]:
         config = parse_json(read_text(path))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"plan: model: there is no config.json at {model!r}. Name a directory with one, the file"
-            f" itself, {demo.NAME!r} or {demo.SMOLLM2!r}. Fetch the config.json of a hub model first."
+            f"plan: model: there is no config.json at {model!r}. Name a directory with one, the"
+            " file"
+            f" itself, {demo.NAME!r} or {demo.SMOLLM2!r}. Fetch the config.json of a hub model"
+            " first."
         ) from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"plan: model {model!r}: its config.json cannot be read: {error}. Correct it.") from error
+        raise ConfigError(
+            f"plan: model {model!r}: its config.json cannot be read: {error}. Correct it."
+        ) from error
     if not isinstance(config, dict):
         raise ConfigError(
-            f"plan: model {model!r}: got a {type(config).__name__}; expected a config.json with fields. Correct it."
+            f"plan: model {model!r}: got a {type(config).__name__}; expected a config.json with"
+            " fields. Correct it."
         )
     return config
 
@@ -145,7 +162,9 @@ def _load(model: str) -> dict[str, Any]:
 def _dtype(model: str, config: Mapping[str, Any], wanted: str) -> str:
     chosen = wanted if wanted != "auto" else config.get("dtype") or config.get("torch_dtype")
     if chosen is None:
-        raise ConfigError(f"plan: model {model!r}: its config.json names no dtype. Give one with --dtype.")
+        raise ConfigError(
+            f"plan: model {model!r}: its config.json names no dtype. Give one with --dtype."
+        )
     if chosen not in BYTES_OF_DTYPE:
         hint = did_you_mean(str(chosen), {"auto", *BYTES_OF_DTYPE})
         raise ConfigError(f"plan: dtype: got {chosen!r}.{hint}")
@@ -155,11 +174,15 @@ def _dtype(model: str, config: Mapping[str, Any], wanted: str) -> str:
 def _dense(read: _Reader, kind: str, hidden: int, layers: int, width: float | None) -> list[Matmul]:
     inner = read("intermediate_size")
     names = ("gate_proj", "up_proj") if DENSE_MATRICES[kind] == GATED else ("up_proj",)
-    return [*(Matmul(name, hidden, inner, layers, width=width) for name in names),
-            Matmul("down_proj", inner, hidden, layers, width=width)]  # fmt: skip
+    return [
+        *(Matmul(name, hidden, inner, layers, width=width) for name in names),
+        Matmul("down_proj", inner, hidden, layers, width=width),
+    ]
 
 
-def _experts(read: _Reader, kind: str, hidden: int, layers: int, width: float | None) -> list[Matmul]:
+def _experts(
+    read: _Reader, kind: str, hidden: int, layers: int, width: float | None
+) -> list[Matmul]:
     """Return the products of router, experts and shared expert, if there is one."""
     if read.config.get("mlp_only_layers") or read.config.get("decoder_sparse_step", 1) != 1:
         raise ConfigError(
@@ -170,14 +193,20 @@ def _experts(read: _Reader, kind: str, hidden: int, layers: int, width: float | 
     active, inner = read("num_experts_per_tok"), read(EXPERT_SIZE_FIELDS[kind])
     count = read(number)
     matmuls = [Matmul("router", hidden, count, layers)]
-    for name, inputs, outputs in (("gate_proj", hidden, inner), ("up_proj", hidden, inner), ("down_proj", inner, hidden)):
+    for name, inputs, outputs in (
+        ("gate_proj", hidden, inner),
+        ("up_proj", hidden, inner),
+        ("down_proj", inner, hidden),
+    ):
         matmuls.append(Matmul(f"experts {name}", inputs, outputs, layers, count, active, width))
     if kind == "qwen2_moe":
         shared = read("shared_expert_intermediate_size")
-        matmuls += [Matmul("shared gate", hidden, 1, layers),
-                  Matmul("shared gate_proj", hidden, shared, layers, width=width),
-                  Matmul("shared up_proj", hidden, shared, layers, width=width),
-                  Matmul("shared down_proj", shared, hidden, layers, width=width)]  # fmt: skip
+        matmuls += [
+            Matmul("shared gate", hidden, 1, layers),
+            Matmul("shared gate_proj", hidden, shared, layers, width=width),
+            Matmul("shared up_proj", hidden, shared, layers, width=width),
+            Matmul("shared down_proj", shared, hidden, layers, width=width),
+        ]
     return matmuls
 
 
@@ -186,7 +215,10 @@ def _windows(model: str, config: Mapping[str, Any], kind: str, layers: int) -> t
     kinds = config.get("layer_types") or []
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown:
-        raise ConfigError(f"plan: model {model!r}: layers of {', '.join(sorted(unknown))} are not supported. Use another model.")
+        raise ConfigError(
+            f"plan: model {model!r}: layers of {', '.join(sorted(unknown))} are not supported. Use"
+            " another model."
+        )
     window = config.get("sliding_window")
     if not window or (kind.startswith("qwen") and not config.get("use_sliding_window")):
         return 0, 0
@@ -195,7 +227,9 @@ def _windows(model: str, config: Mapping[str, Any], kind: str, layers: int) -> t
     every = config.get("sliding_window_pattern") or FULL_ATTENTION_EVERY.get(kind)
     if every:
         return window, layers - layers // every
-    return window, max(0, layers - config.get("max_window_layers", 0)) if kind.startswith("qwen") else layers
+    return window, max(0, layers - config.get("max_window_layers", 0)) if kind.startswith(
+        "qwen"
+    ) else layers
 
 
 def _bits(model: str, config: Mapping[str, Any]) -> int | None:
@@ -205,10 +239,13 @@ def _bits(model: str, config: Mapping[str, Any]) -> int | None:
         return None
     method = quantisation.get("quant_method")
     bits = quantisation.get("bits") or BITS_OF_METHOD.get(str(method))
-    bits = bits or (4 if quantisation.get("load_in_4bit") else 8 if quantisation.get("load_in_8bit") else None)
+    bits = bits or (
+        4 if quantisation.get("load_in_4bit") else 8 if quantisation.get("load_in_8bit") else None
+    )
     if bits is None:
         raise ConfigError(
-            f"plan: model {model!r}: its quantization_config of {method!r} does not give the bits of"
+            f"plan: model {model!r}: its quantization_config of {method!r} does not give the bits"
+            " of"
             " a weight. Give --weight-bits."
         )
     return int(bits)

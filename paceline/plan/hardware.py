@@ -45,7 +45,10 @@ class Hardware:
             ConfigError: There is no figure for this dtype.
         """
         if dtype not in self.flops:
-            raise ConfigError(f"plan: dtype: got {dtype!r}; expected one that {self.title} computes in: {', '.join(self.flops)}.")
+            raise ConfigError(
+                f"plan: dtype: got {dtype!r}; expected one that {self.title} computes in:"
+                f" {', '.join(self.flops)}."
+            )
         return Peak(devices * self.flops[dtype], devices * self.bandwidth)
 
 

@@ -12,14 +12,17 @@ from paceline.plan.planning import ForwardTime, Load, Plan, plan_of, sizes_withi
 from paceline.util.machine import processor
 
 _NOTES = (
-    "The costs are those of one request after a short text; they are measured once and cached. Rows of"
+    "The costs are those of one request after a short text; they are measured once and cached."
+    " Rows of"
     " several requests are assumed to cost the same, and cached tokens nothing. Above the largest"
     " measured number of rows the costs are extrapolated linearly.",
     "The cost of drafting is not included.",
 )
 
 
-def plan_measured(model: CachedLM, name: str, acceptance: Acceptance, batch: int = 1, context: int = 512) -> Plan:
+def plan_measured(
+    model: CachedLM, name: str, acceptance: Acceptance, batch: int = 1, context: int = 512
+) -> Plan:
     """Plan by the cost curve of a model; measure the curve if it is not known yet.
 
     Args:

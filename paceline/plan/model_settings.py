@@ -8,8 +8,12 @@ GATED, PLAIN = 3, 2  # Matrices of a feed-forward block.
 # Decoders whose layers have four attention matrices and a feed-forward block. The values are the
 # matrices of that block, by model type.
 DENSE_MATRICES = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"), GATED),
-    **dict.fromkeys(("olmo", "olmo2", "olmo3", "granite", "smollm3", "stablelm", "cohere", "cohere2"), GATED),
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"), GATED
+    ),
+    **dict.fromkeys(
+        ("olmo", "olmo2", "olmo3", "granite", "smollm3", "stablelm", "cohere", "cohere2"), GATED
+    ),
     **dict.fromkeys(("phi", "gpt_neox", "starcoder2"), PLAIN),
 }
 

@@ -30,7 +30,9 @@ class ForwardTime(NamedTuple):
     attention: float | None = None
 
 
-CostOf = Callable[[int, int], ForwardTime]  # of the number of requests, and of query tokens per request
+CostOf = Callable[
+    [int, int], ForwardTime
+]  # of the number of requests, and of query tokens per request
 
 
 class Load(NamedTuple):
@@ -128,7 +130,9 @@ def steps_of(cost: CostOf, acceptance: Acceptance, batch: int, max_size: int) ->
     steps = []
     for size in range(1, max_size + 1):
         forward_cost = cost(batch, size)
-        steps.append(Step(batch, size, *forward_cost, forward_cost.seconds / plain, acceptance.of(size - 1)))
+        steps.append(
+            Step(batch, size, *forward_cost, forward_cost.seconds / plain, acceptance.of(size - 1))
+        )
     return steps
 
 
@@ -170,9 +174,22 @@ def plan_of(
     best = best_of(steps)
     shown = tuple(step for step in steps if step.size in (*SIZES, best.size))
     batches = tuple(
-        best if size == batch else best_of(steps_of(cost, acceptance, size, max_size)) for size in sorted({batch, *BATCHES})
+        best if size == batch else best_of(steps_of(cost, acceptance, size, max_size))
+        for size in sorted({batch, *BATCHES})
     )
-    return Plan(model, hardware, acceptance.source, batch, context, None, None, shown, best, batches, notes=notes)
+    return Plan(
+        model,
+        hardware,
+        acceptance.source,
+        batch,
+        context,
+        None,
+        None,
+        shown,
+        best,
+        batches,
+        notes=notes,
+    )
 
 
 def budget_of(card: ModelCard, peak: Peak) -> float | None:

@@ -39,7 +39,13 @@ def write_plan(plan: Plan, path: Path) -> None:
     Raises:
         ConfigError: The file cannot be written.
     """
-    write_document(path, KIND, plan, sections=[table.data() for table in tables(plan)], speedup=plan.best.speedup)
+    write_document(
+        path,
+        KIND,
+        plan,
+        sections=[table.data() for table in tables(plan)],
+        speedup=plan.best.speedup,
+    )
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
@@ -53,35 +59,74 @@ def draw_plan(plan: Plan, path: Path) -> None:
     _draw_speed(speed, plan)
     _draw_parts(parts, plan)
     _draw_batches(batches, plan)
-    save(figure, path, [plan.model, plan.hardware, f"tokens per forward of {plan.acceptance}"], _TITLE_COLUMNS)
+    save(
+        figure,
+        path,
+        [plan.model, plan.hardware, f"tokens per forward of {plan.acceptance}"],
+        _TITLE_COLUMNS,
+    )
 
 
 def _by_size(plan: Plan) -> Table:
     rows = [
-        (f"{step.size}{'*' * (step.size == plan.best.size)}", step.tokens, _ms(step.seconds), _ms(step.products),
-         _ms(step.attention), step.relative, step.speedup, step.tokens_per_second)
+        (
+            f"{step.size}{'*' * (step.size == plan.best.size)}",
+            step.tokens,
+            _ms(step.seconds),
+            _ms(step.products),
+            _ms(step.attention),
+            step.relative,
+            step.speedup,
+            step.tokens_per_second,
+        )
         for step in plan.steps
-    ]  # fmt: skip
+    ]
     columns = [
-        Column("s_q"), "tokens/ forward", Column("ms", ".4g"), Column("products", ".4g"), Column("attention", ".4g"), "cost",
-        "speed-up", Column("tokens/s", ",.0f"),
-    ]  # fmt: skip
-    budget = () if plan.budget is None else (
-        f"Free budget, b s_q up to which [h, h] products are bound by memory: {plan.budget:.0f}; s_q"
-        f" {plan.budget / plan.batch:.1f} here.",
-    )  # fmt: skip
+        Column("s_q"),
+        "tokens/ forward",
+        Column("ms", ".4g"),
+        Column("products", ".4g"),
+        Column("attention", ".4g"),
+        "cost",
+        "speed-up",
+        Column("tokens/s", ",.0f"),
+    ]
+    budget = (
+        ()
+        if plan.budget is None
+        else (
+            "Free budget, b s_q up to which [h, h] products are bound by memory:"
+            f" {plan.budget:.0f}; s_q"
+            f" {plan.budget / plan.batch:.1f} here.",
+        )
+    )
     notes = (
-        "s_q: tokens fed for a sequence, the newest one and the draft nodes; *: the best. cost: time over plain decoding's."
+        "s_q: tokens fed for a sequence, the newest one and the draft nodes; *: the best. cost:"
+        " time over plain decoding's."
         " speed-up: tokens per forward over cost. tokens/s: of the batch.",
-        f"Tokens per forward: {plan.acceptance}.", *budget, *plan.notes,
-    )  # fmt: skip
-    title = f"{plan.model} on {plan.hardware}, batch {plan.batch} behind {plan.context} cached tokens"
+        f"Tokens per forward: {plan.acceptance}.",
+        *budget,
+        *plan.notes,
+    )
+    title = (
+        f"{plan.model} on {plan.hardware}, batch {plan.batch} behind {plan.context} cached tokens"
+    )
     return Table.of(title, columns, rows, notes)
 
 
 def _by_batch(plan: Plan) -> Table:
-    rows = [(step.batch, step.size, step.tokens, step.relative, step.speedup, step.tokens_per_second) for step in plan.batches]
-    columns = [Column("batch"), Column("best s_q"), "tokens/ forward", "cost", "speed-up", Column("tokens/s", ",.0f")]
+    rows = [
+        (step.batch, step.size, step.tokens, step.relative, step.speedup, step.tokens_per_second)
+        for step in plan.batches
+    ]
+    columns = [
+        Column("batch"),
+        Column("best s_q"),
+        "tokens/ forward",
+        "cost",
+        "speed-up",
+        Column("tokens/s", ",.0f"),
+    ]
     return Table.of("The best size by batch", columns, rows)
 
 
@@ -94,18 +139,31 @@ def _operations(plan: Plan, peak: Peak) -> Table:
     columns = [
         Column(f"{name} s_q = {size}", form)
         for size in sizes
-        for name, form in (("MFLOP", ",.4g"), ("MB", ",.4g"), ("FLOPs per byte", ".4g"), ("bound", ""))
+        for name, form in (
+            ("MFLOP", ",.4g"),
+            ("MB", ",.4g"),
+            ("FLOPs per byte", ".4g"),
+            ("bound", ""),
+        )
     ]
     notes = (
-        f"Of one occurrence. The machine does {peak.ratio:.4g} FLOPs in the time of one byte; where an operation has fewer,"
+        f"Of one occurrence. The machine does {peak.ratio:.4g} FLOPs in the time of one byte;"
+        " where an operation has fewer,"
         " memory bounds it.",
     )
-    return Table.of("What a forward is made of", [Column("operation"), Column("times"), *columns], rows, notes)
+    return Table.of(
+        "What a forward is made of", [Column("operation"), Column("times"), *columns], rows, notes
+    )
 
 
 def _figures(work: Operation, peak: Peak) -> tuple[float, float, float, str]:
     moved = work.read + work.written
-    return work.flops / 1e6, moved / 1e6, work.intensity, "memory" if work.intensity < peak.ratio else "arithmetic"
+    return (
+        work.flops / 1e6,
+        moved / 1e6,
+        work.intensity,
+        "memory" if work.intensity < peak.ratio else "arithmetic",
+    )
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -116,24 +174,58 @@ def _draw_speed(axes: Any, plan: Plan) -> None:
     sizes = [step.size for step in plan.steps]
     line(axes, sizes, [step.tokens for step in plan.steps], "tokens per forward", COLOURS[4], "o")
     line(axes, sizes, [step.relative for step in plan.steps], "cost of a forward", COLOURS[0], "s")
-    line(axes, sizes, [step.speedup for step in plan.steps], f"speed-up, best at s_q = {plan.best.size}", COLOURS[2], "^")
-    axes.plot([plan.best.size], [plan.best.speedup], "o", markersize=14, markerfacecolor="none", color=COLOURS[2])
+    line(
+        axes,
+        sizes,
+        [step.speedup for step in plan.steps],
+        f"speed-up, best at s_q = {plan.best.size}",
+        COLOURS[2],
+        "^",
+    )
+    axes.plot(
+        [plan.best.size],
+        [plan.best.speedup],
+        "o",
+        markersize=14,
+        markerfacecolor="none",
+        color=COLOURS[2],
+    )
     reference_line(axes)
     _mark_budget(axes, plan)
     axes.set_ylim(bottom=0)
-    label(axes, f"Batch {plan.batch} behind {plan.context} cached tokens", _SIZE_AXIS, "over plain decoding", "both", 2)
+    label(
+        axes,
+        f"Batch {plan.batch} behind {plan.context} cached tokens",
+        _SIZE_AXIS,
+        "over plain decoding",
+        "both",
+        2,
+    )
 
 
 def _draw_parts(axes: Any, plan: Plan) -> None:
     known = [step for step in plan.steps if step.products is not None]
     if known:
         layers = [
-            [1e3 * (part or 0.0) for part in parts] for parts in zip(*((s.products, s.attention) for s in known), strict=True)
+            [1e3 * (part or 0.0) for part in parts]
+            for parts in zip(*((s.products, s.attention) for s in known), strict=True)
         ]
         sizes = [step.size for step in known]
-        axes.stackplot(sizes, *layers, colors=COLOURS[5:3:-1], labels=("matrix products", "attention"), alpha=0.8)
+        axes.stackplot(
+            sizes,
+            *layers,
+            colors=COLOURS[5:3:-1],
+            labels=("matrix products", "attention"),
+            alpha=0.8,
+        )
         _mark_budget(axes, plan)
-    line(axes, [step.size for step in plan.steps], [1e3 * step.seconds for step in plan.steps], "a forward", INK)
+    line(
+        axes,
+        [step.size for step in plan.steps],
+        [1e3 * step.seconds for step in plan.steps],
+        "a forward",
+        INK,
+    )
     axes.set_ylim(bottom=0)
     label(axes, "Time of a forward", _SIZE_AXIS, "ms", "both", 3)
 
@@ -155,5 +247,13 @@ def _mark_budget(axes: Any, plan: Plan) -> None:
     last: Step = plan.steps[-1]
     if plan.budget is not None and 1 <= plan.budget / plan.batch <= last.size:
         axes.axvline(plan.budget / plan.batch, color=THEIRS, linewidth=1)
-        axes.annotate("free budget", (plan.budget / plan.batch, 0.98), (3, 0), xycoords=("data", "axes fraction"), va="top",
-                      textcoords="offset points", fontsize=8, color=INK)  # fmt: skip
+        axes.annotate(
+            "free budget",
+            (plan.budget / plan.batch, 0.98),
+            (3, 0),
+            xycoords=("data", "axes fraction"),
+            va="top",
+            textcoords="offset points",
+            fontsize=8,
+            color=INK,
+        )

@@ -72,7 +72,9 @@ class Operation:
 
     def seconds(self, peak: Peak) -> float:
         """Return the time of all occurrences: arithmetic or memory, whichever is longer."""
-        return self.count * max(self.flops / peak.flops, (self.read + self.written) / peak.bandwidth)
+        return self.count * max(
+            self.flops / peak.flops, (self.read + self.written) / peak.bandwidth
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,13 @@ class Shapes:
     def _product(self, matmul: Matmul, tokens: int) -> Operation:
         rows, width = tokens * matmul.active, self.width if matmul.width is None else matmul.width
         weights = width * matmul.touched(tokens) * matmul.inputs * matmul.outputs
-        read, written = self.width * rows * matmul.inputs + weights, float(self.width * rows * matmul.outputs)
-        return Operation(matmul.name, 2.0 * rows * matmul.inputs * matmul.outputs, read, written, matmul.count)
+        read, written = (
+            self.width * rows * matmul.inputs + weights,
+            float(self.width * rows * matmul.outputs),
+        )
+        return Operation(
+            matmul.name, 2.0 * rows * matmul.inputs * matmul.outputs, read, written, matmul.count
+        )
 
     def attention(self, batch: int, size: int, context: int) -> list[Operation]:
         """Return the attention of a full layer and of a sliding-attention layer, if any.
@@ -121,15 +128,28 @@ class Shapes:
             size: Query tokens per request.
             context: Cached tokens of each request.
         """
-        kinds = (("attention", context, self.layers - self.windowed), ("attention (window)", self.window, self.windowed))
-        return [self._attention(name, batch, size, min(reach, context), count) for name, reach, count in kinds if count]
+        kinds = (
+            ("attention", context, self.layers - self.windowed),
+            ("attention (window)", self.window, self.windowed),
+        )
+        return [
+            self._attention(name, batch, size, min(reach, context), count)
+            for name, reach, count in kinds
+            if count
+        ]
 
     def _attention(self, name: str, batch: int, size: int, context: int, count: int) -> Operation:
         flops = 4.0 * batch * size * (size + context) * self.heads * self.head_size
         tokens = 2 * (context + size) * self.kv_heads + size * self.heads
         mask = batch * size * (size + context) if size > 1 else 0
         read = batch * self.head_size * tokens * self.width + mask
-        return Operation(name, flops, float(read), float(batch * size * self.heads * self.head_size * self.width), count)
+        return Operation(
+            name,
+            flops,
+            float(read),
+            float(batch * size * self.heads * self.head_size * self.width),
+            count,
+        )
 
     @property
     def cache_bytes(self) -> int:
@@ -139,7 +159,10 @@ class Shapes:
     @property
     def weight_bytes(self) -> float:
         """Return the bytes of the weights of all matrix products, all experts included."""
-        return sum(matmul.weights * (self.width if matmul.width is None else matmul.width) for matmul in self.matmuls)
+        return sum(
+            matmul.weights * (self.width if matmul.width is None else matmul.width)
+            for matmul in self.matmuls
+        )
 
     def seconds(self, batch: int, size: int, context: int, peak: Peak) -> tuple[float, float]:
         """Return the seconds of a forward: matrix products, and attention."""
@@ -151,7 +174,9 @@ class Shapes:
 
     def relative(self, batch: int, size: int, context: int, peak: Peak) -> float:
         """Return the time of a forward over that of plain decoding."""
-        return sum(self.seconds(batch, size, context, peak)) / sum(self.seconds(batch, 1, context, peak))
+        return sum(self.seconds(batch, size, context, peak)) / sum(
+            self.seconds(batch, 1, context, peak)
+        )
 
 
 def free_budget(hidden: int, peak: Peak, width: int = 2) -> float | None:

@@ -31,7 +31,9 @@ from paceline.replay.fit_settings import (
 )
 from paceline.replay.run import Trace, said
 
-Samples = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]  # inputs, labels, weights
+Samples = tuple[
+    NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]
+]  # inputs, labels, weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class AnswerKind:
 
     Attributes:
         traces: The answers as (prompt ids, output ids).
-        datastore: Folder of the datastore that is searched for them; None searches the request alone.
+        datastore: Folder of the datastore that is searched for them; None searches the request
+            alone.
     """
 
     traces: Sequence[Trace]
@@ -77,7 +80,9 @@ def calibrate(
         fitted = fit((samples[0], samples[1], samples[2]), options)
     assert fitted is not None
     fitted.about["traces"] = {name: len(answers.traces) for name, answers in kinds.items()}
-    fitted.about["datastore"] = [name for name, answers in kinds.items() if answers.datastore is not None]
+    fitted.about["datastore"] = [
+        name for name, answers in kinds.items() if answers.datastore is not None
+    ]
     return fitted
 
 
@@ -105,7 +110,10 @@ def record(drafter: Sssd, traces: Iterable[Trace], seed: int = 0) -> Samples:
             request.append(said(request, tree, output).new_token_ids)
         drafter.stop(request)
     if not sum(len(labels) for _, labels, _ in parts):
-        raise ConfigError("fit: no token of the traces occurs twice, so they give no samples. Use more or longer answers.")
+        raise ConfigError(
+            "fit: no token of the traces occurs twice, so they give no samples. Use more or longer"
+            " answers."
+        )
     inputs, labels, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
     return inputs, labels, weights
 
@@ -125,7 +133,9 @@ def fit(
     centre, spread = samples[0].mean(axis=0), samples[0].std(axis=0) + 1e-3
     inputs, labels, weights = map(torch.from_numpy, ((samples[0] - centre) / spread, *samples[1:]))
     rng = np.random.default_rng(options.seed)
-    first, bias, second, last = network = _first_network(rng, float(np.average(samples[1], weights=samples[2])))
+    first, bias, second, last = network = _first_network(
+        rng, float(np.average(samples[1], weights=samples[2]))
+    )
     steps, loss = options.epochs * -(-len(labels) // options.batch), 0.0
     optimizer = torch.optim.Adam(network, lr=ADAM_LEARNING_RATE)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -134,7 +144,9 @@ def fit(
         for chosen in torch.split(torch.from_numpy(rng.permutation(len(labels))), options.batch):
             logits = torch.relu(inputs[chosen] @ first + bias) @ second + last
             share = weights[chosen] / weights[chosen].sum()
-            step_loss = binary_cross_entropy_with_logits(logits, labels[chosen], share, reduction="sum")
+            step_loss = binary_cross_entropy_with_logits(
+                logits, labels[chosen], share, reduction="sum"
+            )
             optimizer.zero_grad()
             step_loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -148,7 +160,9 @@ def fit(
     varies = samples[0].std(axis=0) > 0
     # The drafter passes unscaled inputs, so the weights absorb the scaling.
     unscaled = values[0] / spread[:, None] * varies[:, None]
-    flat = np.concatenate([unscaled.ravel(), values[1] - centre @ unscaled, values[2], values[3]]).astype(np.float32)
+    flat = np.concatenate(
+        [unscaled.ravel(), values[1] - centre @ unscaled, values[2], values[3]]
+    ).astype(np.float32)
     about = {
         "samples": len(labels),
         "log_loss": round(loss, 5),
@@ -174,7 +188,9 @@ def _first_network(rng: np.random.Generator, share: float) -> list[torch.Tensor]
     return [torch.tensor(part, dtype=torch.float32, requires_grad=True) for part in parts]
 
 
-def _subsample(inputs: NDArray[np.float32], labels: NDArray[np.float32], rng: np.random.Generator) -> Samples:
+def _subsample(
+    inputs: NDArray[np.float32], labels: NDArray[np.float32], rng: np.random.Generator
+) -> Samples:
     """Keep all right candidates, and sample the wrong ones with weights."""
     wrong = np.flatnonzero(labels == 0)
     right = np.flatnonzero(labels)

@@ -29,4 +29,7 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
-            raise ConfigError(f"fit: got epochs={self.epochs}, batch={self.batch}; expected at least 1 of each. Raise it.")
+            raise ConfigError(
+                f"fit: got epochs={self.epochs}, batch={self.batch}; expected at least 1 of each."
+                " Raise it."
+            )

@@ -48,4 +48,6 @@ class KeepsTop(DelegatingDrafter):
     def taken(self) -> list[TopRows]:
         """Return and clear the rows of all requests that were started since the last call."""
         recorded, self._recorded = self._recorded, {}
-        return [TopRows(*map(np.concatenate, zip(*rows, strict=True))) for rows in recorded.values()]
+        return [
+            TopRows(*map(np.concatenate, zip(*rows, strict=True))) for rows in recorded.values()
+        ]

@@ -35,7 +35,9 @@ class MadeUp:
     tries: int
 
 
-def make_up(llm: LLM, count: int, params: SamplingParams, batch: int = 32, progress: bool = False) -> Iterator[MadeUp]:
+def make_up(
+    llm: LLM, count: int, params: SamplingParams, batch: int = 32, progress: bool = False
+) -> Iterator[MadeUp]:
     """Let a model write prompts; yield the prompts so far after every batch.
 
     The last result has `count` prompts, or fewer after four texts per prompt. A text is skipped if
@@ -52,7 +54,10 @@ def make_up(llm: LLM, count: int, params: SamplingParams, batch: int = 32, progr
     require_range("prompts", "count", count, 1)
     require_range("prompts", "batch", batch, 1)
     if params.temperature == 0:
-        raise ConfigError("prompts: temperature: got 0, which makes all prompts the same; expected more than 0. Set 1.")
+        raise ConfigError(
+            "prompts: temperature: got 0, which makes all prompts the same; expected more than 0."
+            " Set 1."
+        )
     opening, params = _opening(llm, params)
     numbers: dict[str, int] = {}  # text -> its number
     with progress_bar(shown=progress) as bar:
@@ -65,7 +70,9 @@ def make_up(llm: LLM, count: int, params: SamplingParams, batch: int = 32, progr
                 if completion.finish_reason == "stop" and text and len(numbers) < count:
                     numbers.setdefault(text, number)
             bar.update(task, completed=len(numbers))
-            prompts = [Prompt(f"{CATEGORY}/{number}", CATEGORY, text) for text, number in numbers.items()]
+            prompts = [
+                Prompt(f"{CATEGORY}/{number}", CATEGORY, text) for text, number in numbers.items()
+            ]
             yield MadeUp(prompts, first + tries)
             if len(numbers) == count:
                 return

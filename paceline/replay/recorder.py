@@ -66,9 +66,17 @@ class Recorded:
 
 
 def record_answers(
-    path: str | Path, llm: LLM, questions: Sequence[RecordingPrompt], params: SamplingParams, *,
-    batch: int = 8, model: str = "", drafter: str | None = None, top: int = 0, progress: bool = False,
-) -> Recorded:  # fmt: skip
+    path: str | Path,
+    llm: LLM,
+    questions: Sequence[RecordingPrompt],
+    params: SamplingParams,
+    *,
+    batch: int = 8,
+    model: str = "",
+    drafter: str | None = None,
+    top: int = 0,
+    progress: bool = False,
+) -> Recorded:
     """Answer all prompts into a file, or continue an unfinished file.
 
     Args:
@@ -88,14 +96,21 @@ def record_answers(
     require_range("record", "batch", batch, 1)
     require_range("record", "top", top, 0, _MAX_TOP)
     if not questions:
-        raise ConfigError("record: got no prompt; expected at least one. Name a file that has some.")
+        raise ConfigError(
+            "record: got no prompt; expected at least one. Name a file that has some."
+        )
     target, top = llm.model.model, min(top, llm.model.vocab_size)
     settings = {
-        "model": model, "model_fingerprint": model_identity(target)[0], "tokenizer": fingerprint_of(llm.tokenizer),
-        "vocab_size": llm.model.vocab_size, "dtype": str(target.dtype).removeprefix("torch."),
-        "drafter": llm.drafter.name if drafter is None else drafter, "sampling": flat(params),
-        "prompts": digest_of({"questions": list(map(_identity, questions))}), **({"top": top} if top else {}),
-    }  # fmt: skip
+        "model": model,
+        "model_fingerprint": model_identity(target)[0],
+        "tokenizer": fingerprint_of(llm.tokenizer),
+        "vocab_size": llm.model.vocab_size,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "drafter": llm.drafter.name if drafter is None else drafter,
+        "sampling": flat(params),
+        "prompts": digest_of({"questions": list(map(_identity, questions))}),
+        **({"top": top} if top else {}),
+    }
     columns = (
         TextColumn("recording"),
         BarColumn(),
@@ -136,13 +151,17 @@ def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
         llm.change_drafter(inner)
 
 
-def answer(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, first: int) -> list[Completion]:
+def answer(
+    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, first: int
+) -> list[Completion]:
     """Answer prompts of a recording from number `first`; prompt n has seed + n."""
     numbers = range(first, first + len(prompts))
     return llm.generate(prompts, [replace(params, seed=params.seed + number) for number in numbers])
 
 
-def encode_prompts(prompts: Sequence[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None) -> list[RecordingPrompt]:
+def encode_prompts(
+    prompts: Sequence[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None
+) -> list[RecordingPrompt]:
     """Return prompts as token ids; cut the middle out of prompts that are too long.
 
     Args:
@@ -153,7 +172,10 @@ def encode_prompts(prompts: Sequence[Prompt], llm: LLM, max_new_tokens: int, con
         ConfigError: The model has no tokenizer, or a prompt has no tokens.
     """
     if llm.tokenizer is None:
-        raise ConfigError("record: the model has no tokenizer, but the prompts are text. Pass tokenizer=... to LLM.")
+        raise ConfigError(
+            "record: the model has no tokenizer, but the prompts are text. Pass tokenizer=... to"
+            " LLM."
+        )
     require_range("record", "max_new_tokens", max_new_tokens, 1)
     context = llm.max_length if context is None else context
     room = context - max_new_tokens
@@ -163,7 +185,10 @@ def encode_prompts(prompts: Sequence[Prompt], llm: LLM, max_new_tokens: int, con
             f" {room} for prompts; expected at least {_MIN_PROMPT_TOKENS}. Reduce max_new_tokens."
         )
     encoded = [(prompt, encode(prompt, llm.tokenizer)) for prompt in prompts]
-    return [RecordingPrompt(prompt.id, prompt.category, shortened(ids, room), len(ids) > room) for prompt, ids in encoded]
+    return [
+        RecordingPrompt(prompt.id, prompt.category, shortened(ids, room), len(ids) > room)
+        for prompt, ids in encoded
+    ]
 
 
 def _identity(question: RecordingPrompt) -> dict[str, Any]:

@@ -38,7 +38,13 @@ KIND = DocumentKind("paceline replay", 1, dict)
 
 def print_replays(rows: Sequence[ReplayRow], console: Console | None = None) -> None:
     """Print the replays as a table, by default on standard output."""
-    columns = [Column("traces"), Column("drafter", left=True), Column("nodes"), Column("batch"), *_FIGURES]
+    columns = [
+        Column("traces"),
+        Column("drafter", left=True),
+        Column("nodes"),
+        Column("batch"),
+        *_FIGURES,
+    ]
     cells = [
         (
             row.traces,
@@ -86,10 +92,16 @@ def draw_replays(rows: Sequence[ReplayRow], path: Path) -> None:
     for axes, name in zip(panels, names, strict=True):
         for index, spec in enumerate(specs):
             key = name, spec, batch
-            results = [row.result for row in rows if (row.traces, row.drafter, row.result.batch_size) == key]
+            results = [
+                row.result
+                for row in rows
+                if (row.traces, row.drafter, row.result.batch_size) == key
+            ]
             rates = [result.tokens_per_step for result in results]
             colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-            line(axes, [result.max_nodes for result in results], rates, _short(spec), colour, marker)
+            line(
+                axes, [result.max_nodes for result in results], rates, _short(spec), colour, marker
+            )
         reference_line(axes)
         axes.set_ylim(bottom=0)
         label(axes, name, "nodes of the tree", "tokens per step", "both", 2)
@@ -102,5 +114,8 @@ def _figures(result: ReplayResult) -> dict[str, float]:
 
 def _short(spec: str) -> str:
     """Return a spec without the folders of its paths."""
-    options = (part if "/" not in part else part[: part.find("=") + 1] + part.rsplit("/", 1)[-1] for part in spec.split(","))
+    options = (
+        part if "/" not in part else part[: part.find("=") + 1] + part.rsplit("/", 1)[-1]
+        for part in spec.split(",")
+    )
     return ",".join(options)

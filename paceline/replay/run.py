@@ -100,14 +100,26 @@ def replay(
     require_count("replay", "batch_size", batch_size, 1)
     traces = _checked(traces)
     run = _ReplayRun(drafter, max_nodes)
-    waiting = iter(_TargetAnswer(*trace, top) for trace, top in _with_top_tokens(drafter, traces, top_tokens) if len(trace[1]))
+    waiting = iter(
+        _TargetAnswer(*trace, top)
+        for trace, top in _with_top_tokens(drafter, traces, top_tokens)
+        if len(trace[1])
+    )
     running: list[tuple[Request, _TargetAnswer]] = []
     try:
         while True:
             while len(running) < batch_size and (answer := next(waiting, None)) is not None:
                 running.append((run.start(answer), answer))
             if not running:
-                return ReplayResult(max_nodes, batch_size, run.tokens, run.steps, run.drafted, run.accepted, run.seconds)
+                return ReplayResult(
+                    max_nodes,
+                    batch_size,
+                    run.tokens,
+                    run.steps,
+                    run.drafted,
+                    run.accepted,
+                    run.seconds,
+                )
             run.step(running)
             for request, _ in running:
                 if not request.remaining:
@@ -123,11 +135,17 @@ def _checked(traces: Iterable[Trace]) -> list[Trace]:
     try:
         pairs = [(np.asarray(prompt), np.asarray(output)) for prompt, output in traces]
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"replay: the traces are not pairs ({error}). Pass (prompt ids, output ids) of each answer.") from error
+        raise ConfigError(
+            f"replay: the traces are not pairs ({error}). Pass (prompt ids, output ids) of each"
+            " answer."
+        ) from error
     for number, pair in enumerate(pairs):
         for ids in pair:
             if ids.size and (ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0):
-                raise ConfigError(f"replay: trace {number}: got {str(ids)[:60]!r}; expected token ids. Use the tokenizer first.")
+                raise ConfigError(
+                    f"replay: trace {number}: got {str(ids)[:60]!r}; expected token ids. Use the"
+                    " tokenizer first."
+                )
     return [(prompt.tolist(), output.tolist()) for prompt, output in pairs]
 
 
@@ -167,9 +185,12 @@ class _ReplayRun:
         """Start a request for a recorded answer."""
         if not len(answer.prompt):
             raise ConfigError(
-                "replay: got an empty prompt; expected at least one token. Put the first token of the answer there."
+                "replay: got an empty prompt; expected at least one token. Put the first token of"
+                " the answer there."
             )
-        request = Request(list(answer.prompt), SamplingParams(max_new_tokens=len(answer.output), ignore_eos=True))
+        request = Request(
+            list(answer.prompt), SamplingParams(max_new_tokens=len(answer.output), ignore_eos=True)
+        )
         begin = time.perf_counter()
         self._drafter.start(request)
         self.seconds += time.perf_counter() - begin
@@ -187,9 +208,15 @@ class _ReplayRun:
         begin = time.perf_counter()
         trees = self._drafter.propose(requests, [self._max_nodes] * len(requests))
         self.seconds += time.perf_counter() - begin
-        outcomes = [said(request, tree, answer.output) for (request, answer), tree in zip(running, trees, strict=True)]
+        outcomes = [
+            said(request, tree, answer.output)
+            for (request, answer), tree in zip(running, trees, strict=True)
+        ]
         if self._drafter.top_k:
-            outcomes = [_with_top(outcome, answer.top_tokens) for outcome, (_, answer) in zip(outcomes, running, strict=True)]
+            outcomes = [
+                _with_top(outcome, answer.top_tokens)
+                for outcome, (_, answer) in zip(outcomes, running, strict=True)
+            ]
         for outcome in outcomes:
             outcome.request.append(outcome.new_token_ids)
             self.tokens += len(outcome.new_token_ids)

@@ -15,7 +15,9 @@ from paceline.util.answers import read_answers, read_settings, read_tops
 from paceline.util.text_files import read_text
 
 
-def read_traces(path: str | Path, tokenizer: Any = None, limit: int | None = None) -> list[tuple[list[int], list[int]]]:
+def read_traces(
+    path: str | Path, tokenizer: Any = None, limit: int | None = None
+) -> list[tuple[list[int], list[int]]]:
     """Return (prompt ids, output ids) of each record of a file.
 
     Args:
@@ -33,15 +35,22 @@ def read_traces(path: str | Path, tokenizer: Any = None, limit: int | None = Non
     try:
         lines = read_text(path).split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"traces {str(path)!r}: the file cannot be read: {error}. Check its name.") from error
+        raise ConfigError(
+            f"traces {str(path)!r}: the file cannot be read: {error}. Check its name."
+        ) from error
     traces: list[tuple[list[int], list[int]]] = []
     for number, line in enumerate(lines, 1):
         if line.strip() and (limit is None or len(traces) < limit):
             where = f"{path}, line {number}"
             record = _record(where, line)
-            traces.append((_ids(where, record["prompt"], tokenizer), _ids(where, record["output"], tokenizer)))
+            traces.append(
+                (_ids(where, record["prompt"], tokenizer), _ids(where, record["output"], tokenizer))
+            )
     if not traces:
-        raise ConfigError(f"traces {str(path)!r}: got no record; expected lines with prompt and output. Check its name.")
+        raise ConfigError(
+            f"traces {str(path)!r}: got no record; expected lines with prompt and output. Check"
+            " its name."
+        )
     return traces
 
 
@@ -80,7 +89,10 @@ def tokenizer_of(paths: Iterable[str | Path]) -> str | None:
 def _record(where: str, line: str) -> dict[str, Any]:
     record = parse_record(where, line)
     if not isinstance(record, dict) or not {"prompt", "output"} <= set(record):
-        raise ConfigError(f"{where}: got another record; expected one with prompt and output (text or ids). Rename its fields.")
+        raise ConfigError(
+            f"{where}: got another record; expected one with prompt and output (text or ids)."
+            " Rename its fields."
+        )
     return record
 
 
@@ -88,7 +100,10 @@ def _ids(where: str, value: Any, tokenizer: Any) -> list[int]:
     if isinstance(value, list) and all(type(token) is int and token >= 0 for token in value):
         return value
     if not isinstance(value, str):
-        raise ConfigError(f"{where}: got {type(value).__name__}; expected prompt and output as text or a list of token ids.")
+        raise ConfigError(
+            f"{where}: got {type(value).__name__}; expected prompt and output as text or a list of"
+            " token ids."
+        )
     if tokenizer is None:
         raise ConfigError(f"{where}: got text, but no tokenizer to encode it. Give --tokenizer.")
     return list(tokenizer(value, add_special_tokens=False)["input_ids"])

@@ -45,7 +45,12 @@ def write_document(path: str | Path, kind: DocumentKind[T], content: T, **derive
     Raises:
         ConfigError: The file cannot be written.
     """
-    values = {"schema": kind.schema, "kind": kind.name, **derived, **_CONVERTER.unstructure(content)}
+    values = {
+        "schema": kind.schema,
+        "kind": kind.name,
+        **derived,
+        **_CONVERTER.unstructure(content),
+    }
     text = json.dumps(_CONVERTER.unstructure(values), indent=1, allow_nan=False)
     write_atomically(path, f"{text}\n".encode())
 
@@ -62,7 +67,10 @@ def read_document(path: str | Path, *kinds: DocumentKind[T]) -> T:
     kind = next((kind for kind in kinds if (kind.name, kind.schema) == header), None)
     if kind is None:
         expected = " or ".join(f"kind {kind.name!r}, schema {kind.schema}" for kind in kinds)
-        raise ConfigError(f"{str(path)!r}: got kind {header[0]!r}, schema {header[1]!r}; expected {expected}. Measure it again.")
+        raise ConfigError(
+            f"{str(path)!r}: got kind {header[0]!r}, schema {header[1]!r}; expected {expected}."
+            " Measure it again."
+        )
     try:
         return structured(document, kind.content)
     except ValueError as error:
@@ -78,7 +86,9 @@ def structured(values: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return _CONVERTER.structure(values, kind)
     except Exception as error:  # cattrs wraps whatever a field raises
-        raise ValueError("; ".join(cattrs.transform_error(error, path="", format_exception=_describe)[:3])) from error
+        raise ValueError(
+            "; ".join(cattrs.transform_error(error, path="", format_exception=_describe)[:3])
+        ) from error
 
 
 def kind_of(path: str | Path) -> str:
@@ -94,7 +104,9 @@ def _load(path: str | Path) -> dict[str, Any]:
     try:
         document = parse_json(read_text(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"The result {str(path)!r} cannot be read: {error}. Check its name.") from error
+        raise ConfigError(
+            f"The result {str(path)!r} cannot be read: {error}. Check its name."
+        ) from error
     return document if isinstance(document, dict) else {}
 
 
@@ -113,12 +125,20 @@ def _exactly(value: Any, expected: type) -> Any:
 def _describe(error: BaseException, expected: type | None) -> str:
     if isinstance(error, _WrongTypeError | PacelineError):
         return str(error)
-    return "got nothing; expected this field" if isinstance(error, KeyError) else format_exception(error, expected)
+    return (
+        "got nothing; expected this field"
+        if isinstance(error, KeyError)
+        else format_exception(error, expected)
+    )
 
 
 def _omitted(kind: Any) -> dict[str, Any]:
     """Return overrides that omit the per-request options, which a run does not have."""
-    return {field.name: override(omit=True) for field in fields(kind) if field.metadata.get("per_request")}
+    return {
+        field.name: override(omit=True)
+        for field in fields(kind)
+        if field.metadata.get("per_request")
+    }
 
 
 def _of_requests(kind: Any) -> bool:

@@ -30,13 +30,17 @@ def page(width: float, height: float) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("picture: matplotlib is not installed. Run: pip install 'paceline[bench]'.") from error
+        raise ConfigError(
+            "picture: matplotlib is not installed. Run: pip install 'paceline[bench]'."
+        ) from error
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def save(figure: Any, path: str | Path, setting: Sequence[str], columns: int, size: float = 9) -> None:
+def save(
+    figure: Any, path: str | Path, setting: Sequence[str], columns: int, size: float = 9
+) -> None:
     """Write the setting above the figure, and the figure as a PNG file.
 
     Args:
@@ -79,7 +83,10 @@ def label(axes: Any, title: str, x_label: str, y_label: str, grid: str, legend: 
 
 
 def bars(
-    axes: Any, names: Sequence[str], series: Sequence[tuple[str, str, Sequence[float | None]]], reference: float | None = None
+    axes: Any,
+    names: Sequence[str],
+    series: Sequence[tuple[str, str, Sequence[float | None]]],
+    reference: float | None = None,
 ) -> None:
     """Draw groups of horizontal bars, one group per name, with a legend below.
 
@@ -91,19 +98,30 @@ def bars(
     """
     height = _BAR_SHARE / len(series)
     for number, (title, colour, values) in enumerate(series):
-        positions = [position + height * (number - (len(series) - 1) / 2) for position in range(len(names))]
-        axes.barh(positions, [value or 0.0 for value in values], color=colour, height=height, label=title)
+        positions = [
+            position + height * (number - (len(series) - 1) / 2) for position in range(len(names))
+        ]
+        axes.barh(
+            positions, [value or 0.0 for value in values], color=colour, height=height, label=title
+        )
         for position, value in zip(positions, values, strict=True):
             text = "-" if value is None else f"{value:.2f}"
             axes.annotate(
-                text, (value or 0.0, position), (3, 0),
-                textcoords="offset points", va="center", fontsize=8, color=INK,
-            )  # fmt: skip
+                text,
+                (value or 0.0, position),
+                (3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color=INK,
+            )
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     if reference is not None:
         axes.axvline(reference, color=INK, linewidth=0.8, linestyle=":", zorder=0.5)
-    longest = max([reference or 0.0, *(value or 0.0 for _, _, values in series for value in values)])
+    longest = max(
+        [reference or 0.0, *(value or 0.0 for _, _, values in series for value in values)]
+    )
     axes.set_xlim(0, 1.12 * longest or 1.0)
     _legend_below(axes, len(series))
 
@@ -118,7 +136,10 @@ def compared(axes: Any, table: Table, measured: str, published: str, setting: st
         published: Heading of the column with the paper's ratios.
         setting: Setting of the paper's ratios.
     """
-    series = [("here", OURS, table.column(measured)), (f"the paper ({setting})", THEIRS, table.column(published))]
+    series = [
+        ("here", OURS, table.column(measured)),
+        (f"the paper ({setting})", THEIRS, table.column(published)),
+    ]
     bars(axes, table.column(0), series, 1.0)
 
 
@@ -132,10 +153,22 @@ def line(
     style: str = "-",
 ) -> None:
     """Draw a line with markers through the known values; None is not known."""
-    known = [(position, value) for position, value in zip(positions, values, strict=True) if value is not None]
+    known = [
+        (position, value)
+        for position, value in zip(positions, values, strict=True)
+        if value is not None
+    ]
     if known:
-        axes.plot(*zip(*known, strict=True), linestyle=style, color=color, marker=marker or None, markersize=6,
-                  markeredgecolor="white", linewidth=1.4, label=name)  # fmt: skip
+        axes.plot(
+            *zip(*known, strict=True),
+            linestyle=style,
+            color=color,
+            marker=marker or None,
+            markersize=6,
+            markeredgecolor="white",
+            linewidth=1.4,
+            label=name,
+        )
 
 
 def reference_line(axes: Any) -> None:
@@ -149,8 +182,15 @@ def _legend_below(axes: Any, columns: int) -> None:
         return
     from matplotlib.transforms import ScaledTranslation  # a caller with axes has matplotlib
 
-    below = axes.transAxes + ScaledTranslation(0, _LEGEND_DEPTH, axes.get_figure(root=True).dpi_scale_trans)
+    below = axes.transAxes + ScaledTranslation(
+        0, _LEGEND_DEPTH, axes.get_figure(root=True).dpi_scale_trans
+    )
     axes.legend(
-        frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.4, 0.0), bbox_transform=below, ncols=columns,
+        frameon=False,
+        fontsize=8,
+        loc="upper center",
+        bbox_to_anchor=(0.4, 0.0),
+        bbox_transform=below,
+        ncols=columns,
         labelcolor=INK,
-    )  # fmt: skip
+    )

@@ -6,7 +6,9 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 
 
-def progress_bar(*columns: str | ProgressColumn, shown: bool = True, auto_refresh: bool = True) -> Progress:
+def progress_bar(
+    *columns: str | ProgressColumn, shown: bool = True, auto_refresh: bool = True
+) -> Progress:
     """Return a progress bar that disappears when it is done.
 
     Args:
@@ -16,4 +18,6 @@ def progress_bar(*columns: str | ProgressColumn, shown: bool = True, auto_refres
     """
     console = Console(stderr=True)
     disable = not shown or not console.is_terminal  # otherwise rich writes an empty line
-    return Progress(*columns, console=console, transient=True, auto_refresh=auto_refresh, disable=disable)
+    return Progress(
+        *columns, console=console, transient=True, auto_refresh=auto_refresh, disable=disable
+    )

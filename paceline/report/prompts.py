@@ -55,7 +55,9 @@ def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 
         entries = _read(path)[::every]
         prompts.extend(entries[:limit] if limit else entries)
     if not prompts:
-        raise ConfigError(f"bench: got no prompts in {', '.join(map(str, paths))}; expected at least one line.")
+        raise ConfigError(
+            f"bench: got no prompts in {', '.join(map(str, paths))}; expected at least one line."
+        )
     return prompts
 
 
@@ -71,7 +73,9 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
     else:
         ids = text_ids(tokenizer, prompt.text, where)
     if not ids:
-        raise ConfigError(f"prompt {prompt.id!r}: got no tokens; expected at least one. Give it some text.")
+        raise ConfigError(
+            f"prompt {prompt.id!r}: got no tokens; expected at least one. Give it some text."
+        )
     return ids
 
 
@@ -82,30 +86,54 @@ def shortened(ids: list[int], limit: int) -> list[int]:
 
 def cut_note(count: int) -> str:
     """Return a sentence about the prompts that `shortened` has cut."""
-    longer, keeps = ("1 prompt was", "It keeps its") if count == 1 else (f"{count} prompts were", "They keep their")
-    return f"{longer} too long for the context beside an answer, and cut. {keeps} first {_HEAD} and last tokens."
+    longer, keeps = (
+        ("1 prompt was", "It keeps its")
+        if count == 1
+        else (f"{count} prompts were", "They keep their")
+    )
+    return (
+        f"{longer} too long for the context beside an answer, and cut. {keeps} first {_HEAD} and"
+        " last tokens."
+    )
 
 
 def _read(path: Path) -> list[Prompt]:
     try:
         lines = read_text(path).split("\n")  # splitlines() would cut texts at U+2028 and the like
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The prompts {str(path)!r} cannot be read: {error}. Check the name.") from error
-    return [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+        raise ConfigError(
+            f"The prompts {str(path)!r} cannot be read: {error}. Check the name."
+        ) from error
+    return [
+        _parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()
+    ]
 
 
 def _parse(line: str, where: str) -> Prompt:
     try:
         entry = parse_json(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]") from error
+        raise ConfigError(
+            f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]"
+        ) from error
     missing = [name for name in _FIELDS if not isinstance(entry, dict) or name not in entry]
     if missing:
         expected = f"expected an object with {', '.join(_FIELDS)}"
         raise ConfigError(f"{where}: got {line[:60]!r}; {expected}. Add {', '.join(missing)}.")
     turns = entry["turns"]
-    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0].strip():
-        raise ConfigError(f"{where}: turns: got {str(turns)[:60]!r}; expected a list of texts, the first one not empty.")
+    if (
+        not isinstance(turns, list)
+        or not turns
+        or not isinstance(turns[0], str)
+        or not turns[0].strip()
+    ):
+        raise ConfigError(
+            f"{where}: turns: got {str(turns)[:60]!r}; expected a list of texts, the first one not"
+            " empty."
+        )
     if not isinstance(entry["id"], str | int) or not isinstance(entry["category"], str):
-        raise ConfigError(f"{where}: id and category: got {entry['id']!r} and {entry['category']!r}; expected texts.")
+        raise ConfigError(
+            f"{where}: id and category: got {entry['id']!r} and {entry['category']!r}; expected"
+            " texts."
+        )
     return Prompt(str(entry["id"]), entry["category"], turns[0])

@@ -50,7 +50,11 @@ class Table:
 
     @staticmethod
     def of(
-        title: str, columns: Iterable[object], rows: Iterable[Iterable[Any]], notes: Iterable[str] = (), form: str = ".2f"
+        title: str,
+        columns: Iterable[object],
+        rows: Iterable[Iterable[Any]],
+        notes: Iterable[str] = (),
+        form: str = ".2f",
     ) -> Table:
         """Make a table whose first column is aligned on the left.
 
@@ -61,25 +65,35 @@ class Table:
             notes: Sentences below the table.
             form: Default format of numbers.
         """
-        named = [column if isinstance(column, Column) else Column(str(column), form) for column in columns]
+        named = [
+            column if isinstance(column, Column) else Column(str(column), form)
+            for column in columns
+        ]
         first = dataclasses.replace(named[0], left=True)
         return Table(title, (first, *named[1:]), tuple(tuple(row) for row in rows), tuple(notes))
 
     @property
     def texts(self) -> list[list[str]]:
         """Return the rows as texts."""
-        return [[column.text(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+        return [
+            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
 
     def column(self, key: str | int) -> list[Any]:
         """Return the cells of a column, by its heading or its index."""
-        index = key if isinstance(key, int) else [column.heading for column in self.columns].index(key)
+        index = (
+            key if isinstance(key, int) else [column.heading for column in self.columns].index(key)
+        )
         return [row[index] for row in self.rows]
 
     def only(self, headings: Sequence[str]) -> Table:
         """Return the table with only these columns."""
         indices = [index for index, column in enumerate(self.columns) if column.heading in headings]
         rows = (tuple(row[index] for index in indices) for row in self.rows)
-        return Table(self.title, tuple(self.columns[index] for index in indices), tuple(rows), self.notes)
+        return Table(
+            self.title, tuple(self.columns[index] for index in indices), tuple(rows), self.notes
+        )
 
     def show(self, console: Console) -> None:
         """Print title, rows and notes on a console."""
@@ -87,8 +101,12 @@ class Table:
             console.print(f"\n[bold]{escape(self.title)}[/bold]")
         shown = rich_table.Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for column in self.columns:
-            heading = column.heading if "=" in column.heading else column.heading.replace(" ", "\n", 1)
-            shown.add_column(heading, justify="left" if column.left else "right", no_wrap=True, overflow="fold")
+            heading = (
+                column.heading if "=" in column.heading else column.heading.replace(" ", "\n", 1)
+            )
+            shown.add_column(
+                heading, justify="left" if column.left else "right", no_wrap=True, overflow="fold"
+            )
         for texts in self.texts:
             shown.add_row(*map(escape, texts))
         console.print(shown)
@@ -100,14 +118,23 @@ class Table:
         above = [f"{self.title}:", ""] if self.title else []
         rule = "|" + "|".join("---" if column.left else "---:" for column in self.columns) + "|"
         rows = [
-            [f"`{text}`" if column.code else text for column, text in zip(self.columns, row, strict=True)] for row in self.texts
+            [
+                f"`{text}`" if column.code else text
+                for column, text in zip(self.columns, row, strict=True)
+            ]
+            for row in self.texts
         ]
         notes = [*(f"- {note}" for note in self.notes), ""] if self.notes else []
         return [*above, _line(self._headings), rule, *map(_line, rows), "", *notes]
 
     def data(self) -> dict[str, Any]:
         """Return title, headings, rows with unrounded numbers, and notes for JSON."""
-        return {"title": self.title, "columns": self._headings, "rows": self.rows, "notes": self.notes}
+        return {
+            "title": self.title,
+            "columns": self._headings,
+            "rows": self.rows,
+            "notes": self.notes,
+        }
 
     @property
     def _headings(self) -> list[str]:

@@ -1,10 +1,11 @@
 """From logits to the target distribution, and the draw.
 
-One function makes the distribution (`target_scores`), in the order transformers uses: what depends on the tokens before
-(`adjustments.py`), temperature, top_k, top_p, min_p. The draw is `argmax(log target_probs + Gumbel noise)`, the noise keyed by
-(request seed, position in the answer, stream) through an integer hash: all rows of all requests are drawn in one call, on any
-device alike, and a token does not depend on the tree, the drafter or the batch it was verified in. Gumbel noise being -log of
-exponential noise E, the draw is computed as `argmax(target_probs / E)`.
+One function makes the distribution (`target_scores`), in the order transformers uses: what depends
+on the tokens before (`adjustments.py`), temperature, top_k, top_p, min_p. The draw is `argmax(log
+target_probs + Gumbel noise)`, the noise keyed by (request seed, position in the answer, stream)
+through an integer hash: all rows of all requests are drawn in one call, on any device alike, and a
+token does not depend on the tree, the drafter or the batch it was verified in. Gumbel noise being
+-log of exponential noise E, the draw is computed as `argmax(target_probs / E)`.
 """
 
 from __future__ import annotations
@@ -30,16 +31,22 @@ _COLD = 1e-3  # temperatures below which logits are shifted before they are divi
 _SORTED = 128  # most likely tokens looked at first when truncating
 
 
-def target_scores(logits: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
+def target_scores(
+    logits: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree]
+) -> Tensor:
     """Scores whose softmax is the target distribution at every node.
 
     Args:
-        logits: [batch, 1 + width, vocab]; row 0 follows the root, row 1 + i follows node i; rows beyond a tree are padding.
+        logits: [batch, 1 + width, vocab]; row 0 follows the root, row 1 + i follows node i; rows
+            beyond a tree are padding.
         seqs, trees: batch sequences and the trees that were fed.
     Returns:
-        float32 [batch, 1 + width, vocab], excluded tokens at -inf. Greedy sequences get what depends on tokens only.
+        float32 [batch, 1 + width, vocab], excluded tokens at -inf. Greedy sequences get what
+        depends on tokens only.
     """
-    return shaped(adjusted(logits.float(), requests, trees), [request.params for request in requests])
+    return shaped(
+        adjusted(logits.float(), requests, trees), [request.params for request in requests]
+    )
 
 
 def is_greedy(requests: Sequence[Request]) -> bool:
@@ -48,7 +55,9 @@ def is_greedy(requests: Sequence[Request]) -> bool:
 
 
 def shaped(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Scores [batch, rows, vocab] at the temperature of each sequence, truncated to its top_k, top_p and min_p."""
+    """Scores [batch, rows, vocab] at the temperature of each sequence, truncated to its top_k,
+    top_p and min_p.
+    """
     if all(p.greedy for p in params):
         return scores
 
@@ -65,26 +74,39 @@ def shaped(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _at_temperature(scores: Tensor, temperatures: list[float]) -> Tensor:
-    """Divide the rows of a batch; at tiny temperatures the best score of each row becomes 0, so that none overflows."""
+    """Divide the rows of a batch; at tiny temperatures the best score of each row becomes 0, so
+    that none overflows.
+    """
     cold = torch.tensor([one < _COLD for one in temperatures], device=scores.device)[:, None, None]
     if min(temperatures) < _COLD:
         scores = torch.where(cold, scores - scores.amax(-1, keepdim=True), scores)
-    return scores / torch.tensor([divisor(one) for one in temperatures], device=scores.device)[:, None, None]
+    return (
+        scores
+        / torch.tensor([divisor(one) for one in temperatures], device=scores.device)[:, None, None]
+    )
 
 
 def _truncate(scores: Tensor, top_k: list[int], top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Set the tokens outside top_k, then top_p, then min_p to -inf; tokens tied with the last one kept stay.
+    """Set the tokens outside top_k, then top_p, then min_p to -inf; tokens tied with the last one
+    kept stay.
 
-    The nucleus is nearly always among the few most likely tokens, so only those are sorted; the rest is sorted where it is not.
+    The nucleus is nearly always among the few most likely tokens, so only those are sorted; the
+    rest is sorted where it is not.
     """
     vocab = scores.shape[-1]
-    ks = torch.tensor([k if 0 < k < vocab else vocab for k in top_k], device=scores.device)[:, None, None]
+    ks = torch.tensor([k if 0 < k < vocab else vocab for k in top_k], device=scores.device)[
+        :, None, None
+    ]
     sorted_size = min(vocab, max([_SORTED, *(k for k in top_k if k < vocab)]))
     while True:
         best = scores.topk(sorted_size, dim=-1).values
         rank = torch.arange(sorted_size, device=scores.device)
         kth = best.gather(-1, (ks - 1).clamp(max=sorted_size - 1).expand(-1, scores.shape[1], 1))
-        total = torch.where(ks < vocab, best.masked_fill(best < kth, -torch.inf).logsumexp(-1, True), scores.logsumexp(-1, True))
+        total = torch.where(
+            ks < vocab,
+            best.masked_fill(best < kth, -torch.inf).logsumexp(-1, True),
+            scores.logsumexp(-1, True),
+        )
         probs = (best - total).exp()
         kept = (probs.cumsum(-1) - probs < top_p) & (probs >= min_p * probs[..., :1]) & (rank < ks)
         kept |= rank == 0
@@ -97,18 +119,25 @@ def _truncate(scores: Tensor, top_k: list[int], top_p: Tensor, min_p: Tensor) ->
     return scores.masked_fill((scores < floor) & ~unbounded, -torch.inf)
 
 
-def draw(scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], stream: int = TARGET) -> list[list[int]]:
+def draw(
+    scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], stream: int = TARGET
+) -> list[list[int]]:
     """The token chosen after the root and after every node, in one vectorised call.
 
     Args:
         scores: [batch, 1 + width, vocab] from `target_scores`.
     Returns:
-        batch lists of 1 + width token ids (entries beyond a tree mean nothing); NO_TOKEN where scores are not numbers.
+        batch lists of 1 + width token ids (entries beyond a tree mean nothing); NO_TOKEN where
+        scores are not numbers.
     """
     sampled = [row for row, request in enumerate(requests) if not request.params.greedy]
     if not sampled:
         return _to_lists(most_likely(scores))
-    tokens = most_likely(scores) if len(sampled) < len(requests) else scores.new_empty(scores.shape[:2], dtype=torch.long)
+    tokens = (
+        most_likely(scores)
+        if len(sampled) < len(requests)
+        else scores.new_empty(scores.shape[:2], dtype=torch.long)
+    )
     keys: list[tuple[int, int]] = []  # one row of noise per distinct (sequence, position)
     index = torch.zeros(len(sampled), scores.shape[1], dtype=torch.long)
     for place, row in enumerate(sampled):
@@ -116,7 +145,9 @@ def draw(scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree]
         first, start = len(keys), len(request) - request.prompt_length
         depth = node_depths(tree.parents)
         deepest = int(depth.max()) if len(tree) else 0
-        keys.extend(noise_key(request.params.seed, start + offset, stream) for offset in range(deepest + 1))
+        keys.extend(
+            noise_key(request.params.seed, start + offset, stream) for offset in range(deepest + 1)
+        )
         index[place] = first
         if len(tree):
             index[place, 1 : 1 + len(tree)] += torch.tensor(depth)
@@ -127,12 +158,15 @@ def draw(scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree]
 
 
 class Draws:
-    """The tokens chosen after the root and after every node of one tree, each drawn when it is asked for, as `draw` says.
+    """The tokens chosen after the root and after every node of one tree, each drawn when it is
+    asked for, as `draw` says.
 
-    A walk asks for as many as it emits. Where that costs no synchronisation, the others need not be drawn.
+    A walk asks for as many as it emits. Where that costs no synchronisation, the others need not be
+    drawn.
 
     Args:
-        logits: [1 + width, vocab], of a sequence that changes them by nothing but temperature and truncation.
+        logits: [1 + width, vocab], of a sequence that changes them by nothing but temperature and
+            truncation.
     """
 
     def __init__(self, logits: Tensor, request: Request, tree: DraftTree) -> None:
@@ -142,7 +176,9 @@ class Draws:
 
     def __getitem__(self, place: int) -> int:
         """Draw the token after the root (0) or after node `place` - 1."""
-        weights = shaped(self._logits[None, place : place + 1].float(), [self._params])[0, 0].softmax(-1)
+        weights = shaped(self._logits[None, place : place + 1].float(), [self._params])[
+            0, 0
+        ].softmax(-1)
         return draw_one(weights, self._params.seed, self._start + self._depths[place], TARGET)
 
 
@@ -157,7 +193,9 @@ def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
     Args:
         position: of the token, from the start of the answer.
     """
-    noise = exponential_noise([noise_key(seed, position, stream)], weights.shape[-1], weights.device)[0]
+    noise = exponential_noise(
+        [noise_key(seed, position, stream)], weights.shape[-1], weights.device
+    )[0]
     return int(marked_argmax(weights / noise))
 
 
@@ -175,7 +213,9 @@ def uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
 
 def exponential_noise(keys: Sequence[tuple[int, int]], vocab: int, device: torch.device) -> Tensor:
     """Standard exponential noise, float32 [len(keys), vocab]; equal keys give equal rows."""
-    words = torch.tensor([[_signed(word) for word in key] for key in keys], dtype=torch.int32, device=device)
+    words = torch.tensor(
+        [[_signed(word) for word in key] for key in keys], dtype=torch.int32, device=device
+    )
     high, low = words[:, :, None].unbind(1)
     bits = _mix((_token_words(vocab, device) ^ high).add_(low)).bitwise_and_(0x7FFFFFFF)
     # E = -log(1 - v): small v give the small E that win, and floats are finest there.
@@ -185,7 +225,9 @@ def exponential_noise(keys: Sequence[tuple[int, int]], vocab: int, device: torch
 
 @lru_cache(maxsize=8)
 def _token_words(vocab: int, device: torch.device) -> Tensor:
-    """A fixed random word per token id, so that rows of different keys are no permutations of each other."""
+    """A fixed random word per token id, so that rows of different keys are no permutations of
+    each other.
+    """
     with torch.inference_mode(False):
         return _mix(torch.arange(1, vocab + 1, dtype=torch.int32, device=device))
 

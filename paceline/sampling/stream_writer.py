@@ -33,11 +33,19 @@ class Writer:
     """
 
     def __init__(
-        self, tokenizer: Any, prompt_ids: Sequence[int], stop: StopStrings | None, skip_special_tokens: bool = True
+        self,
+        tokenizer: Any,
+        prompt_ids: Sequence[int],
+        stop: StopStrings | None,
+        skip_special_tokens: bool = True,
     ) -> None:
         self._texts: Texts | None = None
         if tokenizer is not None:
-            self._texts = Texts(tokenizer, prompt_ids, skip_special_tokens, full=False) if stop is None else stop.texts()
+            self._texts = (
+                Texts(tokenizer, prompt_ids, skip_special_tokens, full=False)
+                if stop is None
+                else stop.texts()
+            )
         self._stop = stop
         self._held: list[tuple[Piece, Mark]] = []  # what may be part of a stop string
         self._returned: list[str] = []
@@ -48,7 +56,9 @@ class Writer:
         """All text that was returned so far."""
         return "".join(self._returned)
 
-    def write(self, token_ids: list[int], origins: list[Origin], last: bool) -> list[tuple[str, Mark]]:
+    def write(
+        self, token_ids: list[int], origins: list[Origin], last: bool
+    ) -> list[tuple[str, Mark]]:
         """Take in a step, and return the pieces of text that are certain now."""
         self.step += 1
         if self._texts is None:
@@ -57,18 +67,26 @@ class Writer:
         for place, (token, origin) in enumerate(zip(token_ids, origins, strict=True)):
             pieces.append((self._texts.push(token), Mark(self.step, place, origin)))
         if last:
-            pieces.append((self._texts.rest(), Mark(self.step, max(0, len(token_ids) - 1), Origin.TARGET)))
+            pieces.append(
+                (self._texts.rest(), Mark(self.step, max(0, len(token_ids) - 1), Origin.TARGET))
+            )
         certain, self._held = self._sorted(pieces, last)
         written = [(piece.shown, mark) for piece, mark in certain if piece.shown]
         self._returned += [text for text, _ in written]
         return written
 
-    def _sorted(self, pieces: list[tuple[Piece, Mark]], last: bool) -> tuple[list[tuple[Piece, Mark]], list[tuple[Piece, Mark]]]:
+    def _sorted(
+        self, pieces: list[tuple[Piece, Mark]], last: bool
+    ) -> tuple[list[tuple[Piece, Mark]], list[tuple[Piece, Mark]]]:
         """The pieces that are certain, and those that are not."""
         if self._stop is None:
             return pieces, []
         texts = [piece for piece, _ in pieces]
-        return (_cut(pieces, self._stop.cut(texts)), []) if last else _split(pieces, self._stop.certain(texts))
+        return (
+            (_cut(pieces, self._stop.cut(texts)), [])
+            if last
+            else _split(pieces, self._stop.certain(texts))
+        )
 
 
 def origins_of(outcome: Outcome) -> list[Origin]:
@@ -79,7 +97,9 @@ def origins_of(outcome: Outcome) -> list[Origin]:
     return [*drafted[:new], *[Origin.TARGET] * (new - len(drafted))]
 
 
-def _split(pieces: list[tuple[Piece, Mark]], length: int) -> tuple[list[tuple[Piece, Mark]], list[tuple[Piece, Mark]]]:
+def _split(
+    pieces: list[tuple[Piece, Mark]], length: int
+) -> tuple[list[tuple[Piece, Mark]], list[tuple[Piece, Mark]]]:
     """Cut a list of pieces after `length` characters of the full text."""
     head, tail = [], []
     for piece, mark in pieces:

@@ -1,4 +1,6 @@
-"""An OpenAI-compatible server over one `LLM`: `create_app(llm, Settings())` is a FastAPI application. Needs the extra `serve`."""
+"""An OpenAI-compatible server over one `LLM`: `create_app(llm, Settings())` is a FastAPI
+application. Needs the extra `serve`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ __all__ = ["Settings", "create_app"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "create_app":  # imported when it is asked for: the command's help should not wait for torch
+    if (
+        name == "create_app"
+    ):  # imported when it is asked for: the command's help should not wait for torch
         from paceline.serve.app import create_app
 
         return create_app

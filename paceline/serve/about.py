@@ -13,7 +13,10 @@ from paceline.serve.serving import Serving
 def about_routes(serving: Serving) -> APIRouter:
     """The endpoints for `serving`."""
     router = APIRouter()
-    models = [Model(id=name, created=serving.began, max_model_len=serving.llm.max_length) for name in serving.names]
+    models = [
+        Model(id=name, created=serving.began, max_model_len=serving.llm.max_length)
+        for name in serving.names
+    ]
 
     @router.get("/v1/models")
     async def listed() -> ModelList:
@@ -33,7 +36,11 @@ def about_routes(serving: Serving) -> APIRouter:
             response.status_code = 503
         return Health(status="draining" if serving.drain.begun else "ok", open=serving.gate.open)
 
-    @router.get("/metrics", response_class=Response, responses={200: {"content": {CONTENT_TYPE_PLAIN_0_0_4: {}}}})
+    @router.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {CONTENT_TYPE_PLAIN_0_0_4: {}}}},
+    )
     async def metrics() -> Response:
         """Figures for Prometheus."""
         return Response(serving.meter.page(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

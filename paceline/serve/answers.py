@@ -1,8 +1,9 @@
 """The answers of one request while they are being given.
 
-Every answer is a stream of the engine's in a task of its own, which puts what comes into a queue without waiting. A client that
-reads slowly so holds up nobody: the answer ends as soon as it would for a fast one and gives its place back, and what waits to be
-sent is bounded by the tokens the request may have.
+Every answer is a stream of the engine's in a task of its own, which puts what comes into a queue
+without waiting. A client that reads slowly so holds up nobody: the answer ends as soon as it would
+for a fast one and gives its place back, and what waits to be sent is bounded by the tokens the
+request may have.
 """
 
 from __future__ import annotations
@@ -45,7 +46,12 @@ class CompletionSet:
     """
 
     def __init__(
-        self, llm: LLM, asked: Sequence[AnswerRequest], seconds: float | None, gate: AdmissionLimit, meter: ServerMetrics
+        self,
+        llm: LLM,
+        asked: Sequence[AnswerRequest],
+        seconds: float | None,
+        gate: AdmissionLimit,
+        meter: ServerMetrics,
     ) -> None:
         gate.enter(len(asked))
         self._llm, self._seconds, self._gate, self._meter = llm, seconds, gate, meter
@@ -53,12 +59,18 @@ class CompletionSet:
         self.count = len(asked)
         self.completions: dict[int, Completion] = {}
         self.error: str | None = None
-        self._tasks = [asyncio.create_task(self._give(place, one)) for place, one in enumerate(asked)]
+        self._tasks = [
+            asyncio.create_task(self._give(place, one)) for place, one in enumerate(asked)
+        ]
         for task in self._tasks:
-            task.add_done_callback(lambda _: gate.leave())  # also of one that is cancelled before it has begun
+            task.add_done_callback(
+                lambda _: gate.leave()
+            )  # also of one that is cancelled before it has begun
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """(place, chunk) as they come, until all have ended; raises what ended one of them early."""
+        """(place, chunk) as they come, until all have ended; raises what ended one of them
+        early.
+        """
         while len(self.completions) < self.count:
             said = await self._said.get()
             if isinstance(said, Exception):
@@ -83,7 +95,10 @@ class CompletionSet:
     async def _give(self, place: int, asked: AnswerRequest) -> None:
         watch = self._meter.watch()
         try:
-            async with asyncio.timeout(self._seconds), aclosing(self._llm.astream(asked.prompt, asked.params)) as chunks:
+            async with (
+                asyncio.timeout(self._seconds),
+                aclosing(self._llm.astream(asked.prompt, asked.params)) as chunks,
+            ):
                 async for chunk in chunks:
                     watch.see(chunk)
                     self._said.put_nowait((place, chunk))

@@ -31,7 +31,11 @@ def chat_routes(serving: Serving) -> APIRouter:
     """The endpoint for `serving`."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", response_model=None, responses={200: {"model": ChatResponse, **EVENTS}})
+    @router.post(
+        "/v1/chat/completions",
+        response_model=None,
+        responses={200: {"model": ChatResponse, **EVENTS}},
+    )
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Go on with a conversation."""
         serving.check_model(body.model)
@@ -41,7 +45,9 @@ def chat_routes(serving: Serving) -> APIRouter:
         params = await serving.aside(lambda: serving.sampler.params(body, longest, top))
         prompt = await serving.aside(lambda: prompt_of(serving, body))
         asked = [AnswerRequest(prompt, one) for one in params]
-        return await respond(serving, request, body, [prompt], asked, ChatForm(serving, request.state.id, asked, top))
+        return await respond(
+            serving, request, body, [prompt], asked, ChatForm(serving, request.state.id, asked, top)
+        )
 
     return router
 
@@ -53,9 +59,11 @@ def prompt_of(serving: Serving, body: ChatRequest) -> list[int]:
         ConfigError: the template refuses it. ApiError: it is too long.
     """
     ids = serving.llm.chat_prompt(
-        body.messages, body.chat_template_kwargs, add_generation_prompt=body.add_generation_prompt,
+        body.messages,
+        body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-    )  # fmt: skip
+    )
     serving.check_prompt(ids)
     return ids
 
@@ -68,7 +76,9 @@ class ChatForm:
         top: how many of the likeliest tokens are told in each place.
     """
 
-    def __init__(self, serving: Serving, id: str, asked: Sequence[AnswerRequest], top: int | None) -> None:
+    def __init__(
+        self, serving: Serving, id: str, asked: Sequence[AnswerRequest], top: int | None
+    ) -> None:
         self._model, self._id = serving.names[0], f"chatcmpl-{id}"
         self._tokenizer, self._asked = serving.llm.tokenizer, asked
         self._spellings: dict[int, Spelling] = {}
@@ -78,11 +88,13 @@ class ChatForm:
         """All answers."""
         choices = [
             ChatChoice(
-                index=place, message=ChatMessage(content=one.text), finish_reason=one.finish_reason,
+                index=place,
+                message=ChatMessage(content=one.text),
+                finish_reason=one.finish_reason,
                 logprobs=self._logprobs(place, one.token_ids, one.logprobs, last=True),
             )
             for place, one in enumerate(completions)
-        ]  # fmt: skip
+        ]
         return ChatResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
     def opening(self, place: int, chunk: Chunk) -> ChatChunk:
@@ -93,7 +105,14 @@ class ChatForm:
         """What a step has added."""
         reason = None if chunk.completion is None else chunk.completion.finish_reason
         logprobs = self._logprobs(place, chunk.token_ids, chunk.logprobs, last=reason is not None)
-        return self._event(ChatChunkChoice(index=place, delta=Delta(content=chunk.text), finish_reason=reason, logprobs=logprobs))
+        return self._event(
+            ChatChunkChoice(
+                index=place,
+                delta=Delta(content=chunk.text),
+                finish_reason=reason,
+                logprobs=logprobs,
+            )
+        )
 
     def closing(self, usage: Usage) -> ChatChunk:
         """The counts."""
@@ -102,18 +121,25 @@ class ChatForm:
     def _event(self, choice: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(id=self._id, model=self._model, choices=[choice])
 
-    def _logprobs(self, place: int, token_ids: list[int], found: Found | None, last: bool) -> ChatLogprobs | None:
+    def _logprobs(
+        self, place: int, token_ids: list[int], found: Found | None, last: bool
+    ) -> ChatLogprobs | None:
         if found is None or self._top is None:
             return None
         if place not in self._spellings:
             asked = self._asked[place]
-            self._spellings[place] = Spelling(self._tokenizer, asked.prompt, asked.params.skip_special_tokens)
+            self._spellings[place] = Spelling(
+                self._tokenizer, asked.prompt, asked.params.skip_special_tokens
+            )
         return of_chat(self._spellings[place], token_ids, found, self._top, last)
 
 
 def _top_logprobs(body: ChatRequest, most: int) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
-        raise ConfigError(f"top_logprobs: got {body.top_logprobs} without logprobs; expected both. Add logprobs: true.")
+        raise ConfigError(
+            f"top_logprobs: got {body.top_logprobs} without logprobs; expected both. Add logprobs:"
+            " true."
+        )
     if (body.top_logprobs or 0) > most:
         raise ConfigError(f"top_logprobs: got {body.top_logprobs}; expected at most {most}.")
     return body.top_logprobs or 0 if body.logprobs else None

@@ -28,7 +28,11 @@ def completion_routes(serving: Serving) -> APIRouter:
     """The endpoint for `serving`."""
     router = APIRouter()
 
-    @router.post("/v1/completions", response_model=None, responses={200: {"model": CompletionResponse, **EVENTS}})
+    @router.post(
+        "/v1/completions",
+        response_model=None,
+        responses={200: {"model": CompletionResponse, **EVENTS}},
+    )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with texts."""
         serving.check_model(body.model)
@@ -37,11 +41,23 @@ def completion_routes(serving: Serving) -> APIRouter:
         serving.check_answers(len(prompts) * (body.n or 1))
         longest = _MAX_TOKENS if body.max_tokens is None else body.max_tokens
         scored = body.logprobs if body.echo else None
-        params = await serving.aside(lambda: serving.sampler.params(body, longest, body.logprobs, scored))
-        ids = [await serving.aside(lambda prompt=prompt: _ids(serving, prompt, longest)) for prompt in prompts]  # type: ignore[misc]
+        params = await serving.aside(
+            lambda: serving.sampler.params(body, longest, body.logprobs, scored)
+        )
+        ids = [
+            await serving.aside(lambda prompt=prompt: _ids(serving, prompt, longest))
+            for prompt in prompts
+        ]  # type: ignore[misc]
         asked = [AnswerRequest(one, each) for one in ids for each in params]
         echoed = [prompt if body.echo else None for prompt in prompts for _ in params]
-        return await respond(serving, request, body, ids, asked, CompletionForm(serving, request.state.id, asked, echoed))
+        return await respond(
+            serving,
+            request,
+            body,
+            ids,
+            asked,
+            CompletionForm(serving, request.state.id, asked, echoed),
+        )
 
     return router
 
@@ -51,12 +67,18 @@ class CompletionForm:
 
     Args:
         asked: the answers.
-        echoed: of each answer, the prompt before its text, as it was sent; None = no prompt. Token ids may be of no token
-            until the first answer is there.
+        echoed: of each answer, the prompt before its text, as it was sent; None = no prompt. Token
+            ids may be of no token until the first answer is there.
     """
 
-    def __init__(self, serving: Serving, id: str, asked: Sequence[AnswerRequest], echoed: list[Prompt | None]) -> None:
-        self._tokenizer, self._model, self._id = serving.llm.tokenizer, serving.names[0], f"cmpl-{id}"
+    def __init__(
+        self, serving: Serving, id: str, asked: Sequence[AnswerRequest], echoed: list[Prompt | None]
+    ) -> None:
+        self._tokenizer, self._model, self._id = (
+            serving.llm.tokenizer,
+            serving.names[0],
+            f"cmpl-{id}",
+        )
         self._asked, self._echoed = asked, echoed
         self._spellings: dict[int, Spelling] = {}
         self._offsets: dict[int, int] = {}  # characters before the next token, by place
@@ -65,14 +87,16 @@ class CompletionForm:
         """All answers."""
         choices = [
             CompletionChoice(
-                index=place, text=self._echo(place) + one.text, finish_reason=one.finish_reason,
+                index=place,
+                text=self._echo(place) + one.text,
+                finish_reason=one.finish_reason,
                 logprobs=_joined(
                     self._scores(place, one.prompt_logprobs),
                     self._logprobs(place, one.token_ids, one.logprobs, last=True),
                 ),
             )
             for place, one in enumerate(completions)
-        ]  # fmt: skip
+        ]
         return CompletionResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
     def opening(self, place: int, chunk: Chunk) -> CompletionResponse | None:
@@ -80,13 +104,19 @@ class CompletionForm:
         if self._echoed[place] is None:
             return None
         scores = self._scores(place, chunk.prompt_logprobs)
-        return self._event(CompletionChoice(index=place, text=self._echo(place), logprobs=scores, finish_reason=None))
+        return self._event(
+            CompletionChoice(
+                index=place, text=self._echo(place), logprobs=scores, finish_reason=None
+            )
+        )
 
     def piece(self, place: int, chunk: Chunk) -> CompletionResponse:
         """What a step has added."""
         reason = None if chunk.completion is None else chunk.completion.finish_reason
         logprobs = self._logprobs(place, chunk.token_ids, chunk.logprobs, last=reason is not None)
-        return self._event(CompletionChoice(index=place, text=chunk.text, finish_reason=reason, logprobs=logprobs))
+        return self._event(
+            CompletionChoice(index=place, text=chunk.text, finish_reason=reason, logprobs=logprobs)
+        )
 
     def closing(self, usage: Usage) -> CompletionResponse:
         """The counts."""
@@ -95,12 +125,16 @@ class CompletionForm:
     def _event(self, choice: CompletionChoice) -> CompletionResponse:
         return CompletionResponse(id=self._id, model=self._model, choices=[choice])
 
-    def _logprobs(self, place: int, token_ids: list[int], found: Found | None, last: bool) -> CompletionLogprobs | None:
+    def _logprobs(
+        self, place: int, token_ids: list[int], found: Found | None, last: bool
+    ) -> CompletionLogprobs | None:
         if found is None:
             return None
         if place not in self._spellings:
             asked = self._asked[place]
-            self._spellings[place] = Spelling(self._tokenizer, asked.prompt, asked.params.skip_special_tokens)
+            self._spellings[place] = Spelling(
+                self._tokenizer, asked.prompt, asked.params.skip_special_tokens
+            )
             self._offsets[place] = len(self._echo(place))
         made = of_completion(self._spellings[place], token_ids, found, self._offsets[place], last)
         self._offsets[place] += sum(map(len, made.tokens))
@@ -111,16 +145,26 @@ class CompletionForm:
         sent, asked = self._echoed[place], self._asked[place]
         if sent is None or found is None:
             return None
-        rows = [{asked.prompt[0]: 0.0}, *(row for row in found if row is not None)]  # the first one is replaced
+        rows = [
+            {asked.prompt[0]: 0.0},
+            *(row for row in found if row is not None),
+        ]  # the first one is replaced
         if isinstance(sent, str):
             made = self._spell_sent(sent, asked.prompt, rows)
         else:
-            made = of_completion(Spelling(self._tokenizer, (), asked.params.skip_special_tokens), asked.prompt, rows, 0)
+            made = of_completion(
+                Spelling(self._tokenizer, (), asked.params.skip_special_tokens),
+                asked.prompt,
+                rows,
+                0,
+            )
         made.token_logprobs[0] = made.top_logprobs[0] = None
         return made
 
     def _spell_sent(self, sent: str, token_ids: list[int], rows: Found) -> CompletionLogprobs:
-        """Spell a text as it was sent: its special tokens are part of it, those that the tokenizer adds are not."""
+        """Spell a text as it was sent: its special tokens are part of it, those that the
+        tokenizer adds are not.
+        """
         for hides in (True, False):
             made = of_completion(Spelling(self._tokenizer, (), hides), token_ids, rows, 0)
             spelled = "".join(made.tokens)
@@ -137,7 +181,9 @@ class CompletionForm:
         return text_of(self._tokenizer, sent, self._asked[place].params.skip_special_tokens)
 
 
-def _joined(prompt: CompletionLogprobs | None, answer: CompletionLogprobs | None) -> CompletionLogprobs | None:
+def _joined(
+    prompt: CompletionLogprobs | None, answer: CompletionLogprobs | None
+) -> CompletionLogprobs | None:
     """Return the log-probabilities of an echoed prompt and its answer in one."""
     if prompt is None or answer is None:
         return answer
@@ -157,7 +203,9 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prom
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise ConfigError("prompt: got an empty list; expected a text, token ids, or several of them.")
+        raise ConfigError(
+            "prompt: got an empty list; expected a text, token ids, or several of them."
+        )
     ids = [one for one in prompt if isinstance(one, int)]
     return [ids] if ids else [one for one in prompt if not isinstance(one, int)]
 

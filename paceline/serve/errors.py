@@ -17,12 +17,25 @@ from starlette.responses import JSONResponse, Response
 from paceline.errors import CapacityError, ConfigError, PacelineError
 
 _TYPES = {
-    401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
-    503: "overloaded_error", 504: "timeout_error",
-}  # fmt: skip
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _CLOSED = 499  # nobody reads it; it stands in the log
 _NAMED = re.compile(r"(\w+)(?: \d+|(?:\.\w+)+)?: ")
-_KINDS = {"str", "int", "float", "bool", "none", "dict", "list", "is-instance"}  # how pydantic names the kinds of a value
+_KINDS = {
+    "str",
+    "int",
+    "float",
+    "bool",
+    "none",
+    "dict",
+    "list",
+    "is-instance",
+}  # how pydantic names the kinds of a value
 _log = logging.getLogger("paceline.serve")
 
 
@@ -45,15 +58,26 @@ class ApiError(Exception):
     """What a request is refused or ended with.
 
     Args:
-        status: of the answer. param: the field it is about. code: OpenAI's word for it, where clients look for one.
+        status: of the answer. param: the field it is about. code: OpenAI's word for it, where
+            clients look for one.
     """
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None,
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+        self.status, self.message, self.param, self.code, self.headers = (
+            status,
+            message,
+            param,
+            code,
+            headers,
+        )
 
     @staticmethod
     def of(error: BaseException) -> ApiError:
@@ -67,21 +91,35 @@ class ApiError(Exception):
                 named = _NAMED.match(str(error))
                 return ApiError(400, str(error), named[1] if named else None)
             case TimeoutError():
-                return ApiError(504, "got no answer in time; expected one. Ask for fewer tokens, or raise the server's timeout.")
+                return ApiError(
+                    504,
+                    "got no answer in time; expected one. Ask for fewer tokens, or raise the"
+                    " server's timeout.",
+                )
             case MemoryError():
-                return ApiError(503, "got too little memory for this request; expected more. Try again later.")
+                return ApiError(
+                    503, "got too little memory for this request; expected more. Try again later."
+                )
             case PacelineError():
                 _log.error("request ended by %s: %s", type(error).__name__, error)
                 return ApiError(500, str(error))
         _log.error("request ended by %s", type(error).__name__, exc_info=error)
-        return ApiError(500, f"got {type(error).__name__} inside the server; expected none. See its log.")
+        return ApiError(
+            500, f"got {type(error).__name__} inside the server; expected none. See its log."
+        )
 
     @property
     def body(self) -> ErrorBody:
-        """As JSON says it; half a surrogate pair, which a request may hold, cannot be written, and is escaped."""
-        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        """As JSON says it; half a surrogate pair, which a request may hold, cannot be written,
+        and is escaped.
+        """
+        kind = _TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
         message = self.message.encode("utf-8", "backslashreplace").decode()
-        return ErrorBody(error=ErrorDetail(message=message, type=kind, param=self.param, code=self.code))
+        return ErrorBody(
+            error=ErrorDetail(message=message, type=kind, param=self.param, code=self.code)
+        )
 
     def response(self) -> Response:
         """The answer that says it."""
@@ -102,7 +140,8 @@ def handle_errors(app: FastAPI) -> None:
     async def of_the_framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = (
-            f"{request.method} {request.url.path}: got {error.detail!r}; expected a request as in the server's /openapi.json."
+            f"{request.method} {request.url.path}: got {error.detail!r}; expected a request as in"
+            " the server's /openapi.json."
         )
         return told(request, ApiError(error.status_code, message, headers=error.headers))
 
@@ -125,7 +164,11 @@ def _refusal(errors: Any) -> ApiError:
     first = errors[0]
     place = first["loc"][1:2]
     if first["type"] == "json_invalid":
-        return ApiError(400, f"body: got no JSON, {first['ctx']['error']}, at character {first['loc'][-1]}; expected an object.")
+        return ApiError(
+            400,
+            f"body: got no JSON, {first['ctx']['error']}, at character {first['loc'][-1]};"
+            " expected an object.",
+        )
     name = ".".join(str(part) for part in first["loc"][1:] if _is_place(part)) or "body"
     param = str(place[0]) if place else None
     if first["type"] == "missing":
@@ -137,7 +180,9 @@ def _refusal(errors: Any) -> ApiError:
 
 
 def _is_place(part: Any) -> bool:
-    """Whether it is a field or an index, and not the name of one of the kinds that a value may be of."""
+    """Whether it is a field or an index, and not the name of one of the kinds that a value may
+    be of.
+    """
     return isinstance(part, int) or (part.isidentifier() and part.islower() and part not in _KINDS)
 
 

@@ -44,11 +44,15 @@ class BodyLimit:
         await self.app(scope, counted, send)
 
     def _too_large(self, size: str) -> ApiError:
-        return ApiError(413, f"body: got {size} bytes; expected at most {self._most}. Shorten the request.")
+        return ApiError(
+            413, f"body: got {size} bytes; expected at most {self._most}. Shorten the request."
+        )
 
 
 class AdmissionLimit:
-    """Counts open answers and refuses more than `most`; tells how soon one will have ended, by the pace of the last ones."""
+    """Counts open answers and refuses more than `most`; tells how soon one will have ended, by
+    the pace of the last ones.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -63,13 +67,19 @@ class AdmissionLimit:
         """
         over = self.open + count - self._most
         if over > 0:
-            raise self.later(f"got {count} answers to give with {self.open} open; expected at most {self._most} in all.", over)
+            raise self.later(
+                f"got {count} answers to give with {self.open} open; expected at most {self._most}"
+                " in all.",
+                over,
+            )
         self.open += count
 
     def later(self, why: str, count: int = 1) -> ApiError:
         """What a request is refused with that can be right when `count` answers have ended."""
         seconds = self.seconds_until(count)
-        return ApiError(429, f"{why} Ask again in {seconds} seconds.", headers={"Retry-After": str(seconds)})
+        return ApiError(
+            429, f"{why} Ask again in {seconds} seconds.", headers={"Retry-After": str(seconds)}
+        )
 
     def leave(self) -> None:
         """One answer has ended, whichever way."""
@@ -77,7 +87,9 @@ class AdmissionLimit:
         self._ended.append(time.monotonic())
 
     def seconds_until(self, count: int) -> int:
-        """Return the time in which so many answers end at the present pace: count * (now - first) / ended since; at least 1."""
+        """Return the time in which so many answers end at the present pace: count * (now -
+        first) / ended since; at least 1.
+        """
         if len(self._ended) < 2:
             return 1
         pace = (time.monotonic() - self._ended[0]) / (len(self._ended) - 1)

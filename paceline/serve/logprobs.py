@@ -31,9 +31,10 @@ class Place(NamedTuple):
 class Spelling:
     """Spells the tokens of one answer, in order.
 
-    The texts of the tokens joined are the answer's text, their bytes are the text in UTF-8. A character of several tokens is the
-    text of its last one, as in vLLM; each has its own bytes. A special token that the answer hides has neither. Other likely
-    tokens are spelled as if they had come.
+    The texts of the tokens joined are the answer's text, their bytes are the text in UTF-8. A
+    character of several tokens is the text of its last one, as in vLLM; each has its own bytes. A
+    special token that the answer hides has neither. Other likely tokens are spelled as if they had
+    come.
 
     Args:
         tokenizer: of the model.
@@ -41,7 +42,12 @@ class Spelling:
         skip_special_tokens: the answer hides special tokens.
     """
 
-    def __init__(self, tokenizer: Any, prompt_ids: Sequence[int] | None = None, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt_ids: Sequence[int] | None = None,
+        skip_special_tokens: bool = True,
+    ) -> None:
         before = any_text(tokenizer) if prompt_ids is None else prompt_ids
         self._detokenizer = Detokenizer(tokenizer, before, skip_special_tokens)
 
@@ -50,9 +56,12 @@ class Spelling:
 
         Args:
             found: as `Completion.logprobs`.
-            last: the answer ends with them. An unfinished character belongs to its last token then, as U+FFFD.
+            last: the answer ends with them. An unfinished character belongs to its last token then,
+                as U+FFFD.
         """
-        places = [self._place(token, likely) for token, likely in zip(token_ids, found, strict=True)]
+        places = [
+            self._place(token, likely) for token, likely in zip(token_ids, found, strict=True)
+        ]
         if last:
             rest = self._detokenizer.rest()
             self._detokenizer.flush()
@@ -91,7 +100,9 @@ def of_completion(
     )
 
 
-def of_chat(spelling: Spelling, token_ids: Sequence[int], found: Found, top: int, last: bool = True) -> ChatLogprobs:
+def of_chat(
+    spelling: Spelling, token_ids: Sequence[int], found: Found, top: int, last: bool = True
+) -> ChatLogprobs:
     """Return those of tokens of a chat's answer, with the `top` likeliest in each place.
 
     Args:
@@ -99,7 +110,10 @@ def of_chat(spelling: Spelling, token_ids: Sequence[int], found: Found, top: int
     """
     return ChatLogprobs(
         content=[
-            TokenLogprob(**_top(place.came).model_dump(), top_logprobs=[_top(one) for one in islice(place.likely, top)])
+            TokenLogprob(
+                **_top(place.came).model_dump(),
+                top_logprobs=[_top(one) for one in islice(place.likely, top)],
+            )
             for place in spelling.places(token_ids, found, last)
         ]
     )
@@ -109,7 +123,9 @@ def _with(place: Place, rest: TokenText) -> Place:
     """A place whose token has the rest of the text, too."""
     text, data, _ = place.came.token
     came = TokenText(text + rest.text, data + rest.data)
-    likely = [Scored(came, one.value) if one.token is place.came.token else one for one in place.likely]
+    likely = [
+        Scored(came, one.value) if one.token is place.came.token else one for one in place.likely
+    ]
     return Place(Scored(came, place.came.value), likely)
 
 

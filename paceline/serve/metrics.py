@@ -16,15 +16,18 @@ from paceline.serve.tally import Tally
 _PREFIX = "paceline:"
 _LABEL = "model_name"
 _FIRST = [
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0,
     2560.0,
 ]  # fmt: skip
 _BETWEEN = [
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+    5.0, 7.5, 10.0, 20.0, 40.0,
     80.0,
 ]  # fmt: skip
 _WHOLE = [
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+    240.0, 480.0, 960.0, 1920.0, 7680.0,
 ]  # fmt: skip
 _GAUGES = {
     "num_requests_running": ("running", "Answers that are worked on."),
@@ -35,33 +38,54 @@ _COUNTERS = {
     "num_preemptions": ("preemptions", "Answers that were put back to wait."),
     "prompt_tokens": ("prompt_tokens", "Tokens of prompts."),
     "generation_tokens": ("new_tokens", "Tokens of answers."),
-    "prefix_cache_queries": ("prompt_tokens", "Tokens of prompts that were looked for in the cache."),
-    "prefix_cache_hits": ("prefix_hits", "Tokens of prompts that were in the cache, and not computed again."),
+    "prefix_cache_queries": (
+        "prompt_tokens",
+        "Tokens of prompts that were looked for in the cache.",
+    ),
+    "prefix_cache_hits": (
+        "prefix_hits",
+        "Tokens of prompts that were in the cache, and not computed again.",
+    ),
     "spec_decode_num_draft_tokens": ("drafted_tokens", "Draft tokens that were verified."),
     "spec_decode_num_accepted_tokens": ("accepted_tokens", "Draft tokens that were accepted."),
     "target_forwards": ("forwards", "Forwards of the model."),
-    "drafter_failures": ("drafter_failures", "Answers that went on without drafts after their drafter failed."),
+    "drafter_failures": (
+        "drafter_failures",
+        "Answers that went on without drafts after their drafter failed.",
+    ),
 }
 
 
 class ServerMetrics:
-    """Measures the answers of one application. It has a registry of its own; `tally` counts draft tokens by origin."""
+    """Measures the answers of one application. It has a registry of its own; `tally` counts
+    draft tokens by origin.
+    """
 
     def __init__(self, llm: LLM, name: str) -> None:
         self.tally = Tally()
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(llm, name))
         self._name = name
-        self.first = self._histogram("time_to_first_token_seconds", "From the request to its first token.", _FIRST)
-        self.between = self._histogram("inter_token_latency_seconds", "Between two steps with tokens of an answer.", _BETWEEN)
+        self.first = self._histogram(
+            "time_to_first_token_seconds", "From the request to its first token.", _FIRST
+        )
+        self.between = self._histogram(
+            "inter_token_latency_seconds", "Between two steps with tokens of an answer.", _BETWEEN
+        )
         self.each = self._histogram(
             "request_time_per_output_token_seconds",
             "Of an answer: (last step - first step) / tokens after the first step.",
             _BETWEEN,
         )
-        self.whole = self._histogram("e2e_request_latency_seconds", "From the request to its last token.", _WHOLE)
-        self.queue = self._histogram("request_queue_time_seconds", "From the request to its place in the batch.", _WHOLE)
-        self.ended = self._counter("request_success", "Answers that ended, by the reason.", "finished_reason")
+        self.whole = self._histogram(
+            "e2e_request_latency_seconds", "From the request to its last token.", _WHOLE
+        )
+        self.queue = self._histogram(
+            "request_queue_time_seconds", "From the request to its place in the batch.", _WHOLE
+        )
+        self.ended = self._counter(
+            "request_success", "Answers that ended, by the reason.", "finished_reason"
+        )
         self.requests = self._counter("http_requests", "Requests to /v1, by status.", "status")
 
     def watch(self) -> AnswerTimer:
@@ -81,7 +105,9 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, documentation: str, buckets: list[float]) -> Histogram:
-        found = Histogram(_PREFIX + name, documentation, [_LABEL], buckets=buckets, registry=self._registry)
+        found = Histogram(
+            _PREFIX + name, documentation, [_LABEL], buckets=buckets, registry=self._registry
+        )
         return found.labels(self._name)
 
     def _counter(self, name: str, documentation: str, label: str) -> Counter:

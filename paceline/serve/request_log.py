@@ -1,4 +1,6 @@
-"""What stands before all endpoints: keys, the end of the server, and a line of log for every request."""
+"""What stands before all endpoints: keys, the end of the server, and a line of log for every
+request.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +36,26 @@ class Keys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let it in, or answer 401."""
-        if scope["type"] != "http" or not scope["path"].startswith(_GUARDED) or self._fits(Headers(scope=scope)):
+        if (
+            scope["type"] != "http"
+            or not scope["path"].startswith(_GUARDED)
+            or self._fits(Headers(scope=scope))
+        ):
             await self.app(scope, receive, send)
             return
         refusal = ApiError(
-            401, "Authorization: got no valid key; expected 'Bearer KEY' with one of the server's. Pass it as api_key.",
-            code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
-        )  # fmt: skip
+            401,
+            "Authorization: got no valid key; expected 'Bearer KEY' with one of the server's. Pass"
+            " it as api_key.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
         await refusal.response()(scope, receive, send)
 
     def _fits(self, headers: Headers) -> bool:
-        """Whether a request has a key; takes the same time whatever it is and however much of it is right."""
+        """Whether a request has a key; takes the same time whatever it is and however much of it
+        is right.
+        """
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
         found = [hmac.compare_digest(given, digest) for digest in self._digests]
@@ -56,7 +67,9 @@ def _digest(key: str) -> bytes:
 
 
 class RequestLogMiddleware:
-    """Middleware that numbers requests, counts open ones, takes none at the end, and writes a line of log about each."""
+    """Middleware that numbers requests, counts open ones, takes none at the end, and writes a
+    line of log about each.
+    """
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         self.app, self._serving = app, serving
@@ -80,7 +93,11 @@ class RequestLogMiddleware:
         drain.open += 1
         try:
             if drain.begun:
-                refusal = ApiError(503, "got a request while the server shuts down; expected none. Ask another one, or later.")
+                refusal = ApiError(
+                    503,
+                    "got a request while the server shuts down; expected none. Ask another one, or"
+                    " later.",
+                )
                 await refusal.response()(scope, receive, noted)
             else:
                 await self.app(scope, receive, noted)
@@ -97,10 +114,19 @@ class RequestLogMiddleware:
         answers = state.get("answers")
         stats = [] if answers is None else [one.stats for one in answers.completions.values()]
         return {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "id": state["id"], "model": self._serving.names[0],
-            "method": scope["method"], "path": scope["path"][:200], "status": status, "seconds": round(seconds, 4),
-            "answers": 0 if answers is None else answers.count, "finished": len(stats),
-            "prompt_tokens": state.get("prompt_tokens", 0), "tokens": sum(one.new_tokens for one in stats),
-            "forwards": sum(one.target_forwards for one in stats), "drafted": sum(one.drafted_tokens for one in stats),
-            "accepted": sum(one.accepted_tokens for one in stats), "error": getattr(answers, "error", None) or state.get("error"),
-        }  # fmt: skip
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "id": state["id"],
+            "model": self._serving.names[0],
+            "method": scope["method"],
+            "path": scope["path"][:200],
+            "status": status,
+            "seconds": round(seconds, 4),
+            "answers": 0 if answers is None else answers.count,
+            "finished": len(stats),
+            "prompt_tokens": state.get("prompt_tokens", 0),
+            "tokens": sum(one.new_tokens for one in stats),
+            "forwards": sum(one.target_forwards for one in stats),
+            "drafted": sum(one.drafted_tokens for one in stats),
+            "accepted": sum(one.accepted_tokens for one in stats),
+            "error": getattr(answers, "error", None) or state.get("error"),
+        }

@@ -1,4 +1,6 @@
-"""Bodies of requests: OpenAI's fields, vLLM's beside them, and our own two. Types are strict; unknown fields are ignored."""
+"""Bodies of requests: OpenAI's fields, vLLM's beside them, and our own two. Types are strict;
+unknown fields are ignored.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class StreamOptions(BaseModel):
 
 
 class Speculation(BaseModel):
-    """The drafter of one request: its name, its options beside it, and the most nodes verified per step."""
+    """The drafter of one request: its name, its options beside it, and the most nodes verified
+    per step.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow")
     drafter: str | None = None
@@ -120,7 +124,9 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation; the chat template reads all other fields, such as tool_calls."""
+    """One message of a conversation; the chat template reads all other fields, such as
+    tool_calls.
+    """
 
     model_config = ConfigDict(extra="allow")
     role: str = Field(min_length=1)
@@ -130,7 +136,10 @@ class Message(BaseModel):
 # `LLM.chat_prompt` checks the messages, so that the library and the server accept the same ones:
 # the two classes above only describe them in the schema.
 _Messages = Annotated[
-    Any, PlainValidator(lambda value: value, json_schema_input_type=Annotated[list[Message], Field(min_length=1)])
+    Any,
+    PlainValidator(
+        lambda value: value, json_schema_input_type=Annotated[list[Message], Field(min_length=1)]
+    ),
 ]
 
 

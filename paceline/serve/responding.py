@@ -55,11 +55,15 @@ class Form(Protocol):
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events about answers, which are aborted when the client goes away or does not read to the end in time."""
+    """Server-sent events about answers, which are aborted when the client goes away or does not
+    read to the end in time.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], answers: CompletionSet, seconds: float | None) -> None:
+    def __init__(
+        self, events: AsyncIterator[str], answers: CompletionSet, seconds: float | None
+    ) -> None:
         super().__init__(events, headers=_EVENT_HEADERS)
         self._answers, self._seconds = answers, seconds
 
@@ -82,7 +86,8 @@ async def respond(
 ) -> Response:
     """Give the answers in the form of an endpoint.
 
-    A stream begins with its first token; what goes wrong before has a status of its own, what goes wrong later is an event.
+    A stream begins with its first token; what goes wrong before has a status of its own, what goes
+    wrong later is an event.
 
     Args:
         prompts: token ids. asked: the answers, as many for each prompt, in order.
@@ -112,19 +117,28 @@ def usage_of(prompts: Sequence[list[int]], completions: Sequence[Completion]) ->
     accepted = sum(one.accepted_tokens for one in stats)
     given, new = sum(map(len, prompts)), sum(one.new_tokens for one in stats)
     return Usage(
-        prompt_tokens=given, completion_tokens=new, total_tokens=given + new,
-        prompt_tokens_details=PromptDetails(cached_tokens=sum(one.cached_tokens for one in stats[::each])),
+        prompt_tokens=given,
+        completion_tokens=new,
+        total_tokens=given + new,
+        prompt_tokens_details=PromptDetails(
+            cached_tokens=sum(one.cached_tokens for one in stats[::each])
+        ),
         completion_tokens_details=CompletionDetails(
             accepted_prediction_tokens=accepted,
             rejected_prediction_tokens=sum(one.drafted_tokens for one in stats) - accepted,
         ),
-    )  # fmt: skip
+    )
 
 
 async def _events(
-    serving: Serving, body: GenerationRequest, prompts: Sequence[list[int]], answers: CompletionSet, form: Form,
-    first: tuple[int, Chunk], said: AsyncIterator[tuple[int, Chunk]],
-) -> AsyncIterator[str]:  # fmt: skip
+    serving: Serving,
+    body: GenerationRequest,
+    prompts: Sequence[list[int]],
+    answers: CompletionSet,
+    form: Form,
+    first: tuple[int, Chunk],
+    said: AsyncIterator[tuple[int, Chunk]],
+) -> AsyncIterator[str]:
     opened: set[int] = set()
     try:
         async for place, chunk in _with(first, said):
@@ -132,9 +146,19 @@ async def _events(
                 yield _event(opening)
             opened.add(place)
             if body.trace or chunk.text or chunk.logprobs or chunk.completion is not None:
-                yield _event(form.piece(place, chunk), step(chunk, serving.llm.tokenizer) if body.trace else None)
+                yield _event(
+                    form.piece(place, chunk),
+                    step(chunk, serving.llm.tokenizer) if body.trace else None,
+                )
         if body.stream_options is not None and body.stream_options.include_usage:
-            yield _event(form.closing(usage_of(prompts, [answers.completions[place] for place in sorted(answers.completions)])))
+            yield _event(
+                form.closing(
+                    usage_of(
+                        prompts,
+                        [answers.completions[place] for place in sorted(answers.completions)],
+                    )
+                )
+            )
     except Exception as error:
         told = ApiError.of(error)
         answers.error = told.message
@@ -142,7 +166,9 @@ async def _events(
     yield f"data: {DONE}\n\n"
 
 
-async def _with(first: tuple[int, Chunk], rest: AsyncIterator[tuple[int, Chunk]]) -> AsyncIterator[tuple[int, Chunk]]:
+async def _with(
+    first: tuple[int, Chunk], rest: AsyncIterator[tuple[int, Chunk]]
+) -> AsyncIterator[tuple[int, Chunk]]:
     yield first
     async for one in rest:
         yield one

@@ -136,7 +136,9 @@ class ChatChunk(_AnswerBase):
 
 
 class Model(BaseModel):
-    """A name under which the model is served; `max_model_len` is most tokens of prompt and answer."""
+    """A name under which the model is served; `max_model_len` is most tokens of prompt and
+    answer.
+    """
 
     id: str
     object: Literal["model"] = "model"

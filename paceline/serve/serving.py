@@ -32,13 +32,18 @@ class Serving:
 
     def __init__(self, llm: LLM, settings: Settings) -> None:
         if llm.tokenizer is None:
-            raise ConfigError("serve: got a model without tokenizer; expected one with. Pass tokenizer=... to LLM.")
+            raise ConfigError(
+                "serve: got a model without tokenizer; expected one with. Pass tokenizer=... to"
+                " LLM."
+            )
         self.llm, self.settings = llm, settings
         self.names = settings.served_name or (llm.model.model.config.name_or_path or "model",)
         self.began = int(time.time())
         self.sampler = Sampler(
-            llm, Speculations(llm.drafter.name, settings.allow_drafter), settings.ignore_generation_config
-        )  # fmt: skip
+            llm,
+            Speculations(llm.drafter.name, settings.allow_drafter),
+            settings.ignore_generation_config,
+        )
         self.gate = AdmissionLimit(settings.max_open)
         self.meter = ServerMetrics(llm, self.names[0])
         self.drain = ShutdownState()
@@ -51,7 +56,10 @@ class Serving:
             ApiError: with status 404.
         """
         if name is not None and name not in self.names:
-            message = f"model: got {name[:60]!r}; expected one that is served.{did_you_mean(name[:60], self.names)}"
+            message = (
+                f"model: got {name[:60]!r}; expected one that is"
+                f" served.{did_you_mean(name[:60], self.names)}"
+            )
             raise ApiError(404, message, "model", "model_not_found")
 
     def check_answers(self, count: int) -> None:
@@ -62,7 +70,10 @@ class Serving:
         """
         most = min(self.settings.max_answers, self.settings.max_open)
         if count > most:
-            raise ConfigError(f"n: got {count} answers, prompts times n; expected at most {most}. Send several requests.")
+            raise ConfigError(
+                f"n: got {count} answers, prompts times n; expected at most {most}. Send several"
+                " requests."
+            )
 
     def check_prompt(self, ids: list[int], max_tokens: int = 1) -> None:
         """Refuse a prompt that is too long.
@@ -77,11 +88,16 @@ class Serving:
         most = most if self.settings.max_prompt is None else min(most, self.settings.max_prompt)
         if len(ids) > most:
             raise ApiError(
-                400, f"prompt: got {len(ids)} tokens; expected at most {most}. Shorten it.", "prompt", "context_length_exceeded"
-            )  # fmt: skip
+                400,
+                f"prompt: got {len(ids)} tokens; expected at most {most}. Shorten it.",
+                "prompt",
+                "context_length_exceeded",
+            )
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """Do what takes time with texts, such as making tokens of them, while the event loop goes on."""
+        """Do what takes time with texts, such as making tokens of them, while the event loop
+        goes on.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._intake.executor, work)
 
     def close(self) -> None:

@@ -24,7 +24,8 @@ class ShutdownState:
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that goes on listening until the open requests have ended, so that its health can be asked for.
+    """A uvicorn server that goes on listening until the open requests have ended, so that its
+    health can be asked for.
 
     SIGTERM and Ctrl-C begin the end; a second one makes it come at once.
 
@@ -41,7 +42,9 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""
         if self._drain.begun:
-            logging.getLogger("uvicorn.error").disabled = True  # it would tell in tracebacks what is cut off, which is wanted
+            logging.getLogger(
+                "uvicorn.error"
+            ).disabled = True  # it would tell in tracebacks what is cut off, which is wanted
             self.should_exit = self.force_exit = True
             self.forced = sig
         self._drain.begun = True

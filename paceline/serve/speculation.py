@@ -1,4 +1,6 @@
-"""Which drafters a request may name. Clients must not open files of the server or import modules by it."""
+"""Which drafters a request may name. Clients must not open files of the server or import modules
+by it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from paceline.errors import ConfigError, did_you_mean
 from paceline.serve.requests import Speculation
 from paceline.util.config import in_quotes, is_truth, parse_spec, spec_key, split_spec
 
-_WORDS = {"rule", "verification", "fusion", "inspiration", "bad_pool"}  # options that are words of a few, and no files
+_WORDS = {
+    "rule",
+    "verification",
+    "fusion",
+    "inspiration",
+    "bad_pool",
+}  # options that are words of a few, and no files
 
 
 class Speculations:
@@ -28,12 +36,14 @@ class Speculations:
         self._by_name = {parse_spec(spec)[0]: spec for spec in allowed}
 
     def spec(self, asked: bool | str | Speculation | None) -> tuple[str | None, int | None]:
-        """Return the spec of the drafter, None for the engine's own, and the most nodes per step, None for as many as it likes.
+        """Return the spec of the drafter, None for the engine's own, and the most nodes per step,
+        None for as many as it likes.
 
         A name alone is the engine's own drafter or an allowed one, where one has that name.
 
         Raises:
-            ConfigError: an unknown drafter, one outside this package, an unknown option, or one that may name a file.
+            ConfigError: an unknown drafter, one outside this package, an unknown option, or one
+                that may name a file.
         """
         if isinstance(asked, bool) or asked is None:
             return (PLAIN, None) if asked is False else (None, None)
@@ -53,19 +63,30 @@ def _spec(asked: Speculation) -> str | None:
     options = asked.model_extra or {}
     if asked.drafter is None:
         if options:
-            raise ConfigError(f"speculation: got {', '.join(options)} and no drafter; expected its name. Add drafter.")
+            raise ConfigError(
+                f"speculation: got {', '.join(options)} and no drafter; expected its name. Add"
+                " drafter."
+            )
         return None
     if ":" in asked.drafter and options:
-        raise ConfigError(f"speculation: got options in {asked.drafter!r} and beside it; expected them in one place. Choose one.")
+        raise ConfigError(
+            f"speculation: got options in {asked.drafter!r} and beside it; expected them in one"
+            " place. Choose one."
+        )
     return f"{asked.drafter}:{_listed(options)}" if options else asked.drafter
 
 
 def _listed(options: dict[str, Any]) -> str:
     for name, value in options.items():
-        fine = name.isidentifier() and isinstance(value, str | int | float) and not set(str(value)) & set("\"'")
+        fine = (
+            name.isidentifier()
+            and isinstance(value, str | int | float)
+            and not set(str(value)) & set("\"'")
+        )
         if not fine:
             raise ConfigError(
-                f"speculation: got {name!r} = {value!r}; expected an option's name, and a number, word or truth value."
+                f"speculation: got {name!r} = {value!r}; expected an option's name, and a number,"
+                " word or truth value."
             )
     return ",".join(f"{name}={in_quotes(str(value))}" for name, value in options.items())
 
@@ -76,11 +97,16 @@ def _check(name: str, options: dict[str, str]) -> None:
     types = {field.name: str(field.type) for field in fields(entry(name).options())}
     for option, value in options.items():
         if option not in types:
-            raise ConfigError(f"speculation: got option {option!r} of {name}.{did_you_mean(option, types)}")
-        plain = option in _WORDS or _is_number(value) or ("bool" in types[option] and is_truth(value))
+            raise ConfigError(
+                f"speculation: got option {option!r} of {name}.{did_you_mean(option, types)}"
+            )
+        plain = (
+            option in _WORDS or _is_number(value) or ("bool" in types[option] and is_truth(value))
+        )
         if "str" in types[option] and not plain:
             raise ConfigError(
-                f"speculation: got {option}, which may name a file; expected none from a client. Start the server with"
+                f"speculation: got {option}, which may name a file; expected none from a client."
+                " Start the server with"
                 " --allow-drafter and this drafter."
             )
 

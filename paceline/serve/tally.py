@@ -12,7 +12,8 @@ class Tally:
     """Counts over all answers of a server.
 
     Attributes:
-        drafted, accepted: draft tokens verified, and kept, by origin; of answers, `said` counts all tokens.
+        drafted, accepted: draft tokens verified, and kept, by origin; of answers, `said` counts all
+            tokens.
     """
 
     def __init__(self) -> None:
@@ -29,10 +30,20 @@ class Tally:
         self.accepted.update(origins[node] for node in kept)
 
     def rows(self) -> list[dict[str, int | str]]:
-        """The counts by origin, of those that have any; of the target: the tokens it chose itself."""
+        """The counts by origin, of those that have any; of the target: the tokens it chose
+        itself.
+        """
         target = self.said - sum(self.accepted.values())
-        rows: list[dict[str, int | str]] = [{"origin": Origin.TARGET.word, "drafted": 0, "accepted": target}]
+        rows: list[dict[str, int | str]] = [
+            {"origin": Origin.TARGET.word, "drafted": 0, "accepted": target}
+        ]
         for origin in Origin:
             if self.drafted[origin]:
-                rows.append({"origin": origin.word, "drafted": self.drafted[origin], "accepted": self.accepted[origin]})
+                rows.append(
+                    {
+                        "origin": origin.word,
+                        "drafted": self.drafted[origin],
+                        "accepted": self.accepted[origin],
+                    }
+                )
         return rows

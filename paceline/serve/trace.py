@@ -1,9 +1,12 @@
-"""What a step of an answer did, as JSON: its text with where each piece came from, and its draft tree with what became of it.
+"""What a step of an answer did, as JSON: its text with where each piece came from, and its draft
+tree with what became of it.
 
 A tree is told in columns, node by node, so that it stays small:
 
-    {"tokens": [318, 262, 11], "texts": [" is", " the", ","], "parents": [-1, 0, -1], "chances": [0.81, 0.6, 0.12],
-     "origins": ["prompt", "prompt", "recycled"], "fates": ["accepted", "accepted", "other"], "instead": [null, null, 0]}
+    {"tokens": [318, 262, 11], "texts": [" is", " the", ","], "parents": [-1, 0, -1], "chances":
+    [0.81, 0.6, 0.12],
+     "origins": ["prompt", "prompt", "recycled"], "fates": ["accepted", "accepted", "other"],
+     "instead": [null, null, 0]}
 """
 
 from __future__ import annotations
@@ -30,9 +33,11 @@ def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
     Args:
         tokenizer: of the model, for the texts of single tokens.
     Returns:
-        step, forwards: steps and target forwards of the answer so far; tokens, texts, origins: of the new tokens; pieces: of
-        the text that became certain, each {text, origin, step, token}, the latter its place in that step; tree: of the step
-        (None without one); and with the last step `done`: counts of the whole answer.
+        step, forwards: steps and target forwards of the answer so far; tokens, texts, origins: of
+            the new tokens; pieces: of
+        the text that became certain, each {text, origin, step, token}, the latter its place in that
+        step; tree: of the step (None without one); and with the last step `done`: counts of the
+        whole answer.
     """
     told: dict[str, Any] = {
         "step": chunk.step,
@@ -44,7 +49,9 @@ def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
             {"text": text, "origin": mark.origin.word, "step": mark.step, "token": mark.place}
             for (text, _), mark in zip(chunk.pieces, chunk.marks, strict=True)
         ],
-        "tree": None if chunk.outcome is None or not len(chunk.outcome.tree) else tree_of(chunk.outcome, tokenizer),
+        "tree": None
+        if chunk.outcome is None or not len(chunk.outcome.tree)
+        else tree_of(chunk.outcome, tokenizer),
     }
     if chunk.completion is not None:
         stats = chunk.completion.stats
@@ -65,8 +72,9 @@ def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
     """Return the tree of a step in columns, one entry per node.
 
     Returns:
-        tokens, texts, parents (-1 = the newest token before the step); chances given the parent, null where the drafter names
-        none; origins; fates; instead: for `other` the place of the chosen token among the step's new ones, else null.
+        tokens, texts, parents (-1 = the newest token before the step); chances given the parent,
+        null where the drafter names none; origins; fates; instead: for `other` the place of the
+        chosen token among the step's new ones, else null.
     """
     tree = outcome.tree
     fates, instead = fates_of(outcome)
@@ -74,15 +82,21 @@ def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
         "tokens": list(tree.token_ids),
         "texts": _texts(tokenizer, tree.token_ids),
         "parents": list(tree.parents),
-        "chances": [None] * len(tree) if tree.confidence is None else [round(chance, 3) for chance in tree.confidence],
-        "origins": [Origin.DRAFT.word] * len(tree) if tree.origins is None else [Origin(one).word for one in tree.origins],
+        "chances": [None] * len(tree)
+        if tree.confidence is None
+        else [round(chance, 3) for chance in tree.confidence],
+        "origins": [Origin.DRAFT.word] * len(tree)
+        if tree.origins is None
+        else [Origin(one).word for one in tree.origins],
         "fates": fates,
         "instead": instead,
     }
 
 
 def fates_of(outcome: Outcome) -> tuple[list[str], list[int | None]]:
-    """Return what became of every node, and where it was `other` the place of the chosen token among the new ones."""
+    """Return what became of every node, and where it was `other` the place of the chosen token
+    among the new ones.
+    """
     tree, said = outcome.tree, outcome.new_token_ids
     kept = set(outcome.accepted[: len(said)])
     fates: list[str] = []
@@ -105,10 +119,14 @@ def fates_of(outcome: Outcome) -> tuple[list[str], list[int | None]]:
 
 
 def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
-    """The text of each token behind other text; a part of a character is shown as the tokenizer writes it."""
+    """The text of each token behind other text; a part of a character is shown as the tokenizer
+    writes it.
+    """
     behind = Detokenizer(tokenizer, any_text(tokenizer), skip_special_tokens=False)
     spelled = [behind.peek(token) for token in token_ids]
     return [
-        text if whole and REPLACEMENT not in text else tokenizer.convert_ids_to_tokens(token) or text
+        text
+        if whole and REPLACEMENT not in text
+        else tokenizer.convert_ids_to_tokens(token) or text
         for token, (text, _, whole) in zip(token_ids, spelled, strict=True)
     ]

@@ -10,11 +10,15 @@ from typing import NamedTuple, Protocol
 from paceline.text.token_bytes import Spelling, TokenBytes, cleans_up, falls_back, token_bytes
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_WINDOW = 8  # tokens before a token that its text may depend on, where the tokenizer has no spellings
+_WINDOW = (
+    8  # tokens before a token that its text may depend on, where the tokenizer has no spellings
+)
 _MOST_OPEN = 8 * _WINDOW  # tokens whose text stays open at most
-# Ends of texts that the next token may change: parts of characters, and "@@", which joins it to its word.
+# Ends of texts that the next token may change: parts of characters, and "@@", which joins it to its
+# word.
 _OPEN = re.compile(rf"(?:{REPLACEMENT}+|@@)$")
-# The same, and what may become a part of the patterns that `clean_up_tokenization` replaces, such as " n't".
+# The same, and what may become a part of the patterns that `clean_up_tokenization` replaces, such
+# as " n't".
 _OPEN_SPACES = re.compile(rf"(?:{REPLACEMENT}+|@@|(?:[ ']|(?<=[ '])[nvr])+)$")
 
 
@@ -29,7 +33,8 @@ class Decoder(Protocol):
 class TokenText(NamedTuple):
     """What one token adds to a text. Attributes:
 
-    text: the characters that it finishes. data: its bytes. whole: it ends with a finished character.
+    text: the characters that it finishes. data: its bytes. whole: it ends with a finished
+    character.
     """
 
     text: str
@@ -43,10 +48,11 @@ _NOTHING = TokenText("", b"")
 class Detokenizer:
     """Turns the tokens of an answer into text, one after another.
 
-    The texts that `push` and `flush` return, joined, continue the prompt's text: both together are the text of all tokens, as
-    `tokenizer.decode` gives it. A character of several tokens comes with its last one. An unfinished character at the end, and
-    bytes that are no character, become U+FFFD; finished characters before them stay, other than in `tokenizer.decode` of
-    tokenizers that fall back to bytes. The cost of a token does not depend on the length of the text.
+    The texts that `push` and `flush` return, joined, continue the prompt's text: both together are
+    the text of all tokens, as `tokenizer.decode` gives it. A character of several tokens comes with
+    its last one. An unfinished character at the end, and bytes that are no character, become
+    U+FFFD; finished characters before them stay, other than in `tokenizer.decode` of tokenizers
+    that fall back to bytes. The cost of a token does not depend on the length of the text.
 
     Args:
         tokenizer: of transformers, or any object with its `decode`.
@@ -54,7 +60,9 @@ class Detokenizer:
         skip_special_tokens: special tokens, such as end of sequence, have no text.
     """
 
-    def __init__(self, tokenizer: Decoder, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Decoder, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
         table = token_bytes(tokenizer)
         self._decoding: _Bytes | _Window = (
             _Window(tokenizer, prompt_ids, skip_special_tokens)
@@ -70,11 +78,15 @@ class Detokenizer:
         return rest.text
 
     def spell(self, token: int) -> TokenText:
-        """Add one token; return its text, as `push`, and its bytes. All bytes joined are the text in UTF-8."""
+        """Add one token; return its text, as `push`, and its bytes. All bytes joined are the
+        text in UTF-8.
+        """
         return self._decoding.spell(token)
 
     def peek(self, token: int) -> TokenText:
-        """Return what `token` would add if it came next; one that is hidden has its name as text, and no bytes."""
+        """Return what `token` would add if it came next; one that is hidden has its name as
+        text, and no bytes.
+        """
         return self._decoding.peek(token)
 
 
@@ -87,7 +99,9 @@ def text_of(tokenizer: Decoder, token_ids: Sequence[int], skip_special_tokens: b
 class _Bytes:
     """Decodes by the bytes of single tokens."""
 
-    def __init__(self, table: TokenBytes, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self, table: TokenBytes, prompt_ids: Sequence[int], skip_special_tokens: bool
+    ) -> None:
         self._table, self._skips = table, skip_special_tokens
         self._start = self._behind(prompt_ids)
         self.begin()
@@ -96,7 +110,9 @@ class _Bytes:
         self._first, self._open, self._shown = self._start
 
     def _behind(self, prompt_ids: Sequence[int]) -> tuple[bool, bytes, bool]:
-        """Whether no text comes before the answer; the prompt's unfinished character; whether there is one, shown as U+FFFD."""
+        """Whether no text comes before the answer; the prompt's unfinished character; whether
+        there is one, shown as U+FFFD.
+        """
         first, data = True, b""
         for token in reversed(prompt_ids):
             spelling = self._table[token]
@@ -119,7 +135,11 @@ class _Bytes:
 
     def rest(self) -> TokenText:
         """Return what would end the text here; its bytes are those that no token has had yet."""
-        return TokenText(self._open.decode(errors="replace"), b"") if self._open and not self._shown else _NOTHING
+        return (
+            TokenText(self._open.decode(errors="replace"), b"")
+            if self._open and not self._shown
+            else _NOTHING
+        )
 
     def spell(self, token: int) -> TokenText:
         data = self._data(self._table[token])
@@ -143,7 +163,9 @@ class _Bytes:
         return spelling.first if self._first else spelling.data
 
     def _with(self, data: bytes) -> tuple[str, bytes, bool]:
-        """The characters that `data` finishes, the bytes then open, and whether the prompt's text shows these already."""
+        """The characters that `data` finishes, the bytes then open, and whether the prompt's
+        text shows these already.
+        """
         every = self._open + data
         text, used = utf_8_decode(every, "replace", False)
         if self._shown and used:
@@ -154,7 +176,9 @@ class _Bytes:
 class _Window:
     """Decodes the newest tokens together, again for each, with a few before them."""
 
-    def __init__(self, tokenizer: Decoder, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Decoder, prompt_ids: Sequence[int], skip_special_tokens: bool
+    ) -> None:
         self._tokenizer, self._skips = tokenizer, skip_special_tokens
         self._ends_open = _OPEN_SPACES if cleans_up(tokenizer) else _OPEN
         self._falls_back = falls_back(tokenizer)
@@ -171,7 +195,11 @@ class _Window:
         self._ids.append(token)
         self._text = self._decode(self._ids)
         found = self._ends_open.search(self._text)
-        certain = self._text if found is None or len(self._ids) > _MOST_OPEN else self._text[: found.start()]
+        certain = (
+            self._text
+            if found is None or len(self._ids) > _MOST_OPEN
+            else self._text[: found.start()]
+        )
         new = ""
         if len(certain) > len(self._released) or not self._released.startswith(certain):
             new, self._released = self._beyond(certain), certain
@@ -187,7 +215,9 @@ class _Window:
         unfinished = len(rest) - len(rest.rstrip(REPLACEMENT))
         if unfinished and self._falls_back:
             kept = len(rest) - unfinished
-            rest = rest[:kept] + (REPLACEMENT if kept or not self._released.endswith(REPLACEMENT) else "")
+            rest = rest[:kept] + (
+                REPLACEMENT if kept or not self._released.endswith(REPLACEMENT) else ""
+            )
         return TokenText(rest, rest.encode())
 
     def spell(self, token: int) -> TokenText:
@@ -202,19 +232,27 @@ class _Window:
         return TokenText(new, new.encode(), not text.endswith(REPLACEMENT))
 
     def _finished(self, token_ids: list[int], text: str) -> str:
-        """The text of some tokens, without the harm that an unfinished character may do to those before it."""
+        """The text of some tokens, without the harm that an unfinished character may do to those
+        before it.
+        """
         if not text.endswith(REPLACEMENT):
             return text
-        heads = (self._decode(token_ids[:-count]) for count in range(1, 4))  # without its one to three bytes
+        heads = (
+            self._decode(token_ids[:-count]) for count in range(1, 4)
+        )  # without its one to three bytes
         head = next((head for head in heads if not head.endswith(REPLACEMENT)), "")
         return text if text.startswith(head) else head + REPLACEMENT
 
     def _beyond(self, text: str) -> str:
-        """What a text of the window has beyond the text that was returned, which it may no longer begin with."""
+        """What a text of the window has beyond the text that was returned, which it may no
+        longer begin with.
+        """
         if text.startswith(self._released):
             return text[len(self._released) :]
         pairs = zip(text, self._released, strict=False)
-        return text[next((place for place, (one, other) in enumerate(pairs) if one != other), len(text)) :]
+        return text[
+            next((place for place, (one, other) in enumerate(pairs) if one != other), len(text)) :
+        ]
 
     def _shorten(self) -> None:
         """Leave out old tokens, where the text of the others shows what of it was returned."""
@@ -226,7 +264,9 @@ class _Window:
             self._ids, self._text, self._released = ids, text, text[: len(text) - len(pending)]
 
     def _newest(self, token_ids: list[int]) -> list[int]:
-        """The newest tokens with some text, which does not begin within a character: that would spoil others."""
+        """The newest tokens with some text, which does not begin within a character: that would
+        spoil others.
+        """
         size = _WINDOW
         while size < len(token_ids):
             text = self._decode(token_ids[-size:])
@@ -236,4 +276,6 @@ class _Window:
         return token_ids[-size:]
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skips) if token_ids else ""
+        return (
+            self._tokenizer.decode(token_ids, skip_special_tokens=self._skips) if token_ids else ""
+        )

@@ -26,10 +26,18 @@ class Texts:
         full: False = the full text is not needed, and is the shown one.
     """
 
-    def __init__(self, tokenizer: Decoder, prompt_ids: Sequence[int], skip_special_tokens: bool, full: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Decoder,
+        prompt_ids: Sequence[int],
+        skip_special_tokens: bool,
+        full: bool = True,
+    ) -> None:
         self._shown = Detokenizer(tokenizer, prompt_ids, skip_special_tokens)
         hides = full and skip_special_tokens
-        self._full = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=False) if hides else None
+        self._full = (
+            Detokenizer(tokenizer, prompt_ids, skip_special_tokens=False) if hides else None
+        )
 
     def push(self, token: int) -> Piece:
         """Add one token; return the text that became certain."""
@@ -45,8 +53,9 @@ class Texts:
 class StopStrings:
     """The stop strings of one answer.
 
-    A stop string ends the answer with the token that completes it, in the answer's own text or in the text with all special
-    tokens written out, as in transformers. It begins in the answer, never in the prompt.
+    A stop string ends the answer with the token that completes it, in the answer's own text or in
+    the text with all special tokens written out, as in transformers. It begins in the answer, never
+    in the prompt.
 
     Args:
         stop: at least one.
@@ -54,11 +63,21 @@ class StopStrings:
     """
 
     def __init__(
-        self, stop: Sequence[str], tokenizer: Decoder, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self,
+        stop: Sequence[str],
+        tokenizer: Decoder,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
     ) -> None:
         self._stop = tuple(stop)
-        self._before = max(map(len, stop)) - 1  # characters before the newest that a stop string may begin in
-        self._tokenizer, self._prompt_ids, self._skips = tokenizer, list(prompt_ids), skip_special_tokens
+        self._before = (
+            max(map(len, stop)) - 1
+        )  # characters before the newest that a stop string may begin in
+        self._tokenizer, self._prompt_ids, self._skips = (
+            tokenizer,
+            list(prompt_ids),
+            skip_special_tokens,
+        )
         self._begin()
 
     def _begin(self) -> None:
@@ -75,7 +94,8 @@ class StopStrings:
         """Whether a stop string is complete with the last token of `run`.
 
         Args:
-            token_ids: the prompt and the answer before `run`. They are read only where they are not those of the last call.
+            token_ids: the prompt and the answer before `run`. They are read only where they are not
+                those of the last call.
         """
         done = len(token_ids) - len(self._prompt_ids)
         known = self._answer[done : done + len(run)]
@@ -95,22 +115,30 @@ class StopStrings:
     def _completes(self, piece: Piece, rest: Piece) -> bool:
         shown, full = self._tail.shown + piece.shown, self._tail.full + piece.full
         found = self._in(shown + rest.shown) or (full != shown and self._in(full + rest.full))
-        self._tail = Piece(shown[max(0, len(shown) - self._before) :], full[max(0, len(full) - self._before) :])
+        self._tail = Piece(
+            shown[max(0, len(shown) - self._before) :], full[max(0, len(full) - self._before) :]
+        )
         return found
 
     def _in(self, text: str) -> bool:
         return any(stop in text for stop in self._stop)
 
     def cut(self, pieces: Sequence[Piece]) -> int | None:
-        """How many characters `pieces` show before the earliest stop string; None = there is none."""
+        """How many characters `pieces` show before the earliest stop string; None = there is
+        none.
+        """
         shown, full = _joined(pieces)
         places = [place for place in map(shown.find, self._stop) if place >= 0]
         if shown != full:
-            places += [_in_shown(pieces, place) for place in map(full.find, self._stop) if place >= 0]
+            places += [
+                _in_shown(pieces, place) for place in map(full.find, self._stop) if place >= 0
+            ]
         return min(places, default=None)
 
     def certain(self, pieces: Sequence[Piece]) -> int:
-        """How many characters of the full text of `pieces` cannot be part of a stop string any more."""
+        """How many characters of the full text of `pieces` cannot be part of a stop string any
+        more.
+        """
         shown, full = _joined(pieces)
         certain = len(full) - self.held_back(full)
         if shown != full:
@@ -130,7 +158,9 @@ def _joined(pieces: Sequence[Piece]) -> tuple[str, str]:
 
 
 def _in_full(pieces: Sequence[Piece], place: int) -> int:
-    """Where the full text has the character at `place` of the shown text; behind its end, the full text's end."""
+    """Where the full text has the character at `place` of the shown text; behind its end, the
+    full text's end.
+    """
     start = 0
     for shown, full in pieces:
         if place < len(shown):

@@ -1,4 +1,6 @@
-"""The bytes that every token of a tokenizer adds to a text, for tokenizers whose tokens have bytes of their own."""
+"""The bytes that every token of a tokenizer adds to a text, for tokenizers whose tokens have
+bytes of their own.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how ByteFallback decoders spell a byte
-# Decoders under which the text of a token depends on its neighbours only where it is the first of all.
+# Decoders under which the text of a token depends on its neighbours only where it is the first of
+# all.
 _LOCAL = re.compile(r"(Replace )*(ByteFallback )?((Fuse )?|Fuse Strip |Metaspace )|WordPiece ")
-_tables: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, TokenBytes | None] = weakref.WeakKeyDictionary()
+_tables: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, TokenBytes | None] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Spelling(NamedTuple):
     """What one token adds to a text. Attributes:
 
-    data: behind another token. first: as the first token of a text. text: `data` as text; None where a character is not whole.
-    special: `skip_special_tokens` hides it.
+    data: behind another token. first: as the first token of a text. text: `data` as text; None
+    where a character is not whole. special: `skip_special_tokens` hides it.
     """
 
     data: bytes
@@ -36,7 +41,8 @@ class TokenBytes(dict[int, Spelling]):
     """Spellings by token id, filled as they are needed; an id that has no token adds nothing.
 
     Args:
-        before: a token that shows how others are spelled behind text; None for byte-level tokens, which ignore their neighbours.
+        before: a token that shows how others are spelled behind text; None for byte-level tokens,
+            which ignore their neighbours.
     """
 
     def __init__(self, backend: Any, before: int | None) -> None:
@@ -73,8 +79,12 @@ class TokenBytes(dict[int, Spelling]):
 
 
 def token_bytes(tokenizer: Any) -> TokenBytes | None:
-    """Return the spellings of a tokenizer's tokens; None where a token may change the text before it, or none can be known."""
-    from transformers import PreTrainedTokenizerFast  # takes a second to import, and the help of commands needs none
+    """Return the spellings of a tokenizer's tokens; None where a token may change the text
+    before it, or none can be known.
+    """
+    from transformers import (
+        PreTrainedTokenizerFast,
+    )  # takes a second to import, and the help of commands needs none
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or cleans_up(tokenizer):
         return None
@@ -84,13 +94,17 @@ def token_bytes(tokenizer: Any) -> TokenBytes | None:
 
 
 def any_text(tokenizer: Any) -> list[int]:
-    """Return tokens that stand for any text before others; none where a token is spelled alike in any place."""
+    """Return tokens that stand for any text before others; none where a token is spelled alike
+    in any place.
+    """
     table = token_bytes(tokenizer)
     return [] if table is None or table.before is None else [table.before]
 
 
 def cleans_up(tokenizer: Any) -> bool:
-    """Whether `tokenizer.decode` removes spaces before punctuation. transformers ignores the setting for BPE tokenizers."""
+    """Whether `tokenizer.decode` removes spaces before punctuation. transformers ignores the
+    setting for BPE tokenizers.
+    """
     if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
         return False
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
@@ -108,18 +122,29 @@ def _table(tokenizer: PreTrainedTokenizerFast) -> TokenBytes | None:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     kind = type(tokenizer)
-    if kind._decode is not PreTrainedTokenizerFast._decode or kind.decode is not PreTrainedTokenizerBase.decode:
+    if (
+        kind._decode is not PreTrainedTokenizerFast._decode
+        or kind.decode is not PreTrainedTokenizerBase.decode
+    ):
         return None  # a model's own way to text
     backend = tokenizer.backend_tokenizer
     steps = _steps(backend)
     if steps in ("ByteLevel ", "ByteLevel Fuse "):
         return TokenBytes(backend, None)
-    before = next(filter(lambda token: _stands_alone(backend, token), range(backend.get_vocab_size())), None)
-    return TokenBytes(backend, before) if before is not None and steps and _LOCAL.fullmatch(steps) else None
+    before = next(
+        filter(lambda token: _stands_alone(backend, token), range(backend.get_vocab_size())), None
+    )
+    return (
+        TokenBytes(backend, before)
+        if before is not None and steps and _LOCAL.fullmatch(steps)
+        else None
+    )
 
 
 def _steps(backend: Any) -> str:
-    """The kinds of decoders that a tokenizer applies, each followed by a space; "" where they cannot be read."""
+    """The kinds of decoders that a tokenizer applies, each followed by a space; "" where they
+    cannot be read.
+    """
     if backend.decoder is None:
         return ""
     try:
@@ -146,12 +171,16 @@ def _whole(data: bytes) -> str | None:
 
 def _byte_level(name: str) -> bytes:
     values = [_byte_of().get(char) for char in name]
-    return name.encode() if None in values else bytes(value for value in values if value is not None)
+    return (
+        name.encode() if None in values else bytes(value for value in values if value is not None)
+    )
 
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """The byte that each character of byte-level tokens stands for: itself where it can be seen, else one from 256 on."""
+    """The byte that each character of byte-level tokens stands for: itself where it can be seen,
+    else one from 256 on.
+    """
     alphabet = sorted(ByteLevel.alphabet(), key=ord)
     seen = {char: ord(char) for char in alphabet if ord(char) < 256}
     others = (byte for byte in range(256) if byte not in seen.values())

@@ -1,12 +1,15 @@
-"""Recorded answers on disk: JSON lines that say how they were made, then one answer a line, each line with a checksum.
+"""Recorded answers on disk: JSON lines that say how they were made, then one answer a line, each
+line with a checksum.
 
-The first line holds the settings, the number of answers that will come, and a digest of the prompts. Checksums are chained: that
-of a line covers the line and the checksum before it, so that a line that was changed, lost, doubled or moved is found, and
-the file needs no end mark: it is finished when the promised number of answers is there. Lines are appended in batches. What
-an interruption left of a batch is dropped by the next run, which therefore answers in the batches that the first one would
-have answered in, and leaves the same bytes.
+The first line holds the settings, the number of answers that will come, and a digest of the
+prompts. Checksums are chained: that of a line covers the line and the checksum before it, so that a
+line that was changed, lost, doubled or moved is found, and the file needs no end mark: it is
+finished when the promised number of answers is there. Lines are appended in batches. What an
+interruption left of a batch is dropped by the next run, which therefore answers in the batches that
+the first one would have answered in, and leaves the same bytes.
 
-With the setting `top`, the target's most likely tokens at every place stand in a file beside it (`paceline.util.top_tokens`).
+With the setting `top`, the target's most likely tokens at every place stand in a file beside it
+(`paceline.util.top_tokens`).
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ _KIND, _VERSION = "paceline answers", 1
 _CHECK = "check"
 _CHECK_DIGITS = 16
 _LONGEST_FIRST_LINE = 1 << 20  # bytes; a longer one is that of another file
-_DESCRIPTIVE = ("model",)  # a name that may change from run to run: which model it is, its fingerprint says
+_DESCRIPTIVE = (
+    "model",
+)  # a name that may change from run to run: which model it is, its fingerprint says
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +69,25 @@ class AnswerFile:
         first = {"kind": _KIND, "version": _VERSION, "count": count, "batch": batch, **settings}
         line, _ = _sealed(first, "")
         found = _beginning(path)
-        if not found.endswith(b"\n") and line.startswith(found):  # no file, or one that was cut within its first line
+        if not found.endswith(b"\n") and line.startswith(
+            found
+        ):  # no file, or one that was cut within its first line
             write_atomically(path, line)
         _compare(path, read_settings(path), first)
-        ends = [(end, AnswerKey(check, len(record.get("output_ids", ())))) for record, check, end in _lines(path)]
+        ends = [
+            (end, AnswerKey(check, len(record.get("output_ids", ()))))
+            for record, check, end in _lines(path)
+        ]
         there = len(ends) - 1
         self.done = there if there == count else there // batch * batch
         end, (self._check, _) = ends[self.done]
         (_, (owner, _)), *kept = ends[: self.done + 1]
         top = settings.get("top")
-        self._top = TopFile(path, top, settings["vocab_size"], owner, [place for _, place in kept]) if top else None
+        self._top = (
+            TopFile(path, top, settings["vocab_size"], owner, [place for _, place in kept])
+            if top
+            else None
+        )
         try:
             if path.stat().st_size != end:
                 os.truncate(path, end)
@@ -106,16 +120,20 @@ class AnswerFile:
 
 
 @contextmanager
-def writing(path: str | Path, settings: Mapping[str, Any], count: int, batch: int) -> Iterator[AnswerFile]:
-    """Begin a file of recorded answers, or continue one; nobody else writes it meanwhile (PATH.lock, which stays, is locked).
+def writing(
+    path: str | Path, settings: Mapping[str, Any], count: int, batch: int
+) -> Iterator[AnswerFile]:
+    """Begin a file of recorded answers, or continue one; nobody else writes it meanwhile
+    (PATH.lock, which stays, is locked).
 
     Args:
-        settings: what makes these answers differ from others; of JSON's types. With "top" and "vocab_size" so many most likely
-            tokens a place are written beside it.
+        settings: what makes these answers differ from others; of JSON's types. With "top" and
+            "vocab_size" so many most likely tokens a place are written beside it.
         count: answers that there will be.
         batch: answers written together.
     Raises:
-        ConfigError: it is another file, it was begun with other settings, it is damaged or being written, or cannot be written.
+        ConfigError: it is another file, it was begun with other settings, it is damaged or being
+            written, or cannot be written.
     """
     path = Path(path)
     lock = FileLock(f"{path}.lock", mode=0o644, blocking=False, fallback_to_soft=False)
@@ -123,7 +141,9 @@ def writing(path: str | Path, settings: Mapping[str, Any], count: int, batch: in
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout as error:
-        raise ConfigError(f"answers {str(path)!r}: got a second writer; expected one. Wait for it, or end it.") from error
+        raise ConfigError(
+            f"answers {str(path)!r}: got a second writer; expected one. Wait for it, or end it."
+        ) from error
     except OSError as error:
         raise _cannot_write(path, error) from error
     try:
@@ -133,7 +153,8 @@ def writing(path: str | Path, settings: Mapping[str, Any], count: int, batch: in
 
 
 def read_settings(path: str | Path) -> dict[str, Any] | None:
-    """Return what the first line of a file of recorded answers says; None if it is another file, or none.
+    """Return what the first line of a file of recorded answers says; None if it is another file, or
+    none.
 
     Raises:
         ConfigError: the line is damaged, or of another version.
@@ -147,7 +168,8 @@ def read_settings(path: str | Path) -> dict[str, Any] | None:
         return None
     if found.get("version") != _VERSION:
         raise ConfigError(
-            f"answers {str(path)!r}: got version {found.get('version')!r}; expected {_VERSION}. Record them anew, or use"
+            f"answers {str(path)!r}: got version {found.get('version')!r}; expected {_VERSION}."
+            " Record them anew, or use"
             " the release that recorded them."
         )
     return _opened(path, 1, line, "")[0]
@@ -170,7 +192,8 @@ def read_answers(path: str | Path, limit: int | None = None) -> Iterator[Recorde
         yield RecordedAnswer(**record)
     if there < min(settings["count"], settings["count"] if limit is None else limit):
         raise ConfigError(
-            f"answers {str(path)!r}: got {there} of its {settings['count']} answers; expected all. Give the same command"
+            f"answers {str(path)!r}: got {there} of its {settings['count']} answers; expected all."
+            " Give the same command"
             " (`paceline record`) again: it continues where it was."
         )
 
@@ -185,7 +208,9 @@ def read_tops(path: str | Path, limit: int | None = None) -> Iterator[TopRows] |
     if settings is None or not settings.get("top"):
         return None
     (_, owner, _), *answers = islice(_lines(Path(path)), None if limit is None else limit + 1)
-    return read_rows(path, [AnswerKey(check, len(record["output_ids"])) for record, check, _ in answers], owner)
+    return read_rows(
+        path, [AnswerKey(check, len(record["output_ids"])) for record, check, _ in answers], owner
+    )
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +229,8 @@ def _compare(path: Path, found: dict[str, Any] | None, wanted: dict[str, Any]) -
     for name in [*asked, *(there.keys() - asked.keys())]:
         if name not in _DESCRIPTIVE and there.get(name) != asked.get(name):
             raise ConfigError(
-                f"answers {str(path)!r}: {name}: got {asked.get(name)!r}; expected {there.get(name)!r}, as the file was begun."
+                f"answers {str(path)!r}: {name}: got {asked.get(name)!r}; expected"
+                f" {there.get(name)!r}, as the file was begun."
                 " Continue with the same settings, or name another file."
             )
 
@@ -220,11 +246,18 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
                 record, check = _opened(path, number, line, check)
                 count = record["count"] if number == 1 else count
                 if number - 1 > count:
-                    raise _damaged(path, number, f"there are more than the {count} answers that the first line promises")
+                    raise _damaged(
+                        path,
+                        number,
+                        f"there are more than the {count} answers that the first line promises",
+                    )
                 end += len(line)
                 yield record, check, end
     except OSError as error:
-        raise ConfigError(f"answers {str(path)!r}: got {error}; expected a file that can be read. Check its rights.") from error
+        raise ConfigError(
+            f"answers {str(path)!r}: got {error}; expected a file that can be read. Check its"
+            " rights."
+        ) from error
 
 
 def _beginning(path: Path) -> bytes:
@@ -235,7 +268,10 @@ def _beginning(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise ConfigError(f"answers {str(path)!r}: got {error}; expected a file that can be read. Name another one.") from error
+        raise ConfigError(
+            f"answers {str(path)!r}: got {error}; expected a file that can be read. Name another"
+            " one."
+        ) from error
 
 
 def _sealed(record: dict[str, Any], before: str) -> tuple[bytes, str]:
@@ -263,15 +299,22 @@ def _opened(path: str | Path, number: int, line: bytes, before: str) -> tuple[di
 
 def _damaged(path: str | Path, number: int, what: str) -> ConfigError:
     return ConfigError(
-        f"answers {str(path)!r}, line {number}: got a damaged line, as {what}; expected it as it was written. Delete it and all"
-        " lines behind it, and give the same command (`paceline record`) again: it continues from there."
+        f"answers {str(path)!r}, line {number}: got a damaged line, as {what}; expected it as it"
+        " was written. Delete it and all"
+        " lines behind it, and give the same command (`paceline record`) again: it continues from"
+        " there."
     )
 
 
 def _another(path: str | Path) -> ConfigError:
     found = "something else" if Path(path).exists() else "no such file"
-    return ConfigError(f"answers {str(path)!r}: got {found}; expected one of `paceline record`. Name another one.")
+    return ConfigError(
+        f"answers {str(path)!r}: got {found}; expected one of `paceline record`. Name another one."
+    )
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"answers {str(path)!r}: got {error}; expected a file that can be written. Make room or name another.")
+    return ConfigError(
+        f"answers {str(path)!r}: got {error}; expected a file that can be written. Make room or"
+        " name another."
+    )

@@ -1,9 +1,11 @@
-"""Folders made once and kept: whole or not there, made by one process at a time, listed and cleared by `paceline cache`.
+"""Folders made once and kept: whole or not there, made by one process at a time, listed and cleared
+by `paceline cache`.
 
-They lie below $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline: KIND-vFORMAT/KEY, where KEY is a checksum
-of what the folder was made from: a file, or the circumstances under which something was found out. While one is made it is called
-KEY.part and its lock KEY.lock is held; the lock dies with its process, so a KEY.part whose lock is free is the leftover of a
-killed one.
+They lie below $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline:
+KIND-vFORMAT/KEY, where KEY is a checksum of what the folder was made from: a file, or the
+circumstances under which something was found out. While one is made it is called KEY.part and its
+lock KEY.lock is held; the lock dies with its process, so a KEY.part whose lock is free is the
+leftover of a killed one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ Kept = TypeVar("Kept")
 VARIABLE = "PACELINE_CACHE"
 CARD = "paceline.json"  # what a folder is: written last, with the size of every file
 _log = logging.getLogger(__name__)
-_unwritten: dict[tuple[str | None, CacheKey], Any] = {}  # findings that could not be kept on disk, by $PACELINE_CACHE
+_unwritten: dict[
+    tuple[str | None, CacheKey], Any
+] = {}  # findings that could not be kept on disk, by $PACELINE_CACHE
 _noted = False  # that nothing can be written
 _OURS = re.compile(r"[0-9a-f]{64}(\.part)?")
 
@@ -47,7 +51,9 @@ class CacheError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A finished folder of the cache, and its card: source, sha256, made, files (name -> bytes), and what its maker added."""
+    """A finished folder of the cache, and its card: source, sha256, made, files (name -> bytes),
+    and what its maker added.
+    """
 
     folder: Path
     card: dict[str, Any]
@@ -71,7 +77,8 @@ def root() -> Path:
         return (Path(base) if base else Path.home() / ".cache") / "paceline"
     except RuntimeError as error:
         raise CacheError(
-            f"cache: got a user without home; expected a folder that can be written. Set {VARIABLE} to one."
+            "cache: got a user without home; expected a folder that can be written. Set"
+            f" {VARIABLE} to one."
         ) from error
 
 
@@ -81,13 +88,18 @@ def note_unwritable(reason: object) -> None:
     if not _noted:
         _noted = True
         _log.warning(
-            "paceline keeps compiled code and measurements in memory only, and every process makes them anew: %s. Set %s to a"
-            " folder that can be written.", str(reason).split("; expected")[0].rstrip("."), VARIABLE,
-        )  # fmt: skip
+            "paceline keeps compiled code and measurements in memory only, and every process makes"
+            " them anew: %s. Set %s to a"
+            " folder that can be written.",
+            str(reason).split("; expected")[0].rstrip("."),
+            VARIABLE,
+        )
 
 
 def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file; read again within one process only if size or time of the file changed."""
+    """Return the SHA-256 of a file; read again within one process only if size or time of the
+    file changed.
+    """
     stat = path.stat()
     return _checksum(path.absolute(), stat.st_size, stat.st_mtime_ns)
 
@@ -98,12 +110,15 @@ def _checksum(path: Path, size: int, time_ns: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def obtain(kind: str, source: Path, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]) -> Path:
+def obtain(
+    kind: str, source: Path, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
+) -> Path:
     """Return the folder made from `source`; make it first where it is not there yet.
 
     Args:
         kind: what is made, with the version of its form, as "gguf-v1".
-        make: fills the empty folder it is given, and returns what its card shall say. Runs in one process at a time.
+        make: fills the empty folder it is given, and returns what its card shall say. Runs in one
+            process at a time.
         waiting: called once if another process is at it.
     Raises:
         ConfigError: the cache cannot be written; and what `make` raises. Nothing stays behind then.
@@ -127,7 +142,9 @@ class CacheKey:
     file: str
 
 
-def remember(place: CacheKey, find: Callable[[], Found], read: Callable[[dict[str, Any]], Found]) -> Found:
+def remember(
+    place: CacheKey, find: Callable[[], Found], read: Callable[[dict[str, Any]], Found]
+) -> Found:
     """Return what was found out under certain circumstances; find it out where it is not kept yet.
 
     Where the cache cannot be written, it is kept as long as the process lives.
@@ -140,9 +157,14 @@ def remember(place: CacheKey, find: Callable[[], Found], read: Callable[[dict[st
 
 
 def remember_bytes(
-    place: CacheKey, find: Callable[[], Kept], write: Callable[[Kept], bytes], read: Callable[[bytes], Kept]
+    place: CacheKey,
+    find: Callable[[], Kept],
+    write: Callable[[Kept], bytes],
+    read: Callable[[bytes], Kept],
 ) -> Kept:
-    """As `remember`, in a form of the caller's: `read` raises a ValueError, LookupError or TypeError where a file is damaged."""
+    """As `remember`, in a form of the caller's: `read` raises a ValueError, LookupError or
+    TypeError where a file is damaged.
+    """
     found: list[Kept] = []
 
     def make(folder: Path) -> dict[str, Any]:
@@ -154,7 +176,9 @@ def remember_bytes(
     if key in _unwritten:
         return cast(Kept, _unwritten[key])
     try:
-        return read((_obtain(_folder(place), place.name, make, lambda: None) / place.file).read_bytes())
+        return read(
+            (_obtain(_folder(place), place.name, make, lambda: None) / place.file).read_bytes()
+        )
     except (OSError, CacheError) as error:
         note_unwritable(error)
         _unwritten[key] = found[0] if found else find()
@@ -198,8 +222,12 @@ def _to_bytes(found: DataclassInstance) -> bytes:
     return (json.dumps(asdict(found), indent=1) + "\n").encode()
 
 
-def _obtain(folder: Path, source: str, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]) -> Path:
-    if _read(folder) is not None:  # no lock: the folder appeared whole, and the cache may be one that can only be read
+def _obtain(
+    folder: Path, source: str, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
+) -> Path:
+    if (
+        _read(folder) is not None
+    ):  # no lock: the folder appeared whole, and the cache may be one that can only be read
         return folder
     with _refused_clearly(), _locked(folder, waiting):
         if _read(folder) is None:
@@ -213,7 +241,11 @@ def entries() -> list[CacheEntry]:
     Raises:
         CacheError: as `root`.
     """
-    found = [CacheEntry(path.parent, card) for path in root().glob(f"*/*/{CARD}") if (card := _read(path.parent)) is not None]
+    found = [
+        CacheEntry(path.parent, card)
+        for path in root().glob(f"*/*/{CARD}")
+        if (card := _read(path.parent)) is not None
+    ]
     return sorted(found, key=lambda entry: str(entry.card["made"]))
 
 
@@ -240,8 +272,18 @@ def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> 
     try:
         part.mkdir()
         card = make(part)
-        files = {str(path.relative_to(part)): path.stat().st_size for path in sorted(part.rglob("*")) if path.is_file()}
-        card = {"source": source, "sha256": folder.name, "made": time.strftime("%Y-%m-%d %H:%M:%S"), **card, "files": files}
+        files = {
+            str(path.relative_to(part)): path.stat().st_size
+            for path in sorted(part.rglob("*"))
+            if path.is_file()
+        }
+        card = {
+            "source": source,
+            "sha256": folder.name,
+            "made": time.strftime("%Y-%m-%d %H:%M:%S"),
+            **card,
+            "files": files,
+        }
         (part / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
         for name in (*files, CARD):
             with (part / name).open("rb+") as file:
@@ -279,7 +321,9 @@ def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> FileLock:
-    """Return the lock of KEY and KEY.part. No soft one: it would stay behind when its process is killed."""
+    """Return the lock of KEY and KEY.part. No soft one: it would stay behind when its process is
+    killed.
+    """
     return FileLock(folder.with_suffix(".lock"), mode=0o644, fallback_to_soft=False)
 
 
@@ -304,6 +348,7 @@ def _refused_clearly() -> Iterator[None]:
         yield
     except OSError as error:
         raise CacheError(
-            f"cache: got {str(root())!r}, which cannot be used ({error}); expected a folder that can be written and has room."
+            f"cache: got {str(root())!r}, which cannot be used ({error}); expected a folder that"
+            " can be written and has room."
             f" Set {VARIABLE} to another one."
         ) from error

@@ -1,7 +1,9 @@
-"""Where numba keeps compiled functions: beside their module, else in the cache, else in memory only.
+"""Where numba keeps compiled functions: beside their module, else in the cache, else in memory
+only.
 
-`NUMBA_CACHE_DIR` comes first where it is set. Compiled code that lies beside a module is read also where that
-folder cannot be written: whoever installs paceline for others may compile it once for all of them.
+`NUMBA_CACHE_DIR` comes first where it is set. Compiled code that lies beside a module is read also
+where that folder cannot be written: whoever installs paceline for others may compile it once for
+all of them.
 """
 
 from __future__ import annotations
@@ -54,13 +56,18 @@ class _ReadOnly(InTreeCacheLocator):  # type: ignore[misc]
 
 class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = [  # noqa: RUF012 - numba's
-        *(_InCache if one is UserWideCacheLocator else one for one in CompileResultCacheImpl._locator_classes),
+        *(
+            _InCache if one is UserWideCacheLocator else one
+            for one in CompileResultCacheImpl._locator_classes
+        ),
         _ReadOnly,
     ]
 
 
 class CodeCache(FunctionCache):  # type: ignore[misc]
-    """Compiled forms of one function. A folder that cannot be read or written costs time, and one notice."""
+    """Compiled forms of one function. A folder that cannot be read or written costs time, and
+    one notice.
+    """
 
     _impl_class = _Functions
     _writable = True

@@ -1,4 +1,5 @@
-"""How hot loops are compiled (numba, cached on disk, free of the interpreter lock), and how their arrays hold named fields.
+"""How hot loops are compiled (numba, cached on disk, free of the interpreter lock), and how their
+arrays hold named fields.
 
 An array of records has one class that names its fields, and the dtype that is made of it:
 
@@ -9,8 +10,9 @@ An array of records has one class that names its fields, and the dtype that is m
     MATCH = record_dtype(Match)
     matches = np.empty(room, dtype=MATCH)
 
-In compiled code `matches[i].place` is read and written in place, and mypy knows `Records[Match]`; in Python the same column is
-`matches["place"]`. A record is a pointer there: fields cost what columns of a matrix cost.
+In compiled code `matches[i].place` is read and written in place, and mypy knows `Records[Match]`;
+in Python the same column is `matches["place"]`. A record is a pointer there: fields cost what
+columns of a matrix cost.
 """
 
 from __future__ import annotations
@@ -48,26 +50,35 @@ def record_dtype(fields: type) -> Any:
     """Return the numpy dtype of records that have the annotated fields of a class, in their order.
 
     Args:
-        fields: a class with annotations: `int` (int64), `float` (float64), and for anything else `Annotated[kind, dtype]` or, for
-            a small array inside the record, `Annotated[kind, dtype, shape]`.
+        fields: a class with annotations: `int` (int64), `float` (float64), and for anything else
+            `Annotated[kind, dtype]` or, for a small array inside the record, `Annotated[kind,
+            dtype, shape]`.
     """
     columns = []
     for name, kind in get_type_hints(fields, include_extras=True).items():
-        form = get_args(kind)[1:] if get_origin(kind) is Annotated else (np.int64 if kind is int else np.float64,)
+        form = (
+            get_args(kind)[1:]
+            if get_origin(kind) is Annotated
+            else (np.int64 if kind is int else np.float64,)
+        )
         columns.append((name, *form))
     return np.dtype(columns, align=True)
 
 
 def compiled(function: F) -> F:
-    """Return `function` as machine code: compiled at its first call, cached on disk, run without the interpreter lock.
+    """Return `function` as machine code: compiled at its first call, cached on disk, run without
+    the interpreter lock.
 
-    numba notices a change of the function's own module only: after changing one that others call, touch theirs as well.
+    numba notices a change of the function's own module only: after changing one that others call,
+    touch theirs as well.
     """
     return cast(F, _kept(numba.njit(function, **_OPTIONS)))
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
-    """Compiles once for a kind of argument, where numba would once more for every constant it is called with."""
+    """Compiles once for a kind of argument, where numba would once more for every constant it is
+    called with.
+    """
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Return what a call from compiled code resolves to."""
@@ -76,16 +87,18 @@ class _Kernel(CPUDispatcher):  # type: ignore[misc]
 
 
 def kernel(function: F) -> F:
-    """Compile a function that makes no array: like `compiled`, but references to the arrays it is given are not counted.
+    """Compile a function that makes no array: like `compiled`, but references to the arrays it is
+    given are not counted.
 
-    Counting is atomic and comes with every call and every view; in short functions it takes longer than the work. Whoever calls
-    one keeps the arrays alive, which a caller that is `compiled` does.
+    Counting is atomic and comes with every call and every view; in short functions it takes longer
+    than the work. Whoever calls one keeps the arrays alive, which a caller that is `compiled` does.
     """
     return _without_counting(function)
 
 
 def inlined(function: F) -> F:
-    """Compile a `kernel` into whoever calls it, whatever its size: for innermost loops, whose registers must outlive a call.
+    """Compile a `kernel` into whoever calls it, whatever its size: for innermost loops, whose
+    registers must outlive a call.
 
     A tree of many such functions takes minutes to compile.
     """
@@ -93,12 +106,16 @@ def inlined(function: F) -> F:
 
 
 def _without_counting(function: F, **options: Any) -> F:
-    dispatcher = _Kernel(function, targetoptions={"nopython": True, "_nrt": False, **_OPTIONS, **options})
+    dispatcher = _Kernel(
+        function, targetoptions={"nopython": True, "_nrt": False, **_OPTIONS, **options}
+    )
     return cast(F, _kept(dispatcher))
 
 
 def callback(function: Callable[[int], int]) -> CFunc:
-    """Return `function`, of an int64, as compiled code that has an `address`; cached like `compiled`."""
+    """Return `function`, of an int64, as compiled code that has an `address`; cached like
+    `compiled`.
+    """
     made = CFunc(function, ((types.int64,), types.int64), {}, {"error_model": "numpy"})
     _kept(made).compile()
     return made
@@ -136,7 +153,9 @@ def _storer(kind: Any, bits: int) -> Any:
 
     def store(typing_context: Any, address: Any, value: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer()))
+            builder.store(
+                arguments[1], builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            )
             return context.get_dummy_value()
 
         return types.void(types.int64, kind), emit
@@ -148,7 +167,9 @@ store_uint8 = _storer(types.uint8, 8)
 
 
 def _fetch_add(typing_context: Any, address: Any) -> Any:
-    """Type and emit a function: address -> the int64 there, which is one more afterwards; no two threads get the same."""
+    """Type and emit a function: address -> the int64 there, which is one more afterwards; no two
+    threads get the same.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -161,7 +182,9 @@ take_number = numba.extending.intrinsic(_fetch_add)
 
 
 def _as_pointer(typing_context: Any, address: Any) -> Any:
-    """Type and emit a function: address -> the same for `numba.carray`, which makes an array of what lies there."""
+    """Type and emit a function: address -> the same for `numba.carray`, which makes an array of
+    what lies there.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())

@@ -1,4 +1,6 @@
-"""Options: one frozen dataclass per drafter, filled from `name:key=value,...` strings, mappings or JSON alike."""
+"""Options: one frozen dataclass per drafter, filled from `name:key=value,...` strings, mappings
+or JSON alike.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,29 @@ _NEEDS_QUOTES = re.compile(r"""[\s,'"]|^$""")
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """Split "name:key=value,key=value" into the name and its options, values still text; the name may be "module:Class".
+    """Split "name:key=value,key=value" into the name and its options, values still text; the name
+    may be "module:Class".
 
-    A value with commas, or with spaces in a list of specs, stands in quotes, single or double: sssd:datastore="my, store".
+    A value with commas, or with spaces in a list of specs, stands in quotes, single or double:
+    sssd:datastore="my, store".
 
     Raises:
         ConfigError: no text, an option without `=` or given twice, or a quote that is not closed.
     """
     if not isinstance(spec, str):
-        raise ConfigError(f"drafter: got {spec!r}; expected a name or 'name:key=value'. Plain decoding is 'none'.")
+        raise ConfigError(
+            f"drafter: got {spec!r}; expected a name or 'name:key=value'. Plain decoding is 'none'."
+        )
     name, rest = split_spec(spec)
     options: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in cut_outside_quotes(rest, ","))):
         key, equals, value = item.partition("=")
         key = key.strip()
         if not equals:
-            raise ConfigError(f"got {item!r} in {spec!r}; expected options as key=value, for example 'draft_model:length=4'.")
+            raise ConfigError(
+                f"got {item!r} in {spec!r}; expected options as key=value, for example"
+                " 'draft_model:length=4'."
+            )
         if key in options:
             raise ConfigError(f"got option {key!r} twice in {spec!r}; expected it once. Keep one.")
         options[key] = _unquoted(value.strip(), spec)
@@ -43,7 +52,9 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def cut_outside_quotes(text: str, separator: str) -> list[str]:
-    """Split `text` where the regular expression `separator` matches, but not inside of a value in quotes."""
+    """Split `text` where the regular expression `separator` matches, but not inside of a value
+    in quotes.
+    """
     quoted = [match.span() for match in _QUOTED.finditer(text)]
     parts, start = [], 0
     for match in re.finditer(separator, text):
@@ -54,7 +65,9 @@ def cut_outside_quotes(text: str, separator: str) -> list[str]:
 
 
 def in_quotes(value: str) -> str:
-    """Return `value` as it can stand in a spec whatever is in it, but for double quotes; as it is where it needs none."""
+    """Return `value` as it can stand in a spec whatever is in it, but for double quotes; as it
+    is where it needs none.
+    """
     return f'"{value}"' if _NEEDS_QUOTES.search(value) else value
 
 
@@ -67,7 +80,9 @@ def _unquoted(value: str, spec: str) -> str:
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """Split "name:options" or "module:Class:options" into the name, "module:Class" included, and the options as they stand."""
+    """Split "name:options" or "module:Class:options" into the name, "module:Class" included, and
+    the options as they stand.
+    """
     name, _, rest = spec.partition(":")
     second, _, options = rest.partition(":")
     if second and all(part.isidentifier() for part in second.strip().split(".")):
@@ -79,18 +94,25 @@ def build_options(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
     """Make the options dataclass `cls` from `values`; text is converted to the type of each field.
 
     Raises:
-        ConfigError: an unknown key (the close match is named) or a value of the wrong type or range.
+        ConfigError: an unknown key (the close match is named) or a value of the wrong type or
+            range.
     """
     fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
             raise ConfigError(f"{owner} has no option {key!r}.{did_you_mean(key, fields)}")
     hints = get_type_hints(cls)
-    return cls(**{key: _convert(value, hints[key], f"{owner}:{key}") for key, value in values.items()})
+    return cls(
+        **{key: _convert(value, hints[key], f"{owner}:{key}") for key, value in values.items()}
+    )
 
 
 def _convert(value: Any, annotation: Any, where: str) -> Any:
-    kinds = list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
+    kinds = (
+        list(get_args(annotation))
+        if get_origin(annotation) in (Union, types.UnionType)
+        else [annotation]
+    )
     if not isinstance(value, str):
         if isinstance(value, bool) and bool not in kinds:
             raise ConfigError(f"{where}: got {value!r}; expected {_names(kinds)}.")
@@ -123,7 +145,9 @@ def _names(kinds: list[Any]) -> str:
     return " or ".join("none" if kind is type(None) else kind.__name__ for kind in kinds)
 
 
-def require_range(owner: str, name: str, value: float, low: float, high: float | None = None) -> None:
+def require_range(
+    owner: str, name: str, value: float, low: float, high: float | None = None
+) -> None:
     """Refuse `value` outside [low, high] (no upper bound when `high` is None).
 
     Raises:

@@ -32,7 +32,8 @@ def checked_messages(messages: Any, where: str) -> list[Message]:
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise ConfigError(
-            f"{where}: got {_shown(messages)}; expected a list of messages with role and content. Write"
+            f"{where}: got {_shown(messages)}; expected a list of messages with role and content."
+            " Write"
             " [{'role': 'user', 'content': '...'}]."
         )
     return [_checked(message, f"{where}.{index}") for index, message in enumerate(messages)]
@@ -71,7 +72,8 @@ def chat_ids(
     checked = checked_messages(messages, where)
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
-            "got a conversation for a tokenizer without chat template; expected one with. Use generate with a plain prompt."
+            "got a conversation for a tokenizer without chat template; expected one with. Use"
+            " generate with a plain prompt."
         )
     endings = (add_generation_prompt, continue_final_message)
     asked = {name: one for name, one in zip(_ENDINGS, endings, strict=True) if one is not None}
@@ -97,24 +99,33 @@ def around_question(tokenizer: Any, where: str) -> tuple[str, str]:
     """
     before, found, after = chat_text(tokenizer, [_question(_MARK)], where).partition(_MARK)
     if not found:
-        raise ConfigError(f"{where}: got a chat template that leaves out what a user says; expected one that has it.")
+        raise ConfigError(
+            f"{where}: got a chat template that leaves out what a user says; expected one that has"
+            " it."
+        )
     return before, after
 
 
 def _checked(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
-        raise ConfigError(f"{where}: got {_shown(message)}; expected an object with role and content.")
+        raise ConfigError(
+            f"{where}: got {_shown(message)}; expected an object with role and content."
+        )
     fields = {name: value for name, value in message.items() if value is not None}
     role, content = fields.get("role"), fields.get("content")
     if not isinstance(role, str) or not role:
-        raise ConfigError(f"{where}.role: got {_shown(message.get('role'))}; expected a string, such as 'user' or 'assistant'.")
+        raise ConfigError(
+            f"{where}.role: got {_shown(message.get('role'))}; expected a string, such as 'user'"
+            " or 'assistant'."
+        )
     require_text(f"{where}.role", role)
     if not fields.get("tool_calls", True):
         del fields["tool_calls"]  # an empty list: no calls
     if content is None:
         if role != "assistant" or not any(name in fields for name in _CALLS):
             raise ConfigError(
-                f"{where}.content: got nothing; expected text. Only an assistant's message with tool_calls can do without."
+                f"{where}.content: got nothing; expected text. Only an assistant's message with"
+                " tool_calls can do without."
             )
         return {**fields, "content": None}
     return {**fields, "content": _content(content, f"{where}.content")}
@@ -124,14 +135,18 @@ def _content(content: Any, where: str) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return require_text(where, content)
     if not isinstance(content, Sequence) or isinstance(content, bytes) or not content:
-        raise ConfigError(f"{where}: got {_shown(content)}; expected a string or a list of text parts.")
+        raise ConfigError(
+            f"{where}: got {_shown(content)}; expected a string or a list of text parts."
+        )
     return [_part(part, f"{where}.{index}") for index, part in enumerate(content)]
 
 
 def _part(part: Any, where: str) -> dict[str, str]:
     if not isinstance(part, Mapping) or part.get("type") != "text":
         shown = _shown(part.get("type") if isinstance(part, Mapping) else part)
-        raise ConfigError(f"{where}: got {shown}; expected a text part, {{'type': 'text', 'text': '...'}}.")
+        raise ConfigError(
+            f"{where}: got {shown}; expected a text part, {{'type': 'text', 'text': '...'}}."
+        )
     text = part.get("text")
     if not isinstance(text, str):
         raise ConfigError(f"{where}.text: got {_shown(text)}; expected a string.")
@@ -145,15 +160,20 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:60]}..."
 
 
-def _options(messages: list[Message], given: Mapping[str, Any] | None, endings: Mapping[str, bool]) -> dict[str, Any]:
+def _options(
+    messages: list[Message], given: Mapping[str, Any] | None, endings: Mapping[str, bool]
+) -> dict[str, Any]:
     """Return the arguments of `apply_chat_template` that a caller decides."""
     if not isinstance(given, Mapping | None):
-        raise ConfigError(f"chat_template_kwargs: got {_shown(given)}; expected a mapping of names to values.")
+        raise ConfigError(
+            f"chat_template_kwargs: got {_shown(given)}; expected a mapping of names to values."
+        )
     options = {**(given or {}), **endings}
     taken = sorted(options.keys() & _arguments_of_templates())
     if taken:
         raise ConfigError(
-            f"chat_template_kwargs: got {taken[0]!r}, transformers' own; expected variables of the template. Leave it out."
+            f"chat_template_kwargs: got {taken[0]!r}, transformers' own; expected variables of the"
+            " template. Leave it out."
         )
     for name in _ENDINGS:
         if not isinstance(options.get(name, True), bool):
@@ -168,11 +188,15 @@ def _options(messages: list[Message], given: Mapping[str, Any] | None, endings: 
         )
     if messages[-1]["role"] != "assistant":
         raise ConfigError(
-            f"continue_final_message: got a final message of role {_shown(messages[-1]['role'])}; expected the"
+            f"continue_final_message: got a final message of role {_shown(messages[-1]['role'])};"
+            " expected the"
             " assistant's. Add the beginning of its answer, or leave the option out."
         )
     if messages[-1]["content"] is None:
-        raise ConfigError("continue_final_message: got a final message without content; expected text. Add its beginning.")
+        raise ConfigError(
+            "continue_final_message: got a final message without content; expected text. Add its"
+            " beginning."
+        )
     return options
 
 
@@ -180,7 +204,9 @@ def _options(messages: list[Message], given: Mapping[str, Any] | None, endings: 
 def _arguments_of_templates() -> frozenset[str]:
     from transformers import PreTrainedTokenizerBase
 
-    return frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - frozenset(_ENDINGS)
+    return frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - frozenset(
+        _ENDINGS
+    )
 
 
 def _question(content: str | list[dict[str, str]]) -> Message:
@@ -207,7 +233,9 @@ def _parts_of(text: str) -> list[dict[str, str]]:
 
 
 def _reads(tokenizer: Any, content: str | list[dict[str, str]]) -> bool:
-    """Return whether the template writes the text of this content, and not the Python list around it."""
+    """Return whether the template writes the text of this content, and not the Python list
+    around it.
+    """
     try:
         text = str(tokenizer.apply_chat_template([_question(content)], tokenize=False))
     except Exception:  # a template is a program of its author's, and may fail in any way
@@ -220,6 +248,7 @@ def _templated(tokenizer: Any, messages: list[Message], where: str, **options: A
         return tokenizer.apply_chat_template(_for_template(tokenizer, messages), **options)
     except Exception as error:  # a template is a program of its author's, and may fail in any way
         raise ConfigError(
-            f"{where}: got {error} ({type(error).__name__}) from the chat template; expected one that takes this conversation."
+            f"{where}: got {error} ({type(error).__name__}) from the chat template; expected one"
+            " that takes this conversation."
             " Change the messages, or leave the template out (a plain prompt)."
         ) from error

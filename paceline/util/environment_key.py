@@ -1,4 +1,6 @@
-"""The circumstances under which something was found out about a model on a machine: others need a finding of their own."""
+"""The circumstances under which something was found out about a model on a machine: others need
+a finding of their own.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,48 @@ from transformers import PreTrainedModel
 
 from paceline.util.machine import instruction_flags, processor
 
-_SETTINGS = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "NVIDIA_TF32")  # environment variables that choose kernels
+_SETTINGS = (
+    "MKL_",
+    "ONEDNN_",
+    "DNNL_",
+    "ATEN_",
+    "CUBLAS_",
+    "NVIDIA_TF32",
+)  # environment variables that choose kernels
 
 
 def environment_key(model: PreTrainedModel, **besides: Any) -> str:
-    """Return a checksum of all that a model's kernels, and with them its bits and its speed, may depend on.
+    """Return a checksum of all that a model's kernels, and with them its bits and its speed, may
+    depend on.
 
     Args:
         besides: what else the finding depends on, as values that JSON can hold.
     """
-    config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "transformers_version")}
+    config = {
+        key: value
+        for key, value in model.config.to_dict().items()
+        if key not in ("_name_or_path", "transformers_version")
+    }
     shapes = [
-        (name, list(one.shape), str(one.dtype), one.requires_grad, str(type(one))) for name, one in model.named_parameters()
+        (name, list(one.shape), str(one.dtype), one.requires_grad, str(type(one)))
+        for name, one in model.named_parameters()
     ]
-    kinds = [(name, type(one).__module__, type(one).__qualname__) for name, one in model.named_modules()]
+    kinds = [
+        (name, type(one).__module__, type(one).__qualname__) for name, one in model.named_modules()
+    ]
     device = model.device
     facts = {
         "processor": [processor(), *instruction_flags()],
         "capability": torch.backends.cpu.get_cpu_capability(),
         "device": device.type,
         "versions": [torch.__version__, transformers.__version__, torch.__config__.show()],
-        "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
-        "precision": [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()],
+        "settings": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)
+        },
+        "precision": [
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+        ],
         "mkldnn": torch.backends.mkldnn.enabled,
         "accelerator": _accelerator(device),
         "threads": torch.get_num_threads(),

@@ -1,4 +1,6 @@
-"""Files that appear whole or not at all, output into devices and pipes, and the checksum of what JSON files say."""
+"""Files that appear whole or not at all, output into devices and pipes, and the checksum of what
+JSON files say.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ from paceline.util.text_files import MARK
 
 STANDARD_OUTPUT = Path("-")
 _DESCRIPTORS = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
-_LONGEST_PREFIX = 32  # of the name of a temporary file, so that every name that may be a file's can be written
+_LONGEST_PREFIX = (
+    32  # of the name of a temporary file, so that every name that may be a file's can be written
+)
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Put `content` in the place of what is at `path`; whoever reads there, or a crash, finds the old file or the new one.
+    """Put `content` in the place of what is at `path`; whoever reads there, or a crash, finds the
+    old file or the new one.
 
-    A link is followed. What is no regular file (a device, a pipe), and the standard streams ("-" is standard output), is
-    written straight: nothing else ever takes its place.
+    A link is followed. What is no regular file (a device, a pipe), and the standard streams ("-" is
+    standard output), is written straight: nothing else ever takes its place.
 
     Raises:
         ConfigError: it cannot be written; a regular file that was there stays.
@@ -52,7 +57,8 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 def append(path: str | Path, content: bytes) -> None:
-    """Write `content` behind what a file holds; devices and standard streams as in `write_atomically`.
+    """Write `content` behind what a file holds; devices and standard streams as in
+    `write_atomically`.
 
     Raises:
         ConfigError: it cannot be written.
@@ -66,7 +72,8 @@ def append(path: str | Path, content: bytes) -> None:
 
 
 def require_writable(path: str | Path) -> None:
-    """Refuse, before any work, a path at which `write_atomically` could not leave a file; nothing is left behind by asking.
+    """Refuse, before any work, a path at which `write_atomically` could not leave a file; nothing
+    is left behind by asking.
 
     Raises:
         ConfigError: there is no such folder, it is a folder, or there is no right to write there.
@@ -79,7 +86,10 @@ def require_writable(path: str | Path) -> None:
             return
         real = Path(os.path.realpath(path))
         if not real.parent.is_dir():
-            raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(real.parent)!r}. Make it first.")
+            raise ConfigError(
+                f"cannot write {str(path)!r}: there is no folder {str(real.parent)!r}. Make it"
+                " first."
+            )
         if real.exists() and not os.access(real, os.W_OK):
             raise PermissionError("it may not be written")
         handle, temporary = _temporary(real)
@@ -116,7 +126,8 @@ def digest_of(content: dict[str, Any]) -> str:
 
 
 def _is_straight(path: Path) -> bool:
-    """Whether a path is no place for a regular file: a standard stream, a device, a pipe; a folder is refused.
+    """Whether a path is no place for a regular file: a standard stream, a device, a pipe; a folder
+    is refused.
 
     Raises:
         OSError: a folder, a circle of links, a name that no file can have.
@@ -133,7 +144,9 @@ def _is_straight(path: Path) -> bool:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The standard stream that a path means, by its name or as the very file that the stream goes to."""
+    """The standard stream that a path means, by its name or as the very file that the stream
+    goes to.
+    """
     if str(path) in _DESCRIPTORS:
         return _DESCRIPTORS[str(path)]
     for number in (1, 2):
@@ -170,4 +183,6 @@ def _refusals(path: str | Path) -> Iterator[None]:
         raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ConfigError(f"cannot write {str(path)!r}: {reason}. Name a file that can be written.") from error
+        raise ConfigError(
+            f"cannot write {str(path)!r}: {reason}. Name a file that can be written."
+        ) from error

@@ -9,8 +9,32 @@ from pathlib import Path
 
 # Instruction sets by which kernels are chosen, in /proc/cpuinfo's words: x86, then ARM.
 _CHOOSING = (
-    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
-    *("amx_tile", "amx_bf16", "amx_int8", "avx_vnni", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2"),
+    *(
+        "sse4_2",
+        "avx",
+        "avx2",
+        "fma",
+        "f16c",
+        "avx512f",
+        "avx512bw",
+        "avx512vl",
+        "avx512_vnni",
+        "avx512_bf16",
+        "avx512_fp16",
+    ),
+    *(
+        "amx_tile",
+        "amx_bf16",
+        "amx_int8",
+        "avx_vnni",
+        "asimd",
+        "asimdhp",
+        "asimddp",
+        "bf16",
+        "i8mm",
+        "sve",
+        "sve2",
+    ),
 )
 
 
@@ -20,7 +44,9 @@ def on_x86() -> bool:
 
 
 def usable_cores() -> int:
-    """Return the cores this process may run on, at least 1: those it is bound to where the system tells, else all."""
+    """Return the cores this process may run on, at least 1: those it is bound to where the
+    system tells, else all.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -32,7 +58,9 @@ def processor() -> str:
 
 
 def instruction_flags() -> list[str]:
-    """Return the instruction sets of the processor by which kernels are chosen; empty where the system does not say."""
+    """Return the instruction sets of the processor by which kernels are chosen; empty where the
+    system does not say.
+    """
     there = set((_described("flags") or _described("Features")).split())
     return [name for name in _CHOOSING if name in there]
 

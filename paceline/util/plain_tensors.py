@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PLAIN = frozenset((Tensor, nn.Parameter))  # a subclass, as of quantised weights, has its numbers anywhere
+PLAIN = frozenset(
+    (Tensor, nn.Parameter)
+)  # a subclass, as of quantised weights, has its numbers anywhere
 
 
 def is_plain(tensor: Any) -> bool:
@@ -26,5 +28,6 @@ def is_plain(tensor: Any) -> bool:
         and not tensor.is_quantized
         and not tensor.is_neg()
         and not tensor.is_conj()
-        and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()  # a sharded one may be freed
+        and tensor.untyped_storage().nbytes()
+        >= tensor.numel() * tensor.element_size()  # a sharded one may be freed
     )

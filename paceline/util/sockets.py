@@ -15,6 +15,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    # Else the second packet of an answer waits 40 ms. asyncio sets it where a socket names its protocol only.
+    # Else the second packet of an answer waits 40 ms. asyncio sets it where a socket names its
+    # protocol only.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -18,17 +18,24 @@ class TimingSettings:
     """When timings are trusted, checked and replaced.
 
     Attributes:
-        least_rounds, most_rounds: repeats of a measurement; more than the least while the two shortest ones disagree.
+        least_rounds, most_rounds: repeats of a measurement; more than the least while the two
+            shortest ones disagree.
         agreement: relative difference below which the two shortest repeats agree.
-        quiet_wait: share of the time without a processor, up to which a measurement counts as quiet.
+        quiet_wait: share of the time without a processor, up to which a measurement counts as
+            quiet.
         quiet_spread: relative distance of the quartiles of repeats, up to which it counts as quiet.
-        check_rows: numbers of rows that a check of a cost curve times, the first 1; check_rounds: repeats of it.
-        check_seconds: most seconds that a check may be expected to take; a slower model is not checked.
+        check_rows: numbers of rows that a check of a cost curve times, the first 1; check_rounds:
+            repeats of it.
+        check_seconds: most seconds that a check may be expected to take; a slower model is not
+            checked.
         most_off: relative difference in the cost of rows, up to which a check confirms a curve.
-        first_pause_s: seconds of use until a curve is checked again; each later pause is twice as long.
-        disturbed_pause_s: the same for a curve that was disturbed; its pauses grow up to `first_pause_s`.
+        first_pause_s: seconds of use until a curve is checked again; each later pause is twice as
+            long.
+        disturbed_pause_s: the same for a curve that was disturbed; its pauses grow up to
+            `first_pause_s`.
         renewal_seconds: most seconds of a measurement that replaces a curve in use.
-        load_drop: fall of the load average after which disturbed products, or a slow model, are timed again.
+        load_drop: fall of the load average after which disturbed products, or a slow model, are
+            timed again.
     """
 
     least_rounds: int = 3
@@ -55,7 +62,8 @@ class Conditions:
 
     Attributes:
         spread: relative distance of the quartiles of repeats, the median over all that was timed.
-        waited: share of the time in which the work had no processor, 0 to 1; None where it is unknown, as on an accelerator.
+        waited: share of the time in which the work had no processor, 0 to 1; None where it is
+            unknown, as on an accelerator.
         load: load average of the machine over the last minute; None where the system has none.
         made: seconds since the epoch.
     """
@@ -90,11 +98,16 @@ class Conditions:
 def clock_of(device: torch.device) -> Callable[[], float]:
     """Return the clock by which work on a model is timed, in seconds, here and in the same thread.
 
-    One thread on a CPU has a clock of its own, which stands still while another program has the processor: a disturbed call then
-    takes hardly longer than others. Elsewhere the wall-clock counts.
+    One thread on a CPU has a clock of its own, which stands still while another program has the
+    processor: a disturbed call then takes hardly longer than others. Elsewhere the wall-clock
+    counts.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
-    return time.thread_time if alone and time.get_clock_info("thread_time").resolution < 1e-6 else time.perf_counter
+    return (
+        time.thread_time
+        if alone and time.get_clock_info("thread_time").resolution < 1e-6
+        else time.perf_counter
+    )
 
 
 class Stopwatch:
@@ -102,8 +115,9 @@ class Stopwatch:
 
     Args:
         device: of the model.
-        shared: several threads of a CPU that other programs use as well: the processor time of the threads counts, evenly shared.
-            It is right where all of them work all the time, and comparable in any case, which the wall-clock is not there.
+        shared: several threads of a CPU that other programs use as well: the processor time of the
+            threads counts, evenly shared. It is right where all of them work all the time, and
+            comparable in any case, which the wall-clock is not there.
     """
 
     def __init__(self, device: torch.device, shared: bool = False) -> None:
@@ -139,7 +153,8 @@ class Stopwatch:
         delay = None if self._delay is None else _queued()
         if delay is None or self._delay is None:
             return None
-        # Of several threads, since the stopwatch was made; those that have ended take their part with them.
+        # Of several threads, since the stopwatch was made; those that have ended take their part
+        # with them.
         return max(0.0, delay - self._delay) / (self._threads * (time.perf_counter() - self._begin))
 
 
@@ -160,7 +175,9 @@ def agree(repeats: Sequence[float]) -> bool:
 
 
 def _queued() -> float | None:
-    """Return the seconds that all threads of this process have waited for a processor; None where the system does not say."""
+    """Return the seconds that all threads of this process have waited for a processor; None
+    where the system does not say.
+    """
     try:
         files = [task / "schedstat" for task in Path("/proc/self/task").iterdir()]
         return sum(int(file.read_text().split()[1]) for file in files) / 1e9

@@ -1,4 +1,6 @@
-"""Text that users give, in UTF-8, with or without the byte order mark that editors and shells of Windows write."""
+"""Text that users give, in UTF-8, with or without the byte order mark that editors and shells of
+Windows write.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,11 @@ from paceline.errors import ConfigError
 
 MARK = "\ufeff"
 _OTHERS = {  # the longer ones first: UTF-32's begins with UTF-16's
-    codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16",
-}  # fmt: skip
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 _LONGEST = 4  # bytes
 
 
@@ -51,4 +56,7 @@ def open_text(path: str | Path, errors: str = "strict") -> TextIO:
 def _refuse_others(beginning: bytes, name: str) -> None:
     for mark, encoding in _OTHERS.items():
         if beginning.startswith(mark):
-            raise ConfigError(f"{name}: got text in {encoding}, by its byte order mark; expected UTF-8. Save it as UTF-8.")
+            raise ConfigError(
+                f"{name}: got text in {encoding}, by its byte order mark; expected UTF-8. Save it"
+                " as UTF-8."
+            )

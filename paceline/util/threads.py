@@ -1,4 +1,5 @@
-"""Threads of a process and of its forked children: a child has none of its parent's threads, so pools are made anew there.
+"""Threads of a process and of its forked children: a child has none of its parent's threads, so
+pools are made anew there.
 
 Compiled work shares one pool, whose threads wait and cost nothing.
 """
@@ -18,7 +19,9 @@ from typing import Any, Protocol
 
 from paceline.util.machine import usable_cores
 
-_PAUSE_HARD = 2  # omp_pause_hard: OpenMP frees its threads; the next parallel region starts new ones
+_PAUSE_HARD = (
+    2  # omp_pause_hard: OpenMP frees its threads; the next parallel region starts new ones
+)
 
 
 class Inherited(Protocol):
@@ -32,7 +35,9 @@ _inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
 
 
 def follow_forks(one: Inherited) -> None:
-    """Call `one.become_child()` in every process that is forked from now on, as long as `one` exists."""
+    """Call `one.become_child()` in every process that is forked from now on, as long as `one`
+    exists.
+    """
     _inherited.add(one)
 
 
@@ -79,7 +84,12 @@ class ForkableLock:
     def __enter__(self) -> None:
         self._lock.acquire()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._lock.release()
 
     def become_child(self) -> None:
@@ -91,7 +101,8 @@ _threads = Threads(max(1, usable_cores() - 1), "paceline")
 
 
 def share(work: Callable[..., Any], arguments: tuple[Any, ...], helpers: int) -> None:
-    """Call `work(*arguments)` here and in up to `helpers` threads at once; it takes its tasks from a common counter.
+    """Call `work(*arguments)` here and in up to `helpers` threads at once; it takes its tasks from
+    a common counter.
 
     It must release the interpreter lock, and return when no task is left.
     """
@@ -113,10 +124,14 @@ def _become_child() -> None:
 
 
 def _release_openmp_threads() -> None:
-    """End the OpenMP threads of the forking thread: in the child, libgomp would wait for them for ever."""
+    """End the OpenMP threads of the forking thread: in the child, libgomp would wait for them
+    for ever.
+    """
     with suppress(OSError, AttributeError):  # no /proc, or a libgomp older than OpenMP 5.0
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-        for library in {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libgomp" in line}:
+        for library in {
+            line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libgomp" in line
+        }:
             ctypes.CDLL(library).omp_pause_resource_all(_PAUSE_HARD)
 
 

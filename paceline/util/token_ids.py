@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_MOST_PADDING, _PADDING_SHARE = 1024, 32  # rows, but no more than tokens; of a vocabulary: 102,400 rows for 100,015 tokens
+_MOST_PADDING, _PADDING_SHARE = (
+    1024,
+    32,
+)  # rows, but no more than tokens; of a vocabulary: 102,400 rows for 100,015 tokens
 
 
 def is_padded(rows: int, tokens: int) -> bool:
-    """Whether `rows` rows of an embedding may be those of a tokenizer with `tokens` tokens, and padding."""
+    """Whether `rows` rows of an embedding may be those of a tokenizer with `tokens` tokens, and
+    padding.
+    """
     return tokens <= rows <= tokens + max(min(_MOST_PADDING, tokens), tokens // _PADDING_SHARE)
 
 
@@ -19,7 +24,8 @@ class TokenIds:
     """What a tokenizer's ids mean.
 
     Attributes:
-        tokens: by id. added: ids of tokens that are not of the model (special ones), which families rename.
+        tokens: by id. added: ids of tokens that are not of the model (special ones), which families
+            rename.
     """
 
     tokens: Mapping[int, str]
@@ -42,9 +48,11 @@ def size(ids: TokenIds) -> int:
 
 
 def difference(ours: TokenIds, theirs: TokenIds) -> tuple[str, str] | None:
-    """Return what an id means in two tokenizers that are not the same, in words; None where they agree.
+    """Return what an id means in two tokenizers that are not the same, in words; None where they
+    agree.
 
-    Ids that only one of them has, as added tokens behind the other's, are no difference, and neither are names of added tokens.
+    Ids that only one of them has, as added tokens behind the other's, are no difference, and
+    neither are names of added tokens.
     """
     ignored = ours.added | theirs.added
     for number, token in sorted(ours.tokens.items()):

@@ -8,7 +8,9 @@ from paceline.errors import ConfigError
 
 
 def is_text(text: object) -> bool:
-    """Whether it is a string that can be written as UTF-8: half a surrogate pair, or a byte that was none, cannot."""
+    """Whether it is a string that can be written as UTF-8: half a surrogate pair, or a byte that
+    was none, cannot.
+    """
     if not isinstance(text, str):
         return False
     try:
@@ -26,7 +28,8 @@ def require_text(where: str, text: str) -> str:
     """
     if not is_text(text):
         raise ConfigError(
-            f"{where}: got {text[:60]!a}, with half a surrogate pair or bytes that are not UTF-8; expected text. Write it in"
+            f"{where}: got {text[:60]!a}, with half a surrogate pair or bytes that are not UTF-8;"
+            " expected text. Write it in"
             " UTF-8."
         )
     return text
@@ -42,13 +45,20 @@ def text_ids(tokenizer: Any, text: str, where: str) -> list[int]:
 
 
 def word_ids(tokenizer: Any, word: str, where: str) -> set[tuple[int, ...]]:
-    """Return the ways a word is spelled in tokens: as it begins a text, and as it stands behind a space.
+    """Return the ways a word is spelled in tokens: as it begins a text, and as it stands behind a
+    space.
 
     Raises:
         ConfigError: it is no text, or has no tokens; `where` names it.
     """
     bare = require_text(where, word).lstrip()
-    ways = {tuple(map(int, tokenizer(text, add_special_tokens=False)["input_ids"])) for text in (bare, f" {bare}")}
+    ways = {
+        tuple(map(int, tokenizer(text, add_special_tokens=False)["input_ids"]))
+        for text in (bare, f" {bare}")
+    }
     if () in ways:
-        raise ConfigError(f"{where}: got {word!r}, which has no tokens; expected words of the tokenizer's. Leave it out.")
+        raise ConfigError(
+            f"{where}: got {word!r}, which has no tokens; expected words of the tokenizer's. Leave"
+            " it out."
+        )
     return ways

@@ -1,9 +1,11 @@
-"""The target's most likely tokens at every place of recorded answers: a file beside theirs, `answers.jsonl.top`.
+"""The target's most likely tokens at every place of recorded answers: a file beside theirs,
+`answers.jsonl.top`.
 
-A line of JSON (kind, version, tokens a place, bytes of an id, the checksum of the answers' first line), then a block for each
-answer: token ids [n, k], log-probabilities float16 [n, k], both little-endian, and 8 bytes of SHA-256 over the digest before, the
-checksum of the answer's line, and the block. A block is written before its answer, so that what an interruption left
-behind the last whole answer is dropped with it.
+A line of JSON (kind, version, tokens a place, bytes of an id, the checksum of the answers' first
+line), then a block for each answer: token ids [n, k], log-probabilities float16 [n, k], both
+little-endian, and 8 bytes of SHA-256 over the digest before, the checksum of the answer's line, and
+the block. A block is written before its answer, so that what an interruption left behind the last
+whole answer is dropped with it.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ _SMALL = 1 << 16  # ids below it have two bytes
 
 
 class TopRows(NamedTuple):
-    """The likeliest tokens at every place of an answer, the likeliest first: row i is of what the model said i-th.
+    """The likeliest tokens at every place of an answer, the likeliest first: row i is of what the
+    model said i-th.
 
     Attributes:
-        token_ids: [n, k]. log_probs: float32 [n, k], at temperature 1, without penalties; three digits on disk.
+        token_ids: [n, k]. log_probs: float32 [n, k], at temperature 1, without penalties; three
+            digits on disk.
     """
 
     token_ids: NDArray[np.int64]
@@ -52,13 +56,19 @@ class TopFile:
     Args:
         answers: file of the answers.
         top: tokens a place. vocab_size: of the ids.
-        owner: checksum of the first line of the answers. there: answers that are kept; what is behind theirs is dropped.
+        owner: checksum of the first line of the answers. there: answers that are kept; what is
+            behind theirs is dropped.
     Raises:
         ConfigError: it is damaged, of other answers, or cannot be written.
     """
 
-    def __init__(self, answers: Path, top: int, vocab_size: int, owner: str, there: Sequence[AnswerKey]) -> None:
-        self._path, self._layout = top_path(answers), _FileSections(top, 2 if vocab_size <= _SMALL else 4, owner)
+    def __init__(
+        self, answers: Path, top: int, vocab_size: int, owner: str, there: Sequence[AnswerKey]
+    ) -> None:
+        self._path, self._layout = (
+            top_path(answers),
+            _FileSections(top, 2 if vocab_size <= _SMALL else 4, owner),
+        )
         if not there:
             if self._path.exists() and not self._path.read_bytes()[: len(_BEGINNING)] == _BEGINNING:
                 raise _damaged(self._path, "it is something else")
@@ -72,7 +82,8 @@ class TopFile:
             raise _cannot_write(self._path, error) from error
 
     def write(self, blocks: Iterable[tuple[TopRows, str]]) -> None:
-        """Append the rows of answers, each with the checksum of its line; they are on the disk when this returns.
+        """Append the rows of answers, each with the checksum of its line; they are on the disk when
+        this returns.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -114,21 +125,36 @@ class _FileSections(NamedTuple):
     @property
     def header(self) -> bytes:
         """The first line."""
-        values = {"kind": _KIND, "version": _VERSION, "top": self.top, "id_bytes": self.id_bytes, "answers": self.owner}
+        values = {
+            "kind": _KIND,
+            "version": _VERSION,
+            "top": self.top,
+            "id_bytes": self.id_bytes,
+            "answers": self.owner,
+        }
         return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
     def payload(self, rows: TopRows) -> bytes:
         """Return the bytes of a block without its digest."""
-        return rows.token_ids.astype(f"<u{self.id_bytes}").tobytes() + rows.log_probs.astype("<f2").tobytes()
+        return (
+            rows.token_ids.astype(f"<u{self.id_bytes}").tobytes()
+            + rows.log_probs.astype("<f2").tobytes()
+        )
 
     def rows(self, payload: bytes, length: int) -> TopRows:
         """Return what such bytes say."""
         shape, ids = (length, self.top), length * self.top * self.id_bytes
-        token_ids = np.frombuffer(payload[:ids], f"<u{self.id_bytes}").reshape(shape).astype(np.int64)
-        return TopRows(token_ids, np.frombuffer(payload[ids:], "<f2").reshape(shape).astype(np.float32))
+        token_ids = (
+            np.frombuffer(payload[:ids], f"<u{self.id_bytes}").reshape(shape).astype(np.int64)
+        )
+        return TopRows(
+            token_ids, np.frombuffer(payload[ids:], "<f2").reshape(shape).astype(np.float32)
+        )
 
 
-def _blocks(answers: Path, there: Iterable[AnswerKey], owner: str) -> Iterator[tuple[TopRows, bytes]]:
+def _blocks(
+    answers: Path, there: Iterable[AnswerKey], owner: str
+) -> Iterator[tuple[TopRows, bytes]]:
     """Yield the rows of each answer and the digest behind them."""
     path, before = top_path(answers), b""
     try:
@@ -146,7 +172,9 @@ def _blocks(answers: Path, there: Iterable[AnswerKey], owner: str) -> Iterator[t
 
 
 def _opened(path: Path, file: BufferedReader, owner: str) -> _FileSections:
-    """Return the layout that the first line says, which must be of the answers with that first checksum."""
+    """Return the layout that the first line says, which must be of the answers with that first
+    checksum.
+    """
     line = file.readline(1 << 12)
     try:
         found = parse_json(line)
@@ -154,7 +182,9 @@ def _opened(path: Path, file: BufferedReader, owner: str) -> _FileSections:
     except (ValueError, LookupError, TypeError) as error:
         raise _damaged(path, "its first line is another") from error
     if line != layout.header:
-        raise _damaged(path, f"its first line is of version {found.get('version')!r}, or of other answers")
+        raise _damaged(
+            path, f"its first line is of version {found.get('version')!r}, or of other answers"
+        )
     return layout
 
 
@@ -164,10 +194,14 @@ def _digest(before: bytes, check: str, payload: bytes) -> bytes:
 
 def _damaged(path: Path, what: str) -> ConfigError:
     return ConfigError(
-        f"top tokens {str(path)!r}: got a file that cannot be used, as {what}; expected the one written with its answers. Delete"
+        f"top tokens {str(path)!r}: got a file that cannot be used, as {what}; expected the one"
+        " written with its answers. Delete"
         " both, and record them anew."
     )
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"top tokens {str(path)!r}: got {error}; expected a file that can be written. Make room or name another.")
+    return ConfigError(
+        f"top tokens {str(path)!r}: got {error}; expected a file that can be written. Make room or"
+        " name another."
+    )

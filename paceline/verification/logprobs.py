@@ -12,7 +12,8 @@ from paceline.core.not_numbers import logits_error
 from paceline.core.request import Request
 from paceline.model.node_logits import NodeLogits
 
-_ROWS = 64  # logits turned into log-probabilities at once, which takes memory for each token of the vocabulary
+# logits turned into log-probabilities at once, which takes memory for each token of the vocabulary
+_ROWS = 64
 
 
 def logprobs_of(logits: Tensor, token_ids: Sequence[int], count: int) -> list[dict[int, float]]:
@@ -27,7 +28,9 @@ def logprobs_of(logits: Tensor, token_ids: Sequence[int], count: int) -> list[di
     best = every.topk(min(count, every.shape[-1]), dim=-1)
     own = every.gather(-1, torch.tensor(token_ids, device=every.device)[:, None])[:, 0].tolist()
     rows = zip(best.indices.tolist(), best.values.tolist(), token_ids, own, strict=True)
-    return [{**dict(zip(ids, values, strict=True)), token: value} for ids, values, token, value in rows]
+    return [
+        {**dict(zip(ids, values, strict=True)), token: value} for ids, values, token, value in rows
+    ]
 
 
 def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -> NodeLogits:
@@ -50,11 +53,15 @@ def _score(request: Request, logits: NodeLogits, row: int, fed: int) -> None:
     known, count = request.prompt_logprobs, request.params.prompt_logprobs
     assert known is not None, "it is scored"
     assert count is not None, "it is scored"
-    offset = logits.starts[row] - (fed - 1) - request.cached - 1  # of the row that a token is scored by
+    offset = (
+        logits.starts[row] - (fed - 1) - request.cached - 1
+    )  # of the row that a token is scored by
     # After a preemption the first tokens are fed again: they are scored already.
     scored: list[dict[int, float]] = []
     for first in range(len(known), min(request.cached + fed, request.prompt_length - 1) + 1, _ROWS):
-        token_ids = request.token_ids[first : min(first + _ROWS, request.cached + fed + 1, request.prompt_length)]
+        token_ids = request.token_ids[
+            first : min(first + _ROWS, request.cached + fed + 1, request.prompt_length)
+        ]
         rows = logits.flat[offset + first : offset + first + len(token_ids)]
         scored += logprobs_of(rows, token_ids, count)
     known += scored

@@ -1,4 +1,6 @@
-"""Whether a drafter keeps to the rules of `propose` (`paceline.core.drafter`), as far as its trees show it."""
+"""Whether a drafter keeps to the rules of `propose` (`paceline.core.drafter`), as far as its
+trees show it.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +18,59 @@ _INTEGERS = {int}
 _ORIGINS = set(Origin) - {Origin.TARGET}
 
 
-def check_trees(drafter: Drafter, requests: Sequence[Request], max_nodes: list[int], trees: list[DraftTree], vocab: int) -> None:
+def check_trees(
+    drafter: Drafter,
+    requests: Sequence[Request],
+    max_nodes: list[int],
+    trees: list[DraftTree],
+    vocab: int,
+) -> None:
     """Hold `trees` against rules 1 and 2 and the vocabulary.
 
     Raises:
         DrafterError: naming the drafter, the sequence and the rule.
     """
-    if not isinstance(trees, list | tuple) or not all(isinstance(tree, DraftTree) for tree in trees):
-        raise DrafterError(f"drafter {drafter.name!r} proposed {_short(trees)}; expected a list of DraftTrees, one per sequence.")
+    if not isinstance(trees, list | tuple) or not all(
+        isinstance(tree, DraftTree) for tree in trees
+    ):
+        raise DrafterError(
+            f"drafter {drafter.name!r} proposed {_short(trees)}; expected a list of DraftTrees,"
+            " one per sequence."
+        )
     if len(trees) != len(requests):
-        raise DrafterError(f"drafter {drafter.name!r} proposed {len(trees)} trees for {len(requests)} sequences; one each.")
+        raise DrafterError(
+            f"drafter {drafter.name!r} proposed {len(trees)} trees for {len(requests)} sequences;"
+            " one each."
+        )
     for request, tree, limit in zip(requests, trees, max_nodes, strict=True):
-        broken = None if tree is EMPTY_TREE else _broken_type(tree) or _broken_rule(tree, limit, vocab)
+        broken = (
+            None if tree is EMPTY_TREE else _broken_type(tree) or _broken_rule(tree, limit, vocab)
+        )
         if broken:
-            raise DrafterError(f"drafter {drafter.name!r} {broken.format(seq=f'sequence {request.id}')}")
+            raise DrafterError(
+                f"drafter {drafter.name!r} {broken.format(seq=f'sequence {request.id}')}"
+            )
 
 
 def _broken_type(tree: DraftTree) -> str | None:
     for name, values in (("token_ids", tree.token_ids), ("parents", tree.parents)):
         if not isinstance(values, list | tuple) or not _INTEGERS.issuperset(map(type, values)):
-            return f"gave {{request}} {name} {_short(values)}; expected a list of integers of Python. Call tolist() on arrays."
-    for name, optional in (("probs", tree.probs), ("confidence", tree.confidence), ("origins", tree.origins)):
+            return (
+                f"gave {{request}} {name} {_short(values)}; expected a list of integers of Python."
+                " Call tolist() on arrays."
+            )
+    for name, optional in (
+        ("probs", tree.probs),
+        ("confidence", tree.confidence),
+        ("origins", tree.origins),
+    ):
         if optional is not None and not isinstance(optional, list | tuple):
             return f"gave {{request}} {name} {_short(optional)}; expected a list, or None."
     if tree.origins is not None and not all(map(_ORIGINS.__contains__, tree.origins)):
-        return f"gave {{request}} origins {_short(tree.origins)}; each is one of Origin but for TARGET."
+        return (
+            f"gave {{request}} origins {_short(tree.origins)}; each is one of Origin but for"
+            " TARGET."
+        )
     return None
 
 
@@ -55,21 +85,38 @@ def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
     if not count and not parents:
         return None
     if len(parents) != count:
-        return f"gave {{request}} {count} token_ids and {len(parents)} parents; both have one entry per node."
+        return (
+            f"gave {{request}} {count} token_ids and {len(parents)} parents; both have one entry"
+            " per node."
+        )
     if count > max_nodes:
-        return f"proposed {count} nodes for {{request}}; max_nodes was {max_nodes}. Propose fewer, or reduce its options."
+        return (
+            f"proposed {count} nodes for {{request}}; max_nodes was {max_nodes}. Propose fewer, or"
+            " reduce its options."
+        )
     if not all(map(lt, parents, range(count))) or min(parents) < -1:
         return f"gave {{request}} parents {parents}; each must be -1 (the root) or an earlier node."
     if min(tokens) < 0 or max(tokens) >= vocab:
-        return f"guessed a token outside 0..{vocab - 1} for {{request}}: {min(tokens)}..{max(tokens)}."
+        return (
+            f"guessed a token outside 0..{vocab - 1} for {{request}}: {min(tokens)}..{max(tokens)}."
+        )
     if not 0 <= tree.probes <= count:
-        return f"gave {{request}} {count} nodes of which {tree.probes} are probes; expected 0 to {count}."
+        return (
+            f"gave {{request}} {count} nodes of which {tree.probes} are probes; expected 0 to"
+            f" {count}."
+        )
     edges = zip(parents, tokens, strict=True)
     if len(set(islice(edges, tree.candidates))) != tree.candidates:
         return "gave {request} two siblings with the same token; siblings must differ."
-    for name, values in (("probs", tree.probs), ("confidence", tree.confidence), ("origins", tree.origins)):
+    for name, values in (
+        ("probs", tree.probs),
+        ("confidence", tree.confidence),
+        ("origins", tree.origins),
+    ):
         if values is not None and len(values) != count:
-            return f"gave {{request}} {len(values)} {name} for {count} nodes; one per node, or None."
+            return (
+                f"gave {{request}} {len(values)} {name} for {count} nodes; one per node, or None."
+            )
     if tree.probs is not None:
         return _broken_draw_rule(tree, tree.probs, vocab)
     return None
@@ -84,5 +131,8 @@ def _broken_draw_rule(tree: DraftTree, probs: Sequence[object], vocab: int) -> s
         elif parent in guessed:
             return "gave {request} a drawn node after a guessed sibling; drawn siblings come first."
         elif tuple(getattr(dist, "shape", ())) != (vocab,):
-            return f"gave {{request}} probs of shape {tuple(getattr(dist, 'shape', ()))}, {_short(dist)}; each is a tensor [{vocab}]."
+            return (
+                f"gave {{request}} probs of shape {tuple(getattr(dist, 'shape', ()))},"
+                f" {_short(dist)}; each is a tensor [{vocab}]."
+            )
     return None

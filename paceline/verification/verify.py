@@ -1,8 +1,10 @@
-"""The two laws that make every drafter lossless, as pure walks over a tree, and their application to a batch.
+"""The two laws that make every drafter lossless, as pure walks over a tree, and their application
+to a batch.
 
-*Follow the sample* (guesses): at each node draw the target's own token; go to the child that carries it, else stop.
-*Reject with probabilities* (Leviathan et al. 2023, Chen et al. 2023; several children: Miao et al. 2024): children in
-order, each accepted with min(1, target/draft), else target <- normalise(max(target - draft, 0)).
+*Follow the sample* (guesses): at each node draw the target's own token; go to the child that
+carries it, else stop. *Reject with probabilities* (Leviathan et al. 2023, Chen et al. 2023; several
+children: Miao et al. 2024): children in order, each accepted with min(1, target/draft), else target
+<- normalise(max(target - draft, 0)).
 """
 
 from __future__ import annotations
@@ -29,18 +31,23 @@ from paceline.sampling.logit_adjustments import adjusted, forbidden
 from paceline.verification.logprobs import logprobs_of
 
 _LARGE = 4096  # tokens of a vocabulary from which on a draw takes more than its calls
-Vector = Any  # anything with indexing, -, /, .sum() and .clip(0): a Tensor here, an array of fractions in the tests
+# anything with indexing, -, /, .sum() and .clip(0): a Tensor here, an array of fractions in the
+# tests
+Vector = Any
 
 
-def follow(tree: DraftTree, draw: Callable[[int], int], ended: Callable[[list[int]], object]) -> tuple[list[int], list[int]]:
+def follow(
+    tree: DraftTree, draw: Callable[[int], int], ended: Callable[[list[int]], object]
+) -> tuple[list[int], list[int]]:
     """Walk by the target's own tokens.
 
     Args:
-        draw: the target's token after a node (-1 = root); asked once per emitted token, in order. NO_TOKEN ends the walk.
+        draw: the target's token after a node (-1 = root); asked once per emitted token, in order.
+            NO_TOKEN ends the walk.
         ended: whether the sequence ends with the last of these tokens; asked for every token.
     Returns:
-        accepted nodes, and the emitted tokens: one more than accepted, or as many where the sequence ended. None at all
-        where there is no token after the root.
+        accepted nodes, and the emitted tokens: one more than accepted, or as many where the
+        sequence ended. None at all where there is no token after the root.
     """
     child = tree.edges()
     accepted: list[int] = []
@@ -85,14 +92,19 @@ def reject(
         if weights is None:  # as in `follow`
             return accepted[:-1], run
         for child in children[node + 1]:
-            token, drawn_from = tree.token_ids[child], None if tree.probs is None else tree.probs[child]
+            token, drawn_from = (
+                tree.token_ids[child],
+                None if tree.probs is None else tree.probs[child],
+            )
             chance = weights[token] if drawn_from is None else weights[token] / drawn_from[token]
             if coin(child, chance):
                 node = child
                 accepted.append(child)
                 run.append(token)
                 break
-            weights = _without(weights, token) if drawn_from is None else _residual(weights, drawn_from)
+            weights = (
+                _without(weights, token) if drawn_from is None else _residual(weights, drawn_from)
+            )
         else:
             run.append(draw(len(run), weights))
             ended(run)
@@ -104,7 +116,9 @@ def reject(
 def _residual(target: Vector, draft: Vector) -> Vector:
     rest = (target - draft).clip(0)
     total = rest.sum()
-    return rest / total if total > 0 else target  # target == draft: acceptance was certain but for rounding
+    return (
+        rest / total if total > 0 else target
+    )  # target == draft: acceptance was certain but for rounding
 
 
 def _without(target: Vector, token: int) -> Vector:
@@ -117,13 +131,15 @@ def _without(target: Vector, token: int) -> Vector:
 def answers(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> tuple[Tensor | None, list[list[int]], list[list[int]]]:
-    """What the target says after the root and after every node: scores, the token it chooses, its most likely token.
+    """What the target says after the root and after every node: scores, the token it chooses, its
+    most likely token.
 
     Args:
         logits: as in `verify`.
     Returns:
-        scores [batch, 1 + width, vocab] of `target_scores`, or None where the logits themselves say what is most likely;
-        twice batch lists of tokens, 1 + nodes of each sequence or more; NO_TOKEN where the logits are not numbers.
+        scores [batch, 1 + width, vocab] of `target_scores`, or None where the logits themselves say
+        what is most likely; twice batch lists of tokens, 1 + nodes of each sequence or more;
+        NO_TOKEN where the logits are not numbers.
     """
     if sampler.is_greedy(requests):
         best = _best(logits)
@@ -137,12 +153,21 @@ def answers(
 def _best(logits: NodeLogits) -> list[list[int]]:
     """The most likely token after the root and after every node of each sequence."""
     top = logits.top
-    found = most_likely(logits.flat) if top is None else np.where(top.probs[:, 0] > 0, top.token_ids[:, 0], NO_TOKEN)
+    found = (
+        most_likely(logits.flat)
+        if top is None
+        else np.where(top.probs[:, 0] > 0, top.token_ids[:, 0], NO_TOKEN)
+    )
     best: list[int] = found.tolist()
-    return [best[start : start + count] for start, count in zip(logits.starts, logits.counts, strict=True)]
+    return [
+        best[start : start + count]
+        for start, count in zip(logits.starts, logits.counts, strict=True)
+    ]
 
 
-def verify(requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits) -> list[Outcome]:
+def verify(
+    requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
+) -> list[Outcome]:
     """Decide what is emitted for each sequence of a batch.
 
     Args:
@@ -167,7 +192,9 @@ def verify(requests: Sequence[Request], trees: Sequence[DraftTree], logits: Node
         if request.params.logits_processors:
             accepted, run = _process_row(request, tree, logits[row], said)
         elif tree.probs is None or request.params.greedy:
-            accepted, run = follow(tree, chosen(request, tree, drawn[row], said, dtype), request.end_reason)
+            accepted, run = follow(
+                tree, chosen(request, tree, drawn[row], said, dtype), request.end_reason
+            )
         else:
             assert scores is not None  # some request is sampled, and none is drawn one by one
             probs = scores[row, : 1 + len(tree)].softmax(-1)
@@ -183,9 +210,11 @@ def verify(requests: Sequence[Request], trees: Sequence[DraftTree], logits: Node
 
 
 def spoiled(tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
-    """Whether a draft tree may be why logits are not numbers: the token after a node (-1 = root) is asked for without it.
+    """Whether a draft tree may be why logits are not numbers: the token after a node (-1 = root) is
+    asked for without it.
 
-    Attention multiplies what it masks by 0, and NaN stays NaN: one such node spoils rows of other nodes.
+    Attention multiplies what it masks by 0, and NaN stays NaN: one such node spoils rows of other
+    nodes.
 
     Args:
         argmax: the most likely token after the root and after every node.
@@ -204,38 +233,59 @@ def make_outcome(
     """Return an outcome, and note where its logits are not numbers.
 
     Args:
-        argmax: the most likely token after the root and after every node; NO_TOKEN where the logits are not numbers.
+        argmax: the most likely token after the root and after every node; NO_TOKEN where the logits
+            are not numbers.
         the others: as in `Outcome`.
     """
     unclean = NO_TOKEN in argmax
     if unclean:
-        request.tainted = request.tainted or any(argmax[place] == NO_TOKEN for place in (0, *(node + 1 for node in accepted)))
+        request.tainted = request.tainted or any(
+            argmax[place] == NO_TOKEN for place in (0, *(node + 1 for node in accepted))
+        )
         argmax = [max(token, 0) for token in argmax]
     return Outcome(request, tree, accepted, run, argmax, logprobs=logprobs, unclean=unclean)
 
 
 def chosen(
-    request: Request, tree: DraftTree, tokens: Sequence[int] | sampler.Draws, argmax: Sequence[int], dtype: torch.dtype
+    request: Request,
+    tree: DraftTree,
+    tokens: Sequence[int] | sampler.Draws,
+    argmax: Sequence[int],
+    dtype: torch.dtype,
 ) -> Callable[[int], int]:
     """Return what `follow` asks for the token after a node.
 
     Args:
-        tokens, argmax: the chosen token and the most likely one after the root and after every node.
+        tokens, argmax: the chosen token and the most likely one after the root and after every
+            node.
         dtype: of the logits.
     """
-    return lambda node: NO_TOKEN if spoiled(tree, argmax, node) else take_token(request, tokens[node + 1], dtype)
+    return lambda node: (
+        NO_TOKEN if spoiled(tree, argmax, node) else take_token(request, tokens[node + 1], dtype)
+    )
 
 
-def _drawn_one_by_one(requests: Sequence[Request], trees: Sequence[DraftTree], logits: Tensor) -> bool:
-    """Whether tokens are drawn as the walks ask for them: where asking is free, and nothing else is made of the scores."""
-    if logits.device.type != "cpu" or logits.shape[-1] < _LARGE or all(request.params.greedy for request in requests):
+def _drawn_one_by_one(
+    requests: Sequence[Request], trees: Sequence[DraftTree], logits: Tensor
+) -> bool:
+    """Whether tokens are drawn as the walks ask for them: where asking is free, and nothing else
+    is made of the scores.
+    """
+    if (
+        logits.device.type != "cpu"
+        or logits.shape[-1] < _LARGE
+        or all(request.params.greedy for request in requests)
+    ):
         return False
-    changed = any(request.params.adjusts or request.params.logits_processors for request in requests)
+    changed = any(
+        request.params.adjusts or request.params.logits_processors for request in requests
+    )
     return not changed and all(tree.probs is None for tree in trees)
 
 
 def with_top_tokens(outcomes: list[Outcome], logits: NodeLogits, count: int) -> list[Outcome]:
-    """Add the target's `count` most likely tokens after the root and after every node to the outcomes of a step.
+    """Add the target's `count` most likely tokens after the root and after every node to the
+    outcomes of a step.
 
     Args:
         logits: with at least as many, the rows in the order of `outcomes`.
@@ -244,7 +294,9 @@ def with_top_tokens(outcomes: list[Outcome], logits: NodeLogits, count: int) -> 
         return outcomes
     assert logits.top is not None, "asked for"
     token_ids, probs = logits.top.token_ids[:, :count], logits.top.probs[:, :count]
-    spans = [slice(start, start + own) for start, own in zip(logits.starts, logits.counts, strict=True)]
+    spans = [
+        slice(start, start + own) for start, own in zip(logits.starts, logits.counts, strict=True)
+    ]
     return [
         replace(outcome, target_top=TopTokens(token_ids[span], probs[span]))
         for span, outcome in zip(spans, outcomes, strict=True)
@@ -252,7 +304,11 @@ def with_top_tokens(outcomes: list[Outcome], logits: NodeLogits, count: int) -> 
 
 
 def _reject_row(
-    request: Request, tree: DraftTree, target: Callable[[int], Tensor], argmax: Sequence[int], dtype: torch.dtype
+    request: Request,
+    tree: DraftTree,
+    target: Callable[[int], Tensor],
+    argmax: Sequence[int],
+    dtype: torch.dtype,
 ) -> tuple[list[int], list[int]]:
     """Walk by `reject`, with the coins and draws of the request's seed.
 
@@ -266,12 +322,15 @@ def _reject_row(
     depths = node_depths(tree.parents)
 
     def coin(node: int, chance: Tensor) -> bool:
-        # A position is decided in one step only, so its coins are fresh; siblings differ by their node.
+        # A position is decided in one step only, so its coins are fresh; siblings differ by their
+        # node.
         position = start + int(depths[node]) - 1
         return sampler.uniform(seed, position, sampler.ACCEPT, node) < float(chance)
 
     def draw(depth: int, weights: Tensor) -> int:
-        return take_token(request, sampler.draw_one(weights, seed, start + depth, sampler.RESIDUAL), dtype)
+        return take_token(
+            request, sampler.draw_one(weights, seed, start + depth, sampler.RESIDUAL), dtype
+        )
 
     def weights(node: int) -> Tensor | None:
         return None if spoiled(tree, argmax, node) else target(node + 1)
@@ -279,7 +338,9 @@ def _reject_row(
     return reject(tree, weights, coin, draw, request.end_reason)
 
 
-def _process_row(request: Request, tree: DraftTree, logits: Tensor, argmax: Sequence[int]) -> tuple[list[int], list[int]]:
+def _process_row(
+    request: Request, tree: DraftTree, logits: Tensor, argmax: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """Walk with logits processors, which are asked node by node, as far as the walk goes.
 
     Args:
@@ -304,7 +365,9 @@ def _process_row(request: Request, tree: DraftTree, logits: Tensor, argmax: Sequ
             request.failure = error
         largest = float(one.amax())
         if not math.isfinite(largest):
-            request.failure = request.failure or _unusable(rows[node + 1], largest, params, logits.dtype)
+            request.failure = request.failure or _unusable(
+                rows[node + 1], largest, params, logits.dtype
+            )
         shaped: Tensor = sampler.shaped(one[None], [params])[0, 0]
         return shaped
 
@@ -315,14 +378,20 @@ def _process_row(request: Request, tree: DraftTree, logits: Tensor, argmax: Sequ
         if params.greedy:
             return int(one.argmax())
         position = start + len(tree.path(node))
-        return take_token(request, sampler.draw_one(one.softmax(-1), params.seed, position, sampler.TARGET), logits.dtype)
+        return take_token(
+            request,
+            sampler.draw_one(one.softmax(-1), params.seed, position, sampler.TARGET),
+            logits.dtype,
+        )
 
     if tree.probs is None or params.greedy:
         return follow(tree, choose, request.end_reason)
     return _reject_row(request, tree, lambda row: scores(row - 1).softmax(-1), argmax, logits.dtype)
 
 
-def _unusable(scores: Tensor, largest: float, params: SamplingParams, dtype: torch.dtype) -> PacelineError:
+def _unusable(
+    scores: Tensor, largest: float, params: SamplingParams, dtype: torch.dtype
+) -> PacelineError:
     """Return why no token can be chosen.
 
     Args:
@@ -334,15 +403,19 @@ def _unusable(scores: Tensor, largest: float, params: SamplingParams, dtype: tor
         return logits_error(dtype)
     if largest == -math.inf:
         return _nothing_left()
-    names = ", ".join(repr(getattr(one, "__name__", type(one).__name__)) for one in params.logits_processors)
+    names = ", ".join(
+        repr(getattr(one, "__name__", type(one).__name__)) for one in params.logits_processors
+    )
     return ConfigError(
-        f"logits_processors: got scores that are not numbers (NaN or infinite) from {names}; expected finite ones, and"
+        f"logits_processors: got scores that are not numbers (NaN or infinite) from {names};"
+        " expected finite ones, and"
         " -inf for what is forbidden. Correct the processor, or leave it out."
     )
 
 
 def _nothing_left() -> ConfigError:
     return ConfigError(
-        "got a request whose bad_words, min_tokens or logits_processors leave no token to go on with; expected one at least."
+        "got a request whose bad_words, min_tokens or logits_processors leave no token to go on"
+        " with; expected one at least."
         " Forbid less."
     )

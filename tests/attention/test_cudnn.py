@@ -1,4 +1,6 @@
-"""Forwards on CUDA keep SDPA from cuDNN, and torch's switch is afterwards what it was; on the CPU nobody touches it."""
+"""Forwards on CUDA keep SDPA from cuDNN, and torch's switch is afterwards what it was; on the
+CPU nobody touches it.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def test_forwards_on_cuda_are_without_and_others_are_not(monkeypatch: pytest.Mon
     model = make("llama", "sdpa")
     assert mode_of(model) is torch.inference_mode
     lm, seen = CachedLM(model), []
-    hook = model.lm_head.register_forward_hook(lambda *_: seen.append((allowed(), torch.is_inference_mode_enabled())))
+    hook = model.lm_head.register_forward_hook(
+        lambda *_: seen.append((allowed(), torch.is_inference_mode_enabled()))
+    )
     request = Request([3, 4, 5], SamplingParams())
     lm.open(request)
     before = allowed()
@@ -91,7 +95,9 @@ def test_forwards_on_cuda_are_without_and_others_are_not(monkeypatch: pytest.Mon
 
 def test_models_of_foreign_weights_run_as_in_generate() -> None:
     model, seen = quantised("a tensor subclass"), []
-    model.lm_head.register_forward_hook(lambda *_: seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled())))
+    model.lm_head.register_forward_hook(
+        lambda *_: seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+    )
     lm = CachedLM(model)
     request = Request([3, 4, 5], SamplingParams())
     lm.open(request)

@@ -1,4 +1,6 @@
-"""Attention by position as transformers and our forwards use it: right, the same bits in any layout, refused by name."""
+"""Attention by position as transformers and our forwards use it: right, the same bits in any
+layout, refused by name.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,18 @@ NAME = "paceline"
 
 
 def registered(name: str) -> Any:
-    """A model of the test-suite with our attention, and linear layers that see one row at a time."""
+    """A model of the test-suite with our attention, and linear layers that see one row at a
+    time.
+    """
     model = row_by_row(models.make(name))
     model.set_attn_implementation(NAME)
     return model
 
 
 @pytest.mark.parametrize("name", [name for name in models.TREES if name not in OWN_CODE])
-def test_every_layer_of_every_architecture_may_use_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_layer_of_every_architecture_may_use_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attend, calls = AttentionInterface()[NAME], []
 
     def watch(module: nn.Module, *args: Any, **options: Any) -> Any:
@@ -49,7 +55,9 @@ def test_every_layer_of_every_architecture_may_use_it(name: str, monkeypatch: py
 
 @pytest.mark.parametrize("name", sorted(OWN_CODE))
 def test_others_are_refused_with_the_reason(name: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="cannot be batch-invariant: it has attention code of its own"):
+    with pytest.raises(
+        UnsupportedModelError, match="cannot be batch-invariant: it has attention code of its own"
+    ):
         CachedLM(models.make(name), batch_invariant=True)
 
 
@@ -74,10 +82,18 @@ class Decoding:
         return lm.forward(requests, trees)
 
     def differing(self) -> int:
-        """How many nodes of trees in a ragged batch have other logits than their texts fed one token at a time."""
-        texts = [[(7 * i + 3 * row) % models.VOCAB for i in range(length)] for row, length in enumerate((23, 3, 12))]
+        """How many nodes of trees in a ragged batch have other logits than their texts fed one
+        token at a time.
+        """
+        texts = [
+            [(7 * i + 3 * row) % models.VOCAB for i in range(length)]
+            for row, length in enumerate((23, 3, 12))
+        ]
         parents = [[-1, 0, 1, -1, 3, 0, 5, -1], [-1, -1, 0], []]
-        trees = [DraftTree([(11 * node + 5) % models.VOCAB for node in range(len(one))], one) for one in parents]
+        trees = [
+            DraftTree([(11 * node + 5) % models.VOCAB for node in range(len(one))], one)
+            for one in parents
+        ]
         together = self.logits(texts, 8, trees)
         count = 0
         for row, (text, tree) in enumerate(zip(texts, trees, strict=True)):
@@ -94,14 +110,24 @@ class Decoding:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("llama", torch.float32), ("llama", torch.float16), ("mistral", torch.bfloat16), ("gemma2", torch.bfloat16)],
+    [
+        ("llama", torch.float32),
+        ("llama", torch.float16),
+        ("mistral", torch.bfloat16),
+        ("gemma2", torch.bfloat16),
+    ],
 )
 def test_trees_have_the_logits_of_plain_decoding(name: str, dtype: torch.dtype) -> None:
     assert Decoding(row_by_row(models.make(name)).to(dtype), batch_invariant=True).differing() == 0
 
 
 def test_without_it_they_have_not() -> None:
-    assert Decoding(row_by_row(models.make("llama", "sdpa")).to(torch.bfloat16), batch_invariant=False).differing() > 0
+    assert (
+        Decoding(
+            row_by_row(models.make("llama", "sdpa")).to(torch.bfloat16), batch_invariant=False
+        ).differing()
+        > 0
+    )
 
 
 def test_a_model_loaded_with_it_uses_it_in_our_forwards() -> None:
@@ -128,11 +154,16 @@ def test_transformers_itself_gets_the_same_bits_in_any_batch_and_any_chunks(name
     model = registered(name)
     prompts = [[5, 6, 7, 8, 9] * 5, [11, 12, 13]]
     alone = [
-        model.generate(torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False)[0] for prompt in prompts
+        model.generate(
+            torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False
+        )[0]
+        for prompt in prompts
     ]
     padded = torch.tensor([[0] * (25 - len(prompt)) + prompt for prompt in prompts])
     seen = torch.tensor([[0] * (25 - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    both = model.generate(padded, attention_mask=seen, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    both = model.generate(
+        padded, attention_mask=seen, max_new_tokens=12, min_new_tokens=12, do_sample=False
+    )
     with torch.inference_mode():
         for row, text in enumerate(alone):
             assert torch.equal(both[row, 25 - len(prompts[row]) :], text)
@@ -150,7 +181,10 @@ def test_what_the_kernel_does_not_know_is_refused() -> None:
     states = torch.randn(1, 2, 3, 16)
     mask = torch.ones(1, 1, 3, 3, dtype=torch.bool)
     for options, message in (
-        ({"attention_mask": mask.float()}, r"a mask torch.float32 \[1, 1, 3, 3\]; expected torch.bool \[batch, 1, 3, 3\]"),
+        (
+            {"attention_mask": mask.float()},
+            r"a mask torch.float32 \[1, 1, 3, 3\]; expected torch.bool \[batch, 1, 3, 3\]",
+        ),
         ({"attention_mask": mask[:, :, :2]}, "a mask"),
         ({"attention_mask": mask, "dropout": 0.1}, "dropout 0.1"),
         ({"attention_mask": mask, "position_bias": states}, "position_bias"),

@@ -1,4 +1,6 @@
-"""Our attention function: the same sums as transformers' own, used in masked forwards only, and never left behind."""
+"""Our attention function: the same sums as transformers' own, used in masked forwards only, and
+never left behind.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,15 @@ NAME = "paceline_sdpa"
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize(("columns", "cached", "causal"), [(1, 5, 0), (7, 5, 0), (7, 0, 4), (7, 0, 7)])
+@pytest.mark.parametrize(
+    ("columns", "cached", "causal"), [(1, 5, 0), (7, 5, 0), (7, 0, 4), (7, 0, 7)]
+)
 def test_equal_to_transformers(groups: int, columns: int, cached: int, causal: int) -> None:
     generator = torch.Generator().manual_seed(3)
     query = torch.randn(2, columns, 4, 8, generator=generator).transpose(1, 2)
-    key, value = (torch.randn(2, 4 // groups, cached + columns, 8, generator=generator) for _ in range(2))
+    key, value = (
+        torch.randn(2, 4 // groups, cached + columns, 8, generator=generator) for _ in range(2)
+    )
     mask = torch.rand(2, 1, columns, cached + columns, generator=generator) < 0.5
     mask[..., 0] = True
     if causal:
@@ -55,7 +61,9 @@ def test_used_in_masked_forwards_only(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = model.config.num_hidden_layers
     assert widths == [20] * layers  # the prompt; then single tokens behind it, which need no mask
     widths.clear()
-    drafted = LLM(model, drafter="lookahead:budget=false", batch_invariant=False).generate([prompt], params)[0]
+    drafted = LLM(model, drafter="lookahead:budget=false", batch_invariant=False).generate(
+        [prompt], params
+    )[0]
     assert drafted.token_ids == out.token_ids
     assert widths == [fed for fed in drafted.stats.fed if fed > 1 for _ in range(layers)]
     widths.clear()

@@ -1,4 +1,6 @@
-"""Attention by matrix instructions: the order of its sums is the one written down, and no query meets what it does not see."""
+"""Attention by matrix instructions: the order of its sums is the one written down, and no query
+meets what it does not see.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ with_amx = pytest.mark.skipif(not amx.available(), reason="no AMX here, or it ma
 def test_values_are_added_up_in_the_order_that_is_written_down(keys: int, dims: int) -> None:
     """All scores are 0 and all weights 1, so that sums are those of products with ones."""
     noise = torch.Generator().manual_seed(keys)
-    value = (torch.randn(1, 2, keys, dims, generator=noise) * torch.randn(dims, generator=noise).exp()).bfloat16()
+    value = (
+        torch.randn(1, 2, keys, dims, generator=noise) * torch.randn(dims, generator=noise).exp()
+    ).bfloat16()
     key = torch.randn(1, 2, keys, 32, generator=noise).bfloat16()
-    found = attention_by_position(torch.zeros(1, 6, 1, 32).bfloat16(), key, value, None, AttentionMetadata.of_places(1, keys))
+    found = attention_by_position(
+        torch.zeros(1, 6, 1, 32).bfloat16(), key, value, None, AttentionMetadata.of_places(1, keys)
+    )
     steps = -(-keys // 32) * 32
     ones, rows = torch.zeros(1, steps), torch.zeros(dims, steps)
     ones[:, :keys] = 1
@@ -35,7 +41,9 @@ def test_values_are_added_up_in_the_order_that_is_written_down(keys: int, dims: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("groups", [1, 3, 5, 20])
-def test_keys_and_values_that_are_not_numbers_are_met_by_those_who_see_them(dtype: torch.dtype, groups: int) -> None:
+def test_keys_and_values_that_are_not_numbers_are_met_by_those_who_see_them(
+    dtype: torch.dtype, groups: int
+) -> None:
     """Two branches of four behind 70 keys; all of the second one is not a number."""
     noise = torch.Generator().manual_seed(groups)
     query = torch.randn(1, 2 * groups, 8, 64, generator=noise).to(dtype)

@@ -1,6 +1,8 @@
-"""Attention by position in Triton: in its interpreter against the kernel for the CPU, and compiled for CUDA. No GPU is needed.
+"""Attention by position in Triton: in its interpreter against the kernel for the CPU, and compiled
+for CUDA. No GPU is needed.
 
-Not run where triton is not installed. The interpreter, which takes about a minute, and the compiler exclude each other:
+Not run where triton is not installed. The interpreter, which takes about a minute, and the compiler
+exclude each other:
 
     TRITON_INTERPRET=1 .venv/bin/python -m pytest tests/attention/test_triton.py
     .venv/bin/python -m pytest -m slow tests/attention/test_triton.py
@@ -38,15 +40,24 @@ RAGGED = [(70, 1, 9), (3, 2, 4)]
 
 
 def unequal(
-    columns: Columns, picked: list[tuple[int, int]], window: int | None = None, order: AttentionMetadata | None = None
+    columns: Columns,
+    picked: list[tuple[int, int]],
+    window: int | None = None,
+    order: AttentionMetadata | None = None,
 ) -> int:
-    """How many of the picked columns (row, column) have other bits than plain decoding of their text would give them."""
-    together = attention_by_position(columns.query, columns.key, columns.value, columns.mask(window), order or columns.order)
+    """How many of the picked columns (row, column) have other bits than plain decoding of their
+    text would give them.
+    """
+    together = attention_by_position(
+        columns.query, columns.key, columns.value, columns.mask(window), order or columns.order
+    )
     count = 0
     for row, column in picked:
         assert not columns.layout.padding[row, column]
         query, key, value = columns.alone(row, column, window)
-        alone = attention_by_position(query, key, value, None, AttentionMetadata.of_places(1, key.shape[2]))
+        alone = attention_by_position(
+            query, key, value, None, AttentionMetadata.of_places(1, key.shape[2])
+        )
         assert torch.isfinite(alone).all()
         count += not torch.equal(bits(alone[0, 0]), bits(together[row, column]))
     return count
@@ -59,7 +70,13 @@ def unequal(
         ((3, 1, 64, 64), torch.bfloat16, None, None, False),
         ((2, 2, 16, 16), torch.float32, 6, None, True),
         ((5, 1, 20, 12), torch.float16, None, 5.0, True),
-        ((18, 1, 80, 48), torch.float32, 6, 5.0, False),  # more heads in a group than queries in a program
+        (
+            (18, 1, 80, 48),
+            torch.float32,
+            6,
+            5.0,
+            False,
+        ),  # more heads in a group than queries in a program
     ],
 )
 def test_values_are_those_of_the_kernel_for_the_cpu(
@@ -71,7 +88,9 @@ def test_values_are_those_of_the_kernel_for_the_cpu(
     ours, expected = attention_by_position(*states, *options), on_cpu(*states, *options)
     real = ~torch.from_numpy(columns.layout.padding)
     assert (ours.shape, ours.dtype) == (expected.shape, dtype)
-    assert torch.allclose(ours[real].float(), expected[real].float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+    assert torch.allclose(
+        ours[real].float(), expected[real].float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-5
+    )
 
 
 @interpreted
@@ -91,7 +110,9 @@ def test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(
 def test_packed_queries_have_the_bits_of_rows(window: int | None) -> None:
     layout, packing = both([*RAGGED, (0, 2, 0)])
     columns = Columns(layout, (3, 1, 16, 16), torch.float32)
-    rows = attention_by_position(columns.query, columns.key, columns.value, columns.mask(window), columns.order)
+    rows = attention_by_position(
+        columns.query, columns.key, columns.value, columns.mask(window), columns.order
+    )
     real = torch.from_numpy(~layout.padding)
     query = columns.query.transpose(1, 2)[real][None].transpose(1, 2)
     sign = mark(query.shape[2], columns.visible, query.device)
@@ -102,15 +123,21 @@ def test_packed_queries_have_the_bits_of_rows(window: int | None) -> None:
 
 @interpreted
 def test_paths_that_cross_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of more keys than a split holds, whose boundary (256) lies among the nodes of the tree; parts of a launch."""
+    """A text of more keys than a split holds, whose boundary (256) lies among the nodes of the
+    tree; parts of a launch.
+    """
     multiply_in_order(monkeypatch)
     columns = Columns(lay([(254, 1, 12), (40, 1, 2)]), (2, 1, 16, 16), torch.float32)
     picked = [(0, 6), (0, 12), (1, 2)]
     assert columns.layout.positions[0, [6, 12]].tolist() == [256, 256]
     assert unequal(columns, picked) == 0
-    whole = attention_by_position(columns.query, columns.key, columns.value, columns.mask(), columns.order)
+    whole = attention_by_position(
+        columns.query, columns.key, columns.value, columns.mask(), columns.order
+    )
     monkeypatch.setattr(triton_kernel, "_PARTS", 1000)
-    parts = attention_by_position(columns.query, columns.key, columns.value, columns.mask(), columns.order)
+    parts = attention_by_position(
+        columns.query, columns.key, columns.value, columns.mask(), columns.order
+    )
     assert torch.equal(bits(whole), bits(parts))
 
 
@@ -122,7 +149,9 @@ def test_chunks_of_a_prompt(window: int | None, monkeypatch: pytest.MonkeyPatch)
     query, key, value = (torch.randn(1, heads, 90, 16, generator=noise) for heads in (2, 1, 1))
     place = torch.arange(90)
     causal = ((place <= place[:, None]) & (place > place[:, None] - (window or 90)))[None, None]
-    whole = attention_by_position(query, key, value, None if window is None else causal, AttentionMetadata.of_places(1, 90))
+    whole = attention_by_position(
+        query, key, value, None if window is None else causal, AttentionMetadata.of_places(1, 90)
+    )
     for begin, end in ((0, 33), (33, 34), (34, 90)):
         part = attention_by_position(
             query[:, :, begin:end],
@@ -139,12 +168,17 @@ def test_padding_on_the_left_and_holes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that are not seen, before and between those that are, move nothing."""
     multiply_in_order(monkeypatch)
     noise = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, heads, length, 16, generator=noise) for heads, length in ((2, 1), (1, 90), (1, 90)))
+    query, key, value = (
+        torch.randn(1, heads, length, 16, generator=noise)
+        for heads, length in ((2, 1), (1, 90), (1, 90))
+    )
     mask = torch.zeros(1, 1, 1, 90, dtype=torch.bool)
     seen = [*range(5, 30), *range(41, 90)]
     mask[..., seen] = True
     padded = attention_by_position(query, key, value, mask, AttentionMetadata.of_places(1, 90))
-    alone = attention_by_position(query, key[:, :, seen], value[:, :, seen], None, AttentionMetadata.of_places(1, len(seen)))
+    alone = attention_by_position(
+        query, key[:, :, seen], value[:, :, seen], None, AttentionMetadata.of_places(1, len(seen))
+    )
     assert torch.equal(bits(padded), bits(alone))
 
 
@@ -154,7 +188,9 @@ def test_a_query_that_sees_nothing_is_zero() -> None:
     mask = torch.zeros(1, 1, 3, 3, dtype=torch.bool)
     mask[0, 0, 1, 2] = True
     for sinks in (None, torch.ones(2)):
-        out = attention_by_position(query, query, query, mask, AttentionMetadata.of_places(1, 3), sinks=sinks)
+        out = attention_by_position(
+            query, query, query, mask, AttentionMetadata.of_places(1, 3), sinks=sinks
+        )
         assert not out[:, [0, 2]].any()
         assert out[:, 1].all()
 
@@ -165,7 +201,9 @@ def test_what_others_see_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> Non
     multiply_in_order(monkeypatch)
     columns = Columns(lay(RAGGED[:1]), (2, 1, 16, 16), torch.float32)
     path = columns.path(0, 4)
-    before = attention_by_position(columns.query, columns.key, columns.value, columns.mask(), columns.order)[0, 4]
+    before = attention_by_position(
+        columns.query, columns.key, columns.value, columns.mask(), columns.order
+    )[0, 4]
     key, value = (infinite_elsewhere(one, 0, path) for one in (columns.key, columns.value))
     after = attention_by_position(columns.query, key, value, columns.mask(), columns.order)[0]
     assert torch.equal(bits(after[4]), bits(before))
@@ -178,19 +216,34 @@ def test_the_order_of_places_fails_the_same_test(monkeypatch: pytest.MonkeyPatch
     columns = Columns(lay([(60, 1, 9)]), (3, 1, 16, 16), torch.float32)
     order = columns.order
     assert unequal(columns, [(0, 8), (0, 9)]) == 0
-    assert unequal(columns, [(0, 8), (0, 9)], order=AttentionMetadata(order.cached, order.tail[:, ::-1].copy(), order.keys)) > 0
+    assert (
+        unequal(
+            columns,
+            [(0, 8), (0, 9)],
+            order=AttentionMetadata(order.cached, order.tail[:, ::-1].copy(), order.keys),
+        )
+        > 0
+    )
 
 
 @interpreted
 @pytest.mark.processor
 def test_a_product_that_minds_the_place_of_a_row_fails_the_same_test() -> None:
     """The interpreter's own, by a BLAS."""
-    assert unequal(Columns(lay(RAGGED), (3, 1, 16, 16), torch.float32), [(0, column) for column in range(1, 10)]) > 0
+    assert (
+        unequal(
+            Columns(lay(RAGGED), (3, 1, 16, 16), torch.float32),
+            [(0, column) for column in range(1, 10)],
+        )
+        > 0
+    )
 
 
 @interpreted
 def test_a_model_decodes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the table of attention functions: a prompt and a tree give what eager attention gives."""
+    """Through the table of attention functions: a prompt and a tree give what eager attention
+    gives.
+    """
     calls: list[Tensor] = []
 
     def watch(query: Tensor, *others: Any) -> Tensor:
@@ -214,8 +267,13 @@ def test_paths_name_the_keys_of_every_query() -> None:
         assert paths_of(order, mask, width, torch.device("cpu")) is paths
         for row, column in np.argwhere(~layout.padding).tolist():
             which = row * width + column
-            start, leading, count = (int(one[which]) for one in (paths.start, paths.leading, paths.count))
-            places = [*range(start, start + leading), *paths.listed[which, : count - leading].tolist()]
+            start, leading, count = (
+                int(one[which]) for one in (paths.start, paths.leading, paths.count)
+            )
+            places = [
+                *range(start, start + leading),
+                *paths.listed[which, : count - leading].tolist(),
+            ]
             assert places == columns.path(row, column, window)
 
 
@@ -227,14 +285,32 @@ def test_it_compiles_for_cuda(capability: int, kind: str, dim: int) -> None:
     """To machine code, without tensor cores."""
     keys = min(64, 8192 // dim)
     made = compile_for_cuda(
-        triton_kernel._attend, kind, capability, 4, dim=dim, value_dim=dim, DIMS=dim, VALUE_DIMS=dim, QUERIES=16, KEYS=keys,
-        BLOCKS=4, CAPPED=False,
-    )  # fmt: skip
+        triton_kernel._attend,
+        kind,
+        capability,
+        4,
+        dim=dim,
+        value_dim=dim,
+        DIMS=dim,
+        VALUE_DIMS=dim,
+        QUERIES=16,
+        KEYS=keys,
+        BLOCKS=4,
+        CAPPED=False,
+    )
     assert made.asm["cubin"]
     assert "fma.rn.f32" in made.asm["ptx"]
     assert "mma." not in made.asm["ptx"]
     assert made.metadata.shared < 100_000  # bytes that a program may have there
     made = compile_for_cuda(
-        triton_kernel._combine, kind, capability, 1, out_dim=dim, value_dim=dim, VALUE_DIMS=dim, SPLIT=4 * keys, SINKS=True
+        triton_kernel._combine,
+        kind,
+        capability,
+        1,
+        out_dim=dim,
+        value_dim=dim,
+        VALUE_DIMS=dim,
+        SPLIT=4 * keys,
+        SINKS=True,
     )
     assert made.asm["cubin"]

@@ -27,7 +27,7 @@ from paceline.bench import (
     run_bench,
     write_json,
     write_png,
-)  # fmt: skip
+)
 from paceline.bench.papers.part import BenchPart
 from paceline.errors import CapacityError, ConfigError
 from paceline.report.prompts import encode, shortened
@@ -40,7 +40,13 @@ def write_prompts(path: Path, count: int = 4) -> str:
     """A prompt file with two categories."""
     kinds = ("maths", "chat")
     lines = [
-        json.dumps({"id": f"{path.stem}-{i}", "category": kinds[i % 2], "turns": [f"{i} abcabcab" * (i + 1), "more"]})
+        json.dumps(
+            {
+                "id": f"{path.stem}-{i}",
+                "category": kinds[i % 2],
+                "turns": [f"{i} abcabcab" * (i + 1), "more"],
+            }
+        )
         for i in range(count)
     ]
     path.write_text("\n".join(lines) + "\n\n")
@@ -50,7 +56,12 @@ def write_prompts(path: Path, count: int = 4) -> str:
 def test_prompts_come_from_several_files(tmp_path: Path) -> None:
     files = [write_prompts(tmp_path / "a.jsonl"), write_prompts(tmp_path / "b.jsonl", 6)]
     assert [prompt.id for prompt in load_prompts(files, limit=2)] == ["a-0", "a-1", "b-0", "b-1"]
-    assert [prompt.id for prompt in load_prompts(files, limit=2, every=3)] == ["a-0", "a-3", "b-0", "b-3"]
+    assert [prompt.id for prompt in load_prompts(files, limit=2, every=3)] == [
+        "a-0",
+        "a-3",
+        "b-0",
+        "b-3",
+    ]
     assert load_prompts(files)[1].category == "chat"
     assert load_prompts(files)[1].text == "1 abcabcab1 abcabcab"
     embedded = load_prompts()
@@ -60,12 +71,18 @@ def test_prompts_come_from_several_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "p.jsonl:2: got '{'; expected JSON"), ("[1]", "p.jsonl:2: got '.1.'; expected an object"),
-        ('{"id": "x", "turns": ["a"]}', "p.jsonl:2: got .*; expected an object with .*Add category"),
-        ('{"id": "x", "category": "c", "turns": "a"}', "2: turns:"), ('{"id": "x", "category": "c", "turns": []}', "2: turns:"),
-        ('{"id": "x", "category": "c", "turns": [" "]}', "2: turns:"), ('{"id": [], "category": "c", "turns": ["a"]}', "2: id"),
+        ("{", "p.jsonl:2: got '{'; expected JSON"),
+        ("[1]", "p.jsonl:2: got '.1.'; expected an object"),
+        (
+            '{"id": "x", "turns": ["a"]}',
+            "p.jsonl:2: got .*; expected an object with .*Add category",
+        ),
+        ('{"id": "x", "category": "c", "turns": "a"}', "2: turns:"),
+        ('{"id": "x", "category": "c", "turns": []}', "2: turns:"),
+        ('{"id": "x", "category": "c", "turns": [" "]}', "2: turns:"),
+        ('{"id": [], "category": "c", "turns": ["a"]}', "2: id"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_prompt_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": "ok", "category": "c", "turns": ["a"]}\n' + line)
@@ -76,7 +93,9 @@ def test_a_bad_prompt_line_is_named(tmp_path: Path, line: str, message: str) -> 
 def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:
     text = "one\u2028two\x85three"
     path = tmp_path / "separators.jsonl"
-    path.write_text(json.dumps({"id": 1, "category": "x", "turns": [text]}, ensure_ascii=False) + "\n")
+    path.write_text(
+        json.dumps({"id": 1, "category": "x", "turns": [text]}, ensure_ascii=False) + "\n"
+    )
     assert [prompt.text for prompt in load_prompts([path])] == [text]
 
 
@@ -98,13 +117,18 @@ def test_a_long_prompt_keeps_its_first_four_and_last_tokens(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"drafters": ("nona",)}, "no drafter 'nona'.*'none'"), ({"baselines": ("transformer",)}, "did you mean|Did you mean"),
-        ({"baselines": ("transformers:prompt_lookup=x",)}, "positive integer"), ({"batch": 0}, "batch: got 0"),
-        ({"drafters": (), "baselines": ()}, "nothing to run"), ({"drafters": ("none", "none")}, "given twice"),
-        ({"temperature": -1.0}, "temperature"), ({"repeats": 0}, "repeats"), ({"threads": 0}, "threads"),
+        ({"drafters": ("nona",)}, "no drafter 'nona'.*'none'"),
+        ({"baselines": ("transformer",)}, "did you mean|Did you mean"),
+        ({"baselines": ("transformers:prompt_lookup=x",)}, "positive integer"),
+        ({"batch": 0}, "batch: got 0"),
+        ({"drafters": (), "baselines": ()}, "nothing to run"),
+        ({"drafters": ("none", "none")}, "given twice"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"repeats": 0}, "repeats"),
+        ({"threads": 0}, "threads"),
         ({"max_new_tokens": 0}, "max_new_tokens: got 0; expected at least 1"),
     ],
-)  # fmt: skip
+)
 def test_a_config_that_cannot_run_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         changed(BenchConfig(), **change)
@@ -114,7 +138,8 @@ def test_the_command_repeats_the_run() -> None:
     sampling = SamplingParams(max_new_tokens=64, ignore_eos=True)
     config = BenchConfig(drafters=("none", "draft_model:length=4"), baselines=(), sampling=sampling)
     assert config.command() == (
-        "paceline bench --model demo --drafter none --drafter draft_model:length=4 --baseline none --max-new-tokens 64"
+        "paceline bench --model demo --drafter none --drafter draft_model:length=4 --baseline none"
+        " --max-new-tokens 64"
         " --ignore-eos"
     )
 
@@ -129,9 +154,16 @@ def bench(tmp_path: Path, pair: Pair) -> Bench:
     prompts = write_prompts(tmp_path / "prompts.jsonl")
 
     def run(**options: Any) -> BenchResult:
-        values: dict[str, Any] = {"drafters": DRAFTERS, "prompts": (prompts,), "max_new_tokens": 20, "limit": 2}
+        values: dict[str, Any] = {
+            "drafters": DRAFTERS,
+            "prompts": (prompts,),
+            "max_new_tokens": 20,
+            "limit": 2,
+        }
         config = changed(BenchConfig(), model="tiny", draft_model="noisy", **{**values, **options})
-        return run_bench(config, target=pair.target, draft=pair.draft, tokenizer=byte_tokenizer(), progress=False)
+        return run_bench(
+            config, target=pair.target, draft=pair.draft, tokenizer=byte_tokenizer(), progress=False
+        )
 
     return run
 
@@ -147,7 +179,10 @@ def test_a_run_compares_all_methods(bench: Bench, pair: Pair, tmp_path: Path) ->
     figures = {one.method: one for one in result.figures()}
     assert list(figures) == [*BASELINES, *DRAFTERS]
     assert [one.compared for one in figures.values()] == [0, 4, 4, 4, 4, 4]
-    assert all(one.equal == one.compared and one.new_tokens == figures["none"].new_tokens for one in figures.values())
+    assert all(
+        one.equal == one.compared and one.new_tokens == figures["none"].new_tokens
+        for one in figures.values()
+    )
     assert figures["transformers"].speedup == 1.0
     assert figures["none"].tokens_per_forward == figures["none"].fed_per_step == 1.0
     assert figures["none"].accepted_per_draft is None
@@ -155,7 +190,9 @@ def test_a_run_compares_all_methods(bench: Bench, pair: Pair, tmp_path: Path) ->
     assert (drafted.tokens_per_forward or 0) > 1.2
     shares = [drafted.target_share, drafted.draft_share, drafted.overhead_share]
     assert sum(share or 0 for share in shares) == pytest.approx(1)
-    assert [call.method for call in result.calls[:7]] == [*BASELINES, *DRAFTERS, BASELINES[1]], "the order rotates"
+    assert [call.method for call in result.calls[:7]] == [*BASELINES, *DRAFTERS, BASELINES[1]], (
+        "the order rotates"
+    )
     assert result.categories == ["maths", "chat"]
     assert result.figures("chat")[3].answers == 2
     check_reports(result, tmp_path)
@@ -163,13 +200,17 @@ def test_a_run_compares_all_methods(bench: Bench, pair: Pair, tmp_path: Path) ->
 
 @pytest.mark.parametrize("word", ["on", "off"])
 def test_whether_bits_were_guaranteed_is_shown(bench: Bench, tmp_path: Path, word: Any) -> None:
-    result = bench(drafters=("none", "prompt_lookup"), max_new_tokens=4, limit=1, batch_invariant=word)
+    result = bench(
+        drafters=("none", "prompt_lookup"), max_new_tokens=4, limit=1, batch_invariant=word
+    )
     assert [one.batch_invariant for one in result.figures()] == [None, word == "on", word == "on"]
     reason = result.guarantees["prompt_lookup"].reason
     assert reason
     shown = markdown(result)
     assert "same bits" in shown
-    assert [line.split("|")[-2].strip() for line in shown.splitlines() if line.startswith("| `")] == [
+    assert [
+        line.split("|")[-2].strip() for line in shown.splitlines() if line.startswith("| `")
+    ] == [
         "-",
         *["yes" if word == "on" else "no"] * 2,
     ]
@@ -179,7 +220,9 @@ def test_whether_bits_were_guaranteed_is_shown(bench: Bench, tmp_path: Path, wor
 
 
 def test_continuous_batching_of_transformers(bench: Bench) -> None:
-    result = bench(baselines=("transformers", "transformers:generate_batch"), drafters=("none",), batch=2)
+    result = bench(
+        baselines=("transformers", "transformers:generate_batch"), drafters=("none",), batch=2
+    )
     assert not result.skipped
     assert [(one.compared, one.equal) for one in result.figures()] == [(0, 0), (2, 2), (2, 2)]
 
@@ -187,11 +230,22 @@ def test_continuous_batching_of_transformers(bench: Bench) -> None:
 def check_reports(result: BenchResult, folder: Path) -> None:
     path = folder / "out" / "bench.json"
     write_json(result, path)
-    assert [file.name for file in path.parent.iterdir()] == ["bench.json"], "no temporary file is left"
+    assert [file.name for file in path.parent.iterdir()] == ["bench.json"], (
+        "no temporary file is left"
+    )
     assert read_json(path) == result
     document = json.loads(path.read_text())
-    assert document["labels"] == {"target": result.target, "draft": result.draft, "cost_scaled": False}
-    assert document["environment"]["versions"].keys() >= {"python", "torch", "transformers", "paceline"}
+    assert document["labels"] == {
+        "target": result.target,
+        "draft": result.draft,
+        "cost_scaled": False,
+    }
+    assert document["environment"]["versions"].keys() >= {
+        "python",
+        "torch",
+        "transformers",
+        "paceline",
+    }
     assert document["summary"]["all"][0]["tokens_per_second"] > 0
     assert document["calls"][0]["rows"][0]["prompt"] == "prompts-0"
     text = markdown(result)
@@ -207,9 +261,13 @@ def check_reports(result: BenchResult, folder: Path) -> None:
 
 def test_a_cost_scaled_run_says_so_everywhere(tmp_path: Path) -> None:
     config = BenchConfig(
-        ModelOptions(dtype="float32"), ("none", "draft_model:length=3"), selection=PromptOptions(limit=1),
-        sampling=SamplingParams(max_new_tokens=8), cost_scale="512x7", draft_cost_scale="256x2",
-    )  # fmt: skip
+        ModelOptions(dtype="float32"),
+        ("none", "draft_model:length=3"),
+        selection=PromptOptions(limit=1),
+        sampling=SamplingParams(max_new_tokens=8),
+        cost_scale="512x7",
+        draft_cost_scale="256x2",
+    )
     result = run_bench(config, progress=False)
     assert "cost-scaled 512x7 (" in result.target
     assert "cost-scaled 256x2 (" in (result.draft or "")
@@ -226,23 +284,47 @@ def test_what_cannot_help_here_is_named_and_so_is_the_faster_choice(bench: Bench
     def notes(**speeds: float) -> str:
         """The report, if the drafters had made so many tokens a second."""
         pace = dict(zip(DRAFTERS, speeds.values(), strict=True))
-        calls = [dataclasses.replace(call, seconds=call.new_tokens / pace[call.method]) for call in result.calls]
+        calls = [
+            dataclasses.replace(call, seconds=call.new_tokens / pace[call.method])
+            for call in result.calls
+        ]
         text = markdown(dataclasses.replace(result, calls=tuple(calls)))
         return "".join(line for line in text.splitlines() if "Slower than" in line)
 
     says = "- Slower than plain decoding (none) here:"
-    assert notes(plain=100, lookup=90, draft=50) == f"{says} {lookup}, {drafted}; no drafter is faster."
-    assert notes(plain=100, lookup=120, draft=50) == f"{says} {drafted}; {lookup} is the fastest choice."
+    assert (
+        notes(plain=100, lookup=90, draft=50)
+        == f"{says} {lookup}, {drafted}; no drafter is faster."
+    )
+    assert (
+        notes(plain=100, lookup=120, draft=50)
+        == f"{says} {drafted}; {lookup} is the fastest choice."
+    )
     assert notes(plain=100, lookup=120, draft=101) == ""
 
 
-@pytest.mark.parametrize(("long", "words"), [(0, ""), (1, "1 prompt was too long for"), (2, "2 prompts were too long for")])
-def test_prompts_that_were_cut_are_counted(bench: Bench, tmp_path: Path, long: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("long", "words"),
+    [(0, ""), (1, "1 prompt was too long for"), (2, "2 prompts were too long for")],
+)
+def test_prompts_that_were_cut_are_counted(
+    bench: Bench, tmp_path: Path, long: int, words: str
+) -> None:
     prompts = tmp_path / "some.jsonl"
     texts = [("abc" * 1000 if place < long else "abc") for place in range(3)]
-    lines = [json.dumps({"id": place, "category": "c", "turns": [text]}) for place, text in enumerate(texts)]
+    lines = [
+        json.dumps({"id": place, "category": "c", "turns": [text]})
+        for place, text in enumerate(texts)
+    ]
     prompts.write_text("\n".join(lines))
-    result = bench(baselines=(), drafters=("none",), warmup=0, max_new_tokens=2, prompts=(str(prompts),), limit=0)
+    result = bench(
+        baselines=(),
+        drafters=("none",),
+        warmup=0,
+        max_new_tokens=2,
+        prompts=(str(prompts),),
+        limit=0,
+    )
     assert result.cut_prompts == long
     assert ("too long" in markdown(result)) == bool(long)
     assert words in markdown(result)
@@ -258,7 +340,9 @@ def test_batches_skip_what_transformers_cannot(bench: Bench) -> None:
     figures = result.figures()
     assert all(one.equal == one.compared and one.new_tokens == 80 for one in figures)
     assert figures[1].compared == 4
-    assert result.figures("maths")[1].tokens_per_second is None, "a mixed batch's time belongs to no category"
+    assert result.figures("maths")[1].tokens_per_second is None, (
+        "a mixed batch's time belongs to no category"
+    )
     assert result.figures("maths")[1].tokens_per_forward == 1.0
     assert "skipped, not possible in transformers" in markdown(result)
 
@@ -269,8 +353,12 @@ def test_sampled_answers_are_compared_by_seed_with_plain_decoding(bench: Bench) 
     assert result.reference == "none"
     compared = {one.method: (one.equal, one.compared) for one in result.figures()}
     assert compared == {
-        "transformers": (0, 0), "none": (0, 0), "prompt_lookup": (2, 2), DRAFTERS[2]: (0, 0), names[-1]: (2, 2),
-    }  # fmt: skip
+        "transformers": (0, 0),
+        "none": (0, 0),
+        "prompt_lookup": (2, 2),
+        DRAFTERS[2]: (0, 0),
+        names[-1]: (2, 2),
+    }
 
 
 def test_a_different_answer_is_located(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +381,9 @@ def test_a_different_answer_is_located(bench: Bench, monkeypatch: pytest.MonkeyP
     assert "Answers that differ from those of transformers: 1." in markdown(result)
 
 
-def test_an_interrupted_run_keeps_whole_rounds(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_whole_rounds(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     interrupt(monkeypatch, 4)
     result = bench(drafters=("none", "prompt_lookup"), limit=3, warmup=0)
     assert not result.complete
@@ -304,9 +394,13 @@ def test_an_interrupted_run_keeps_whole_rounds(bench: Bench, monkeypatch: pytest
 
 
 def test_prompts_can_be_given_in_an_order(pair: Pair) -> None:
-    config = BenchConfig(ModelOptions("tiny"), ("none",), (), sampling=SamplingParams(max_new_tokens=2), warmup=0)
+    config = BenchConfig(
+        ModelOptions("tiny"), ("none",), (), sampling=SamplingParams(max_new_tokens=2), warmup=0
+    )
     prompts = [Prompt("b", "x", "abc"), Prompt("a", "x", "abd")]
-    result = run_bench(config, target=pair.target, tokenizer=byte_tokenizer(), prompts=prompts, progress=False)
+    result = run_bench(
+        config, target=pair.target, tokenizer=byte_tokenizer(), prompts=prompts, progress=False
+    )
     assert [row.prompt for call in result.calls for row in call.rows] == ["b", "a"]
 
 
@@ -315,7 +409,9 @@ def test_a_run_ends_when_its_time_is_up(bench: Bench) -> None:
     assert [call.method for call in result.calls] == ["transformers", "none"]
 
 
-def test_a_run_interrupted_at_once_can_still_be_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_interrupted_at_once_can_still_be_reported(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def interrupted(self: LLM, *arguments: Any) -> Any:
         raise KeyboardInterrupt
 

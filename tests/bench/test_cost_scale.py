@@ -20,9 +20,12 @@ def tiny_llama(heads: int = 4, tied: bool = True, biased: bool = False) -> Any:
     """Hidden 64, 3 layers, 4 heads of 16, context 256."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=97, hidden_size=64, intermediate_size=100, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=heads, max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=tied,
-        attention_bias=biased, mlp_bias=biased, rms_norm_eps=1e-3, eos_token_id=2, bos_token_id=None, pad_token_id=0,
+        vocab_size=97, hidden_size=64, intermediate_size=100, num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=heads, max_position_embeddings=256, initializer_range=0.2,
+        tie_word_embeddings=tied,
+        attention_bias=biased, mlp_bias=biased, rms_norm_eps=1e-3, eos_token_id=2,
+        bos_token_id=None, pad_token_id=0,
         rope_parameters={"rope_theta": 5000.0, "rope_type": "default"},
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config).eval()
@@ -36,7 +39,9 @@ def tiny_llama(heads: int = 4, tied: bool = True, biased: bool = False) -> Any:
 
 @pytest.mark.parametrize(("heads", "tied", "biased"), WAYS)
 @pytest.mark.parametrize("size", [(256, 7), (96, 3), (64, 3)])
-def test_enlarged_model_computes_the_same(heads: int, tied: bool, biased: bool, size: tuple[int, int]) -> None:
+def test_enlarged_model_computes_the_same(
+    heads: int, tied: bool, biased: bool, size: tuple[int, int]
+) -> None:
     model = tiny_llama(heads, tied, biased)
     larger = enlarge(model, *size)
     ids = torch.randint(3, 97, (2, 40), generator=torch.Generator().manual_seed(1))
@@ -57,7 +62,11 @@ def test_enlarged_model_has_the_asked_sizes_and_keeps_the_rest() -> None:
     assert torch.equal(torch.rand(1), expected), "the caller's random numbers are his"
     config = larger.config
     assert (config.hidden_size, config.num_hidden_layers, config.head_dim) == (256, 5, 16)
-    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (16, 8, 400)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (
+        16,
+        8,
+        400,
+    )
     assert larger.dtype == torch.bfloat16
     assert larger.generation_config.eos_token_id == [2, 5]
     assert config.rope_parameters["rope_theta"] == 5000.0
@@ -68,12 +77,24 @@ def test_enlarged_model_has_the_asked_sizes_and_keeps_the_rest() -> None:
 def test_added_parts_are_random_where_a_product_is_to_be_computed() -> None:
     model = tiny_llama()
     larger = enlarge(model, 128, 6)
-    added = [index for index in range(6) if not bool(larger.model.layers[index].mlp.down_proj.weight.any())]
+    added = [
+        index
+        for index in range(6)
+        if not bool(larger.model.layers[index].mlp.down_proj.weight.any())
+    ]
     assert added == [1, 3, 5]
     for layer in larger.model.layers:
-        for part in (layer.self_attn.q_proj, layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj):
+        for part in (
+            layer.self_attn.q_proj,
+            layer.self_attn.v_proj,
+            layer.mlp.gate_proj,
+            layer.mlp.up_proj,
+        ):
             assert int((part.weight == 0).sum()) < 10
-    assert torch.equal(enlarge(model, 128, 6).model.layers[1].mlp.up_proj.weight, larger.model.layers[1].mlp.up_proj.weight)
+    assert torch.equal(
+        enlarge(model, 128, 6).model.layers[1].mlp.up_proj.weight,
+        larger.model.layers[1].mlp.up_proj.weight,
+    )
 
 
 @pytest.mark.parametrize("spec", ["", "1024", "x12", "1024x", "1024*12", "-64x3", "64x3x3"])
@@ -86,7 +107,11 @@ def test_a_scale_in_another_form_is_refused(spec: str) -> None:
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [((32, 3), "smaller than the model, which is 64x3"), ((64, 2), "smaller"), ((72, 3), "steps of 16 .* use 64 or 80")],
+    [
+        ((32, 3), "smaller than the model, which is 64x3"),
+        ((64, 2), "smaller"),
+        ((72, 3), "steps of 16 .* use 64 or 80"),
+    ],
 )
 def test_sizes_out_of_reach_are_refused(size: tuple[int, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -13,13 +13,20 @@ def part(method: str, file: str, accepted: int, processor: float) -> VllmRun:
 
 
 def rows(*parts: VllmRun) -> list[list[str]]:
-    result = VllmResult("tiny", "0.32.0", "float32", 2, 8, 11, look_around(torch.device("cpu")), [*parts])
+    result = VllmResult(
+        "tiny", "0.32.0", "float32", 2, 8, 11, look_around(torch.device("cpu")), [*parts]
+    )
     lines = [line for line in vllm_table(result).splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_methods_beside_plain_decoding() -> None:
-    found = rows(part("none", "a", 0, 2.0), part("none", "b", 0, 2.0), part("ours", "a", 10, 1.0), part("ours", "b", 0, 1.0))
+    found = rows(
+        part("none", "a", 0, 2.0),
+        part("none", "b", 0, 2.0),
+        part("ours", "a", 10, 1.0),
+        part("ours", "b", 0, 1.0),
+    )
     assert found[0][-1] == "equal"
     assert found[2:] == [
         ["none", "0.00", "0.00", "0.00", "1.00", "4 of 4"],
@@ -29,7 +36,13 @@ def test_methods_beside_plain_decoding() -> None:
 
 def test_turns_are_compared_with_their_own_plain_decoding() -> None:
     turns = [(1.0, 1.0), (2.0, 1.0), (4.0, 5.0)]
-    found = rows(*(one for plain, ours in turns for one in (part("none", "a", 0, plain), part("ours", "a", 5, ours))))
+    found = rows(
+        *(
+            one
+            for plain, ours in turns
+            for one in (part("none", "a", 0, plain), part("ours", "a", 5, ours))
+        )
+    )
     assert found[0][-2] == "tokens/s over none, median of 3 turns"
     assert found[2][-2:] == ["1.00 (1.00 to 1.00)", "6 of 6"]
     assert found[3] == ["ours", "0.33", "0.67", "1.00 (0.80 to 2.00)", "6 of 6"]

@@ -1,4 +1,6 @@
-"""The load bench: what clients see is what is reported, over both transports; wrong answers are found."""
+"""The load bench: what clients see is what is reported, over both transports; wrong answers are
+found.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,16 @@ from paceline.report.prompts import Prompt, load_prompts
 from paceline.util.options import ModelOptions
 from tests.support.cli import call
 
-PROMPTS = [Prompt("a", "code", "def add(a, b):\n    return a"), Prompt("b", "code", "class Stack:\n    def pop(self):")]
+PROMPTS = [
+    Prompt("a", "code", "def add(a, b):\n    return a"),
+    Prompt("b", "code", "class Stack:\n    def pop(self):"),
+]
 CONFIG = ServingConfig(
     ModelOptions("demo", dtype="float32", threads=1),
     drafters=("prompt_lookup", "jacobi:block=3"),
-    load=LoadOptions(users="1,2", rates="0.5", contexts="short,medium", medium=40, requests=3, transport="direct"),
+    load=LoadOptions(
+        users="1,2", rates="0.5", contexts="short,medium", medium=40, requests=3, transport="direct"
+    ),
     max_new_tokens=6,
 )
 
@@ -59,31 +66,47 @@ def test_every_drafter_has_every_load_in_turn(result: ServingResult) -> None:
         for context in ("short", "medium")
         for kind, level in (("closed", 1), ("closed", 2), ("poisson", 0.5))
     ]
-    rounds = [[cell.drafter for cell in group] for _, group in itertools.groupby(result.cells, lambda cell: cell.load)]
+    rounds = [
+        [cell.drafter for cell in group]
+        for _, group in itertools.groupby(result.cells, lambda cell: cell.load)
+    ]
     assert all(sorted(names) == sorted(result.config.drafters) for names in rounds)
     assert rounds[0][0] == "none"
     assert len({names[0] for names in rounds}) == 3  # each goes first at times
     for cell in result.cells:
         assert [answer.prompt for answer in cell.answers] == ["a", "b", "a"]
-        assert all(answer.new_tokens == 6 and answer.last >= answer.first > 0 for answer in cell.answers)
-        assert all(sum(answer.gaps) == pytest.approx(answer.last - answer.first, abs=1e-4) for answer in cell.answers)
+        assert all(
+            answer.new_tokens == 6 and answer.last >= answer.first > 0 for answer in cell.answers
+        )
+        assert all(
+            sum(answer.gaps) == pytest.approx(answer.last - answer.first, abs=1e-4)
+            for answer in cell.answers
+        )
         assert cell.seconds >= max(answer.last for answer in cell.answers)
         assert cell.timing is not None
         assert 0 < cell.timing.step < cell.seconds
         if cell.load.context == "medium":
             assert {answer.prompt_tokens for answer in cell.answers} == {40}
-    assert any(len(answer.gaps) < 5 for cell in result.cells for answer in cell.answers)  # steps of several tokens
+    assert any(
+        len(answer.gaps) < 5 for cell in result.cells for answer in cell.answers
+    )  # steps of several tokens
 
 
 def test_figures_are_of_the_answers(result: ServingResult) -> None:
     for one in result.figures():
-        (cell,) = [cell for cell in result.cells if (cell.load, cell.drafter) == (one.load, one.drafter)]
+        (cell,) = [
+            cell for cell in result.cells if (cell.load, cell.drafter) == (one.load, one.drafter)
+        ]
         assert one.throughput == pytest.approx(18 / cell.seconds)
         assert one.cost * one.throughput == pytest.approx(1000)
-        assert one.latency == (pytest.approx(one.load.level * one.cost) if one.load.kind == "closed" else None)
+        assert one.latency == (
+            pytest.approx(one.load.level * one.cost) if one.load.kind == "closed" else None
+        )
         assert one.first_p50 <= one.first_p99 <= 1000 * one.end_p99
         assert one.equal == one.compared
-        assert one.compared == 3 or (one.drafter == "none" and one.load.level == 1)  # but two that they are compared with
+        assert one.compared == 3 or (
+            one.drafter == "none" and one.load.level == 1
+        )  # but two that they are compared with
         assert (one.speedup == 1) == (one.drafter == "none")
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([float(i) for i in range(1, 201)], 0.99) == 198.0
@@ -117,7 +140,9 @@ class Wrong:
         self._asked += request.length > 2
         number = self._asked
         async for piece in self._inner.pieces(request):
-            wrong = number == 2 * 3 + 3  # the warm-ups of three drafters, then the last of six answers
+            wrong = (
+                number == 2 * 3 + 3
+            )  # the warm-ups of three drafters, then the last of six answers
             assert isinstance(piece.content, tuple)
             yield replace(piece, content=(5, *piece.content[1:])) if wrong else piece
 
@@ -160,7 +185,9 @@ def test_clients() -> None:
     replies = waited(closed_loop(slow, requests, 3))
     assert slow.most == 3
     assert [reply.request.prompt for reply in replies] == [str(number) for number in range(7)]
-    assert all(reply.content == (1, 2) and reply.tokens == 2 and len(reply.times) == 2 for reply in replies)
+    assert all(
+        reply.content == (1, 2) and reply.tokens == 2 and len(reply.times) == 2 for reply in replies
+    )
     waited(open_loop(slow, requests, [0.0] * 7))
     assert slow.most == 7
     times = poisson(4.0, 4000, seed=1)
@@ -177,12 +204,16 @@ def test_prompts_are_as_long_as_they_should_be() -> None:
     assert len(one) == len(other) == 300
     assert one[-20:] == other[-20:] == grown(prompts, 1, None, llm.tokenizer, 1000)[-20:]
     assert one[4:24] != other[4:24]
-    with pytest.raises(CapacityError, match="prompts of 300 tokens, and the model's context leaves 200"):
+    with pytest.raises(
+        CapacityError, match="prompts of 300 tokens, and the model's context leaves 200"
+    ):
         grown(prompts, 1, 300, llm.tokenizer, 200)
 
 
 def test_soak_grows_where_memory_does() -> None:
-    flat, rising = (Soak(tuple((float(i), 100 + i * step) for i in range(40)), 1, 0, 0) for step in (0, 10))
+    flat, rising = (
+        Soak(tuple((float(i), 100 + i * step) for i in range(40)), 1, 0, 0) for step in (0, 10)
+    )
     assert flat.growth == 1
     assert rising.growth > 1.5
 
@@ -218,8 +249,32 @@ def test_a_server_that_refuses_ends_the_run() -> None:
 
 def test_on_the_command_line_over_http(tmp_path: Path) -> None:
     """With all that is measured besides."""
-    words = ["bench", "--serve", "--threads", "1", "--dtype", "float32", "--limit", "2", "-n", "6", "--users", "2"]
-    words += ["--requests", "2", "--drafter", "prompt_lookup", "--turn", "150", "--intruders", "150", "--soak", "0.03"]
+    words = [
+        "bench",
+        "--serve",
+        "--threads",
+        "1",
+        "--dtype",
+        "float32",
+        "--limit",
+        "2",
+        "-n",
+        "6",
+        "--users",
+        "2",
+    ]
+    words += [
+        "--requests",
+        "2",
+        "--drafter",
+        "prompt_lookup",
+        "--turn",
+        "150",
+        "--intruders",
+        "150",
+        "--soak",
+        "0.03",
+    ]
     status, _ = call(*words, "--json", tmp_path / "r.json")
     assert status == 0
     found = read_json(tmp_path / "r.json")

@@ -21,7 +21,9 @@ from paceline.util.options import ModelOptions
 from paceline.util.tokens import is_text
 from tests.support.cli import call
 
-HALF = "\udcff"  # what Python makes of a byte that is not UTF-8; "\ud800" in JSON is of the same kind
+HALF = (
+    "\udcff"  # what Python makes of a byte that is not UTF-8; "\ud800" in JSON is of the same kind
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,10 @@ def test_prompts_from_json(tmp_path: Path, llm: LLM) -> None:
         encode(prompt, llm.tokenizer)
 
 
-@pytest.mark.parametrize("template", ['{{ raise_exception("no") }}', "{% for %}", "{{ messages[0].content.a.b }}", "{{ 1 / 0 }}"])
+@pytest.mark.parametrize(
+    "template",
+    ['{{ raise_exception("no") }}', "{% for %}", "{{ messages[0].content.a.b }}", "{{ 1 / 0 }}"],
+)
 def test_templates_that_fail(template: str, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm.tokenizer, "chat_template", template)
     with pytest.raises(ConfigError, match="chat template"):
@@ -60,9 +65,16 @@ def test_templates_that_fail(template: str, llm: LLM, monkeypatch: pytest.Monkey
 
 
 def test_variables_of_a_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm.tokenizer, "chat_template", "{% if quiet %}sh{% else %}ho{% endif %}{{ messages[0].content }}")
+    monkeypatch.setattr(
+        llm.tokenizer,
+        "chat_template",
+        "{% if quiet %}sh{% else %}ho{% endif %}{{ messages[0].content }}",
+    )
     asked = [{"role": "user", "content": "hi"}]
-    said = [llm.tokenizer.decode(llm.chat_prompt(asked, given)) for given in ({"quiet": True}, {"quiet": False}, None)]
+    said = [
+        llm.tokenizer.decode(llm.chat_prompt(asked, given))
+        for given in ({"quiet": True}, {"quiet": False}, None)
+    ]
     assert said == ["shhi", "hohi", "hohi"]
     with pytest.raises(ConfigError, match="chat_template_kwargs: got 'tokenize'"):
         llm.chat_prompt(asked, {"tokenize": False})
@@ -71,13 +83,18 @@ def test_variables_of_a_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("words", [["generate", "-"], ["chat"]], ids=" ".join)
 def test_standard_input(
-    words: list[str], closed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    closed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None if closed else io.TextIOWrapper(io.BytesIO(b"\xff\n")))
     monkeypatch.setattr(sys, "argv", ["paceline", *words, "--drafter", "none"])
     with pytest.raises(SystemExit) as end:
         main()
-    assert end.value.code == (0 if words == ["chat"] and not closed else 2)  # a line that cannot be read ends no conversation
+    assert end.value.code == (
+        0 if words == ["chat"] and not closed else 2
+    )  # a line that cannot be read ends no conversation
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert ("closed" in line) == closed
 
@@ -88,7 +105,9 @@ def test_threads_that_no_machine_has(threads: int) -> None:
         ModelOptions(threads=threads)
 
 
-def test_bad_lines_are_left_out_of_a_store_and_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bad_lines_are_left_out_of_a_store_and_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     good = json.dumps({"text": "good words"}).encode()
     bad = [
         b'{"text": "\xff"}',
@@ -101,7 +120,9 @@ def test_bad_lines_are_left_out_of_a_store_and_named(tmp_path: Path, capfd: pyte
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([good, *bad, good, *[b"{"] * 20]))
     (tmp_path / "b.txt").write_bytes(b"first\n\xff\nthird\n")
     names = [str(tmp_path / name) for name in ("a.jsonl", "b.txt")]
-    status, said = call("datastore", "build", tmp_path / "store", *names, "--tokenizer", "demo", "--skip-invalid")
+    status, said = call(
+        "datastore", "build", tmp_path / "store", *names, "--tokenizer", "demo", "--skip-invalid"
+    )
     assert status == 0
     assert "in 3 documents" in said
     told = capfd.readouterr().err
@@ -135,7 +156,9 @@ def test_stores_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
         verify("n" * 300)
 
 
-def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """What is not written is not passed over, nor told twice."""
     with open("/dev/full", "w", encoding="utf-8") as full:
         monkeypatch.setattr(sys, "stdout", full)

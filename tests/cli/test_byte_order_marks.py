@@ -44,14 +44,26 @@ def tokens(path: Path) -> list[list[int]]:
 
 
 READERS: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
-    "generate": ("p.jsonl", lines(PROMPTS), lambda path: [one.prompt for one in read_prompts(path)]),
-    "plain prompts": ("p.txt", b"one\r\ntwo", lambda path: [one.prompt for one in read_prompts(path)]),
+    "generate": (
+        "p.jsonl",
+        lines(PROMPTS),
+        lambda path: [one.prompt for one in read_prompts(path)],
+    ),
+    "plain prompts": (
+        "p.txt",
+        b"one\r\ntwo",
+        lambda path: [one.prompt for one in read_prompts(path)],
+    ),
     "bench": ("p.jsonl", lines(BENCH), lambda path: load_prompts([path])),
     "records": ("d.jsonl", lines([{"text": "some words"}, {"text": "more"}]), tokens),
     "text": ("d.txt", b"some words\r\nand more", tokens),
     "traces": ("t.jsonl", lines(PAIRS), lambda path: read_traces(path)),
     "keys": ("keys", b"one\r\ntwo", lambda path: _keys(ListenOptions(api_key_file=path))),
-    "plan": ("config.json", (Path(TARGET) / "config.json").read_bytes(), lambda path: read_card(str(path))),
+    "plan": (
+        "config.json",
+        (Path(TARGET) / "config.json").read_bytes(),
+        lambda path: read_card(str(path)),
+    ),
     "acceptance": ("a.json", b'{"0": 1.0, "8": 2.0}', lambda path: read_acceptance(str(path))),
     "results": ("r.json", b'{"kind": "bench"}', lambda path: kind_of(path)),
 }
@@ -74,7 +86,9 @@ def test_other_encodings_are_named(name: str, encoding: str, tmp_path: Path) -> 
     file, content, read = READERS[name]
     path = tmp_path / file
     path.write_bytes(content.decode().encode(encoding))
-    with pytest.raises(ConfigError, match=f"got text in {encoding.upper()}.*expected UTF-8") as caught:
+    with pytest.raises(
+        ConfigError, match=f"got text in {encoding.upper()}.*expected UTF-8"
+    ) as caught:
         read(path)
     assert "\n" not in str(caught.value)
 
@@ -82,7 +96,9 @@ def test_other_encodings_are_named(name: str, encoding: str, tmp_path: Path) -> 
 def test_marks_inside_files_that_were_joined(tmp_path: Path) -> None:
     joined = codecs.BOM_UTF8 + lines(PROMPTS[:1]) + b"\n" + codecs.BOM_UTF8 + lines(PROMPTS[1:])
     (tmp_path / "p.jsonl").write_bytes(joined)
-    assert [one.prompt for one in read_prompts(tmp_path / "p.jsonl")] == [row["prompt"] for row in PROMPTS]
+    assert [one.prompt for one in read_prompts(tmp_path / "p.jsonl")] == [
+        row["prompt"] for row in PROMPTS
+    ]
     assert parse_json("\ufeff[1]") == parse_json(codecs.BOM_UTF8 + b"[1]") == [1]
 
 
@@ -103,7 +119,19 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_recorded_answers(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(codecs.BOM_UTF8 + lines(BENCH))
     path = tmp_path / "answers.jsonl"
-    status, _ = call("record", "-m", "demo", "--prompts", tmp_path / "p.jsonl", "--out", path, "-n", "4", "--limit", "0")
+    status, _ = call(
+        "record",
+        "-m",
+        "demo",
+        "--prompts",
+        tmp_path / "p.jsonl",
+        "--out",
+        path,
+        "-n",
+        "4",
+        "--limit",
+        "0",
+    )
     assert status == 0
     want = list(read_answers(path))
     assert len(want) == 2
@@ -120,7 +148,9 @@ def test_a_schema(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["build", "add"])
-def test_invalid_records_end_a_build(command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_records_end_a_build(
+    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Nothing is half written, and a store that is there stays as it is."""
     store = tmp_path / "store"
     (tmp_path / "good.jsonl").write_bytes(lines([{"text": "some words"}]))

@@ -31,7 +31,9 @@ SYSTEM = {"role": "system", "content": "Be kind."}
 
 
 def answered(text: str, tokens: int, seconds: float) -> Completion:
-    return Completion(text, [7] * tokens, "stop", Stats(tokens, 1, 0, tokens, 0, 0, 0, [], {}, seconds, True))
+    return Completion(
+        text, [7] * tokens, "stop", Stats(tokens, 1, 0, tokens, 0, 0, 0, [], {}, seconds, True)
+    )
 
 
 class Said:
@@ -40,7 +42,9 @@ class Said:
     An answer has `tokens`, so many each second: with the drafter, and without one.
     """
 
-    def __init__(self, drafter: str = "auto", tokens: int = 10, drafted: float = 100.0, plain: float = 100.0) -> None:
+    def __init__(
+        self, drafter: str = "auto", tokens: int = 10, drafted: float = 100.0, plain: float = 100.0
+    ) -> None:
         self.asked: list[list[dict[str, str]]] = []
         self.drafter = create(drafter)
         self.tokens, self.drafted, self.plain = tokens, drafted, plain
@@ -60,7 +64,10 @@ class Said:
 
     def generate(self, prompts: list[str], params: SamplingParams) -> list[Completion]:
         self.tried.append(params)
-        return [answered(prompt, params.max_new_tokens, params.max_new_tokens / self.plain) for prompt in prompts]
+        return [
+            answered(prompt, params.max_new_tokens, params.max_new_tokens / self.plain)
+            for prompt in prompts
+        ]
 
 
 @pytest.fixture
@@ -68,11 +75,17 @@ def conversation() -> Conversation:
     return Conversation(Said(), SamplingParams(), [SYSTEM])  # type: ignore[arg-type]
 
 
-def test_a_conversation_and_its_commands(conversation: Conversation, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_conversation_and_its_commands(
+    conversation: Conversation, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert conversation.take("hello")
     assert conversation.take(" /etc is what?")  # a space makes it a message
     assert conversation.take("/etc/passwd is what?")
-    assert [one["content"] for one in conversation.messages[1::2]] == ["hello", " /etc is what?", "/etc/passwd is what?"]
+    assert [one["content"] for one in conversation.messages[1::2]] == [
+        "hello",
+        " /etc is what?",
+        "/etc/passwd is what?",
+    ]
     assert conversation.take(f"/save {tmp_path / 'talk.jsonl'}")
     assert json.loads((tmp_path / "talk.jsonl").read_text()) == {"messages": conversation.messages}
     assert conversation.take("/reset now")
@@ -94,7 +107,9 @@ def test_a_conversation_and_its_commands(conversation: Conversation, tmp_path: P
         ("too long", "not fit"),
     ],
 )
-def test_what_cannot_be_done_leaves_the_conversation(line: str, message: str, conversation: Conversation) -> None:
+def test_what_cannot_be_done_leaves_the_conversation(
+    line: str, message: str, conversation: Conversation
+) -> None:
     conversation.take("hello")
     before = list(conversation.messages)
     with pytest.raises(PacelineError, match=message):
@@ -103,13 +118,17 @@ def test_what_cannot_be_done_leaves_the_conversation(line: str, message: str, co
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_stopped_answer_is_part_of_the_conversation(conversation: Conversation, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_answer_is_part_of_the_conversation(
+    conversation: Conversation, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert conversation.take("stop")
     assert conversation.messages[-1] == {"role": "assistant", "content": "stop!"}
     assert "stopped" in capfd.readouterr().err
 
 
-def test_ctrl_c_on_a_terminal_ends_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_on_a_terminal_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     lines = iter(["hello", KeyboardInterrupt, "too long", "/nothing", "again", None])
 
     def read() -> Any:
@@ -139,7 +158,9 @@ def test_lines_are_read_with_and_without_an_editor(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
     typed = iter(["typed"])
-    monkeypatch.setattr(builtins, "input", lambda prompt: next(typed, None) or (_ for _ in ()).throw(EOFError))
+    monkeypatch.setattr(
+        builtins, "input", lambda prompt: next(typed, None) or (_ for _ in ()).throw(EOFError)
+    )
     read = prompt_input.lines_of([])
     assert (read(), read()) == ("typed", None)
 
@@ -158,8 +179,12 @@ LEFT, UP, TAB, CTRL_C, CTRL_D, ENTER = "\x1b[D", "\x1b[A", "\t", "\x03", "\x04",
 PASTE = "\x1b[200~{}\x1b[201~"
 
 
-def typed(read: Callable[[], str | None], keys: PipeInput, first: str, then: str, expected: str) -> str | None:
-    """The line that is read if `then` is typed once the editor has had time: history and completions come by and by."""
+def typed(
+    read: Callable[[], str | None], keys: PipeInput, first: str, then: str, expected: str
+) -> str | None:
+    """The line that is read if `then` is typed once the editor has had time: history and
+    completions come by and by.
+    """
     line = None
     for seconds in (0.05, 0.5, 5.0):
         keys.send_text(first)
@@ -188,7 +213,9 @@ def test_the_editor_edits_pastes_and_remembers(keys: PipeInput, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_the_next_run_remembers_where_it_can(keys: PipeInput, tmp_path: Path, writable: bool) -> None:
+def test_the_next_run_remembers_where_it_can(
+    keys: PipeInput, tmp_path: Path, writable: bool
+) -> None:
     if not writable:
         (tmp_path / "chat_history").mkdir()  # no file can be there
     for _ in range(2):
@@ -202,7 +229,10 @@ def test_the_next_run_remembers_where_it_can(keys: PipeInput, tmp_path: Path, wr
 
 @pytest.mark.usefixtures("interruptible")
 def test_a_talk_on_a_terminal(
-    keys: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    keys: PipeInput,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C stops what the model says, and a line that is being typed, and the talk goes on."""
     said, saved = Said(), tmp_path / "talk.jsonl"
@@ -217,23 +247,45 @@ def test_a_talk_on_a_terminal(
         f"never asked{CTRL_C}",
         "last",
     ]
-    keys.send_text("".join(line if line.endswith(CTRL_C) else f"{line}{ENTER}" for line in lines) + CTRL_D)
+    keys.send_text(
+        "".join(line if line.endswith(CTRL_C) else f"{line}{ENTER}" for line in lines) + CTRL_D
+    )
     assert run(["chat", "--system", "Be kind."]) == 0
     told = capfd.readouterr()
-    assert [messages[-1]["content"] for messages in said.asked] == ["-", "before", "stop", "two\nlines", "last"]
+    assert [messages[-1]["content"] for messages in said.asked] == [
+        "-",
+        "before",
+        "stop",
+        "two\nlines",
+        "last",
+    ]
     contents = [message["content"] for message in said.asked[-1]]
     assert contents == ["Be kind.", "stop", "stop!", "two\nlines", "two\nlines!", "last"]
-    assert [message["content"] for message in json.loads(saved.read_text())["messages"]] == contents[:-1]
+    assert [
+        message["content"] for message in json.loads(saved.read_text())["messages"]
+    ] == contents[:-1]
     assert told.out == "before!\nstop!\ntwo\nlines!\nlast!\n"
-    for words in ("is forgotten", "stopped", "show this list", f"wrote {saved}", "Ctrl-D or /quit leaves"):
+    for words in (
+        "is forgotten",
+        "stopped",
+        "show this list",
+        f"wrote {saved}",
+        "Ctrl-D or /quit leaves",
+    ):
         assert words in told.err
 
 
 @pytest.mark.parametrize(
     ("said", "advised"),
     [
-        (Said("pia", 40, drafted=50.0, plain=100.0), "pia gave 50.0 tokens/s, plain decoding 100.0: --drafter none is faster"),
-        (Said("pia", 40, drafted=95.0, plain=100.0), None),  # a short text is decoded a little faster
+        (
+            Said("pia", 40, drafted=50.0, plain=100.0),
+            "pia gave 50.0 tokens/s, plain decoding 100.0: --drafter none is faster",
+        ),
+        (
+            Said("pia", 40, drafted=95.0, plain=100.0),
+            None,
+        ),  # a short text is decoded a little faster
         (Said("pia", 40, drafted=150.0, plain=100.0), None),
         (Said("pia", 10, drafted=50.0, plain=100.0), None),  # too few tokens to tell
         (Said("none", 40, drafted=50.0, plain=100.0), None),
@@ -241,7 +293,11 @@ def test_a_talk_on_a_terminal(
     ],
 )
 def test_the_end_of_a_talk_names_the_faster_choice(
-    said: Said, advised: str | None, keys: PipeInput, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    said: Said,
+    advised: str | None,
+    keys: PipeInput,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(chat, "build_llm", lambda models, drafter, **options: said)
     keys.send_text(f"hello{ENTER}/quit{ENTER}")

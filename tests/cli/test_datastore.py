@@ -20,7 +20,12 @@ from tests.support.cli import call
 
 RECORDS: list[dict[str, Any]] = [
     {"text": "def add(a, b):"},
-    {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]},
+    {
+        "messages": [
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "Good day"},
+        ]
+    },
     {"prompt": "1 + 1 =", "output": " 2"},
     {"prompt": [1, 2], "output": [3]},
     {"output": [4]},
@@ -43,22 +48,31 @@ def test_documents_of_json_lines(jsonl: Path, tokenizer: Any) -> None:
     ids = [list(document) for document in inputs.documents([str(jsonl)], tokenizer)]
     assert [tokenizer.decode(document) for document in ids[:1]] == [RECORDS[0]["text"]]
     assert "Hello" in tokenizer.decode(ids[1])
-    assert tokenizer.decode(ids[1]) == tokenizer.apply_chat_template(RECORDS[1]["messages"], tokenize=False)
+    assert tokenizer.decode(ids[1]) == tokenizer.apply_chat_template(
+        RECORDS[1]["messages"], tokenize=False
+    )
     assert tokenizer.decode(ids[2]) == "1 + 1 = 2"
     assert ids[3:] == [[1, 2, 3], [4]]
-    answers = [list(document) for document in inputs.documents([str(jsonl)], tokenizer, answers_only=True)]
+    answers = [
+        list(document) for document in inputs.documents([str(jsonl)], tokenizer, answers_only=True)
+    ]
     assert tokenizer.decode(answers[1]) == "Good day"
     assert answers[3:] == [[3], [4]]
 
 
-def test_documents_of_text_and_arrays(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_of_text_and_arrays(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(inputs, "_TEXT_PIECE", 10)
     (tmp_path / "a.txt").write_text("first line\nsecond line\nthird")
     np.save(tmp_path / "b.npy", np.arange(4, dtype=np.uint16))
     np.save(tmp_path / "c.npy", np.arange(4).reshape(2, 2))
     names = [str(tmp_path / name) for name in ("a.txt", "b.npy", "c.npy")]
     ids = [list(map(int, document)) for document in inputs.documents(names, tokenizer)]
-    assert "".join(tokenizer.decode(document) for document in ids[:3]) == "first line\nsecond line\nthird"
+    assert (
+        "".join(tokenizer.decode(document) for document in ids[:3])
+        == "first line\nsecond line\nthird"
+    )
     assert ids[3:] == [[0, 1, 2, 3], [0, 1], [2, 3]]
 
 
@@ -72,7 +86,9 @@ def test_documents_of_text_and_arrays(tmp_path: Path, tokenizer: Any, monkeypatc
         ("a.csv", b"", "got a .csv file; expected"),
     ],
 )
-def test_bad_inputs(tmp_path: Path, tokenizer: Any, name: str, content: bytes, message: str) -> None:
+def test_bad_inputs(
+    tmp_path: Path, tokenizer: Any, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         list(inputs.documents([str(tmp_path / name)], tokenizer))
@@ -93,10 +109,17 @@ def test_documents_of_parquet_files(tmp_path: Path, tokenizer: Any) -> None:
         parquet.write_table(arrow.Table.from_pylist([record] * 600), path, row_group_size=100)
         (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
         for answers_only in (False, True):
-            (same,) = inputs.documents([str(tmp_path / "a.jsonl")], tokenizer, answers_only=answers_only)
-            assert list(inputs.documents([str(path)], tokenizer, answers_only=answers_only)) == [same] * 600
+            (same,) = inputs.documents(
+                [str(tmp_path / "a.jsonl")], tokenizer, answers_only=answers_only
+            )
+            assert (
+                list(inputs.documents([str(path)], tokenizer, answers_only=answers_only))
+                == [same] * 600
+            )
     parquet.write_table(arrow.Table.from_pylist([{"text": "x"}, {"text": None}]), path)
-    with pytest.raises(ConfigError, match=r"a\.parquet, record 2: got a record of text; expected text"):
+    with pytest.raises(
+        ConfigError, match=r"a\.parquet, record 2: got a record of text; expected text"
+    ):
         list(inputs.documents([str(path)], tokenizer))
     whole = path.read_bytes()
     for content in (b"nothing", whole[: len(whole) // 2]):
@@ -105,7 +128,9 @@ def test_documents_of_parquet_files(tmp_path: Path, tokenizer: Any) -> None:
             list(inputs.documents([str(path)], tokenizer))
 
 
-def test_documents_of_a_data_set(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_of_a_data_set(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = pytest.importorskip("datasets", reason="of the extra paceline[datasets]")
     monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "some"
@@ -120,12 +145,17 @@ def test_documents_of_a_data_set(tmp_path: Path, tokenizer: Any, monkeypatch: py
             list(inputs.documents([name], tokenizer))
 
 
-def test_a_missing_extra_is_named(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"")
     for module, name in (("datasets", "datasets:x@test"), ("pyarrow.parquet", str(path))):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ConfigError, match=rf"{module.partition('.')[0]}, which.*pip install 'paceline\[datasets\]'"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"{module.partition('.')[0]}, which.*pip install 'paceline\[datasets\]'",
+        ):
             list(inputs.documents([name], tokenizer))
 
 

@@ -1,4 +1,6 @@
-"""The command `paceline demo`, cut short: it shows the real model where it can, else the embedded pair, and says so."""
+"""The command `paceline demo`, cut short: it shows the real model where it can, else the
+embedded pair, and says so.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tests.support.cli import call
 
 
 def test_the_real_model_is_shown_with_every_drafter_that_needs_no_other() -> None:
-    assert {"none", "prompt_lookup", "sssd", "lookahead", "jacobi", "pia"} <= set(command.model_free())
+    assert {"none", "prompt_lookup", "sssd", "lookahead", "jacobi", "pia"} <= set(
+        command.model_free()
+    )
     assert not {"draft_model", "ouroboros", "specdec_pp", "rest"} & set(command.model_free())
 
 
@@ -25,9 +29,15 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_SMALL", "_REAL"):
         show = getattr(command, name)
         short = replace(
-            show, drafters=("none", "prompt_lookup"), tokens=(4, 4), every=12, batch=2, seconds=(0.01, 0.01), cost_scale=None,
+            show,
+            drafters=("none", "prompt_lookup"),
+            tokens=(4, 4),
+            every=12,
+            batch=2,
+            seconds=(0.01, 0.01),
+            cost_scale=None,
             answer=4,
-        )  # fmt: skip
+        )
         monkeypatch.setattr(command, name, short)
 
 
@@ -46,7 +56,9 @@ def test_without_the_wheel_it_shows_the_small_pair(
 ) -> None:
     monkeypatch.setattr(demo, "find_smollm2", lambda: None)
     assert "draft model" in shown(tmp_path)
-    assert "SmolLM2 is not installed, so this is the embedded small pair" in " ".join(capsys.readouterr().err.split())
+    assert "SmolLM2 is not installed, so this is the embedded small pair" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_where_it_cannot_be_unpacked_it_shows_the_small_pair(
@@ -58,7 +70,9 @@ def test_where_it_cannot_be_unpacked_it_shows_the_small_pair(
     monkeypatch.setattr(demo, "find_smollm2", lambda: tmp_path / "model.gguf")
     monkeypatch.setattr(gguf, "unpacked", refused)
     shown(tmp_path)
-    assert "cannot be used, so this is the embedded small pair. no room for" in " ".join(capsys.readouterr().err.split())
+    assert "cannot be used, so this is the embedded small pair. no room for" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 @pytest.mark.real
@@ -70,7 +84,9 @@ def test_it_shows_the_real_model(tmp_path: Path) -> None:
     assert "smollm2" not in shown(tmp_path, "--small")
 
 
-def test_without_matplotlib_no_picture_is_drawn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_matplotlib_no_picture_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     module = importlib.import_module("paceline.cli.demo")
     assert module._can_draw()
     monkeypatch.setattr(module, "find_spec", lambda name: None)

@@ -18,7 +18,9 @@ MODEL = ("doctor", "-m", demo.NAME, "--threads", "1", "--dtype", "float32")
 
 
 def costs_in(said: str) -> str:
-    return re.sub(r"\s+", " ", said[said.index("cost of a forward") :].partition("batch invariance")[0])
+    return re.sub(
+        r"\s+", " ", said[said.index("cost of a forward") :].partition("batch invariance")[0]
+    )
 
 
 def test_costs_are_measured_on_demand_and_shown_with_their_conditions(measured_costs: Path) -> None:
@@ -33,11 +35,14 @@ def test_costs_are_measured_on_demand_and_shown_with_their_conditions(measured_c
 
 
 @pytest.mark.parametrize(
-    ("waited", "spread", "state"), [(0.0, 0.01, "quiet"), (0.4, 0.01, "disturbed"), (None, 0.4, "disturbed")]
+    ("waited", "spread", "state"),
+    [(0.0, 0.01, "quiet"), (0.4, 0.01, "disturbed"), (None, 0.4, "disturbed")],
 )
 def test_the_conditions_of_a_timing(waited: float | None, spread: float, state: str) -> None:
     said = doctor._conditions(Conditions(spread, waited, 1.25, time.time() - 3 * 24 * 3600))
-    assert re.fullmatch(rf"measured 3 days ago, quartiles {spread:.1%} apart.*, load 1\.2: {state}.*", said)
+    assert re.fullmatch(
+        rf"measured 3 days ago, quartiles {spread:.1%} apart.*, load 1\.2: {state}.*", said
+    )
     assert ("without a processor" in said) == (waited is not None)
 
 

@@ -15,18 +15,64 @@ from tests.support.cli import call
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recorded") / "answers.jsonl"
-    call("record", "-m", "demo", "--dtype", "float32", "--limit", "8", "-n", "24", "--top", "4", "--out", str(path))
+    call(
+        "record",
+        "-m",
+        "demo",
+        "--dtype",
+        "float32",
+        "--limit",
+        "8",
+        "-n",
+        "24",
+        "--top",
+        "4",
+        "--out",
+        str(path),
+    )
     return path
 
 
-def test_train_and_evaluate(answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_and_evaluate(
+    answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, texts = tmp_path / "draft", tmp_path / "texts.jsonl"
     texts.write_text(json.dumps({"text": "The cat sat on the mat. " * 20}) + "\n")
-    options = ["--hidden", "32", "--layers", "1", "--minutes", "0.1", "--held-out", "4", "--batch", "256", "--validations", "2"]
-    train = ["draft", "train", "demo", "--recording", str(answers), "--text", str(texts), "--out", str(out), *options]
+    options = [
+        "--hidden",
+        "32",
+        "--layers",
+        "1",
+        "--minutes",
+        "0.1",
+        "--held-out",
+        "4",
+        "--batch",
+        "256",
+        "--validations",
+        "2",
+    ]
+    train = [
+        "draft",
+        "train",
+        "demo",
+        "--recording",
+        str(answers),
+        "--text",
+        str(texts),
+        "--out",
+        str(out),
+        *options,
+    ]
     assert call(*train)[0] == 0
     assert f"wrote {out}" in capsys.readouterr().err
-    assert {path.name for path in out.iterdir()} >= {"model.safetensors", "config.json", FILE, "training.json", "curve.png"}
+    assert {path.name for path in out.iterdir()} >= {
+        "model.safetensors",
+        "config.json",
+        FILE,
+        "training.json",
+        "curve.png",
+    }
     record = json.loads((out / "training.json").read_text())
     assert record["settings"]["seed"] == 0
     assert record["about"]["recordings"] == ["answers.jsonl"]
@@ -43,7 +89,9 @@ def test_train_and_evaluate(answers: Path, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_embedded_draft_is_judged_by_its_word(answers: Path) -> None:
-    status, shown = call("draft", "evaluate", "demo", demo.NAME, "--recording", str(answers), "--length", "3")
+    status, shown = call(
+        "draft", "evaluate", "demo", demo.NAME, "--recording", str(answers), "--length", "3"
+    )
     assert status == 0
     assert "speed" in shown
     assert "8 greedy answers" in shown

@@ -1,4 +1,6 @@
-"""`paceline generate` on many prompts: files in, JSON lines out, what an interruption leaves; and what a word may begin with."""
+"""`paceline generate` on many prompts: files in, JSON lines out, what an interruption leaves;
+and what a word may begin with.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,15 @@ def test_answers_come_as_they_end_and_are_those_of_a_batch(llm: LLM) -> None:
     wanted = llm.generate(PROMPTS, PARAMS)
     found = dict(answered(llm, PROMPTS, PARAMS))
     assert sorted(found) == list(range(len(PROMPTS)))
-    assert [found[place].token_ids for place in range(len(PROMPTS))] == [one.token_ids for one in wanted]
+    assert [found[place].token_ids for place in range(len(PROMPTS))] == [
+        one.token_ids for one in wanted
+    ]
     assert [found[place].text for place in range(len(PROMPTS))] == [one.text for one in wanted]
 
 
-def test_several_are_in_the_model_at_a_time_and_none_afterwards(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_are_in_the_model_at_a_time_and_none_afterwards(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     together: list[int] = []
     honest = CachedLM.forward_nodes
 
@@ -71,21 +77,39 @@ def test_files_in_and_json_lines_out(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     (tmp_path / "p.txt").write_bytes(b"- Six\r\n\nSeven\xc2\x85\n")
     out = tmp_path / "out.jsonl"
-    words: list[str | Path] = ["-n", "4", "--drafter", "none", "--output", out, "--max-length", "200", "--tokenizer", "demo"]
+    words: list[str | Path] = [
+        "-n",
+        "4",
+        "--drafter",
+        "none",
+        "--output",
+        out,
+        "--max-length",
+        "200",
+        "--tokenizer",
+        "demo",
+    ]
     assert call("generate", "Zero.", "--file", tmp_path / "p.jsonl", *words) == (0, "")
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [one["prompt"] for one in found] == ["Zero.", "One.", "Two.", "Three.", "Five."]
     assert [one["id"] for one in found] == [None, "7", None, None, None]
     assert [one["index"] for one in found] == list(range(5))
-    assert all(len(one["token_ids"]) <= 4 and one["finish_reason"] in ("length", "stop") for one in found)
+    assert all(
+        len(one["token_ids"]) <= 4 and one["finish_reason"] in ("length", "stop") for one in found
+    )
     assert [one.text for one in read_prompts(tmp_path / "p.txt")] == ["- Six", "Seven\x85"]
     assert call("generate", "--file", tmp_path / "p.txt", "--system", "- be kind", *words)[0] == 0
     assert len(out.read_text().splitlines()) == 2  # written anew
 
 
-@pytest.mark.parametrize("line", ["{", '{"x": 1}', '{"prompt": 1}', '{"turns": []}', '["x"]', '{"prompt": "\\ud800"}', "\udcff"])
+@pytest.mark.parametrize(
+    "line",
+    ["{", '{"x": 1}', '{"prompt": 1}', '{"turns": []}', '["x"]', '{"prompt": "\\ud800"}', "\udcff"],
+)
 def test_lines_that_are_no_prompt_are_named(line: str, tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_text('{"prompt": "x"}\n' + line, encoding="utf-8", errors="surrogateescape")
+    (tmp_path / "p.jsonl").write_text(
+        '{"prompt": "x"}\n' + line, encoding="utf-8", errors="surrogateescape"
+    )
     with pytest.raises(ConfigError, match=r"p\.jsonl, line 2"):
         read_prompts(tmp_path / "p.jsonl")
 
@@ -111,7 +135,14 @@ def test_an_interrupted_replay_keeps_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "t.jsonl").write_text(json.dumps({"prompt": [1, 2, 1], "output": [2, 1, 2]}) + "\n")
-    words = ["replay", str(tmp_path / "t.jsonl"), "--drafters", "prompt_lookup", "--json", str(tmp_path / "r.json")]
+    words = [
+        "replay",
+        str(tmp_path / "t.jsonl"),
+        "--drafters",
+        "prompt_lookup",
+        "--json",
+        str(tmp_path / "r.json"),
+    ]
     made = replay._drafter
     calls = iter(range(10))
 
@@ -132,8 +163,12 @@ def test_an_interrupted_demo_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert call("demo", "--small", "--output", tmp_path)[0] == 130
 
 
-@pytest.mark.parametrize("text", ["-", "-5", "-5 degrees", "-> x", "- item", "--help me", "-n is a flag", "-\n-", "---"])
-def test_words_that_no_option_is_called_like_are_values(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text", ["-", "-5", "-5 degrees", "-> x", "- item", "--help me", "-n is a flag", "-\n-", "---"]
+)
+def test_words_that_no_option_is_called_like_are_values(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
     def stop(*prompts: str, **rest: Any) -> Any:
@@ -142,7 +177,9 @@ def test_words_that_no_option_is_called_like_are_values(text: str, monkeypatch: 
 
     monkeypatch.setattr(generate, "build_llm", stop)
     monkeypatch.setattr(generate, "read_prompt", lambda: "-")
-    monkeypatch.setattr(generate, "refuse_standard_input", lambda parallel, prompts: seen.append(prompts))
+    monkeypatch.setattr(
+        generate, "refuse_standard_input", lambda parallel, prompts: seen.append(prompts)
+    )
     with pytest.raises(ConfigError, match="seen"):
         run(["generate", text, "--stop", text if text != "-n" else "x"])
     assert seen[0] == (text,)

@@ -26,7 +26,17 @@ def paceline(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 def test_generate_gives_the_same_text_with_every_drafter() -> None:
     texts = set()
     for drafter in ("none", "prompt_lookup:length=4", "draft_model:length=3"):
-        done = paceline("generate", "def add(a, b):", "--chat", "-n", "24", "--drafter", drafter, "--dtype", "float32")
+        done = paceline(
+            "generate",
+            "def add(a, b):",
+            "--chat",
+            "-n",
+            "24",
+            "--drafter",
+            drafter,
+            "--dtype",
+            "float32",
+        )
         assert done.returncode == 0, done.stderr
         assert "tokens per forward" in done.stderr
         assert "batch-invariant]" in done.stderr
@@ -57,7 +67,10 @@ def test_chat_answers_and_leaves() -> None:
         (["generate", "x", "-n", "-1"], "max_new_tokens: got -1"),
         (["generate", ""], "prompt 0: got no token; expected at least one"),
         (["generate", "x", "-m", "no/such/folder"], "cannot load"),
-        (["generate", "x", "-m", str(demo.TARGET), "--drafter", "draft_model"], "needs a draft model"),
+        (
+            ["generate", "x", "-m", str(demo.TARGET), "--drafter", "draft_model"],
+            "needs a draft model",
+        ),
         (["serve"], "serve: got no MODEL; expected one. Give it; see paceline serve --help."),
         (["draft", "train", "demo"], "draft train: got no --recording; expected one. Give it"),
         (
@@ -77,7 +90,10 @@ def test_chat_answers_and_leaves() -> None:
     ],
 )
 def test_wrong_arguments_are_one_clear_line(
-    words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["paceline", *words])
     monkeypatch.setenv("COLUMNS", "500")
@@ -87,7 +103,9 @@ def test_wrong_arguments_are_one_clear_line(
     assert expected in capsys.readouterr().err
 
 
-def test_drafters_lists_the_registry(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drafters_lists_the_registry(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["paceline", "drafters"])
     with pytest.raises(SystemExit):
         main()
@@ -97,10 +115,24 @@ def test_drafters_lists_the_registry(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_bench_writes_its_files(tmp_path: Path) -> None:
     done = paceline(
-        "bench", "--limit", "2", "-n", "8", "--drafters", "none,prompt_lookup:length=4,max_ngram=2 draft_model", "--threads", "1",
-        "--dtype", "float32", "--json", str(tmp_path / "r.json"), "--png", str(tmp_path / "r.png"),
-        "--markdown", str(tmp_path / "r.md"),
-    )  # fmt: skip
+        "bench",
+        "--limit",
+        "2",
+        "-n",
+        "8",
+        "--drafters",
+        "none,prompt_lookup:length=4,max_ngram=2 draft_model",
+        "--threads",
+        "1",
+        "--dtype",
+        "float32",
+        "--json",
+        str(tmp_path / "r.json"),
+        "--png",
+        str(tmp_path / "r.png"),
+        "--markdown",
+        str(tmp_path / "r.md"),
+    )
     assert done.returncode == 0, done.stderr
     assert "prompt_lookup:length=4,max_ngram=2" in done.stdout
     assert json.loads((tmp_path / "r.json").read_text())["complete"] is True
@@ -110,10 +142,26 @@ def test_bench_writes_its_files(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_generate_quietly() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "generate", "Once", "-n", "1900", "--ignore-eos", "--drafter", "none"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite run in the background ignores it
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "paceline",
+            "generate",
+            "Once",
+            "-n",
+            "1900",
+            "--ignore-eos",
+            "--drafter",
+            "none",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a suite run in the background ignores it
+    )
     assert process.stdout is not None
     process.stdout.read(1)  # it is answering now
     time.sleep(0.3)

@@ -19,8 +19,25 @@ from paceline.training.acceptance_head.settings import RecordConfig
 from paceline.util.options import ModelOptions, changed, flat
 
 COMMANDS = [
-    *(["generate"], ["chat"], ["bench"], ["prompts"], ["record"], ["replay"], ["drafters"], ["demo"]),
-    *(["verify"], ["doctor"], ["serve"], ["plan"], ["draft", "train"], ["draft", "evaluate"], ["draft-head", "train"]),
+    *(
+        ["generate"],
+        ["chat"],
+        ["bench"],
+        ["prompts"],
+        ["record"],
+        ["replay"],
+        ["drafters"],
+        ["demo"],
+    ),
+    *(
+        ["verify"],
+        ["doctor"],
+        ["serve"],
+        ["plan"],
+        ["draft", "train"],
+        ["draft", "evaluate"],
+        ["draft-head", "train"],
+    ),
     *(["cache", name] for name in ("list", "clear")),
     *(["paper", name] for name in ("lookahead", "ouroboros", "specdec_pp", "sssd")),
     *(["datastore", name] for name in ("build", "add", "info", "verify", "calibrate")),
@@ -38,7 +55,9 @@ def test_every_command_is_under_one_heading() -> None:
 
 
 def test_help_lists_and_mistakes_need_no_torch() -> None:
-    """What only says something, or what is wrong, comes at once: nothing slow to import is imported."""
+    """What only says something, or what is wrong, comes at once: nothing slow to import is
+    imported.
+    """
     code = f"""
 import sys
 from paceline.cli.main import run
@@ -56,7 +75,13 @@ for words in (["genrate"], ["generate", "x", "-t", "-1"], ["bench", "--json", "n
         pass
 assert not {{"torch", "transformers", "numba"}} & set(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"COLUMNS": "80"})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"COLUMNS": "80"},
+    )
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert done.stderr.count("error: Unknown") == len(COMMANDS) + 2
@@ -72,7 +97,9 @@ def test_every_option_has_one_name_and_a_help_text(words: list[str]) -> None:
     shown = [argument for argument in found if argument.show and not argument.children]
     names = [name for argument in shown for name in argument.names]
     assert len(set(names)) == len(names)
-    assert all(argument.parameter.help for argument in shown), [one.name for one in shown if not one.parameter.help]
+    assert all(argument.parameter.help for argument in shown), [
+        one.name for one in shown if not one.parameter.help
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,13 +109,19 @@ def test_every_option_has_one_name_and_a_help_text(words: list[str]) -> None:
         (["replay"], ["one.jsonl", "two.jsonl"], ["--nodes", "4"]),
         (["datastore", "build"], ["store", "one.jsonl", "two.jsonl"], ["--tokenizer", "demo"]),
         (["datastore", "add"], ["store", "one.jsonl", "two.jsonl"], ["--tokenizer", "demo"]),
-        (["datastore", "calibrate"], ["store", "one.jsonl", "two.jsonl"], ["--output", "calibration.json"]),
+        (
+            ["datastore", "calibrate"],
+            ["store", "one.jsonl", "two.jsonl"],
+            ["--output", "calibration.json"],
+        ),
         (["head", "train"], ["one", "two"], ["--out", "head"]),
         (["head", "evaluate"], ["head", "one", "two"], ["--threads", "1"]),
         (["head", "calibrate"], ["head", "one", "two"], ["--limit", "1"]),
     ],
 )
-def test_an_option_may_stand_anywhere_among_the_arguments(command: list[str], arguments: list[str], option: list[str]) -> None:
+def test_an_option_may_stand_anywhere_among_the_arguments(
+    command: list[str], arguments: list[str], option: list[str]
+) -> None:
     for place in range(len(arguments) + 1):
         _, bound, _ = app.parse_args([*command, *arguments[:place], *option, *arguments[place:]])
         assert [str(argument) for argument in bound.args] == arguments
@@ -99,8 +132,19 @@ def test_a_configuration_is_a_flat_list_of_options(config: Any) -> None:
     values = flat(config)
     assert changed(config, **values) == config
     other = changed(config, model="some/model", limit=3, max_new_tokens=7, batch=2)
-    assert (other.models.model, other.selection.limit, other.sampling.max_new_tokens, other.batch) == ("some/model", 3, 7, 2)
-    assert flat(other) == {**values, "model": "some/model", "limit": 3, "max_new_tokens": 7, "batch": 2}
+    assert (
+        other.models.model,
+        other.selection.limit,
+        other.sampling.max_new_tokens,
+        other.batch,
+    ) == ("some/model", 3, 7, 2)
+    assert flat(other) == {
+        **values,
+        "model": "some/model",
+        "limit": 3,
+        "max_new_tokens": 7,
+        "batch": 2,
+    }
     with pytest.raises(ConfigError, match=r"no option 'modl'.*'model'"):
         changed(config, modl="x")
 

@@ -1,4 +1,6 @@
-"""`paceline ... --lookahead-parallel`: one voice for all processes, and one end when one of them is lost or interrupted."""
+"""`paceline ... --lookahead-parallel`: one voice for all processes, and one end when one of them
+is lost or interrupted.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,17 @@ def generate(*words: str) -> tuple[str, ...]:
     return "generate", "def fib(n):", "--ignore-eos", "--lookahead-parallel", *words
 
 
-def test_rank_0_speaks_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_0_speaks_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = generate("-n", "24", "--dtype", "float32", "--drafter", WINDOW)
     group = Group(2, tmp_path, command, *words)
     assert group.wait() == [0, 0], group.errors()
     assert group.printed(1) == ""
     assert len(group.errors()) == 1  # the line of figures
-    monkeypatch.setattr(sys, "argv", ["paceline", *(word for word in words if word != "--lookahead-parallel")])
+    monkeypatch.setattr(
+        sys, "argv", ["paceline", *(word for word in words if word != "--lookahead-parallel")]
+    )
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().out == group.printed(0)
@@ -39,20 +45,30 @@ def test_rank_0_speaks_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     ("words", "message"),
     [
         (generate("--drafter", "lookahead:window=2"), "got 3 ranks .* expected 1 to 2 ranks"),
-        (generate("--drafter", "prompt_lookup"), "drafts nothing that processes could compute apart"),
+        (
+            generate("--drafter", "prompt_lookup"),
+            "drafts nothing that processes could compute apart",
+        ),
         (generate("--drafter", WINDOW, "-t", "-1"), "temperature: got -1.0"),
         (("generate", "-", "--lookahead-parallel"), "only one process can"),
-        (("bench", "--drafter", "none", "--lookahead-parallel"), "none of the drafters none has a window"),
+        (
+            ("bench", "--drafter", "none", "--lookahead-parallel"),
+            "none of the drafters none has a window",
+        ),
     ],
 )
-def test_a_common_mistake_is_told_once(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_a_common_mistake_is_told_once(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
     group = Group(3, tmp_path, command, *words)
     assert group.wait() == [2, 2, 2], group.errors()
     (line,) = group.errors()
     assert re.search(message, line)
 
 
-def test_a_process_alone_is_told_how_to_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_alone_is_told_how_to_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["paceline", *generate("--drafter", WINDOW)])
     monkeypatch.setenv("COLUMNS", "500")
     with pytest.raises(SystemExit) as status:
@@ -80,7 +96,9 @@ def test_a_lost_process_ends_the_others(tmp_path: Path, end: signal.Signals, pat
         group.processes[rank].join(50)  # less than the patience of those whose fellow was killed
     assert [group.processes[rank].exitcode for rank in (0, 2)] == [2, 2]
     group.wait(0)
-    assert 1 <= len(group.errors()) <= 2  # the second one where the record of what was said is gone with rank 0
+    assert (
+        1 <= len(group.errors()) <= 2
+    )  # the second one where the record of what was said is gone with rank 0
     message = f"error: a process of this parallel run ended or did not answer within {patience} s"
     assert all(line.startswith(message) for line in group.errors())
 
@@ -93,8 +111,20 @@ def test_ctrl_c_in_one_process_ends_all_quietly(tmp_path: Path) -> None:
 
 
 def test_bench_in_step(tmp_path: Path) -> None:
-    """The clock of rank 0 decides; every method has the same answers; fed tokens are those of the busiest rank."""
-    words = ["bench", "--drafters", f"none {WINDOW}", "--baseline", "transformers", "-n", "24", "--dtype", "float32"]
+    """The clock of rank 0 decides; every method has the same answers; fed tokens are those of
+    the busiest rank.
+    """
+    words = [
+        "bench",
+        "--drafters",
+        f"none {WINDOW}",
+        "--baseline",
+        "transformers",
+        "-n",
+        "24",
+        "--dtype",
+        "float32",
+    ]
     words += ["--max-seconds", "0.001", "--json", str(tmp_path / "r.json"), "--lookahead-parallel"]
     group = Group(2, tmp_path, command, *words)
     assert group.wait() == [0, 0], group.errors()

@@ -1,4 +1,6 @@
-"""`paceline prompts`: prompts that a model makes up itself, and what becomes of a model that cannot."""
+"""`paceline prompts`: prompts that a model makes up itself, and what becomes of a model that
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def test_each_is_what_the_model_says_with_its_seed_whatever_the_batch(llm: LLM) 
     before, _ = around_question(llm.tokenizer, "here")
     opening = llm.tokenizer(before, add_special_tokens=False)["input_ids"]
     assert llm.chat_prompt([{"role": "user", "content": "Why?"}])[: len(opening)] == opening
-    alone, together = last(make_up(llm, 2, SAMPLED, batch=3)), last(make_up(llm, 2, SAMPLED, batch=16))
+    alone, together = (
+        last(make_up(llm, 2, SAMPLED, batch=3)),
+        last(make_up(llm, 2, SAMPLED, batch=16)),
+    )
     assert alone.prompts == together.prompts
     for prompt in alone.prompts:
         number = int(prompt.id.split("/")[1])
@@ -74,7 +79,9 @@ def test_what_cannot_be_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) ->
     refused("no chat template")
 
 
-def test_ctrl_c_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_keeps_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "prompts.jsonl"
     words = ("prompts", "-m", "demo", "--count", "100", "--batch", "12", "--out", str(out))
     for batches in (1, 0):

@@ -1,4 +1,6 @@
-"""`paceline record`: the model's own answers, however often it is interrupted, and what reads them."""
+"""`paceline record`: the model's own answers, however often it is interrupted, and what reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -52,26 +54,38 @@ def plain() -> LLM:
 
 
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_answers_are_those_of_plain_decoding(tmp_path: Path, plain: LLM, options: dict[str, Any]) -> None:
+def test_answers_are_those_of_plain_decoding(
+    tmp_path: Path, plain: LLM, options: dict[str, Any]
+) -> None:
     path = record(tmp_path / "a.jsonl", options)
     answers = list(read_answers(path))
     lines = [json.loads(line) for line in demo.PROMPTS.read_text(encoding="utf-8").splitlines()[:6]]
-    assert [(one.id, one.category) for one in answers] == [(line["id"], line["category"]) for line in lines]
+    assert [(one.id, one.category) for one in answers] == [
+        (line["id"], line["category"]) for line in lines
+    ]
     asked = [plain.chat_prompt([{"role": "user", "content": line["turns"][0]}]) for line in lines]
     assert [one.prompt_ids for one in answers] == asked
     for number, one in enumerate(answers):
-        params = SamplingParams(12, 0.8, top_p=0.9, seed=5 + number) if options else SamplingParams(12)
+        params = (
+            SamplingParams(12, 0.8, top_p=0.9, seed=5 + number) if options else SamplingParams(12)
+        )
         (want,) = plain.generate([one.prompt_ids], params)
         assert (one.output_ids, one.finish_reason) == (want.token_ids, want.finish_reason)
 
 
 def test_the_file_says_how_it_was_made(tmp_path: Path, plain: LLM) -> None:
-    settings = read_settings(record(tmp_path / "a.jsonl", SAMPLED | {"drafter": "prompt_lookup:length=3"}))
+    settings = read_settings(
+        record(tmp_path / "a.jsonl", SAMPLED | {"drafter": "prompt_lookup:length=3"})
+    )
     assert settings is not None
     assert settings["model"] == "demo"
     assert settings["model_fingerprint"] == model_identity(plain.model.model)[0]
     assert settings["tokenizer"] == fingerprint_of(plain.tokenizer)
-    assert (settings["dtype"], settings["drafter"], settings["count"]) == ("float32", "prompt_lookup:length=3", 6)
+    assert (settings["dtype"], settings["drafter"], settings["count"]) == (
+        "float32",
+        "prompt_lookup:length=3",
+        6,
+    )
     assert SamplingParams(**settings["sampling"]) == SamplingParams(12, 0.8, top_p=0.9, seed=5)
 
 
@@ -105,7 +119,10 @@ def test_an_interrupted_run_says_so_and_a_finished_one_too(
         interrupt(patch, 3)
         with pytest.raises(KeyboardInterrupt):
             record(path)
-    assert "keeps the batches that were finished, and the same command goes on" in capsys.readouterr().err
+    assert (
+        "keeps the batches that were finished, and the same command goes on"
+        in capsys.readouterr().err
+    )
     assert len(path.read_bytes().splitlines()) == 1 + 4
     record(path)
     assert "6 answers, 4 of them before; " in capsys.readouterr().err
@@ -149,18 +166,30 @@ def test_long_prompts_keep_their_beginning_and_end(tmp_path: Path, plain: LLM) -
 
 
 def test_programs_record_without_a_tokenizer(tmp_path: Path, pair: Pair) -> None:
-    questions = [RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)]
-    made = record_answers(tmp_path / "a.jsonl", pair.engine(), questions, SamplingParams(40, ignore_eos=True), batch=3)
-    assert (made.count, made.new, made.tokens) == (len(questions), len(questions), 40 * len(questions))
+    questions = [
+        RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)
+    ]
+    made = record_answers(
+        tmp_path / "a.jsonl", pair.engine(), questions, SamplingParams(40, ignore_eos=True), batch=3
+    )
+    assert (made.count, made.new, made.tokens) == (
+        len(questions),
+        len(questions),
+        40 * len(questions),
+    )
     assert [output for _, output in read_traces(tmp_path / "a.jsonl")] == pair.answers
     with pytest.raises(ConfigError, match="got no prompt"):
         record_answers(tmp_path / "b.jsonl", pair.engine(), [], SamplingParams())
     assert not (tmp_path / "b.jsonl").exists()
 
 
-@pytest.mark.parametrize("spec", ["prompt_lookup:budget=false,frequent=16", "sssd"])  # a replay feeds what is proposed
+@pytest.mark.parametrize(
+    "spec", ["prompt_lookup:budget=false,frequent=16", "sssd"]
+)  # a replay feeds what is proposed
 def test_a_replay_counts_what_decoding_counts(tmp_path: Path, pair: Pair, spec: str) -> None:
-    questions = [RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)]
+    questions = [
+        RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)
+    ]
     params = SamplingParams(40, ignore_eos=True)
     record_answers(tmp_path / "a.jsonl", pair.engine(), questions, params, batch=1)
     llm = pair.engine(spec, max_nodes=6)
@@ -175,16 +204,26 @@ def test_stores_and_calibrations_are_made_of_them(tmp_path: Path) -> None:
     path = record(tmp_path / "a.jsonl")
     answers = list(read_answers(path))
     assert call("datastore", "build", tmp_path / "store", path, "--tokenizer", "demo")[0] == 0
-    assert call("datastore", "add", tmp_path / "store", path, "--tokenizer", "demo", "--answers-only")[0] == 0
+    assert (
+        call("datastore", "add", tmp_path / "store", path, "--tokenizer", "demo", "--answers-only")[
+            0
+        ]
+        == 0
+    )
     found = datastore.info(tmp_path / "store")
     assert found.tokens == sum(len(one.prompt_ids) + 2 * len(one.output_ids) for one in answers)
-    replays, calibrates = ("replay", path, "--datastore", tmp_path / "store", "--fit"), ("datastore", "calibrate")
+    replays, calibrates = (
+        ("replay", path, "--datastore", tmp_path / "store", "--fit"),
+        ("datastore", "calibrate"),
+    )
     for words in (replays, (*calibrates, tmp_path / "store", path, "--output")):
         assert call(*words, tmp_path / "c.json")[0] == 0
         assert Calibration.load(tmp_path / "c.json").about["traces"] == {"a": 6}
 
 
-def test_the_store_of_another_tokenizer_is_refused_without_being_told_which_it_is(tmp_path: Path) -> None:
+def test_the_store_of_another_tokenizer_is_refused_without_being_told_which_it_is(
+    tmp_path: Path,
+) -> None:
     record(tmp_path / "a.jsonl")
     other = load_tokenizer("demo")
     other.add_tokens(["<another>"])
@@ -200,7 +239,10 @@ def test_a_head_learns_from_them_what_it_learns_from_answers_of_its_own(tmp_path
     for name in COLUMNS:
         assert torch.equal(getattr(recorded, name), getattr(own, name))
     assert recorded.settings.keys() - own.settings.keys() == {"answers"}
-    every, rest = (quick(tmp_path / name, answers=path, limit=0, **{name: 4}) for name in ("every", "skip_every"))
+    every, rest = (
+        quick(tmp_path / name, answers=path, limit=0, **{name: 4})
+        for name in ("every", "skip_every")
+    )
     assert (len(every.names), len(rest.names)) == (2, 4)
     sampled = record(tmp_path / "b.jsonl", SAMPLED)
     assert quick(tmp_path / "sampled", answers=sampled).settings["temperature"] == 0.8

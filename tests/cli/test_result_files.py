@@ -54,18 +54,25 @@ def test_a_full_device_is_an_error(write: object, capsys: pytest.CaptureFixture[
     with pytest.raises(ConfigError, match=r"/dev/full.*No space left"):
         write("/dev/full", b"content")
     with pytest.raises(ConfigError, match="No space left"):
-        ResultFiles(json=Path("/dev/full")).write(lambda path: write(path, b"x"), lambda path: None, lambda picture: "")
+        ResultFiles(json=Path("/dev/full")).write(
+            lambda path: write(path, b"x"), lambda path: None, lambda picture: ""
+        )
     assert "wrote" not in capsys.readouterr().err
 
 
 def test_one_result_that_fails_keeps_no_other_from_being_written(tmp_path: Path) -> None:
     files = ResultFiles(json=Path("/dev/full"), markdown=tmp_path / "result.md")
     with pytest.raises(ConfigError, match="No space left"):
-        files.write(lambda path: write_atomically(path, b"x"), lambda path: None, lambda picture: "section")
+        files.write(
+            lambda path: write_atomically(path, b"x"), lambda path: None, lambda picture: "section"
+        )
     assert (tmp_path / "result.md").read_text() == "section\n"
 
 
-@pytest.mark.parametrize("name", ["", "no/such/folder/r.json", "file/r.json", "circle", "n" * 256, "a\0b", "/proc/r.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "no/such/folder/r.json", "file/r.json", "circle", "n" * 256, "a\0b", "/proc/r.json"],
+)
 def test_what_cannot_be_written_is_refused_beforehand(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
@@ -91,10 +98,14 @@ def test_standard_output_takes_one_result() -> None:
 
 @pytest.mark.parametrize("where", ["-", "/dev/stdout"])
 def test_standard_output_is_a_result_alone(where: str, tmp_path: Path) -> None:
-    """With '-' the table goes to standard error; with the name of the device both are there, one behind the other."""
+    """With '-' the table goes to standard error; with the name of the device both are there, one
+    behind the other.
+    """
     traces = tmp_path / "traces.jsonl"
     traces.write_text(json.dumps({"prompt": [1, 2, 3, 1, 2], "output": [3, 1, 2, 3]}) + "\n")
-    done = run_command("paceline", "replay", str(traces), "--drafters", "prompt_lookup", "--json", where)
+    done = run_command(
+        "paceline", "replay", str(traces), "--drafters", "prompt_lookup", "--json", where
+    )
     assert done.returncode == 0, done.stderr
     table, result = done.stdout[: done.stdout.index("{")], done.stdout[done.stdout.index("{") :]
     assert json.loads(result)["kind"] == "paceline replay"

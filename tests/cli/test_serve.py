@@ -17,11 +17,19 @@ from tests.support.cli import call
 def test_keys_of_all_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keys").write_text("three\n\n four \n")
     monkeypatch.setenv("PACELINE_API_KEYS", "one, two,")
-    assert _keys(ListenOptions(api_key=("zero",), api_key_file=tmp_path / "keys")) == ["zero", "one", "two", "three", "four"]
+    assert _keys(ListenOptions(api_key=("zero",), api_key_file=tmp_path / "keys")) == [
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+    ]
     assert _keys(ListenOptions()) == ["one", "two"]
 
 
-@pytest.mark.parametrize("words", [["--api-key", ""], ["--api-key-file", "nowhere"], ["--api-key-file", "/dev/null"]])
+@pytest.mark.parametrize(
+    "words", [["--api-key", ""], ["--api-key-file", "nowhere"], ["--api-key-file", "/dev/null"]]
+)
 def test_keys_that_are_none(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="api_key"):
         call("serve", "demo", "--port", "0", *words)
@@ -44,12 +52,18 @@ def test_wrong_options(words: list[str], expected: str, capsys: pytest.CaptureFi
 
 
 def test_an_address_of_another_machine() -> None:
-    with pytest.raises(ConfigError, match=r"no\.such\.host\.invalid port 0: .*expected a free address"):
+    with pytest.raises(
+        ConfigError, match=r"no\.such\.host\.invalid port 0: .*expected a free address"
+    ):
         call("serve", "demo", "--host", "no.such.host.invalid", "--port", "0")
 
 
-def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "build_llm", lambda *arguments, **options: pytest.fail("it is loaded"))
+def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        serve, "build_llm", lambda *arguments, **options: pytest.fail("it is loaded")
+    )
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
         pytest.raises(ConfigError, match="Address already in use; expected a free"),
@@ -59,7 +73,11 @@ def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(monkeypatch: pyte
 
 def test_no_packet_of_an_answer_waits_for_the_one_before() -> None:
     """An answer's head and body are two packets, a stream's tokens many."""
-    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+    with (
+        _listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 

@@ -44,8 +44,12 @@ def test_what_the_model_wrote_goes_out_byte_for_byte(
     assert shown == show.Shown(TEXT * 2, True)
 
 
-@pytest.mark.parametrize(("no_color", "expected"), [(False, b"\x1b[32ma\tb\x1b[0mc"), (True, b"a\tbc")])
-def test_colour_is_for_terminals(no_color: bool, expected: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("no_color", "expected"), [(False, b"\x1b[32ma\tb\x1b[0mc"), (True, b"a\tbc")]
+)
+def test_colour_is_for_terminals(
+    no_color: bool, expected: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(show.out, "no_color", no_color)
     with terminal(monkeypatch) as reader:
         show.write("a\tb", accepted=True)

@@ -49,27 +49,57 @@ def coarse_for_one_row(*arguments: object) -> Models:
 
 
 def test_no_answer_differs(tmp_path: Path) -> None:
-    words = ("--drafters", "none,prompt_lookup,draft_model", "--batch", "2", "--batch-invariant", "on")
+    words = (
+        "--drafters",
+        "none,prompt_lookup,draft_model",
+        "--batch",
+        "2",
+        "--batch-invariant",
+        "on",
+    )
     status, said = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
     assert status == 0
     assert "prompt_lookup, batch 2, chunks of 512: 0 of 3 answers differ" in said
     assert "0 of 9 answers differ" in said
     assert "batch invariance is on: rows" in said
     result = json.loads((tmp_path / "result.json").read_text())
-    assert (result["differing"], result["answers"], result["invariance"]["on"], result["complete"]) == (0, 9, True, True)
+    assert (
+        result["differing"],
+        result["answers"],
+        result["invariance"]["on"],
+        result["complete"],
+    ) == (0, 9, True, True)
     assert result["environment"]["threads"] == 1
-    assert [one["drafter"] for one in result["verdicts"]] == ["none", "prompt_lookup", "draft_model"]
+    assert [one["drafter"] for one in result["verdicts"]] == [
+        "none",
+        "prompt_lookup",
+        "draft_model",
+    ]
     assert result["verdicts"][2]["accepted"] > 0
 
 
 def test_several_batches_and_chunks_in_one_run(tmp_path: Path) -> None:
-    words = ("--drafters", "none,prompt_lookup", "--batch", "1,3", "--prefill-chunk", "4,512", "--batch-invariant", "on")
+    words = (
+        "--drafters",
+        "none,prompt_lookup",
+        "--batch",
+        "1,3",
+        "--prefill-chunk",
+        "4,512",
+        "--batch-invariant",
+        "on",
+    )
     status, said = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
     assert status == 0
     assert "0 of 24 answers differ" in said
     verdicts = json.loads((tmp_path / "result.json").read_text())["verdicts"]
     tried = [(one["drafter"], one["batch"], one["prefill_chunk"]) for one in verdicts]
-    assert tried == [(name, batch, chunk) for chunk in (4, 512) for batch in (1, 3) for name in ("none", "prompt_lookup")]
+    assert tried == [
+        (name, batch, chunk)
+        for chunk in (4, 512)
+        for batch in (1, 3)
+        for name in ("none", "prompt_lookup")
+    ]
 
 
 def test_an_interrupted_run_keeps_its_verdicts(
@@ -93,9 +123,14 @@ def test_an_interrupted_run_keeps_its_verdicts(
     assert [one["batch"] for one in result["verdicts"]] == [1, 1]
 
 
-@pytest.mark.parametrize("words", [("--batch", "0"), ("--batch", "1,x"), ("--prefill-chunk", "64 0")])
+@pytest.mark.parametrize(
+    "words", [("--batch", "0"), ("--batch", "1,x"), ("--prefill-chunk", "64 0")]
+)
 def test_numbers_are_checked(words: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"verify: (batch|prefill_chunk): got .*; expected positive integers\. Write --"):
+    with pytest.raises(
+        ConfigError,
+        match=r"verify: (batch|prefill_chunk): got .*; expected positive integers\. Write --",
+    ):
         call("verify", *words, *SHORT)
 
 
@@ -103,7 +138,20 @@ def test_a_difference_is_found_and_shown(tmp_path: Path, monkeypatch: pytest.Mon
     """Also those of an engine that decodes several rows by another kernel than one."""
     monkeypatch.setattr(side_by_side, "load_models", coarse_for_one_row)
     drafter = without_budget("prompt_lookup:max_ngram=2")
-    words = ("--drafters", drafter, "--dtype", "float32", "--batch-invariant", "off", "-n", "24", "-t", "1.5", "--limit", "4")
+    words = (
+        "--drafters",
+        drafter,
+        "--dtype",
+        "float32",
+        "--batch-invariant",
+        "off",
+        "-n",
+        "24",
+        "-t",
+        "1.5",
+        "--limit",
+        "4",
+    )
     status, said = call("verify", *words, "--threads", "1", "--json", tmp_path / "result.json")
     result = json.loads((tmp_path / "result.json").read_text())
     assert status == 1
@@ -119,10 +167,13 @@ def test_a_difference_is_found_and_shown(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_drafter_that_draws_is_not_held_to_the_text() -> None:
-    status, said = call("verify", "--drafters", "draft_model", "--dtype", "float32", "-t", "1", *SHORT)
+    status, said = call(
+        "verify", "--drafters", "draft_model", "--dtype", "float32", "-t", "1", *SHORT
+    )
     assert status == 0
     assert (
-        "draft_model, batch 1, chunks of 512: draws tokens of its own, so not the text but its distribution is the same" in said
+        "draft_model, batch 1, chunks of 512: draws tokens of its own, so not the text but its"
+        " distribution is the same" in said
     )
     assert "0 of 0 answers differ" in said
 
@@ -130,7 +181,14 @@ def test_a_drafter_that_draws_is_not_held_to_the_text() -> None:
 def test_padding_makes_up_for_such_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "load_models", coarse_for_one_row)
     status, said = call(
-        "verify", "--drafters", "prompt_lookup,draft_model", "--dtype", "float32", "--batch-invariant", "on", *SHORT
+        "verify",
+        "--drafters",
+        "prompt_lookup,draft_model",
+        "--dtype",
+        "float32",
+        "--batch-invariant",
+        "on",
+        *SHORT,
     )
     assert status == 0
     assert "0 of 6 answers differ" in said
@@ -138,8 +196,13 @@ def test_padding_makes_up_for_such_a_kernel(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_result_with_products_of_our_own_is_written(tmp_path: Path) -> None:
     found = Invariance(True, "rows agree", None, 1, Products((nn.Linear(8, 8),)))
-    _write_json(VerifyResult("model", "bfloat16", 2, look_around(torch.device("cpu")), found, (), 0, 0), tmp_path / "result.json")
-    assert json.loads((tmp_path / "result.json").read_text())["invariance"]["reason"] == "rows agree"
+    _write_json(
+        VerifyResult("model", "bfloat16", 2, look_around(torch.device("cpu")), found, (), 0, 0),
+        tmp_path / "result.json",
+    )
+    assert (
+        json.loads((tmp_path / "result.json").read_text())["invariance"]["reason"] == "rows agree"
+    )
 
 
 def test_bits_of_logits() -> None:
@@ -157,7 +220,17 @@ def test_a_missing_folder_is_told_first(capsys: pytest.CaptureFixture[str]) -> N
 def test_doctor_without_a_model() -> None:
     status, said = call("doctor")
     assert status == 0
-    for what in ("paceline", "torch", "transformers", "numba", "processor", "instructions", "cores", "cache", "accelerator"):
+    for what in (
+        "paceline",
+        "torch",
+        "transformers",
+        "numba",
+        "processor",
+        "instructions",
+        "cores",
+        "cache",
+        "accelerator",
+    ):
         assert any(line.startswith(what) for line in said.splitlines()), what
 
 

@@ -1,4 +1,6 @@
-"""Where guesses come from: trees keep it when they are cut, drafters say it truly, streams pass it on."""
+"""Where guesses come from: trees keep it when they are cut, drafters say it truly, streams pass
+it on.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def sequence(prompt: list[int], output: list[int]) -> Request:
 
 def proposed(spec: str, prompt: list[int], output: list[int], nodes: int = 16) -> DraftTree:
     """What a drafter proposes behind a prompt and an answer so far."""
-    drafter, request = create(spec), Request(prompt, SamplingParams(max_new_tokens=64, ignore_eos=True))
+    drafter, request = (
+        create(spec),
+        Request(prompt, SamplingParams(max_new_tokens=64, ignore_eos=True)),
+    )
     drafter.start(request)
     drafter.propose([request], [nodes])
     request.append(output)
@@ -43,7 +48,9 @@ def proposed(spec: str, prompt: list[int], output: list[int], nodes: int = 16) -
 
 
 def test_cuts_keep_origins() -> None:
-    tree = DraftTree([5, 6, 7, 8], [-1, 0, 0, 2], confidence=[0.9, 0.1, 0.8, 0.7], origins=[P, A, D, R])
+    tree = DraftTree(
+        [5, 6, 7, 8], [-1, 0, 0, 2], confidence=[0.9, 0.1, 0.8, 0.7], origins=[P, A, D, R]
+    )
     assert tree.first(3).origins == [P, A, D]
     assert tree.first(9) is tree
     assert not len(tree.first(0))
@@ -66,7 +73,9 @@ def test_bad_origins_are_refused(origins: Any) -> None:
     check_trees(drafter, [request], [4], [DraftTree([5, 6], [-1, 0], origins=[Q, int(M)])], 10)
 
 
-@pytest.mark.parametrize("spec", ["prompt_lookup:length=4,frequent=0", "sssd:nodes=4", "sssd:nodes=4,fusion=paper"])
+@pytest.mark.parametrize(
+    "spec", ["prompt_lookup:length=4,frequent=0", "sssd:nodes=4", "sssd:nodes=4,fusion=paper"]
+)
 def test_prompt_and_own_output_are_told_apart(spec: str) -> None:
     rest = list(range(100, 130))
     (in_prompt,) = {*(proposed(spec, [1, 2, 3, 4, 5, 6, *rest], [1, 2, 3]).origins or [])}
@@ -88,13 +97,20 @@ def test_the_surest_source_gives_a_joined_guess_its_origin() -> None:
 
     def tree(tokens: list[int], chance: list[float], origin: list[Origin]) -> Drafted:
         return Drafted(
-            np.array(tokens, np.int64), np.full(len(tokens), -1), np.array(chance, np.float64), np.array(origin, np.int8)
+            np.array(tokens, np.int64),
+            np.full(len(tokens), -1),
+            np.array(chance, np.float64),
+            np.array(origin, np.int8),
         )
 
     def origins(drafted: Drafted, head_draft: Drafted, modelled: Drafted) -> dict[int, int]:
         found = np.empty(8, GUESS)
-        size = grow(table, chances, drafted, head_draft, modelled, np.array([1]), 1, 0.0, 1, 0.0, found)
-        return dict(zip(found["token"][:size].tolist(), found["origin"][:size].tolist(), strict=True))
+        size = grow(
+            table, chances, drafted, head_draft, modelled, np.array([1]), 1, 0.0, 1, 0.0, found
+        )
+        return dict(
+            zip(found["token"][:size].tolist(), found["origin"][:size].tolist(), strict=True)
+        )
 
     nothing = tree([], [], [])
     assert origins(nothing, nothing, nothing) == {7: R, 8: R}
@@ -102,14 +118,20 @@ def test_the_surest_source_gives_a_joined_guess_its_origin() -> None:
     assert origins(tree([7], [0.1], [P]), nothing, nothing) == {7: R, 8: R}
     assert origins(nothing, nothing, tree([8, 6], [1.0, 0.4], [M, M])) == {7: R, 8: M, 6: M}
     assert origins(nothing, tree([8, 6], [1.0, 0.4], [F, F]), nothing) == {7: R, 8: F, 6: F}
-    assert origins(nothing, tree([8, 6], [0.4, 0.9], [F, F]), tree([8, 6], [0.9, 0.1], [M, M])) == {7: R, 8: M, 6: F}
+    assert origins(nothing, tree([8, 6], [0.4, 0.9], [F, F]), tree([8, 6], [0.9, 0.1], [M, M])) == {
+        7: R,
+        8: M,
+        6: F,
+    }
 
 
 WORDS = {
     "draft_model": {"model"}, "specdec_pp:threshold=0.3": {"model"}, "ouroboros": {"model", "pool"},
     "lookahead:budget=false": {"window", "pool"}, "jacobi": {"window"}, "pia": {"prompt", "pool"},
-    "token_recycling:budget=false": {"recycled"}, "prompt_lookup:budget=false": {"prompt", "output"},
-    "sssd:budget=false": {"prompt", "output", "pool"}, "sssd:budget=false,remember=0": {"prompt", "output"},
+    "token_recycling:budget=false": {"recycled"}, "prompt_lookup:budget=false": {"prompt",
+    "output"},
+    "sssd:budget=false": {"prompt", "output", "pool"}, "sssd:budget=false,remember=0": {"prompt",
+    "output"},
     "auto:budget=false,nodes=16": {"prompt", "output", "pool", "recycled", "foreseen"},
 }  # fmt: skip
 
@@ -125,7 +147,10 @@ def test_streams_say_where_tokens_came_from(pair: Pair, tokenizer: Any, name: st
             assert len(tree) == 0 or (tree.origins is not None and len(tree.origins) == len(tree))
             assert [origin != "target" for origin in chunk.origins] == chunk.accepted
             assert len(chunk.marks) == len(chunk.pieces)
-            assert all(flag == (mark.origin != Origin.TARGET) for (_, flag), mark in zip(chunk.pieces, chunk.marks, strict=True))
+            assert all(
+                flag == (mark.origin != Origin.TARGET)
+                for (_, flag), mark in zip(chunk.pieces, chunk.marks, strict=True)
+            )
             assert (chunk.step, chunk.forwards > before) == (step, True)
             before = chunk.forwards
             seen |= set(chunk.origins) | {Origin(one).word for one in tree.origins or ()}

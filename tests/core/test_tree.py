@@ -1,4 +1,6 @@
-"""Trees: shapes against a naive version, merging, and the one branch kept where only a chain can be verified."""
+"""Trees: shapes against a naive version, merging, and the one branch kept where only a chain can
+be verified.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_children(parents: list[int]) -> None:
     children = tree.children()
     assert len(children) == len(parents) + 1
     for parent in range(-1, len(parents)):
-        assert children[parent + 1] == [node for node, above in enumerate(parents) if above == parent]
+        assert children[parent + 1] == [
+            node for node, above in enumerate(parents) if above == parent
+        ]
     assert tree.is_chain() == all(len(nodes) == 1 for nodes in children[:-1])
 
 
@@ -53,7 +57,11 @@ def test_shapes_are_shared_and_cannot_be_written() -> None:
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
     assert node_depths([-1, 0, 0]).tolist() == [1, 2, 2]
-    assert ancestor_mask([-1, 0, 0]).tolist() == [[True, False, False], [True, True, False], [True, False, True]]
+    assert ancestor_mask([-1, 0, 0]).tolist() == [
+        [True, False, False],
+        [True, True, False],
+        [True, False, True],
+    ]
 
 
 paths = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=8)
@@ -67,7 +75,9 @@ def test_builder_merges_branches(branches: list[list[int]], limit: int) -> None:
         builder.add_path(branch)
     tree = builder.build()
     wanted = {tuple(branch[:size]) for branch in branches for size in range(1, len(branch) + 1)}
-    built = [tuple(tree.token_ids[i] for i in path_to(tree.parents, node)) for node in range(len(tree))]
+    built = [
+        tuple(tree.token_ids[i] for i in path_to(tree.parents, node)) for node in range(len(tree))
+    ]
     assert len(built) == len(set(built)) == min(limit, len(wanted))
     assert set(built) <= wanted
     assert all(parent < node for node, parent in enumerate(tree.parents))
@@ -104,7 +114,9 @@ def test_best_chain_is_the_deepest_path(parents: list[int]) -> None:
 
 def test_best_chain_follows_confidence() -> None:
     """The path with most tokens expected to be accepted; its confidence comes along."""
-    doubtful = DraftTree([10, 11, 12, 13], [-1, 0, 1, -1], confidence=[0.2, 0.9, 0.9, 0.6])  # 0.2 + 0.18 + 0.162 < 0.6
+    doubtful = DraftTree(
+        [10, 11, 12, 13], [-1, 0, 1, -1], confidence=[0.2, 0.9, 0.9, 0.6]
+    )  # 0.2 + 0.18 + 0.162 < 0.6
     assert doubtful.best_chain() == DraftTree([13], [-1], confidence=[0.6])
     likely = DraftTree([10, 11, 12, 13], [-1, 0, 1, -1], confidence=[0.4, 0.9, 0.9, 0.6])
     assert likely.best_chain() == DraftTree([10, 11, 12], [-1, 0, 1], confidence=[0.4, 0.9, 0.9])

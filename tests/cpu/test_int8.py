@@ -1,4 +1,6 @@
-"""Products with weights of integers: by their formula, each row by itself, and never for what answers are made of."""
+"""Products with weights of integers: by their formula, each row by itself, and never for what
+answers are made of.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,21 @@ from paceline.invariance.invariance import resolve_batch_invariance
 from paceline.model.loading import draft_lm, load_draft
 from tests.support.models import make
 
-needs_int8 = pytest.mark.skipif(not avx512_dot.available(avx512_dot.INT8), reason="no AVX512_VNNI here")
+needs_int8 = pytest.mark.skipif(
+    not avx512_dot.available(avx512_dot.INT8), reason="no AVX512_VNNI here"
+)
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     noise = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=noise) * torch.randn(1, shape[-1], generator=noise).exp()).to(torch.bfloat16)
+    return (
+        torch.randn(shape, generator=noise) * torch.randn(1, shape[-1], generator=noise).exp()
+    ).to(torch.bfloat16)
 
 
-def by_the_formula(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def by_the_formula(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     scales = [one.float().abs().amax(-1, keepdim=True) / 127 for one in (rows, weight)]
     integers = (rows.float() * (1 / scales[0]) + 0.5).floor(), (weight.float() / scales[1]).round()
     sums = integers[0].double() @ integers[1].double().T
@@ -35,16 +43,22 @@ def by_the_formula(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 @needs_int8
 @pytest.mark.parametrize(("outer", "inner"), [(8, 64), (72, 128), (136, 576), (1024, 1728)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_formula_and_rows_that_do_not_see_each_other(outer: int, inner: int, biased: bool) -> None:
+def test_the_formula_and_rows_that_do_not_see_each_other(
+    outer: int, inner: int, biased: bool
+) -> None:
     rows, weight = numbers(150, inner), numbers(outer, inner, seed=1) / inner**0.5
     bias = numbers(1, outer, seed=2)[0] if biased else None
     integers = Int8Weight.of(weight, bias)
     together = integers.product(rows)
     expected = by_the_formula(rows, weight, bias)
-    assert float((together.double() - expected).abs().max() / expected.abs().max()) < 2**-8  # rounded to bfloat16
+    assert (
+        float((together.double() - expected).abs().max() / expected.abs().max()) < 2**-8
+    )  # rounded to bfloat16
     for count in (1, 3, 4, 5, 8, 9, 12, 13, 16, 17, 127, 129, 150):
         for first in {0, 150 - count}:
-            assert torch.equal(integers.product(rows[first : first + count]), together[first : first + count])
+            assert torch.equal(
+                integers.product(rows[first : first + count]), together[first : first + count]
+            )
 
 
 @needs_int8
@@ -98,7 +112,8 @@ def test_up_to_so_many_rows_and_made_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(few[0], Int8Weight.of(weight, None).product(rows[:4]))
     assert torch.equal(products.product(rows, weight, None), own.product(rows, weight, None))
     assert torch.equal(
-        products.product(rows[:2].float(), weight.float(), None), own.product(rows[:2].float(), weight.float(), None)
+        products.product(rows[:2].float(), weight.float(), None),
+        own.product(rows[:2].float(), weight.float(), None),
     )
 
 
@@ -113,7 +128,13 @@ class Counting(Int8Weight):
 
 def test_answers_are_never_made_of_integers() -> None:
     model = copy.deepcopy(make("llama", "sdpa")).bfloat16()
-    chosen = [Products(), Products.ours(model), fastest(model), everywhere(model), resolve_batch_invariance(model, True).products]
+    chosen = [
+        Products(),
+        Products.ours(model),
+        fastest(model),
+        everywhere(model),
+        resolve_batch_invariance(model, True).products,
+    ]
     assert all(one is None or one.in_int8 == 0 for one in chosen)
     assert Products.for_guesses(model).in_int8 == (16 if amx.available() else ANY)
 

@@ -19,7 +19,9 @@ def filled(dims: list[tuple[int, int]], dtype: torch.dtype) -> SlotCache:
     random = torch.Generator().manual_seed(1)
     for layer, (heads, dim) in enumerate(dims):
         for slot in range(SLOTS):
-            keys, values = (torch.randn(heads, CAPACITY, dim, generator=random).to(dtype) for _ in range(2))
+            keys, values = (
+                torch.randn(heads, CAPACITY, dim, generator=random).to(dtype) for _ in range(2)
+            )
             cache.write(slot, layer, 0, keys, values)
     return cache
 

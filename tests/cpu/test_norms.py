@@ -52,11 +52,19 @@ def found(*modules: nn.Module) -> tuple[nn.Module, ...]:
 @pytest.mark.parametrize("size", [8, 72, 576])
 def test_the_numbers_are_those_of_transformers(dtype: torch.dtype, size: int) -> None:
     module: Any = norm_module(LlamaRMSNorm, size, dtype)
-    rows = torch.cat((numbers(6, size, dtype=dtype), 1e-4 * numbers(1, size, dtype=dtype), torch.zeros(1, size, dtype=dtype)))
+    rows = torch.cat(
+        (
+            numbers(6, size, dtype=dtype),
+            1e-4 * numbers(1, size, dtype=dtype),
+            torch.zeros(1, size, dtype=dtype),
+        )
+    )
     with torch.inference_mode():
         theirs, mine = module(rows), norm(rows, module.weight, _EPS)
     assert mine.dtype == dtype
-    assert torch.allclose(mine.float(), theirs.float(), rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=0)
+    assert torch.allclose(
+        mine.float(), theirs.float(), rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=0
+    )
     assert float((mine != theirs).float().mean()) < (1.0 if dtype == torch.float32 else 0.01)
 
 
@@ -66,7 +74,9 @@ def test_the_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
     together = norm(rows, weight, _EPS)
     for count in (1, 2, 7, 32):
         assert torch.equal(norm(rows[:count], weight, _EPS), together[:count])
-    assert torch.equal(norm(rows.view(1, 3, 11, 96).transpose(1, 2), weight, _EPS)[0, 4, 2], together[2 * 11 + 4])
+    assert torch.equal(
+        norm(rows.view(1, 3, 11, 96).transpose(1, 2), weight, _EPS)[0, 4, 2], together[2 * 11 + 4]
+    )
 
 
 def test_what_is_no_number_stays_none() -> None:
@@ -82,7 +92,11 @@ def test_what_is_no_number_stays_none() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_those_that_compute_the_same_are_found(dtype: torch.dtype) -> None:
     same = [norm_module(kind, 64, dtype) for kind in (LlamaRMSNorm, Qwen3RMSNorm)]
-    others = [norm_module(GemmaRMSNorm, 64, dtype), nn.LayerNorm(64, bias=False).to(dtype), norm_module(LlamaRMSNorm, 60, dtype)]
+    others = [
+        norm_module(GemmaRMSNorm, 64, dtype),
+        nn.LayerNorm(64, bias=False).to(dtype),
+        norm_module(LlamaRMSNorm, 60, dtype),
+    ]
     assert found(*same, *others) == tuple(same)
     assert not found(norm_module(LlamaRMSNorm, 64, torch.float16))
 
@@ -108,14 +122,21 @@ def _same(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     [
         (_same, True),
         (lambda rows, weight: _same(rows - rows.mean(-1, keepdim=True), weight), False),
-        (lambda rows, weight: weight * rows / (rows.square().mean(-1, keepdim=True).sqrt() + _EPS), False),
+        (
+            lambda rows, weight: (
+                weight * rows / (rows.square().mean(-1, keepdim=True).sqrt() + _EPS)
+            ),
+            False,
+        ),
         (lambda rows, weight: _same(rows, 1 + weight), False),
         (lambda rows, weight: _same(rows, weight)[..., :8], False),
         (lambda rows, weight: _same(rows, weight).double(), False),
         (lambda rows, weight, gate: _same(rows, weight) * gate, False),
     ],
 )
-def test_those_that_compute_something_else_are_left_alone(how: Callable[..., torch.Tensor], ours: bool) -> None:
+def test_those_that_compute_something_else_are_left_alone(
+    how: Callable[..., torch.Tensor], ours: bool
+) -> None:
     assert bool(found(_Other(how))) is ours
 
 

@@ -1,4 +1,6 @@
-"""Products by instructions of the processor's own: their order of sums is the one that is written down."""
+"""Products by instructions of the processor's own: their order of sums is the one that is
+written down.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,14 @@ def dotted_sums(left: Numbers, right: Numbers) -> Numbers:
 
 KERNELS = [
     pytest.param(
-        multiply_tiled, tiled_sums, marks=pytest.mark.skipif(not amx.available(), reason="no AMX here, or it may not be used")
+        multiply_tiled,
+        tiled_sums,
+        marks=pytest.mark.skipif(not amx.available(), reason="no AMX here, or it may not be used"),
     ),
     pytest.param(
-        multiply_dotted, dotted_sums, marks=pytest.mark.skipif(not avx512_dot.available(), reason="no AVX512_BF16 here")
+        multiply_dotted,
+        dotted_sums,
+        marks=pytest.mark.skipif(not avx512_dot.available(), reason="no AVX512_BF16 here"),
     ),
 ]
 SHAPES = [(1, 32, 16), (5, 96, 48), (16, 64, 144), (17, 128, 64), (40, 1536, 80), (330, 1536, 16)]
@@ -60,10 +66,14 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     return lambda kernel: monkeypatch.setattr(own, "_kernel", lambda *_: kernel)
 
 
-def check_bits(sums: Callable[[Numbers, Numbers], Numbers], count: int, inner: int, outer: int) -> None:
+def check_bits(
+    sums: Callable[[Numbers, Numbers], Numbers], count: int, inner: int, outer: int
+) -> None:
     """Hold products against sums, with a bias and without; the weight stays as it is."""
     noise = torch.Generator().manual_seed(count)
-    rows = (torch.randn(count, inner, generator=noise) * torch.randn(1, inner, generator=noise).exp()).bfloat16()
+    rows = (
+        torch.randn(count, inner, generator=noise) * torch.randn(1, inner, generator=noise).exp()
+    ).bfloat16()
     weight = torch.randn(outer, inner, generator=noise).bfloat16()
     bias = torch.randn(outer, generator=noise).bfloat16()
     kept = weight.clone()
@@ -76,7 +86,12 @@ def check_bits(sums: Callable[[Numbers, Numbers], Numbers], count: int, inner: i
 @pytest.mark.parametrize(("count", "inner", "outer"), SHAPES)
 @pytest.mark.parametrize(("kernel", "sums"), KERNELS)
 def test_bits_are_those_of_the_sums_in_order(
-    use: Callable[[Any], None], kernel: Any, sums: Callable[[Numbers, Numbers], Numbers], count: int, inner: int, outer: int
+    use: Callable[[Any], None],
+    kernel: Any,
+    sums: Callable[[Numbers, Numbers], Numbers],
+    count: int,
+    inner: int,
+    outer: int,
 ) -> None:
     use(kernel)
     check_bits(sums, count, inner, outer)
@@ -86,13 +101,20 @@ def test_bits_are_those_of_the_sums_in_order(
 def test_amx_on_any_processor(tmp_path: Path) -> None:
     """With its instructions emulated, in a process and a cache of compiled code of its own."""
     script = [sys.executable, "-m", "tests.support.emulated_amx"]
-    subprocess.run(script, check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, timeout=600)
+    subprocess.run(
+        script, check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, timeout=600
+    )
 
 
 @pytest.mark.parametrize(("kernel", "sums"), KERNELS)
-def test_a_row_that_is_not_a_number_keeps_to_itself(use: Callable[[Any], None], kernel: Any, sums: Any) -> None:
+def test_a_row_that_is_not_a_number_keeps_to_itself(
+    use: Callable[[Any], None], kernel: Any, sums: Any
+) -> None:
     use(kernel)
-    rows, weight = torch.ones(19, 64).bfloat16(), torch.randn(48, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rows, weight = (
+        torch.ones(19, 64).bfloat16(),
+        torch.randn(48, 64, generator=torch.Generator().manual_seed(0)).bfloat16(),
+    )
     plain = product(rows, weight, None)
     rows[3], rows[17, 5] = float("nan"), float("inf")
     found = product(rows, weight, None)

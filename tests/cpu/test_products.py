@@ -1,4 +1,6 @@
-"""Our matrix products: right, the same bits for a row whatever is beside it, and in force where they are asked for only."""
+"""Our matrix products: right, the same bits for a row whatever is beside it, and in force where
+they are asked for only.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,21 @@ MOST = 70
 def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     """With heavy tails, so that the order of sums shows."""
     noise = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=noise) * torch.randn(1, shape[-1], generator=noise).exp()).to(dtype)
+    return (
+        torch.randn(shape, generator=noise) * torch.randn(1, shape[-1], generator=noise).exp()
+    ).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outer", "inner"), [(8, 8), (72, 24), (200, 136), (64, 1544)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_rows_are_right_and_do_not_see_each_other(dtype: torch.dtype, outer: int, inner: int, biased: bool) -> None:
-    rows, weight = numbers(MOST, inner, dtype=dtype), numbers(outer, inner, dtype=dtype, seed=1) / inner**0.5
+def test_rows_are_right_and_do_not_see_each_other(
+    dtype: torch.dtype, outer: int, inner: int, biased: bool
+) -> None:
+    rows, weight = (
+        numbers(MOST, inner, dtype=dtype),
+        numbers(outer, inner, dtype=dtype, seed=1) / inner**0.5,
+    )
     bias = numbers(outer, dtype=dtype, seed=2) if biased else None
     together = product(rows, weight, bias)
     exact = rows.double() @ weight.double().T + (0 if bias is None else bias.double())
@@ -49,21 +58,36 @@ def test_rows_are_right_and_do_not_see_each_other(dtype: torch.dtype, outer: int
     assert float((together.double() - exact).abs().max() / exact.abs().max()) < allowed
     for count in (1, 2, 3, 4, 5, 7, 12, 13, 33, MOST):
         for first in {0, MOST - count}:
-            assert torch.equal(product(rows[first : first + count], weight, bias), together[first : first + count])
+            assert torch.equal(
+                product(rows[first : first + count], weight, bias), together[first : first + count]
+            )
 
 
 def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
-    values = torch.cat([torch.randn(2000) * 10.0 ** torch.randint(-30, 30, (2000,)), torch.tensor([0.0, -0.0, 1e39, -1e39] * 2)])
+    values = torch.cat(
+        [
+            torch.randn(2000) * 10.0 ** torch.randint(-30, 30, (2000,)),
+            torch.tensor([0.0, -0.0, 1e39, -1e39] * 2),
+        ]
+    )
     rows = torch.zeros(len(values), 8, dtype=torch.bfloat16)
     rows[:, 0] = 1
     found = product(rows[:1], torch.zeros(len(values), 8, dtype=torch.bfloat16), values)
-    assert torch.equal(found[0].view(torch.int16), (values + 0.0).to(torch.bfloat16).view(torch.int16))
-    assert product(rows[:1], torch.full((8, 8), float("nan"), dtype=torch.bfloat16), None).isnan().all()
+    assert torch.equal(
+        found[0].view(torch.int16), (values + 0.0).to(torch.bfloat16).view(torch.int16)
+    )
+    assert (
+        product(rows[:1], torch.full((8, 8), float("nan"), dtype=torch.bfloat16), None)
+        .isnan()
+        .all()
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_thousands_of_rows(dtype: torch.dtype) -> None:
-    """What the kernel allocates is then given back to the system as soon as it is not needed any more."""
+    """What the kernel allocates is then given back to the system as soon as it is not needed any
+    more.
+    """
     rows, weight = numbers(3000, 1024, dtype=dtype), numbers(64, 1024, dtype=dtype, seed=1) / 32
     together = product(rows, weight, None)
     assert torch.equal(product(rows[1500:1503], weight, None), together[1500:1503])
@@ -72,7 +96,10 @@ def test_thousands_of_rows(dtype: torch.dtype) -> None:
 
 
 def test_threads_share_the_outputs() -> None:
-    rows, weight = numbers(40, 256, dtype=torch.float32), numbers(4096, 256, dtype=torch.float32, seed=1)
+    rows, weight = (
+        numbers(40, 256, dtype=torch.float32),
+        numbers(4096, 256, dtype=torch.float32, seed=1),
+    )
     alone = product(rows, weight, None)
     torch.set_num_threads(2)
     try:
@@ -84,7 +111,11 @@ def test_threads_share_the_outputs() -> None:
 def test_shapes_are_kept() -> None:
     weight = numbers(16, 24, dtype=torch.float32)
     assert product(numbers(2, 3, 24, dtype=torch.float32), weight, None).shape == (2, 3, 16)
-    assert product(numbers(2, 3, 48, dtype=torch.float32)[..., ::2], weight, None).shape == (2, 3, 16)
+    assert product(numbers(2, 3, 48, dtype=torch.float32)[..., ::2], weight, None).shape == (
+        2,
+        3,
+        16,
+    )
 
 
 def test_in_force_in_this_thread_only_and_never_left_behind() -> None:
@@ -150,7 +181,8 @@ def test_the_proof_finds_one_class_in_all_of_our_products(dtype: torch.dtype) ->
     ours = {name for name, one in model.named_modules() if one in products.modules}
     assert {found.runs for found in proof.findings if found.name in ours} == {(1,)}
     alone, beside = (
-        CachedLM(model, chunk, batch_invariant=True, least_rows=proof.least, products=products) for chunk in (512, 8)
+        CachedLM(model, chunk, batch_invariant=True, least_rows=proof.least, products=products)
+        for chunk in (512, 8)
     )
     assert rows_that_differ(alone, beside) == (0, 6)
 
@@ -166,7 +198,9 @@ def test_the_proof_finds_one_class_in_all_of_our_products(dtype: torch.dtype) ->
         ((), (), (0, 0)),
     ],
 )
-def test_where_ours_are_used(ours: tuple[float, ...], torchs: tuple[float, ...], found: tuple[int, int]) -> None:
+def test_where_ours_are_used(
+    ours: tuple[float, ...], torchs: tuple[float, ...], found: tuple[int, int]
+) -> None:
     assert Trial(ours, torchs).range == found
 
 
@@ -174,7 +208,9 @@ def test_small_models_keep_torchs_products() -> None:
     assert fastest(make("llama")) == Products()
 
 
-def test_small_models_are_given_ours_where_torchs_cost_more(monkeypatch: pytest.MonkeyPatch, pair: Pair, tmp_path: Path) -> None:
+def test_small_models_are_given_ours_where_torchs_cost_more(
+    monkeypatch: pytest.MonkeyPatch, pair: Pair, tmp_path: Path
+) -> None:
     """Only where invariance is asked for: what is tried takes time, too."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(invariance, "trial", lambda model: Trial((1.0,) * 5, (1.0,) * 5))
@@ -205,13 +241,17 @@ def test_what_was_tried_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("worth")
-def test_a_disturbed_trial_is_repeated_once_the_load_has_fallen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disturbed_trial_is_repeated_once_the_load_has_fallen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And kept until then."""
     model, trials = make("llama"), list[Trial]()
 
     def tried(*modules: Any) -> Trial:
         waited = 0.0 if len(trials) == 2 else 0.4
-        trials.append(Trial((1.0,) * len(COUNTS), (2.0,) * len(COUNTS), Conditions(0.0, waited, 3.0, 0.0)))
+        trials.append(
+            Trial((1.0,) * len(COUNTS), (2.0,) * len(COUNTS), Conditions(0.0, waited, 3.0, 0.0))
+        )
         return trials[-1]
 
     monkeypatch.setattr(choice, "_try", tried)
@@ -237,7 +277,9 @@ def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair:
 
 
 @pytest.mark.usefixtures("worth")
-def test_products_that_cost_too_much_are_for_want_of_others(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+def test_products_that_cost_too_much_are_for_want_of_others(
+    monkeypatch: pytest.MonkeyPatch, pair: Pair
+) -> None:
     monkeypatch.setattr(invariance, "trial", lambda model: Trial((100.0,) * 5, (1.0,) * 5))
     assert Trial((2.0,) * 5, (1.0,) * 5).cost_everywhere > COST_ALLOWED
     found = resolve_batch_invariance(pair.target, True)

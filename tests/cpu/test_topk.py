@@ -29,8 +29,12 @@ def test_as_torch_finds_them(dtype: torch.dtype, shape: tuple[int, ...]) -> None
         best = wanted.topk(min(count, shape[-1])).values.numpy()
         assert token_ids.shape == probs.shape == best.shape
         assert np.allclose(probs, best, rtol=1e-5, atol=1e-7)
-        assert np.allclose(np.take_along_axis(wanted.numpy(), token_ids, -1), best, rtol=1e-5, atol=1e-7)
-        assert all(len({*row}) == len(row) for row in token_ids.reshape(-1, token_ids.shape[-1]).tolist())
+        assert np.allclose(
+            np.take_along_axis(wanted.numpy(), token_ids, -1), best, rtol=1e-5, atol=1e-7
+        )
+        assert all(
+            len({*row}) == len(row) for row in token_ids.reshape(-1, token_ids.shape[-1]).tolist()
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -44,7 +48,10 @@ def test_the_lowest_of_equal_ones(dtype: torch.dtype) -> None:
         found = likeliest(by_torch, count)[0]
         assert found[:, 0].tolist() == [0, 3]
         assert all(len({*row}) == count for row in found.tolist())
-        assert by_torch.gather(-1, torch.from_numpy(found))[1].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0][:count]
+        assert (
+            by_torch.gather(-1, torch.from_numpy(found))[1].tolist()
+            == [1.0, 1.0, 1.0, 0.0, 0.0][:count]
+        )
 
 
 def test_rows_that_do_not_lie_side_by_side() -> None:

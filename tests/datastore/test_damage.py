@@ -1,4 +1,6 @@
-"""Token stores that are damaged, half written, full or taken: an error that names it, or the right answer."""
+"""Token stores that are damaged, half written, full or taken: an error that names it, or the
+right answer.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ QUERY = [1, 2, 0, 3]
 
 
 @pytest.mark.parametrize("trials", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_flipped_and_truncated_files_end_in_an_error_or_the_right_answer(tmp_path: Path, trials: int) -> None:
+def test_flipped_and_truncated_files_end_in_an_error_or_the_right_answer(
+    tmp_path: Path, trials: int
+) -> None:
     documents = some_documents(200)
     path = tmp_path / "s"
     datastore.build(path, documents, 6, shard_tokens=2048, workers=1)
@@ -79,7 +83,9 @@ def test_verify_names_every_damaged_shard(tmp_path: Path) -> None:
         datastore.open(path)
 
 
-def test_what_a_writer_replaces_meanwhile_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_writer_replaces_meanwhile_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = store(tmp_path / "s")
 
     def late(*arguments: Any) -> str | None:
@@ -135,7 +141,9 @@ def test_the_second_writer_is_told_of_the_first(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[1, 2, 3]])
     with writing(path, "build"):
         for write in (datastore.add, lambda path, documents: datastore.build(path, documents, 6)):
-            with pytest.raises(DatastoreError, match=rf"process {os.getpid()} on \S+ since .*\(build\)"):
+            with pytest.raises(
+                DatastoreError, match=rf"process {os.getpid()} on \S+ since .*\(build\)"
+            ):
                 write(path, [[1]])
         assert looked_up(datastore.open(path).snapshot, [1], 2) == [[[2, 3]]]  # readers do not wait
     datastore.add(path, [[1]])
@@ -170,12 +178,20 @@ def test_kill_9_leaves_a_whole_store(tmp_path: Path, kills: int) -> None:
         writer.stdout.close()
         assert datastore.verify(path) == []
         snapshot = datastore.open(path).snapshot
-        assert looked_up(snapshot, QUERY, 4) in [expected(written(last), QUERY, 4) for last in (done, done + 1)]
+        assert looked_up(snapshot, QUERY, 4) in [
+            expected(written(last), QUERY, 4) for last in (done, done + 1)
+        ]
         datastore.add(path, [[1]])  # the lock died with its holder, and what it left is cleaned
-        assert {file.name for file in path.glob("shard-*")} == {shard.name for shard in datastore.info(path).shards}
+        assert {file.name for file in path.glob("shard-*")} == {
+            shard.name for shard in datastore.info(path).shards
+        }
 
 
 def written(last: int) -> Documents:
     """The documents of the store after the writer's step `last`."""
     seeds = range(last - last % 4, last + 1)
-    return [document for seed in seeds for document in some_documents(30 if seed % 4 else 200, seed=seed)]
+    return [
+        document
+        for seed in seeds
+        for document in some_documents(30 if seed % 4 else 200, seed=seed)
+    ]

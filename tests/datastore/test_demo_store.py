@@ -1,4 +1,6 @@
-"""The token store that comes with the embedded target: sound, of its tokenizer, never written to, and worth its bytes."""
+"""The token store that comes with the embedded target: sound, of its tokenizer, never written
+to, and worth its bytes.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,18 @@ ROOT = Path(__file__).parents[2]
 def prompts() -> list[list[int]]:
     llm = LLM(demo.TARGET, "none")
     lines = demo.PROMPTS.read_text(encoding="utf-8").splitlines()[::4]
-    return [llm.chat_prompt([{"role": "user", "content": json.loads(line)["turns"][0]}]) for line in lines]
+    return [
+        llm.chat_prompt([{"role": "user", "content": json.loads(line)["turns"][0]}])
+        for line in lines
+    ]
 
 
 def state() -> dict[str, tuple[int, int]]:
     """Files of the store with their sizes and times of change."""
-    return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(demo.STORE.iterdir())}
+    return {
+        path.name: (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(demo.STORE.iterdir())
+    }
 
 
 def test_it_is_sound_and_what_its_card_says() -> None:
@@ -43,9 +51,13 @@ def test_it_is_sound_and_what_its_card_says() -> None:
 
 def test_it_is_of_the_embedded_tokenizer_and_only_read(prompts: list[list[int]]) -> None:
     before = state()
-    plain = LLM(demo.TARGET, "none", dtype="float32").generate(prompts, SamplingParams(max_new_tokens=32))
+    plain = LLM(demo.TARGET, "none", dtype="float32").generate(
+        prompts, SamplingParams(max_new_tokens=32)
+    )
     for name in ("sssd", "rest"):
-        llm = LLM(demo.TARGET, f"{name}:datastore=demo", dtype="float32")  # its tokenizer is looked at here
+        llm = LLM(
+            demo.TARGET, f"{name}:datastore=demo", dtype="float32"
+        )  # its tokenizer is looked at here
         answers = llm.generate(prompts, SamplingParams(max_new_tokens=32))
         assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
     assert state() == before
@@ -53,9 +65,13 @@ def test_it_is_of_the_embedded_tokenizer_and_only_read(prompts: list[list[int]])
 
 
 def test_it_helps(prompts: list[list[int]]) -> None:
-    answers = LLM(demo.TARGET, "none", dtype="float32").generate(prompts, SamplingParams(max_new_tokens=64))
+    answers = LLM(demo.TARGET, "none", dtype="float32").generate(
+        prompts, SamplingParams(max_new_tokens=64)
+    )
     traces = [(prompt, answer.token_ids) for prompt, answer in zip(prompts, answers, strict=True)]
-    alone, helped = (replay(create(spec), traces).tokens_per_step for spec in ("sssd", "sssd:datastore=demo"))
+    alone, helped = (
+        replay(create(spec), traces).tokens_per_step for spec in ("sssd", "sssd:datastore=demo")
+    )
     assert helped > 1.2 * alone
 
 
@@ -72,7 +88,9 @@ def test_the_word_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_packaged() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["paceline"]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]["paceline"]
     for path in (*demo.STORE.iterdir(), demo.STORE.with_suffix(".json")):
         name = path.relative_to(ROOT / "paceline").as_posix()
         assert any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns), name

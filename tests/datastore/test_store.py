@@ -32,7 +32,11 @@ def corpora(draw: st.DrawFn) -> tuple[int, Documents, list[int]]:
     """A vocabulary, documents of ids from one of its ends, and a query."""
     vocab_size = draw(st.sampled_from(VOCABULARIES))
     few = min(vocab_size, 3)
-    ids = st.integers(0, few - 1) if draw(st.booleans()) else st.integers(vocab_size - few, vocab_size - 1)
+    ids = (
+        st.integers(0, few - 1)
+        if draw(st.booleans())
+        else st.integers(vocab_size - few, vocab_size - 1)
+    )
     documents = draw(st.lists(st.lists(ids, min_size=1, max_size=12), min_size=1, max_size=12))
     return vocab_size, documents, draw(st.lists(ids, max_size=6))
 
@@ -53,7 +57,9 @@ def test_many_shards_answer_like_one(tmp_path: Path) -> None:
     opened = datastore.open(tmp_path / "s")
     assert len(opened.snapshot.shards) > 3
     assert datastore.info(tmp_path / "s").tokens == sum(map(len, documents))
-    assert looked_up(opened.snapshot, documents[7][:5], 9) == expected(documents, documents[7][:5], 9)
+    assert looked_up(opened.snapshot, documents[7][:5], 9) == expected(
+        documents, documents[7][:5], 9
+    )
 
 
 def test_a_document_longer_than_a_shard_is_cut(tmp_path: Path) -> None:
@@ -72,7 +78,12 @@ def test_sampling_is_at_regular_intervals(tmp_path: Path) -> None:
     ranges = opened.snapshot.find([[0]])
     ids, lengths = opened.snapshot.gather(ranges.low[:, 0], ranges.high[:, 0], np.array([1]), 4, 2)
     assert lengths.tolist() == [[1, 1, 1, 1]]
-    assert ids[0, :, 0].tolist() == [0, 25, 50, 75]  # what follows the 0s, in the order of the suffixes, 0 itself among them
+    assert ids[0, :, 0].tolist() == [
+        0,
+        25,
+        50,
+        75,
+    ]  # what follows the 0s, in the order of the suffixes, 0 itself among them
 
 
 def test_shortening_stops_when_there_is_enough(tmp_path: Path) -> None:
@@ -83,7 +94,9 @@ def test_shortening_stops_when_there_is_enough(tmp_path: Path) -> None:
     ranges = snapshot.find([query, []], enough=counts[0] + 1)
     longest, shortest = ranges.lengths[0]
     assert longest == len(counts)
-    assert sum(counts[: longest - shortest]) < counts[0] + 1 <= sum(counts[: longest - shortest + 1])
+    assert (
+        sum(counts[: longest - shortest]) < counts[0] + 1 <= sum(counts[: longest - shortest + 1])
+    )
     assert ranges.lengths[1].tolist() == [0, 0]
 
 
@@ -93,7 +106,9 @@ def test_a_range_is_narrowed_by_what_follows(tmp_path: Path) -> None:
     for token in range(6):
         ids = np.array([2, 1, token])
         low, high = range_of(snapshot.table, 0, ids, 0, 2)
-        assert narrow(snapshot.table, 0, low, high, 2, ids, 2, 3) == range_of(snapshot.table, 0, ids, 0, 3)
+        assert narrow(snapshot.table, 0, low, high, 2, ids, 2, 3) == range_of(
+            snapshot.table, 0, ids, 0, 3
+        )
     assert narrow(snapshot.table, 0, 0, 5, SORTED, ids, 0, 1) == (0, 0)
 
 
@@ -134,7 +149,10 @@ def test_suffix_array(most: int, workers: int) -> None:
     found = suffix_array(text, separator, workers).tolist()
     assert sorted(found) == np.flatnonzero(text != separator).tolist()
     suffixes = [text[start : start + SORTED].tolist() for start in found]
-    cut = [suffix[: suffix.index(separator) + 1] if separator in suffix else suffix for suffix in suffixes]
+    cut = [
+        suffix[: suffix.index(separator) + 1] if separator in suffix else suffix
+        for suffix in suffixes
+    ]
     assert cut == sorted(cut)
 
 
@@ -165,7 +183,9 @@ def test_checksum_is_xxh64() -> None:
         ([[[1, 2]]], "2 dimensions"),
     ],
 )
-def test_bad_documents_are_refused_and_the_old_store_stays(tmp_path: Path, documents: Any, message: str) -> None:
+def test_bad_documents_are_refused_and_the_old_store_stays(
+    tmp_path: Path, documents: Any, message: str
+) -> None:
     path = store(tmp_path / "s", [[1, 2]], 10)
     with pytest.raises(DatastoreError, match=message):
         datastore.build(path, documents, 10)
@@ -176,7 +196,14 @@ def test_bad_documents_are_refused_and_the_old_store_stays(tmp_path: Path, docum
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("vocab_size", 0), ("vocab_size", 2**32 + 1), ("shard_tokens", 5), ("memory", 1), ("workers", -1)]
+    ("option", "value"),
+    [
+        ("vocab_size", 0),
+        ("vocab_size", 2**32 + 1),
+        ("shard_tokens", 5),
+        ("memory", 1),
+        ("workers", -1),
+    ],
 )
 def test_arguments_out_of_range(tmp_path: Path, option: str, value: int) -> None:
     arguments: Any = {"vocab_size": 10, option: value}
@@ -222,7 +249,9 @@ def test_added_documents_are_found_and_shards_stay_few(tmp_path: Path) -> None:
         datastore.add(path, more)
     assert len(datastore.info(path).shards) <= 5
     assert datastore.verify(path) == []
-    assert looked_up(reader.snapshot, [1, 2], 4) == expected([[1, 2, 3]], [1, 2], 4)  # undisturbed until it refreshes
+    assert looked_up(reader.snapshot, [1, 2], 4) == expected(
+        [[1, 2, 3]], [1, 2], 4
+    )  # undisturbed until it refreshes
     assert reader.refresh()
     assert not reader.refresh()
     assert looked_up(reader.snapshot, [5, 1, 2], 4) == expected(documents, [5, 1, 2], 4)
@@ -245,7 +274,9 @@ def test_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_store_is_built_where_the_system_binds_no_process_to_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_built_where_the_system_binds_no_process_to_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not only on Linux."""
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
@@ -258,5 +289,7 @@ def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[1, 2]])
     (path / "writer.lock").unlink(missing_ok=True)
     (path / "writer.lock").mkdir()
-    with pytest.raises(DatastoreError, match=r"s': got a folder that cannot be written.*writer\.lock"):
+    with pytest.raises(
+        DatastoreError, match=r"s': got a folder that cannot be written.*writer\.lock"
+    ):
         datastore.add(path, [[1]])

@@ -1,4 +1,6 @@
-"""A store of another tokenizer is refused wherever the tokenizer of the prompts is known; both fingerprints are shown."""
+"""A store of another tokenizer is refused wherever the tokenizer of the prompts is known; both
+fingerprints are shown.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tests.support.shared import Pair
 from tests.support.stores import store
 
 OTHER = f"sha256:{'0' * 64}"
-WITH_STORE = [name for name, entry in REGISTRY.items() if hasattr(entry.load().Options, "datastore")]
+WITH_STORE = [
+    name for name, entry in REGISTRY.items() if hasattr(entry.load().Options, "datastore")
+]
 
 
 def built(path: Path, tokenizer: Any) -> str:
@@ -29,16 +33,26 @@ def test_an_engine_refuses_it(pair: Pair, tokenizer: Any, tmp_path: Path, name: 
     path = built(tmp_path / "s", OTHER)
     wanted = datastore.fingerprint_of(tokenizer)
     for drafter in (f"{name}:datastore={path}", create(name, datastore=path)):
-        with pytest.raises(DatastoreError, match=rf"{path}.*{OTHER}.*{wanted}.*datastore build") as error:
+        with pytest.raises(
+            DatastoreError, match=rf"{path}.*{OTHER}.*{wanted}.*datastore build"
+        ) as error:
             LLM(pair.target, drafter=drafter, tokenizer=tokenizer)
         assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", WITH_STORE)
-def test_what_is_not_known_is_not_refused(pair: Pair, tokenizer: Any, tmp_path: Path, name: str) -> None:
-    LLM(pair.target, drafter=f"{name}:datastore={built(tmp_path / 'same', tokenizer)}", tokenizer=tokenizer)
+def test_what_is_not_known_is_not_refused(
+    pair: Pair, tokenizer: Any, tmp_path: Path, name: str
+) -> None:
+    LLM(
+        pair.target,
+        drafter=f"{name}:datastore={built(tmp_path / 'same', tokenizer)}",
+        tokenizer=tokenizer,
+    )
     LLM(pair.target, drafter=f"{name}:datastore={store(tmp_path / 'ids')}", tokenizer=tokenizer)
-    LLM(pair.target, drafter=f"{name}:datastore={built(tmp_path / 'other', OTHER)}")  # the prompts are ids of nobody knows what
+    LLM(
+        pair.target, drafter=f"{name}:datastore={built(tmp_path / 'other', OTHER)}"
+    )  # the prompts are ids of nobody knows what
 
 
 def test_the_replay_refuses_it(tmp_path: Path) -> None:

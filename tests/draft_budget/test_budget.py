@@ -1,4 +1,6 @@
-"""The budget: what is fed, against trying every width; when drafting is left out, and when it comes back."""
+"""The budget: what is fed, against trying every width; when drafting is left out, and when it
+comes back.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ class Alone:
 
     def __init__(self, curve: CostCurve, packed: bool = False) -> None:
         self._packed = packed
-        self._drafting, self._spending = DrafterState(Drafter(), DrafterStats()), DraftBudget(lambda: curve)
+        self._drafting, self._spending = (
+            DrafterState(Drafter(), DrafterStats()),
+            DraftBudget(lambda: curve),
+        )
         self._part = DrafterBatch(self._drafting, [], [])
 
     @property
@@ -38,7 +43,9 @@ class Alone:
         assert self._drafting.stats is not None
         return self._drafting.stats.acceptance_calibration
 
-    def cut(self, trees: list[DraftTree], sequences: int, pending: int, cached: int = 0) -> list[DraftTree]:
+    def cut(
+        self, trees: list[DraftTree], sequences: int, pending: int, cached: int = 0
+    ) -> list[DraftTree]:
         request = Request([1] * (cached + 1), SamplingParams())
         request.cached = cached
         self._part = DrafterBatch(self._drafting, [request], [], trees=trees)
@@ -60,19 +67,28 @@ def random_tree(chance: random.Random, nodes: int) -> DraftTree:
         path, parent, token = best
         taken.append((path, parent, token, path / (taken[parent][0] if parent >= 0 else 1.0)))
         frontier += [(path * chance.random(), len(taken) - 1, token) for token in range(3)]
-    return DraftTree([token for _, _, token, _ in taken], [parent for _, parent, _, _ in taken], None, [c for *_, c in taken])
+    return DraftTree(
+        [token for _, _, token, _ in taken],
+        [parent for _, parent, _, _ in taken],
+        None,
+        [c for *_, c in taken],
+    )
 
 
 def expected_tokens(tree: DraftTree, width: int) -> float:
     paths: list[float] = []
-    for parent, confidence in zip(tree.parents[:width], (tree.confidence or [])[:width], strict=True):
+    for parent, confidence in zip(
+        tree.parents[:width], (tree.confidence or [])[:width], strict=True
+    ):
         paths.append(confidence * (paths[parent] if parent >= 0 else 1.0))
     return 1 + sum(paths)
 
 
 @pytest.mark.parametrize("curve", [CHEAP, DEAR, KNEE, CostCurve((1, 64), (1.0, 4.0))])
 @pytest.mark.parametrize("seed", range(6))
-def test_one_width_for_the_batch_has_the_most_tokens_per_second(curve: CostCurve, seed: int) -> None:
+def test_one_width_for_the_batch_has_the_most_tokens_per_second(
+    curve: CostCurve, seed: int
+) -> None:
     chance = random.Random(seed)
     trees = [random_tree(chance, chance.randrange(20)) for _ in range(chance.randrange(1, 5))]
     pending = chance.choice([1, 1, 30])
@@ -92,14 +108,18 @@ def test_one_width_for_the_batch_has_the_most_tokens_per_second(curve: CostCurve
 
 @pytest.mark.parametrize("curve", [CHEAP, DEAR, KNEE, CostCurve((1, 64), (1.0, 4.0))])
 @pytest.mark.parametrize("seed", range(6))
-def test_packed_the_likeliest_nodes_of_the_batch_have_the_most_tokens_per_second(curve: CostCurve, seed: int) -> None:
+def test_packed_the_likeliest_nodes_of_the_batch_have_the_most_tokens_per_second(
+    curve: CostCurve, seed: int
+) -> None:
     chance = random.Random(seed)
     trees = [random_tree(chance, chance.randrange(20)) for _ in range(chance.randrange(1, 5))]
     count, pending = len(trees), chance.choice([1, 1, 30])
     cut = Alone(curve, packed=True).cut(trees, count, pending)
 
     def speed(widths: list[int]) -> float:
-        plain, prompt, both = curve.of(np.array([count, count * pending, count * pending + sum(widths)]))
+        plain, prompt, both = curve.of(
+            np.array([count, count * pending, count * pending + sum(widths)])
+        )
         margin = 1.03 if sum(widths) else 1.0
         return sum(map(expected_tokens, trees, widths)) / (margin * float(plain + both - prompt))
 
@@ -107,16 +127,30 @@ def test_packed_the_likeliest_nodes_of_the_batch_have_the_most_tokens_per_second
     for tree, short in zip(trees, cut, strict=True):
         assert short == tree.first(len(short))
     paths = sorted((path for tree in trees for path in tree.path_chances()), reverse=True)
-    left = [path for tree, width in zip(trees, kept, strict=True) for path in tree.path_chances()[width:]]
+    left = [
+        path
+        for tree, width in zip(trees, kept, strict=True)
+        for path in tree.path_chances()[width:]
+    ]
     assert max(left, default=0.0) <= min(paths[: sum(kept)], default=1.0)  # no better node was left
     for total in range(sum(map(len, trees)) + 1):
-        best = [sum(path > paths[total] for path in tree.path_chances()) if total < len(paths) else len(tree) for tree in trees]
+        best = [
+            sum(path > paths[total] for path in tree.path_chances())
+            if total < len(paths)
+            else len(tree)
+            for tree in trees
+        ]
         assert speed(kept) >= speed(best) * (1 - 1e-9)
 
 
 def test_packed_only_the_sequence_that_repeats_itself_is_drafted_for() -> None:
-    """Three rows more cost less than one sure chain brings; a node for everybody would cost four."""
-    sure, unlikely = DraftTree.chain([5, 6, 7], confidence=[0.95] * 3), DraftTree.chain([5, 6, 7], confidence=[0.1] * 3)
+    """Three rows more cost less than one sure chain brings; a node for everybody would cost
+    four.
+    """
+    sure, unlikely = (
+        DraftTree.chain([5, 6, 7], confidence=[0.95] * 3),
+        DraftTree.chain([5, 6, 7], confidence=[0.1] * 3),
+    )
     curve = CostCurve((1, 4, 100), (1.0, 1.0, 10.0))
     cut = Alone(curve, packed=True).cut([unlikely, sure, unlikely, unlikely], 4, 1)
     assert [len(tree) for tree in cut] == [0, 3, 0, 0]
@@ -143,7 +177,9 @@ def test_all_where_rows_are_free_and_nothing_where_they_are_dear() -> None:
 
 
 def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
-    """Also by nodes that were not fed: the target's next token tells whether the first of them was right."""
+    """Also by nodes that were not fed: the target's next token tells whether the first of them
+    was right.
+    """
     spending = Alone(KNEE)
     boast = DraftTree([5], [-1], None, [0.9])
     lengths = []
@@ -159,13 +195,17 @@ def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
     assert spending.acceptance_calibration.hits.sum() == 0
     back = 0
     while len(spending.cut([boast], 1, 15)[0]) == 0:  # it turns predictable
-        spending.observe([Outcome(Request([1], SamplingParams()), DraftTree([], []), [], [5], [5])], 1.0)
+        spending.observe(
+            [Outcome(Request([1], SamplingParams()), DraftTree([], []), [], [5], [5])], 1.0
+        )
         back += 1
     assert back < 300
 
 
 def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
-    """With drafts twice as long as without, beyond the curve: not worth it; once they are not, tried again."""
+    """With drafts twice as long as without, beyond the curve: not worth it; once they are not,
+    tried again.
+    """
     spending, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
     request = Request([1], SamplingParams())
     widths = []
@@ -181,18 +221,28 @@ def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
     for _ in range(2000):
         (cut,) = spending.cut([tree], 1, 1)
         later.append(len(cut))
-        spending.observe([Outcome(request, cut, [], [5 if len(later) % 5 < 3 else 6], [5])], 2.0 if len(cut) else 1.0)
+        spending.observe(
+            [Outcome(request, cut, [], [5 if len(later) % 5 < 3 else 6], [5])],
+            2.0 if len(cut) else 1.0,
+        )
     assert 0 < sum(later) < 200
 
 
 def test_drafts_add_something_where_steps_without_them_take_longer_than_the_curve_says() -> None:
-    """Of many sequences: a few nodes that are hardly ever right are not free, though steps with many took what the curve says."""
-    spending, request = Alone(CostCurve((1, 101), (1.0, 11.0)), packed=True), Request([1], SamplingParams())
+    """Of many sequences: a few nodes that are hardly ever right are not free, though steps with
+    many took what the curve says.
+    """
+    spending, request = (
+        Alone(CostCurve((1, 101), (1.0, 11.0)), packed=True),
+        Request([1], SamplingParams()),
+    )
     many = DraftTree.chain([5] * 10, confidence=[0.99] * 10)
     for turn in range(20):
         cut = spending.cut([many if turn % 2 else EMPTY_TREE] * 8, 8, 1)
         emitted = [5] * 11 if turn % 2 else [5]
-        spending.observe([Outcome(request, one, [], emitted, emitted) for one in cut], 10.0 if turn % 2 else 3.0)
+        spending.observe(
+            [Outcome(request, one, [], emitted, emitted) for one in cut], 10.0 if turn % 2 else 3.0
+        )
     assert not any(map(len, spending.cut([DraftTree([6], [-1], None, [0.03])] * 8, 8, 1)))
     assert all(map(len, spending.cut([many] * 8, 8, 1)))
 
@@ -293,14 +343,26 @@ def test_a_drafter_whose_trees_are_cut_to_nothing_rests_and_is_back_at_once() ->
         gate.note_cut(0)
 
 
-def test_drafts_that_bring_few_sequences_far_are_judged_by_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_bring_few_sequences_far_are_judged_by_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The batch goes on as long as the slowest of them."""
     noted: list[float] = []
-    monkeypatch.setattr(DraftingBackoff, "note", lambda self, tokens, cost, sequences: noted.append(tokens))
+    monkeypatch.setattr(
+        DraftingBackoff, "note", lambda self, tokens, cost, sequences: noted.append(tokens)
+    )
     request, chain = Request([1], SamplingParams()), DraftTree.chain([5] * 8)
     for lengths in ([9] + [1] * 7, [3] * 8):
-        part = DrafterBatch(DrafterState(Drafter(), DrafterStats()), [request] * 8, [8] * 8, trees=[chain] * 8, cost=2.0)
-        part.outcomes = [Outcome(request, chain, [], [5] * length, [5] * length) for length in lengths]
+        part = DrafterBatch(
+            DrafterState(Drafter(), DrafterStats()),
+            [request] * 8,
+            [8] * 8,
+            trees=[chain] * 8,
+            cost=2.0,
+        )
+        part.outcomes = [
+            Outcome(request, chain, [], [5] * length, [5] * length) for length in lengths
+        ]
         part.learn(sum(lengths))
     assert noted == [pytest.approx(8 / (7 + 1 / 9)), pytest.approx(3.0)]
 
@@ -311,7 +373,9 @@ def test_what_steps_take_is_believed_of_other_numbers_of_sequences_until_they_ar
     for turn in range(60):
         trees = [tree] * 4 if turn % 2 else [EMPTY_TREE] * 4
         cut = spending.cut(trees, 4, 1)
-        spending.observe([Outcome(request, one, [], [5], [5]) for one in cut], 3.0 if any(map(len, cut)) else 1.0)
+        spending.observe(
+            [Outcome(request, one, [], [5], [5]) for one in cut], 3.0 if any(map(len, cut)) else 1.0
+        )
     assert not any(map(len, spending.cut([tree] * 3, 3, 1)))
     assert all(map(len, Alone(CHEAP).cut([tree] * 3, 3, 1)))
 
@@ -319,7 +383,9 @@ def test_what_steps_take_is_believed_of_other_numbers_of_sequences_until_they_ar
 def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
     small = CostCurve((1, 2), (1.0, 1.39))
     assert not len(Alone(small).cut([DraftTree([5], [-1], None, [0.4])], 1, 1)[0])
-    assert len(Alone(CostCurve((1, 2), (1.0, 1.3))).cut([DraftTree([5], [-1], None, [0.4])], 1, 1)[0])
+    assert len(
+        Alone(CostCurve((1, 2), (1.0, 1.3))).cut([DraftTree([5], [-1], None, [0.4])], 1, 1)[0]
+    )
 
 
 def test_a_batch_shows_sooner_whether_drafting_pays() -> None:
@@ -347,7 +413,10 @@ class Foolish(Drafter):
     budget = True
 
     def propose(self, requests: Any, max_nodes: list[int]) -> list[DraftTree]:
-        return [DraftTree([3], [-1], None, [0.95]) if limit else DraftTree([], []) for limit in max_nodes]
+        return [
+            DraftTree([3], [-1], None, [0.95]) if limit else DraftTree([], [])
+            for limit in max_nodes
+        ]
 
 
 def test_an_engine_learns_what_its_drafter_is_worth(pair: Pair) -> None:

@@ -30,7 +30,9 @@ Forward = Callable[[int], float]
 
 
 class Machine:
-    """Forwards that take what a test says, by a clock of their own, a share of the time without a processor."""
+    """Forwards that take what a test says, by a clock of their own, a share of the time without
+    a processor.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, forward: Forward) -> None:
         self.forward, self.waited, self.now, self.forwards = forward, 0.0, 0.0, 0
@@ -41,7 +43,9 @@ class Machine:
 
         monkeypatch.setattr(measuring, "Stopwatch", Watch)
         monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        monkeypatch.setattr(measuring, "_timed", lambda stopwatch, apart, request, rows: self._take(rows))
+        monkeypatch.setattr(
+            measuring, "_timed", lambda stopwatch, apart, request, rows: self._take(rows)
+        )
 
     def _take(self, rows: int) -> float:
         self.forwards += 1
@@ -70,7 +74,9 @@ def slope_of(costs: Costs) -> float:
 
 
 @pytest.mark.usefixtures("measured_costs")
-def test_costs_are_measured_once_and_never_fall(model: CachedLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_are_measured_once_and_never_fall(
+    model: CachedLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     costs = Costs(model)
     curve = costs.curve()
     assert curve.rows == ROWS
@@ -80,7 +86,11 @@ def test_costs_are_measured_once_and_never_fall(model: CachedLM, monkeypatch: py
     assert known is not None
     assert len(known.spreads) == len(ROWS)
     monkeypatch.setattr(measuring, "measure", None)
-    monkeypatch.setattr(measuring, "check", lambda model, curve: measuring.Check(0.0, True) if known.conditions.quiet else None)
+    monkeypatch.setattr(
+        measuring,
+        "check",
+        lambda model, curve: measuring.Check(0.0, True) if known.conditions.quiet else None,
+    )
     monkeypatch.setattr(Conditions, "calmer_now", False)
     assert Costs(model).recall() == known
     assert Costs(model).curve() == curve
@@ -100,7 +110,9 @@ def test_what_a_long_text_adds_is_measured(model: CachedLM) -> None:
 def test_fewer_numbers_of_rows_are_measured_of_a_slow_model_and_reach_as_far(
     model: CachedLM, machine: Machine, forward: float, least: int
 ) -> None:
-    """Sixteen rows for the price of one, each further one for a hundredth of it: what 48 cost cannot be guessed from these."""
+    """Sixteen rows for the price of one, each further one for a hundredth of it: what 48 cost
+    cannot be guessed from these.
+    """
 
     def costly(rows: int) -> float:
         return forward * (1 + max(0, rows - 16) / 100)
@@ -113,12 +125,16 @@ def test_fewer_numbers_of_rows_are_measured_of_a_slow_model_and_reach_as_far(
         assert curve.rows == (1, 16)
         assert curve.of(np.array([24]))[0] >= curve.seconds[1]
     else:
-        assert curve.of(np.array([16, 48, 64])) == pytest.approx([costly(rows) for rows in (16, 48, 64)], rel=0.05)
+        assert curve.of(np.array([16, 48, 64])) == pytest.approx(
+            [costly(rows) for rows in (16, 48, 64)], rel=0.05
+        )
     if forward < 1 and curve.further:
         assert len(curve.further) == len(curve.rows)
 
 
-def test_a_disturbed_measurement_is_longer_hardly_off_and_marked(model: CachedLM, machine: Machine) -> None:
+def test_a_disturbed_measurement_is_longer_hardly_off_and_marked(
+    model: CachedLM, machine: Machine
+) -> None:
     """Two forwards of three take up to four times as long."""
     quiet = measure(model)
     assert quiet.conditions.quiet
@@ -133,12 +149,18 @@ def test_a_disturbed_measurement_is_longer_hardly_off_and_marked(model: CachedLM
 def test_time_without_a_processor_marks_a_measurement(model: CachedLM, machine: Machine) -> None:
     machine.waited = 0.3
     found = measure(model)
-    assert (found.conditions.spread, found.conditions.waited, found.conditions.quiet) == (0.0, 0.3, False)
+    assert (found.conditions.spread, found.conditions.waited, found.conditions.quiet) == (
+        0.0,
+        0.3,
+        False,
+    )
 
 
 def test_a_check_compares_the_cost_of_rows(model: CachedLM, machine: Machine) -> None:
     curve = measure(model).curve
-    machine.forward = lambda rows: 3 * line(0.03)(rows)  # a slower processor: rows cost the same share
+    machine.forward = lambda rows: (
+        3 * line(0.03)(rows)
+    )  # a slower processor: rows cost the same share
     found = check(model, curve)
     assert found is not None
     assert found.confirms
@@ -168,7 +190,13 @@ def test_a_check_compares_the_cost_of_rows(model: CachedLM, machine: Machine) ->
 )
 @pytest.mark.parametrize("when", ["at the next load", "in use"])
 def test_a_curve_that_is_off_or_was_disturbed_is_replaced(
-    model: CachedLM, machine: Machine, when: str, first: tuple[float, float], later: float, waited: float, found: float
+    model: CachedLM,
+    machine: Machine,
+    when: str,
+    first: tuple[float, float],
+    later: float,
+    waited: float,
+    found: float,
 ) -> None:
     """The cost of a row and the share of time without a processor, first and later."""
     machine.forward, machine.waited = line(first[0]), first[1]
@@ -222,13 +250,17 @@ def test_a_slow_model_is_measured_again_once_the_load_has_fallen(
         assert (machine.forwards > before) == calmer
 
 
-def test_a_damaged_record_is_measured_again(model: CachedLM, machine: Machine, measured_costs: Path) -> None:
+def test_a_damaged_record_is_measured_again(
+    model: CachedLM, machine: Machine, measured_costs: Path
+) -> None:
     Costs(model).curve()
     (file,) = measured_costs.glob("*/*/curve.json")
     content = json.loads(file.read_text())
     content["curve"]["seconds"].pop()
     text = json.dumps(content)
-    file.write_text(text + " " * (file.stat().st_size - len(text)))  # of the size that its card names
+    file.write_text(
+        text + " " * (file.stat().st_size - len(text))
+    )  # of the size that its card names
     assert Costs(model).recall() is None
     assert Costs(model).curve().rows == ROWS
 
@@ -247,7 +279,9 @@ def test_nothing_is_kept_where_the_cache_cannot_be_written(
 
 
 def test_an_engine_takes_the_new_curve(pair: Pair, machine: Machine, measured_costs: Path) -> None:
-    """Rows were found too dear for any draft; a few seconds later they are cheap, and answers stay the same."""
+    """Rows were found too dear for any draft; a few seconds later they are cheap, and answers
+    stay the same.
+    """
     machine.forward, machine.waited = line(10.0), 0.3
     llm = LLM(pair.target, "sssd", max_batch=1)
     params = SamplingParams(max_new_tokens=40)
@@ -265,7 +299,9 @@ def test_an_engine_takes_the_new_curve(pair: Pair, machine: Machine, measured_co
     assert curve.seconds[ROWS.index(8)] < 1.1 * curve.seconds[0]
 
 
-def test_a_given_curve_is_neither_measured_nor_corrected(pair: Pair, machine: Machine, measured_costs: Path) -> None:
+def test_a_given_curve_is_neither_measured_nor_corrected(
+    pair: Pair, machine: Machine, measured_costs: Path
+) -> None:
     given = CostCurve((1, 64), (100.0, 200.0))
     counts = []
     for seconds in (1e-3, 10.0):
@@ -283,7 +319,13 @@ def test_a_given_curve_is_neither_measured_nor_corrected(pair: Pair, machine: Ma
 
 @pytest.mark.parametrize(
     "content",
-    ['{"rows": [1, 8]}', '{"rows": [2, 8], "seconds": [1, 2]}', '{"rows": [1, 8], "seconds": [2, 1]}', "[]", "no"],
+    [
+        '{"rows": [1, 8]}',
+        '{"rows": [2, 8], "seconds": [1, 2]}',
+        '{"rows": [1, 8], "seconds": [2, 1]}',
+        "[]",
+        "no",
+    ],
 )
 def test_a_file_that_is_no_curve_is_refused(
     model: CachedLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
@@ -337,11 +379,15 @@ def test_several_threads_that_wait_are_noticed(monkeypatch: pytest.MonkeyPatch) 
         now[0] += 1.0
         queued[0] += 0.5
 
-    assert Stopwatch.suited(torch.device("cpu"), call).seconds(lambda: None) < 0.5  # by the processor's clock
+    assert (
+        Stopwatch.suited(torch.device("cpu"), call).seconds(lambda: None) < 0.5
+    )  # by the processor's clock
     assert Stopwatch.suited(torch.device("meta"), call).seconds(call) == 1.0
 
 
-def test_a_record_survives_its_file(model: CachedLM, machine: Machine, measured_costs: Path) -> None:
+def test_a_record_survives_its_file(
+    model: CachedLM, machine: Machine, measured_costs: Path
+) -> None:
     place = cache.CacheKey("cost-test-v1", "facts", "name", "curve.json")
     found = measure(model)
     cache.keep(place, found)
@@ -353,7 +399,9 @@ def test_a_record_survives_its_file(model: CachedLM, machine: Machine, measured_
 
 @pytest.mark.usefixtures("measured_costs")
 def test_a_disturbed_curve_is_checked_every_minute(model: CachedLM, machine: Machine) -> None:
-    """However long the machine is busy; a curve that is confirmed meanwhile stays, and a quiet check replaces it at once."""
+    """However long the machine is busy; a curve that is confirmed meanwhile stays, and a quiet
+    check replaces it at once.
+    """
     machine.waited = 0.3
     costs = Costs(model)
     costs.curve()

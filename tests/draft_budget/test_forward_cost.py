@@ -1,4 +1,6 @@
-"""What batch invariance costs a step is measured on whole forwards, and nothing of it stays behind."""
+"""What batch invariance costs a step is measured on whole forwards, and nothing of it stays
+behind.
+"""
 
 import pytest
 
@@ -20,13 +22,17 @@ def test_a_cost_that_is_paid_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CachedLM, "forward", watched)
     assert forward_cost(model, 512, Products(), 1.05).ratio > 1.05
     assert {by_position for by_position, _ in seen} == {True, False}
-    assert {cached for _, cached in seen} == {min(CONTEXT, model.config.max_position_embeddings - 2)}
+    assert {cached for _, cached in seen} == {
+        min(CONTEXT, model.config.max_position_embeddings - 2)
+    }
 
 
 def test_enough_rounds_are_made_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[object] = []
     honest = CachedLM.forward
-    monkeypatch.setattr(CachedLM, "forward", lambda self, *asked: rounds.append(1) or honest(self, *asked))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        CachedLM, "forward", lambda self, *asked: rounds.append(1) or honest(self, *asked)
+    )  # type: ignore[func-returns-value]
     forward_cost(make("llama", "sdpa"), 1, Products(), 1e9)
     few = len(rounds)
     forward_cost(make("llama", "sdpa"), 1, Products(), 0.0)

@@ -1,4 +1,6 @@
-"""What is read off the target's states: that it is right where it can be, kept, and that no text depends on it."""
+"""What is read off the target's states: that it is right where it can be, kept, and that no text
+depends on it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ def test_states_are_those_the_logits_are_made_of(pair: Pair) -> None:
 def test_a_linear_model_is_foreseen_exactly(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the next state is a linear map of state and embedding, that map is found."""
     model = CachedLM(pair.target)
-    embedding, head = pair.target.get_input_embeddings().weight, pair.target.get_output_embeddings().weight
+    embedding, head = (
+        pair.target.get_input_embeddings().weight,
+        pair.target.get_output_embeddings().weight,
+    )
     hidden = head.shape[1]
     generator = torch.Generator().manual_seed(1)
     states = torch.randn(3000, hidden, generator=generator)
@@ -68,7 +73,11 @@ def test_a_linear_model_is_foreseen_exactly(pair: Pair, monkeypatch: pytest.Monk
     with torch.inference_mode():
         inputs = torch.cat((states, embedding[token_ids], torch.ones(3000, 1)), dim=-1)
         following = inputs @ true
-        monkeypatch.setattr(module, "_write", lambda model, pairs: (states[:2900], token_ids[:2900], following[:2900]))
+        monkeypatch.setattr(
+            module,
+            "_write",
+            lambda model, pairs: (states[:2900], token_ids[:2900], following[:2900]),
+        )
         monkeypatch.setattr(module, "_RIDGE", 1e-3)
         found = find_draft_head(model)
         assert found is not None
@@ -82,13 +91,19 @@ def test_a_linear_model_is_foreseen_exactly(pair: Pair, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("count", [5, 40])
 def test_both_forms_of_the_system_have_the_same_solution(count: int) -> None:
     generator = torch.Generator().manual_seed(2)
-    inputs, following = (torch.randn(count, width, generator=generator, dtype=torch.float64) for width in (20, 3))
-    expected = torch.linalg.solve(inputs.T @ inputs + module._RIDGE * torch.eye(20), inputs.T @ following)
+    inputs, following = (
+        torch.randn(count, width, generator=generator, dtype=torch.float64) for width in (20, 3)
+    )
+    expected = torch.linalg.solve(
+        inputs.T @ inputs + module._RIDGE * torch.eye(20), inputs.T @ following
+    )
     torch.testing.assert_close(module._solve(inputs, following), expected)
 
 
 def test_it_guesses_better_than_chance_of_the_models_own_text(pair: Pair) -> None:
-    """The mark of a map that was learnt: on the embedded target's own answers, next tokens among its first sixteen."""
+    """The mark of a map that was learnt: on the embedded target's own answers, next tokens among
+    its first sixteen.
+    """
     model = CachedLM(pair.target)
     found = find_draft_head(model)
     assert found is not None
@@ -96,27 +111,39 @@ def test_it_guesses_better_than_chance_of_the_models_own_text(pair: Pair) -> Non
     for prompt, answer in zip(pair.prompts[:4], pair.answers[:4], strict=True):
         text = [*prompt, *answer]
         trees = found.foresee(states_of(model, text)[:-2], text[1:-1])
-        hits = [token in tree.token_ids for tree, token in zip(trees, text[2:], strict=True)][len(prompt) :]
+        hits = [token in tree.token_ids for tree, token in zip(trees, text[2:], strict=True)][
+            len(prompt) :
+        ]
         right, total = right + sum(hits), total + len(hits)
     assert right > 0.2 * total
 
 
 @pytest.mark.parametrize("name", ["falcon_alibi", "opt", "gemma2", "gpt2"])
 def test_models_of_other_forms_have_it_too(name: str) -> None:
-    """Positions that are slots, an embedding of another width, scaled embeddings and capped logits, positions as embeddings."""
+    """Positions that are slots, an embedding of another width, scaled embeddings and capped
+    logits, positions as embeddings.
+    """
     found = find_draft_head(CachedLM(make(name, "eager")))
     assert found is not None
 
 
-def test_a_model_without_embeddings_that_can_be_read_has_none(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_embeddings_that_can_be_read_has_none(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pair.target, "get_input_embeddings", torch.nn.Identity)
     assert find_draft_head(CachedLM(pair.target)) is None
 
 
-def test_a_model_that_passes_by_its_head_has_none(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_passes_by_its_head_has_none(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And a request that asks for it goes on without."""
     head = pair.target.get_output_embeddings()
-    monkeypatch.setattr(pair.target, "get_output_embeddings", lambda: torch.nn.Linear(head.in_features, head.out_features))
+    monkeypatch.setattr(
+        pair.target,
+        "get_output_embeddings",
+        lambda: torch.nn.Linear(head.in_features, head.out_features),
+    )
     assert find_draft_head(CachedLM(pair.target)) is None
     (answer,) = LLM(pair.target, drafters.create("auto:nodes=8,budget=false")).generate(
         pair.prompts[:1], SamplingParams(max_new_tokens=COUNT)
@@ -134,7 +161,9 @@ def weights_of(found: DraftHead | None) -> Tensor:
     return found._first
 
 
-def test_that_of_a_large_model_is_kept(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_that_of_a_large_model_is_kept(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     monkeypatch.setattr(module, "_WORTH_KEEPING", 0)
     first = weights_of(find_draft_head(CachedLM(pair.target)))
@@ -147,7 +176,9 @@ def test_that_of_a_large_model_is_kept(pair: Pair, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("damage", ["not safetensors", "another shape", "no number"])
-def test_a_damaged_one_is_found_again(damage: str, pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_damaged_one_is_found_again(
+    damage: str, pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     monkeypatch.setattr(module, "_WORTH_KEEPING", 0)
     first = weights_of(find_draft_head(CachedLM(pair.target)))
@@ -157,12 +188,16 @@ def test_a_damaged_one_is_found_again(damage: str, pair: Pair, monkeypatch: pyte
         file.write_bytes(b"\xff" * len(content))
     elif damage == "another shape":
         rows, columns = first.shape
-        file.write_bytes(content.replace(f"[{rows},{columns}]".encode(), f"[{columns},{rows}]".encode()))
+        file.write_bytes(
+            content.replace(f"[{rows},{columns}]".encode(), f"[{columns},{rows}]".encode())
+        )
     else:
         tensors = safetensors.torch.load(content)
         tensors["first"][0, 0] = torch.inf
         file.write_bytes(safetensors.torch.save(tensors, {"levels": "1"}))
-    assert torch.allclose(weights_of(find_draft_head(CachedLM(pair.target))), first, rtol=1e-2, atol=1e-2)
+    assert torch.allclose(
+        weights_of(find_draft_head(CachedLM(pair.target))), first, rtol=1e-2, atol=1e-2
+    )
 
 
 class Wrong(Auto):
@@ -171,20 +206,36 @@ class Wrong(Auto):
     head_draft: list[DraftTree]
 
     def observe(self, outcomes: list[Outcome]) -> None:  # type: ignore[override]
-        self.head_draft = [*getattr(self, "head_draft", []), *(one.head_draft for one in outcomes if one.head_draft is not None)]
-        super().observe([replace(one, head_draft=None if one.head_draft is None else turned(one.head_draft)) for one in outcomes])
+        self.head_draft = [
+            *getattr(self, "head_draft", []),
+            *(one.head_draft for one in outcomes if one.head_draft is not None),
+        ]
+        super().observe(
+            [
+                replace(one, head_draft=None if one.head_draft is None else turned(one.head_draft))
+                for one in outcomes
+            ]
+        )
 
 
 def turned(tree: DraftTree) -> DraftTree:
     """Return other tokens, the least likely of them believed most."""
     assert tree.confidence is not None
-    return replace(tree, token_ids=[VOCABULARY - 1 - token for token in tree.token_ids], confidence=tree.confidence[::-1])
+    return replace(
+        tree,
+        token_ids=[VOCABULARY - 1 - token for token in tree.token_ids],
+        confidence=tree.confidence[::-1],
+    )
 
 
 def test_a_drafter_is_told_and_what_is_wrong_changes_no_text(pair: Pair) -> None:
     drafter = Wrong(AutoOptions(nodes=8, budget=False))
-    answers = LLM(pair.target, drafter).generate(pair.prompts[:3], SamplingParams(max_new_tokens=COUNT))
-    assert [answer.token_ids for answer in answers] == [expected[:COUNT] for expected in pair.answers[:3]]
+    answers = LLM(pair.target, drafter).generate(
+        pair.prompts[:3], SamplingParams(max_new_tokens=COUNT)
+    )
+    assert [answer.token_ids for answer in answers] == [
+        expected[:COUNT] for expected in pair.answers[:3]
+    ]
     assert drafter.head_draft
     assert all(len(tree) == 16 for tree in drafter.head_draft)
 
@@ -217,7 +268,9 @@ def test_auto_guesses_from_the_first_step_on(pair: Pair) -> None:
     """Of tokens that are in no prompt: with it there is a tree at once, without there is none."""
     drafted = []
     for spec in ("auto:nodes=8,budget=false", "auto:nodes=8,budget=false,draft_head=false"):
-        (answer,) = LLM(pair.target, drafters.create(spec)).generate([[5, 9, 13]], SamplingParams(max_new_tokens=3))
+        (answer,) = LLM(pair.target, drafters.create(spec)).generate(
+            [[5, 9, 13]], SamplingParams(max_new_tokens=3)
+        )
         drafted.append(answer.stats.drafted_tokens)
     assert drafted[0] > drafted[1]
 
@@ -237,7 +290,9 @@ def test_auto_does_not_ask_while_nothing_is_fed() -> None:
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_auto_has_less_foreseen_beside_a_draft_model(asks: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_has_less_foreseen_beside_a_draft_model(
+    asks: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One token where it was asked, of wide trees two; all where it was not."""
     monkeypatch.setattr(DraftModelGate, "asks", lambda *_: asks)
     drafter = Auto(AutoOptions(), CachedLM(pair.draft))
@@ -247,7 +302,11 @@ def test_auto_has_less_foreseen_beside_a_draft_model(asks: bool, pair: Pair, mon
     for nodes in (8, 16):
         drafter.propose([request], [nodes])
         request.token_ids.append(7)
-        tops = TopTokens(torch.full((1 + nodes, 8), 7).numpy(), torch.full((1 + nodes, 8), 0.1).numpy())
-        drafter.observe([Outcome(request, DraftTree.chain([9] * nodes), [], [7], [7] * (1 + nodes), tops)])
+        tops = TopTokens(
+            torch.full((1 + nodes, 8), 7).numpy(), torch.full((1 + nodes, 8), 0.1).numpy()
+        )
+        drafter.observe(
+            [Outcome(request, DraftTree.chain([9] * nodes), [], [7], [7] * (1 + nodes), tops)]
+        )
         levels.append(drafter.num_head_tokens())
     assert levels == ([16, 1, 2] if asks else [16, 16, 16])

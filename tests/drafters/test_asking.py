@@ -16,7 +16,9 @@ from tests.support.shared import COUNT, Pair
 
 
 def asked(asking: DraftModelGate, steps: int, gain: int, seconds: float) -> int:
-    """How many of so many steps ask, if that adds so many tokens to one of the others and a second."""
+    """How many of so many steps ask, if that adds so many tokens to one of the others and a
+    second.
+    """
     count = 0
     for _ in range(steps):
         asks = asking.asks(1)
@@ -28,8 +30,12 @@ def asked(asking: DraftModelGate, steps: int, gain: int, seconds: float) -> int:
     return count
 
 
-@pytest.mark.parametrize(("gain", "seconds", "pays"), [(1, 0.5, True), (1, 1.5, False), (0, 0.1, False), (3, 2.0, True)])
-def test_it_is_asked_where_that_pays_and_ever_more_rarely_where_not(gain: int, seconds: float, pays: bool) -> None:
+@pytest.mark.parametrize(
+    ("gain", "seconds", "pays"), [(1, 0.5, True), (1, 1.5, False), (0, 0.1, False), (3, 2.0, True)]
+)
+def test_it_is_asked_where_that_pays_and_ever_more_rarely_where_not(
+    gain: int, seconds: float, pays: bool
+) -> None:
     asking = DraftModelGate()
     early, late = asked(asking, 100, gain, seconds), asked(asking, 1000, gain, seconds)
     if pays:
@@ -65,32 +71,44 @@ def test_a_source_that_begins_or_ceases_to_pay_is_noticed(pays: bool) -> None:
     ("others", "gain"),
     [
         (DraftTree([5, 6, 8], [-1, 0, 1], None, [0.9] * 3), 0),
-        (DraftTree([5, 8, 6], [-1, 0, 0], None, [0.9, 0.5, 0.4]), 1),  # of three, two would have been fed
+        (
+            DraftTree([5, 8, 6], [-1, 0, 0], None, [0.9, 0.5, 0.4]),
+            1,
+        ),  # of three, two would have been fed
         (DraftTree([8, 6], [-1, 0], None, [0.9] * 2), 2),
         (DraftTree([5, 6, 7], [-1, 0, 1], None, [0.9] * 3), 0),
         (EMPTY_TREE, 2),
     ],
 )
-def test_the_others_tree_counts_as_far_as_it_would_have_been_fed(others: DraftTree, gain: int) -> None:
+def test_the_others_tree_counts_as_far_as_it_would_have_been_fed(
+    others: DraftTree, gain: int
+) -> None:
     """Two drafts were fed and accepted."""
     assert gains(others, DraftTree([5, 6], [-1, 0], None, [0.9] * 2), [5, 6, 7], []) == [gain]
 
 
 def test_a_tree_that_displaced_a_better_one_has_cost_what_the_text_says_later() -> None:
-    others, fed = DraftTree.chain([5, 6, 7], confidence=[0.9] * 3), DraftTree.chain([8, 9, 9], confidence=[0.9] * 3)
+    others, fed = (
+        DraftTree.chain([5, 6, 7], confidence=[0.9] * 3),
+        DraftTree.chain([8, 9, 9], confidence=[0.9] * 3),
+    )
     assert gains(others, fed, [5], [6, 7]) == []  # the text may go on as the others' tree does
     assert gains(others, fed, [5], [6, 9]) == [-2]
     assert gains(others, fed, [5], [6, 7, 1]) == [-3]
     assert gains(others, fed, [5], [6], ended=True) == [-1]
 
 
-def gains(others: DraftTree, fed: DraftTree, said: list[int], later: list[int], ended: bool = False) -> list[int]:
+def gains(
+    others: DraftTree, fed: DraftTree, said: list[int], later: list[int], ended: bool = False
+) -> list[int]:
     """What asking was worth in a step that had the tokens `said`, as far as `later` tells."""
     noted: list[int] = []
     prices: list[float] = []
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(DraftModelGate, "record_gain", lambda self, gain: noted.append(gain))
-        monkeypatch.setattr(DraftModelGate, "record_cost", lambda self, seconds: prices.append(seconds))
+        monkeypatch.setattr(
+            DraftModelGate, "record_cost", lambda self, seconds: prices.append(seconds)
+        )
         request, askings = Request([1], SamplingParams()), DraftModelGates()
         assert askings.begin({request.id: others}, telling=True)
         askings.asked()
@@ -117,16 +135,22 @@ class Slow(DelegatingDrafter):
         return super().propose(requests, max_nodes)
 
 
-def test_a_draft_model_that_takes_long_is_left_out_with_the_budget_only(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_that_takes_long_is_left_out_with_the_budget_only(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shares = {}
     for budget in ("true", "false"):
         llm = LLM(pair.target, f"auto:budget={budget},nodes=8", draft_model=pair.draft, max_batch=1)
         auto: Any = llm.drafter
         auto._model.inner = slow = Slow(auto._model.inner)
-        monkeypatch.setattr("paceline.drafters.auto.draft_model_gate.perf_counter", lambda slow=slow: slow.now)
+        monkeypatch.setattr(
+            "paceline.drafters.auto.draft_model_gate.perf_counter", lambda slow=slow: slow.now
+        )
         outs = llm.generate(pair.prompts * 3, SamplingParams(max_new_tokens=COUNT))
         assert [out.token_ids for out in outs] == pair.answers * 3
-        shares[budget] = sum(out.stats.draft_forwards for out in outs) / sum(out.stats.target_forwards for out in outs)
+        shares[budget] = sum(out.stats.draft_forwards for out in outs) / sum(
+            out.stats.target_forwards for out in outs
+        )
     assert shares["true"] < 0.6 * shares["false"]
 
 
@@ -137,10 +161,18 @@ def test_one_tree_of_all_sources_has_more_tokens_per_forward_than_each() -> None
         options = ":budget=false,nodes=16" if spec == "auto" else ""
         llm = LLM(demo.TARGET, spec + options, draft_model=draft, max_batch=1, max_nodes=16)
         texts = (
-            "Write a Python function that reverses a list.", "Count to ten.", "Name three rivers.", "Explain rain.",
-            "What is a verb?", "List colours.", "Write a poem about snow.", "How do I boil an egg?",
-        )  # fmt: skip
+            "Write a Python function that reverses a list.",
+            "Count to ten.",
+            "Name three rivers.",
+            "Explain rain.",
+            "What is a verb?",
+            "List colours.",
+            "Write a poem about snow.",
+            "How do I boil an egg?",
+        )
         prompts = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts]
         outs = llm.generate(prompts, SamplingParams(max_new_tokens=64))
-        found[spec, draft] = sum(out.stats.new_tokens for out in outs) / sum(out.stats.target_forwards for out in outs)
+        found[spec, draft] = sum(out.stats.new_tokens for out in outs) / sum(
+            out.stats.target_forwards for out in outs
+        )
     assert found["auto", demo.DRAFT] > max(found["auto", None], found["draft_model", demo.DRAFT])

@@ -23,13 +23,18 @@ class Watched(CheckedDrafter):
         for outcome in outcomes:
             count = len(outcome.new_token_ids)
             assert outcome.request.token_ids[-count:] == outcome.new_token_ids
-            assert [outcome.tree.token_ids[node] for node in outcome.accepted] == outcome.new_token_ids[: len(outcome.accepted)]
+            assert [
+                outcome.tree.token_ids[node] for node in outcome.accepted
+            ] == outcome.new_token_ids[: len(outcome.accepted)]
             assert count - len(outcome.accepted) in (0, 1)
             assert len(outcome.target_argmax) == 1 + len(outcome.tree)
         super().observe(outcomes)
 
 
-@pytest.mark.parametrize(("name", "temperature"), [*((name, 0.0) for name in SPECS), *((name, 1.0) for name in available())])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [*((name, 0.0) for name in SPECS), *((name, 1.0) for name in available())],
+)
 def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: float) -> None:
     """Budgets of 0, 1, 2, ... nodes that differ by sequence and by step."""
     drafter = Watched(pair.engine(name).drafter, 256)  # without a budget but where the name says so
@@ -70,7 +75,10 @@ def constant(trees: Callable[[int], list[DraftTree]]) -> ScriptedDrafter:
 
 EVEN = torch.full((256,), 1 / 256)
 BREACHES: dict[str, tuple[Callable[[int], list[DraftTree]], str]] = {
-    "too many nodes": (one_each([3] * 9, list(range(-1, 8))), r"proposed 9 nodes .* max_nodes was 8"),
+    "too many nodes": (
+        one_each([3] * 9, list(range(-1, 8))),
+        r"proposed 9 nodes .* max_nodes was 8",
+    ),
     "a later parent": (one_each([3, 4], [-1, 1]), r"parents \[-1, 1\]"),
     "a parent below the root": (one_each([3, 4], [-1, -2]), r"parents \[-1, -2\]"),
     "fewer parents than nodes": (one_each([3, 4], [-1]), "2 token_ids and 1 parents"),
@@ -78,12 +86,24 @@ BREACHES: dict[str, tuple[Callable[[int], list[DraftTree]], str]] = {
     "twins": (one_each([3, 3], [-1, -1]), "two siblings with the same token"),
     "a token too large": (one_each([256], [-1]), r"outside 0\.\.255"),
     "a negative token": (one_each([-1], [-1]), r"outside 0\.\.255"),
-    "a tree too few": (lambda count: [DraftTree([], [])] * (count - 1), "proposed 1 trees for 2 sequences"),
-    "a tree too many": (lambda count: [DraftTree([], [])] * (count + 1), "proposed 3 trees for 2 sequences"),
-    "a guess before a draw": (one_each([3, 4], [-1, -1], [None, EVEN]), "drawn siblings come first"),
+    "a tree too few": (
+        lambda count: [DraftTree([], [])] * (count - 1),
+        "proposed 1 trees for 2 sequences",
+    ),
+    "a tree too many": (
+        lambda count: [DraftTree([], [])] * (count + 1),
+        "proposed 3 trees for 2 sequences",
+    ),
+    "a guess before a draw": (
+        one_each([3, 4], [-1, -1], [None, EVEN]),
+        "drawn siblings come first",
+    ),
     "probs of another vocabulary": (one_each([3], [-1], [torch.ones(5)]), r"probs of shape \(5,\)"),
     "probs for some nodes only": (one_each([3, 4], [-1, 0], [EVEN]), "1 probs for 2 nodes"),
-    "confidence for some nodes only": (one_each([3, 4], [-1, 0], None, [0.5]), "1 confidence for 2 nodes"),
+    "confidence for some nodes only": (
+        one_each([3, 4], [-1, 0], None, [0.5]),
+        "1 confidence for 2 nodes",
+    ),
 }
 
 
@@ -109,5 +129,7 @@ def test_what_is_allowed_passes(pair: Pair) -> None:
         one_each([3], [-1], [None]),
     ]
     for trees in fine:
-        outs = LLM(pair.target, drafter=constant(trees), max_nodes=8).generate(pair.prompts, SamplingParams(max_new_tokens=6))
+        outs = LLM(pair.target, drafter=constant(trees), max_nodes=8).generate(
+            pair.prompts, SamplingParams(max_new_tokens=6)
+        )
         assert [out.token_ids for out in outs] == [answer[:6] for answer in pair.answers]

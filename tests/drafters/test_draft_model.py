@@ -1,4 +1,6 @@
-"""The draft model's tree: what it is fed, what it keeps, what it learns; and that its guesses are the draft model's own words."""
+"""The draft model's tree: what it is fed, what it keeps, what it learns; and that its guesses
+are the draft model's own words.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,17 @@ from paceline import LLM, DraftTree, Outcome, SamplingParams
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE
 from paceline.drafters.draft_model.draft_calibration import DraftCalibration
-from paceline.drafters.draft_model.draft_tree_builder import DraftForwardInput, GuessTree, NodePrediction
-from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions, adjusted_answers, greedy_answers
+from paceline.drafters.draft_model.draft_tree_builder import (
+    DraftForwardInput,
+    GuessTree,
+    NodePrediction,
+)
+from paceline.drafters.draft_model.drafter import (
+    DraftModel,
+    DraftModelOptions,
+    adjusted_answers,
+    greedy_answers,
+)
 from paceline.model.cached_lm import CachedLM
 from tests.support.shared import COUNT, Pair
 
@@ -22,25 +33,35 @@ def nothing(path: list[int], length: int) -> list[int]:
 
 
 def ask(
-    tree: GuessTree, answers: dict[tuple[int, ...], tuple[list[int], list[float]]], text: Sequence[int] = (),
+    tree: GuessTree,
+    answers: dict[tuple[int, ...], tuple[list[int], list[float]]],
+    text: Sequence[int] = (),
     likely: DraftTree = EMPTY_TREE,
-) -> DraftTree:  # fmt: skip
+) -> DraftTree:
     """One draft forward of a model that says `answers[path]`, the likeliest first.
 
     Args:
         text: is looked up behind the root. likely: is guessed by others.
     """
-    question = tree.question(tree.newest(), lambda path, length: list(text[len(path) :][:length]), likely)
+    question = tree.question(
+        tree.newest(), lambda path, length: list(text[len(path) :][:length]), likely
+    )
 
     def path(node: int) -> tuple[int, ...]:
-        return () if node < 0 else (*path(question.tree.parents[node]), question.tree.token_ids[node])
+        return (
+            () if node < 0 else (*path(question.tree.parents[node]), question.tree.token_ids[node])
+        )
 
     said = [answers.get(path(place - 1), ([0, 1], [0.001, 0.001])) for place in question.asked]
-    tree.learn_answers(question, [NodePrediction(tokens[0], tokens, probs) for tokens, probs in said])
+    tree.learn_answers(
+        question, [NodePrediction(tokens[0], tokens, probs) for tokens, probs in said]
+    )
     return question.tree
 
 
-def grown(limit: int = 10, longest: int = 5, branch_above: float = 0.1, stop_below: float = 0.5) -> GuessTree:
+def grown(
+    limit: int = 10, longest: int = 5, branch_above: float = 0.1, stop_below: float = 0.5
+) -> GuessTree:
     return GuessTree(DraftCalibration(), limit, longest, branch_above, stop_below)
 
 
@@ -52,7 +73,10 @@ def test_likely_siblings_are_kept_and_asked_about_in_one_forward() -> None:
     fed = ask(tree, {(7,): ([1, 2], [0.9, 0.05]), (8,): ([3, 4], [0.9, 0.1])})
     assert (fed.token_ids, fed.parents) == ([7, 8], [-1, -1])
     result, first_choice_probs = tree.finished()
-    assert (result.token_ids, result.parents) == ([7, 1, 8, 3], [-1, 0, -1, 2])  # likeliest paths first
+    assert (result.token_ids, result.parents) == (
+        [7, 1, 8, 3],
+        [-1, 0, -1, 2],
+    )  # likeliest paths first
     assert first_choice_probs == [0.5, 0.9, None, 0.9]
 
 
@@ -79,11 +103,17 @@ def test_what_others_guess_is_asked_about_in_the_first_forward() -> None:
     likely = DraftTree([7, 5, 8, 9, 2], [-1, 0, -1, -1, 3])
     assert ask(tree, said, [7, 1], likely) == likely
     result, _ = tree.finished()
-    paths = {tuple(result.token_ids[above] for above in result.path(node)) for node in range(len(result))}
+    paths = {
+        tuple(result.token_ids[above] for above in result.path(node)) for node in range(len(result))
+    }
     assert paths == {(7,), (8,), (7, 5), (8, 2), (7, 5, 4)}
     assert tree.newest() != []
-    fed = ask(tree, {(7, 5, 4): ([1, 2], [0.9, 0.01]), (8, 2): ([6, 1], [0.9, 0.01])}, likely=likely)
-    assert 9 not in fed.token_ids  # the draft model does not say it, and others are asked about once
+    fed = ask(
+        tree, {(7, 5, 4): ([1, 2], [0.9, 0.01]), (8, 2): ([6, 1], [0.9, 0.01])}, likely=likely
+    )
+    assert (
+        9 not in fed.token_ids
+    )  # the draft model does not say it, and others are asked about once
 
 
 def test_the_first_choice_is_guessed_however_unlikely_and_limits_hold() -> None:
@@ -95,8 +125,16 @@ def test_the_first_choice_is_guessed_however_unlikely_and_limits_hold() -> None:
         assert grown(limit, longest).newest() == []
     tree = grown(limit=3, longest=2, stop_below=0.0)
     while tree.newest():
-        ask(tree, {(): ([7, 8, 9], [0.4, 0.3, 0.3]), (7,): ([1, 2, 3], [0.4, 0.3, 0.3])}, [7, 1, 4, 4])
-    assert sorted(tree.finished()[0].token_ids) == [1, 7, 8]  # first choices all the way, then the likeliest
+        ask(
+            tree,
+            {(): ([7, 8, 9], [0.4, 0.3, 0.3]), (7,): ([1, 2, 3], [0.4, 0.3, 0.3])},
+            [7, 1, 4, 4],
+        )
+    assert sorted(tree.finished()[0].token_ids) == [
+        1,
+        7,
+        8,
+    ]  # first choices all the way, then the likeliest
 
 
 def test_hit_rates_move_from_the_prior_to_what_happened() -> None:
@@ -118,16 +156,23 @@ class Overheard(DraftModel):
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         trees = super().propose(requests, max_nodes)
-        self.notes += [(list(request.token_ids), tree) for request, tree in zip(requests, trees, strict=True)]
+        self.notes += [
+            (list(request.token_ids), tree) for request, tree in zip(requests, trees, strict=True)
+        ]
         return trees
 
 
 @pytest.mark.parametrize("lookup", [True, False])
 def test_every_first_child_is_the_draft_models_own_word(pair: Pair, lookup: bool) -> None:
     """Whatever was fed together with it, and after rejections."""
-    drafter = Overheard(DraftModelOptions(stop_below=0.05, branch_above=0.01, lookup=lookup, budget=False), CachedLM(pair.draft))
+    drafter = Overheard(
+        DraftModelOptions(stop_below=0.05, branch_above=0.01, lookup=lookup, budget=False),
+        CachedLM(pair.draft),
+    )
     drafter.notes = []
-    outs = LLM(pair.target, drafter=drafter, max_batch=4).generate(pair.prompts, SamplingParams(max_new_tokens=12))
+    outs = LLM(pair.target, drafter=drafter, max_batch=4).generate(
+        pair.prompts, SamplingParams(max_new_tokens=12)
+    )
     assert [out.token_ids for out in outs] == [answer[:12] for answer in pair.answers]
     assert any(not tree.is_chain() for _, tree in drafter.notes)
     for tokens, tree in drafter.notes[::5]:
@@ -145,9 +190,14 @@ def words(tree: DraftTree, node: int) -> list[int]:
 @pytest.mark.parametrize("verification", ["reject", "follow"])
 def test_greedy_and_sampled_sequences_share_a_batch(pair: Pair, verification: str) -> None:
     """Trees and chains are drafted one after the other over the same rows."""
-    params = [SamplingParams(COUNT, temperature=float(row % 2), seed=row) for row in range(len(pair.prompts))]
+    params = [
+        SamplingParams(COUNT, temperature=float(row % 2), seed=row)
+        for row in range(len(pair.prompts))
+    ]
     plain = LLM(pair.target).generate(pair.prompts, params)
-    outs = pair.engine(f"draft_model:verification={verification}", max_batch=4).generate(pair.prompts, params)
+    outs = pair.engine(f"draft_model:verification={verification}", max_batch=4).generate(
+        pair.prompts, params
+    )
     for row, (out, want) in enumerate(zip(outs, plain, strict=True)):
         if row % 2 == 0 or verification == "follow":
             assert out.token_ids == want.token_ids
@@ -160,7 +210,10 @@ def test_what_is_read_off_greedy_rows_is_what_is_drawn() -> None:
     trees = [DraftTree([5, 6, 7], [-1, 0, 0]), DraftTree([8], [-1])]
     questions = [DraftForwardInput(trees[0], [-1, 0, 1, 2], [0, 2, 3]), None]
     requests = [Request([1, 2], SamplingParams(logit_bias={3: 0.0})) for _ in trees]
-    found = [greedy_answers(logits, questions), adjusted_answers(logits, requests, trees, questions)]
+    found = [
+        greedy_answers(logits, questions),
+        adjusted_answers(logits, requests, trees, questions),
+    ]
     assert [len(one) for one in found[0]] == [3, 0]
     for one, other in zip(found[0][0], found[1][0], strict=True):
         assert (one.choice, list(one.likeliest)) == (other.choice, list(other.likeliest))

@@ -1,4 +1,6 @@
-"""Drafters with a model of their own under the budget: cut to what pays, left out where nothing does, and no text changes."""
+"""Drafters with a model of their own under the budget: cut to what pays, left out where nothing
+does, and no text changes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ CURVES = {
     "knee": CostCurve((1, 3, 4, 64), (100.0, 105.0, 200.0, 400.0)),
     "dear": CostCurve((1, 1000), (100.0, 1e5)),
 }
-SPECS = ["draft_model", "draft_model:branch_above=0.02", "specdec_pp:min=1", "ouroboros", "ouroboros:inspiration=paper,gamma=8"]
+SPECS = [
+    "draft_model",
+    "draft_model:branch_above=0.02",
+    "specdec_pp:min=1",
+    "ouroboros",
+    "ouroboros:inspiration=paper,gamma=8",
+]
 
 
 class Seen(DelegatingDrafter):
@@ -45,7 +53,9 @@ class Seen(DelegatingDrafter):
         super().observe(outcomes)
 
 
-def decoded(pair: Pair, spec: str, curve: str, params: SamplingParams, batch: int) -> tuple[list[list[int]], Seen]:
+def decoded(
+    pair: Pair, spec: str, curve: str, params: SamplingParams, batch: int
+) -> tuple[list[list[int]], Seen]:
     drafter = Seen(pair.engine(f"{spec}{',' if ':' in spec else ':'}budget=true").drafter)
     engine = Engine(pair.target, drafter, max_batch=batch, cost_curve=CURVES[curve])
     requests = [Request(prompt, params) for prompt in pair.prompts[:6]]
@@ -55,7 +65,9 @@ def decoded(pair: Pair, spec: str, curve: str, params: SamplingParams, batch: in
 
 @pytest.mark.parametrize(("curve", "batch"), [("free", 3), ("knee", 1), ("dear", 1)])
 @pytest.mark.parametrize("spec", SPECS)
-def test_answers_are_plain_decodings_and_trees_are_cut_from_the_end(pair: Pair, spec: str, batch: int, curve: str) -> None:
+def test_answers_are_plain_decodings_and_trees_are_cut_from_the_end(
+    pair: Pair, spec: str, batch: int, curve: str
+) -> None:
     said, seen = decoded(pair, spec, curve, SamplingParams(COUNT), batch)
     assert said == pair.answers[:6]
     for tree, fed, _ in seen.notes:
@@ -65,19 +77,25 @@ def test_answers_are_plain_decodings_and_trees_are_cut_from_the_end(pair: Pair, 
     if curve == "dear":
         assert not any(fed.token_ids for _, fed, _ in seen.notes)
     if curve == "knee":
-        assert all(prompt or len(fed) != 3 for _, fed, prompt in seen.notes)  # the third costs as much as forty
+        assert all(
+            prompt or len(fed) != 3 for _, fed, prompt in seen.notes
+        )  # the third costs as much as forty
 
 
 @pytest.mark.parametrize("spec", ["draft_model", "specdec_pp"])
 def test_no_clock_decides_about_draws(pair: Pair, spec: str) -> None:
-    """What a seed says depends on the draws, so they are fed whole, and at every step, whatever they cost."""
+    """What a seed says depends on the draws, so they are fed whole, and at every step, whatever
+    they cost.
+    """
     params = SamplingParams(30, temperature=1.0, seed=5)
     texts = [decoded(pair, spec, curve, params, 3)[0] for curve in ("free", "dear")]
     assert texts[0] == texts[1]
 
 
 def test_that_is_noticed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drafter that does not say that it draws is left out where it is dear, and the text is another."""
+    """A drafter that does not say that it draws is left out where it is dear, and the text is
+    another.
+    """
     monkeypatch.setattr(Seen, "draws", lambda self, request: False)
     params = SamplingParams(30, temperature=1.0, seed=5)
     texts = [decoded(pair, "draft_model", curve, params, 3)[0] for curve in ("free", "dear")]
@@ -85,7 +103,9 @@ def test_that_is_noticed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
-    """Its time has passed before there is a tree to cut, so nothing is asked of it but now and then."""
+    """Its time has passed before there is a tree to cut, so nothing is asked of it but now and
+    then.
+    """
 
     class Slow(DelegatingDrafter):
         spent = 0.0
@@ -105,7 +125,9 @@ def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
     for request in requests:
         engine.finish(engine.submit([request]))
     assert [request.output_ids for request in requests] == pair.answers
-    assert drafter.spent < 1000.0 * 0.12 * COUNT * len(requests)  # bursts of 8 steps, with ever longer pauses
+    assert drafter.spent < 1000.0 * 0.12 * COUNT * len(
+        requests
+    )  # bursts of 8 steps, with ever longer pauses
 
 
 def test_asking_costs_whatever_is_fed_and_who_is_not_asked_is_not_judged() -> None:
@@ -120,17 +142,26 @@ def test_asking_costs_whatever_is_fed_and_who_is_not_asked_is_not_judged() -> No
         (DraftTree.chain([5], confidence=[0.0]), 50.0, 1.5),
         (DraftTree.chain([5, 6]), 50.0, 1.03 * 1.05 + 0.5),
     ):
-        part = DrafterBatch(DrafterState(Asks(), DrafterStats()), [], [], trees=[tree], draft_seconds=seconds)
+        part = DrafterBatch(
+            DrafterState(Asks(), DrafterStats()), [], [], trees=[tree], draft_seconds=seconds
+        )
         DraftBudget(lambda: CURVES["knee"]).cut([part], 1, 1)
         assert part.cost == pytest.approx(cost)
 
 
 def test_likeliest_paths_first() -> None:
     """0.5 -> 0.9 -> 0.5,   0.4 -> 0.8   become   0.5, 0.45, 0.4, 0.32, 0.225."""
-    tree = DraftTree([10, 11, 12, 20, 21], [-1, 0, 1, -1, 3], confidence=[0.5, 0.9, 0.5, 0.4, 0.8], origins=[1, 1, 1, 2, 2])
+    tree = DraftTree(
+        [10, 11, 12, 20, 21],
+        [-1, 0, 1, -1, 3],
+        confidence=[0.5, 0.9, 0.5, 0.4, 0.8],
+        origins=[1, 1, 1, 2, 2],
+    )
     ordered, before = likeliest_first(tree)
     assert before == [0, 1, 3, 4, 2]
-    assert ordered == DraftTree([10, 11, 20, 21, 12], [-1, 0, -1, 2, 1], confidence=[0.5, 0.9, 0.4, 0.8, 0.5])
+    assert ordered == DraftTree(
+        [10, 11, 20, 21, 12], [-1, 0, -1, 2, 1], confidence=[0.5, 0.9, 0.4, 0.8, 0.5]
+    )
     assert ordered.origins == [1, 1, 2, 2, 1]
     assert likeliest_first(ordered)[0] is ordered
 
@@ -140,7 +171,11 @@ def test_any_tree_keeps_its_paths(seed: int) -> None:
     chance = random.Random(seed)
     size = chance.randrange(1, 30)
     parents = [chance.randrange(-1, node) for node in range(size)]
-    tree = DraftTree(list(range(size)), parents, confidence=[chance.choice([0.0, 0.3, 1.0, chance.random()]) for _ in parents])
+    tree = DraftTree(
+        list(range(size)),
+        parents,
+        confidence=[chance.choice([0.0, 0.3, 1.0, chance.random()]) for _ in parents],
+    )
     ordered, before = likeliest_first(tree)
     assert sorted(before) == tree.token_ids
     assert all(parent < node for node, parent in enumerate(ordered.parents))

@@ -1,4 +1,6 @@
-"""Jacobi decoding is Algorithm 2 of Fu et al. 2024, and in blocks the Gauss-Seidel-Jacobi iteration of Song et al. 2021."""
+"""Jacobi decoding is Algorithm 2 of Fu et al. 2024, and in blocks the Gauss-Seidel-Jacobi
+iteration of Song et al. 2021.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,12 @@ def judge(request: Request, tree: DraftTree, target: Target) -> Outcome:
     return Outcome(request, tree, accepted, run, said)
 
 
-def decode(drafter: Jacobi, request: Request, target: Target, limits: Sequence[int] = (99,)) -> list[tuple[list[int], list[int]]]:
-    """Answer alone: per forward the guesses fed and the tokens emitted. The last of `limits` holds from then on."""
+def decode(
+    drafter: Jacobi, request: Request, target: Target, limits: Sequence[int] = (99,)
+) -> list[tuple[list[int], list[int]]]:
+    """Answer alone: per forward the guesses fed and the tokens emitted. The last of `limits`
+    holds from then on.
+    """
     steps: list[tuple[list[int], list[int]]] = []
     drafter.start(request)
     while request.finish_reason is None:
@@ -53,8 +59,8 @@ def decode(drafter: Jacobi, request: Request, target: Target, limits: Sequence[i
     return steps
 
 
-# The token at each place of the answer, by the token before it. The prompt is 7, so every random guess is 7; the answer is
-# 1 2 3 4 5 6 7.
+# The token at each place of the answer, by the token before it. The prompt is 7, so every random
+# guess is 7; the answer is 1 2 3 4 5 6 7.
 TABLE = [
     {7: 1},
     {1: 2, 7: 9},
@@ -75,11 +81,16 @@ def sevens(count: int) -> Request:
 
 
 def test_algorithm_2_by_hand() -> None:
-    """Each line: y of the iteration before, without what is final and without y_6, which no equation reads."""
+    """Each line: y of the iteration before, without what is final and without y_6, which no
+    equation reads.
+    """
     assert decode(jacobi(), sevens(6), by_table) == [
         ([7, 7, 7, 7, 7], [1]),  # y = 1 9 3 8 5 6
         ([9, 3, 8, 5], [2]),  # y = 1 2 3 4 9 6: wrong tokens before them, yet 3 and 4 are right
-        ([3, 4, 9], [3, 4, 5]),  # y = 1 2 3 4 5 0: two guesses right, and the token that replaces the wrong one
+        (
+            [3, 4, 9],
+            [3, 4, 5],
+        ),  # y = 1 2 3 4 5 0: two guesses right, and the token that replaces the wrong one
         ([], [6]),
     ]
 
@@ -97,7 +108,9 @@ def test_gauss_seidel_jacobi_by_hand() -> None:
 
 
 def test_a_budget_hides_the_tail() -> None:
-    """Guesses never fed stay as they are; places that come into sight get fresh ones; nothing is lost by a step without nodes."""
+    """Guesses never fed stay as they are; places that come into sight get fresh ones; nothing is
+    lost by a step without nodes.
+    """
     assert decode(jacobi(), sevens(6), by_table, limits=[2, 0, 4]) == [
         ([7, 7], [1]),  # 1 9 3
         ([], [2]),  # 1 2, and the guess 3 behind it
@@ -124,7 +137,9 @@ def test_a_shorter_tree_than_proposed() -> None:
 
 
 def test_a_tree_of_several_drafters() -> None:
-    """The guesses are one branch of it and another branch is accepted: every guess is still for its own place."""
+    """The guesses are one branch of it and another branch is accepted: every guess is still for
+    its own place.
+    """
     drafter, request = jacobi(), sevens(6)
     drafter.start(request)
     drafter.propose([request], [9])
@@ -145,7 +160,9 @@ def test_a_tree_without_the_guesses() -> None:
 
 def first_guesses(prompt: list[int], seed: int, *neighbours: int) -> list[int]:
     drafter = jacobi()
-    requests = [Request(prompt, SamplingParams(max_new_tokens=20, seed=one)) for one in (*neighbours, seed)]
+    requests = [
+        Request(prompt, SamplingParams(max_new_tokens=20, seed=one)) for one in (*neighbours, seed)
+    ]
     for request in requests:
         drafter.start(request)
     return drafter.propose(requests, [50] * len(requests))[-1].token_ids
@@ -162,8 +179,11 @@ def test_initial_guesses_are_random_prompt_tokens_of_the_seed() -> None:
     assert guesses != first_guesses(prompt, 12)
 
 
-def solve(target: Target, prompt: list[int], guesses: list[int]) -> tuple[list[int], list[list[int]]]:
-    """Algorithm 2 as printed, over as many variables as there are guesses: the answer, and what each iteration guessed.
+def solve(
+    target: Target, prompt: list[int], guesses: list[int]
+) -> tuple[list[int], list[list[int]]]:
+    """Algorithm 2 as printed, over as many variables as there are guesses: the answer, and what
+    each iteration guessed.
 
     Guesses are listed from the first that is not final to the last but one.
     """
@@ -179,7 +199,9 @@ def solve(target: Target, prompt: list[int], guesses: list[int]) -> tuple[list[i
 
 @given(st.integers(0, 10**6), st.integers(1, 14), st.sampled_from([None, 1, 2, 3, 5, 14, 20]))
 def test_equals_the_printed_algorithm(seed: int, count: int, block: int | None) -> None:
-    """Block by block, for random targets that look two tokens back; each forward gives a token at least."""
+    """Block by block, for random targets that look two tokens back; each forward gives a token
+    at least.
+    """
     chance = random.Random(seed)
     table = {(a, b): chance.randrange(3) for a in range(3) for b in range(3)}
     prompt = [chance.randrange(3) for _ in range(4)]
@@ -187,7 +209,9 @@ def test_equals_the_printed_algorithm(seed: int, count: int, block: int | None) 
     def target(prefix: Sequence[int]) -> int:
         return table[prefix[-2], prefix[-1]]
 
-    steps = decode(jacobi(block), Request(prompt, SamplingParams(max_new_tokens=count, seed=seed)), target)
+    steps = decode(
+        jacobi(block), Request(prompt, SamplingParams(max_new_tokens=count, seed=seed)), target
+    )
     assert len(steps) <= count
 
     source = random.Random(seed)
@@ -196,7 +220,9 @@ def test_equals_the_printed_algorithm(seed: int, count: int, block: int | None) 
     while len(answer) < count:
         size = count - len(answer) if block is None else min(block, count - len(answer))
         start = [source.choice(prompt) for _ in range(size - 1)]
-        solved, iterations = solve(target, prompt + answer, [*start, -1])  # no equation reads the last variable
+        solved, iterations = solve(
+            target, prompt + answer, [*start, -1]
+        )  # no equation reads the last variable
         assert len(iterations) <= size
         answer += solved
         fed += iterations
@@ -214,7 +240,9 @@ def test_greedy_equals_generate(pair: Pair, block: int | None, batch: int) -> No
     before = Request([1], SamplingParams()).id
     lengths = [random.Random(place).randrange(1, COUNT + 1) for place in range(len(pair.prompts))]
     outs = llm.generate(pair.prompts, [SamplingParams(max_new_tokens=length) for length in lengths])
-    assert [out.token_ids for out in outs] == [answer[:length] for answer, length in zip(pair.answers, lengths, strict=True)]
+    assert [out.token_ids for out in outs] == [
+        answer[:length] for answer, length in zip(pair.answers, lengths, strict=True)
+    ]
     for out in outs:
         assert out.stats.target_forwards <= len(out.token_ids)
         assert len(out.token_ids) == out.stats.target_forwards + out.stats.accepted_tokens
@@ -228,12 +256,16 @@ def test_greedy_equals_generate_on_other_models(name: str, block: int | None) ->
     prompts = [[5, 9, 5, 9, 31], [44], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]]
     llm = LLM(make(name), drafter=jacobi(block), max_batch=3, max_nodes=12)
     outs = llm.generate(prompts, SamplingParams(max_new_tokens=24))
-    assert [out.token_ids for out in outs] == [reference(make(name), prompt, 24) for prompt in prompts]
+    assert [out.token_ids for out in outs] == [
+        reference(make(name), prompt, 24) for prompt in prompts
+    ]
 
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_seed_gives_the_same_text(pair: Pair, block: int | None) -> None:
-    params = [SamplingParams(18, 0.7 + 0.1 * seed, seed=seed - 3) for seed in range(len(pair.prompts))]
+    params = [
+        SamplingParams(18, 0.7 + 0.1 * seed, seed=seed - 3) for seed in range(len(pair.prompts))
+    ]
     plain = LLM(pair.target).generate(pair.prompts, params)
     outs = LLM(pair.target, drafter=jacobi(block), max_batch=3).generate(pair.prompts, params)
     assert [out.token_ids for out in outs] == [out.token_ids for out in plain]

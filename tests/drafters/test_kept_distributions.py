@@ -1,4 +1,6 @@
-"""The file of the kept distributions: more tokens per forward in a second process; refused by name when it is not right."""
+"""The file of the kept distributions: more tokens per forward in a second process; refused by
+name when it is not right.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def test_every_damage_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_file_of_another_kind_version_or_vocabulary(pair: Pair, tmp_path: Path, name: str) -> None:
+def test_a_file_of_another_kind_version_or_vocabulary(
+    pair: Pair, tmp_path: Path, name: str
+) -> None:
     path = tmp_path / "kept"
     made = written(path, vocab_size=50)
     with pytest.raises(ConfigError, match="got a vocabulary of 50 tokens; expected 256"):
@@ -117,7 +121,9 @@ def test_a_file_of_another_kind_version_or_vocabulary(pair: Pair, tmp_path: Path
     with pytest.raises(ConfigError, match="got version '9'; expected '2'"):
         create(name, pool=str(path))
     path.write_bytes(pool_bytes(NgramPool(3), 256))
-    with pytest.raises(ConfigError, match="got 'paceline phrase pool'; expected 'paceline kept distributions'"):
+    with pytest.raises(
+        ConfigError, match="got 'paceline phrase pool'; expected 'paceline kept distributions'"
+    ):
         create(name, pool=str(path))
     path.write_bytes(b"")
     with pytest.raises(ConfigError, match="got a file that cannot be read"):
@@ -127,7 +133,9 @@ def test_a_file_of_another_kind_version_or_vocabulary(pair: Pair, tmp_path: Path
     assert made.kept is not None
     teach(made, {(3,): [(99, 0.5)]})
     made.kept.save()
-    with pytest.raises(ConfigError, match="got ids up to 99; expected ids below its vocabulary of 50"):
+    with pytest.raises(
+        ConfigError, match="got ids up to 99; expected ids below its vocabulary of 50"
+    ):
         create(name, pool=str(path))
 
 
@@ -145,6 +153,8 @@ def test_nothing_is_written_before_the_vocabulary_is_known(tmp_path: Path) -> No
     made: Any = create("auto", pool=str(tmp_path / "kept"))
     with pytest.raises(ConfigError, match="Use it in an LLM first"):
         made.save_pool()
-    with pytest.raises(ConfigError, match=r"token_recycling: got no file .*Choose one with pool=PATH"):
+    with pytest.raises(
+        ConfigError, match=r"token_recycling: got no file .*Choose one with pool=PATH"
+    ):
         create("token_recycling").save_pool()  # type: ignore[attr-defined]
     assert not list(tmp_path.iterdir())

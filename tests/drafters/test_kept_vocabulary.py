@@ -1,4 +1,6 @@
-"""A draft that can say few tokens: the answers stay the target's, and so does their law; its file is checked."""
+"""A draft that can say few tokens: the answers stay the target's, and so does their law; its
+file is checked.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ from tests.verification.test_distribution import EOS, PLAIN, TRUNCATED, answers,
 
 DATA = Path(__file__).parents[1] / "data"
 KEPT = [EOS, 3, 4]  # of six tokens
-SPECS = ["draft_model", "draft_model:length=2", "specdec_pp:min=1", "ouroboros:gamma=2,window=1,ngram=3", "auto:draft=true"]
+SPECS = [
+    "draft_model",
+    "draft_model:length=2",
+    "specdec_pp:min=1",
+    "ouroboros:gamma=2,window=1,ngram=3",
+    "auto:draft=true",
+]
 
 
 def reduced(model: Any, token_ids: Sequence[int]) -> Any:
@@ -50,21 +58,31 @@ def frequent(pair: Pair) -> list[int]:
 @pytest.mark.parametrize("spec", SPECS)
 def test_greedy_answers_are_the_targets(pair: Pair, spec: str, batch: int) -> None:
     draft = reduced(pair.draft, frequent(pair))
-    llm = LLM(pair.target, without_budget(with_head(spec, pair.draft)), draft_model=draft, max_batch=batch)
+    llm = LLM(
+        pair.target, without_budget(with_head(spec, pair.draft)), draft_model=draft, max_batch=batch
+    )
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert [out.token_ids for out in outs] == pair.answers
     assert sum(out.stats.accepted_tokens for out in outs) > 20
 
 
-@pytest.mark.parametrize("spec", [pytest.param("draft_model:length=2", marks=pytest.mark.slow), "specdec_pp:min=1"])
+@pytest.mark.parametrize(
+    "spec", [pytest.param("draft_model:length=2", marks=pytest.mark.slow), "specdec_pp:min=1"]
+)
 def test_the_law_under_reject_is_the_targets(spec: str) -> None:
     draft = reduced(make("six_words_draft"), KEPT)
     assert fits(
-        sample(create(without_budget(with_head(spec, make("six_words_draft"))), draft_model=draft), TRUNCATED), law(TRUNCATED)
+        sample(
+            create(without_budget(with_head(spec, make("six_words_draft"))), draft_model=draft),
+            TRUNCATED,
+        ),
+        law(TRUNCATED),
     )
 
 
-@pytest.mark.parametrize("spec", ["draft_model:verification=follow", "specdec_pp:verification=follow,min=1", *SPECS[3:]])
+@pytest.mark.parametrize(
+    "spec", ["draft_model:verification=follow", "specdec_pp:verification=follow,min=1", *SPECS[3:]]
+)
 def test_a_seed_gives_the_same_text_under_follow(spec: str) -> None:
     draft = reduced(make("six_words_draft"), KEPT)
     drafter = create(without_budget(with_head(spec, make("six_words_draft"))), draft_model=draft)
@@ -78,18 +96,27 @@ class WholeVocabulary(DraftModel):
         trees = super().propose(requests, max_nodes)
         flat = torch.full((6,), 0.25 / 6)
         return [
-            dataclasses.replace(tree, probs=[None if probs is None else 0.75 * probs + flat for probs in tree.probs or []])
+            dataclasses.replace(
+                tree,
+                probs=[
+                    None if probs is None else 0.75 * probs + flat for probs in tree.probs or []
+                ],
+            )
             for tree in trees
         ]
 
 
 def test_another_distribution_than_the_kept_one_is_noticed() -> None:
-    drafter = WholeVocabulary(DraftModelOptions(length=3), CachedLM(reduced(make("six_words_draft"), KEPT)))
+    drafter = WholeVocabulary(
+        DraftModelOptions(length=3), CachedLM(reduced(make("six_words_draft"), KEPT))
+    )
     assert not fits(sample(drafter, PLAIN), law(PLAIN))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_tokens_outside_have_probability_0_and_the_others_their_own_logits(pair: Pair, dtype: torch.dtype) -> None:
+def test_tokens_outside_have_probability_0_and_the_others_their_own_logits(
+    pair: Pair, dtype: torch.dtype
+) -> None:
     model = copy.deepcopy(pair.draft).to(dtype)
     kept = frequent(pair)
     hidden = torch.randn(3, 5, int(model.config.hidden_size)).to(dtype)
@@ -98,11 +125,15 @@ def test_tokens_outside_have_probability_0_and_the_others_their_own_logits(pair:
     assert said.shape == whole.shape
     torch.testing.assert_close(said[..., sorted(kept)], whole[..., sorted(kept)])
     probs = said.float().softmax(-1)
-    outside = torch.ones(probs.shape[-1], dtype=torch.bool).index_fill_(0, torch.tensor(kept), False)
+    outside = torch.ones(probs.shape[-1], dtype=torch.bool).index_fill_(
+        0, torch.tensor(kept), False
+    )
     assert float(probs[..., outside].max()) == 0.0
     allowed = torch.full_like(said, -torch.inf)
     allowed[..., outside.nonzero()[:3, 0]] = 0.0
-    assert torch.isfinite((said.float() + allowed.float()).softmax(-1)).all()  # a grammar may want others than the kept ones
+    assert torch.isfinite(
+        (said.float() + allowed.float()).softmax(-1)
+    ).all()  # a grammar may want others than the kept ones
 
 
 def folder_with(tmp_path: Path, kept: Sequence[int]) -> Path:
@@ -113,12 +144,18 @@ def folder_with(tmp_path: Path, kept: Sequence[int]) -> Path:
 
 
 def test_trees_are_the_same_by_the_logits_of_kept_tokens_alone(pair: Pair) -> None:
-    """As greedy requests have them, beside those of the whole vocabulary, which a bias of nothing takes."""
+    """As greedy requests have them, beside those of the whole vocabulary, which a bias of
+    nothing takes.
+    """
     draft = reduced(pair.draft, frequent(pair))
     found = []
     for params in (SamplingParams(COUNT), SamplingParams(COUNT, logit_bias={3: 0.0})):
-        outs = LLM(pair.target, "draft_model:budget=false", draft_model=draft).generate(pair.prompts, params)
-        found.append([(out.token_ids, out.stats.drafted_tokens, out.stats.target_forwards) for out in outs])
+        outs = LLM(pair.target, "draft_model:budget=false", draft_model=draft).generate(
+            pair.prompts, params
+        )
+        found.append(
+            [(out.token_ids, out.stats.drafted_tokens, out.stats.target_forwards) for out in outs]
+        )
     assert found[0] == found[1]
     assert all(drafted for _, drafted, _ in found[0])
 
@@ -134,21 +171,33 @@ def test_a_folder_with_kept_tokens_is_a_plain_checkpoint_too(pair: Pair, tmp_pat
     assert plain.get_output_embeddings().weight.shape[0] == plain.config.vocab_size
     assert model_identity(loaded) == model_identity(plain)  # heads for one are heads for the other
     assert isinstance(draft_lm(folder).model.get_output_embeddings(), ReducedLMHead)
-    outs = LLM(pair.target, "draft_model", folder).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    outs = LLM(pair.target, "draft_model", folder).generate(
+        pair.prompts, SamplingParams(max_new_tokens=COUNT)
+    )
     assert [out.token_ids for out in outs] == pair.answers
 
 
 def test_an_enlarged_draft_keeps_its_tokens(pair: Pair) -> None:
     draft = reduced(pair.draft, frequent(pair))
-    larger = enlarge(draft, 2 * int(draft.config.hidden_size), int(draft.config.num_hidden_layers) + 1)
+    larger = enlarge(
+        draft, 2 * int(draft.config.hidden_size), int(draft.config.num_hidden_layers) + 1
+    )
     ids = torch.tensor([pair.prompts[0]])
     with torch.inference_mode():
-        torch.testing.assert_close(larger(input_ids=ids).logits, draft(input_ids=ids).logits, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            larger(input_ids=ids).logits, draft(input_ids=ids).logits, rtol=1e-3, atol=1e-3
+        )
 
 
 DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "another token": (lambda found: {**found, "token_ids": [9, *found["token_ids"][1:]]}, "damaged file"),
-    "no checksum": (lambda found: {name: value for name, value in found.items() if name != "check"}, "damaged file"),
+    "another token": (
+        lambda found: {**found, "token_ids": [9, *found["token_ids"][1:]]},
+        "damaged file",
+    ),
+    "no checksum": (
+        lambda found: {name: value for name, value in found.items() if name != "check"},
+        "damaged file",
+    ),
     "no object": (lambda found: [], "damaged file"),
 }
 

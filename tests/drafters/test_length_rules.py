@@ -1,4 +1,6 @@
-"""How long drafts get, rule by rule: hand tables, the draft model's own figures, batches, and the law."""
+"""How long drafts get, rule by rule: hand tables, the draft model's own figures, batches, and
+the law.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,18 @@ from tests.support.shared import COUNT, Pair, Watch, room
 
 @pytest.fixture(scope="module")
 def sharp(pair: Pair) -> Pair:
-    """The pair with logits eight times as large: the same greedy answers, by models that are surer of them."""
+    """The pair with logits eight times as large: the same greedy answers, by models that are
+    surer of them.
+    """
     models = [copy.deepcopy(model) for model in (pair.target, pair.draft)]
     for model in models:
         model.lm_head.weight.data *= 8
     return Pair(models[0], models[1], pair.prompts, pair.answers)
 
 
-def watched(pair: Pair, spec: str, params: SamplingParams, batch: int = 1, eos: Sequence[int] = ()) -> Watch:
+def watched(
+    pair: Pair, spec: str, params: SamplingParams, batch: int = 1, eos: Sequence[int] = ()
+) -> Watch:
     """What the drafter `spec` proposes for all prompts."""
     watch = Watch(pair.engine(spec).drafter)
     llm = LLM(pair.target, drafter=watch, max_batch=batch)
@@ -52,7 +58,12 @@ def watched(pair: Pair, spec: str, params: SamplingParams, batch: int = 1, eos: 
 def test_a_constant_length_is_kept(pair: Pair) -> None:
     """Exactly K tokens, whatever they are, also past an end-of-sequence token."""
     for temperature in (0.0, 1.0):
-        watch = watched(pair, "draft_model:length=4", SamplingParams(COUNT, temperature), eos=[pair.answers[1][6]])
+        watch = watched(
+            pair,
+            "draft_model:length=4",
+            SamplingParams(COUNT, temperature),
+            eos=[pair.answers[1][6]],
+        )
         assert watch.notes
         for request, tokens, tree in watch.notes:
             assert len(tree) == min(4, room(request, tokens))
@@ -73,7 +84,9 @@ def test_the_heuristic_by_hand(start: int, accepted: list[int], lengths: list[in
     assert seen == lengths
 
 
-@pytest.mark.parametrize("spec", ["draft_model:rule=heuristic", "draft_model:rule=heuristic,length=1"])
+@pytest.mark.parametrize(
+    "spec", ["draft_model:rule=heuristic", "draft_model:rule=heuristic,length=1"]
+)
 def test_the_heuristic_in_use(pair: Pair, spec: str) -> None:
     """Each sequence begins anew; limits of the answer shorten drafts."""
     watch = watched(pair, spec, SamplingParams(COUNT))
@@ -104,13 +117,19 @@ CERTAIN, UNSURE, EVEN = [0.9, 0.1, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0], [0.25] * 4
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_where_rules_stop(rule: LengthRule, table: list[list[float]], stop: int | None, at_once: bool) -> None:
-    """Token 0 is drawn every time, in one forward or in several; a second chain of the batch goes its own way."""
+def test_where_rules_stop(
+    rule: LengthRule, table: list[list[float]], stop: int | None, at_once: bool
+) -> None:
+    """Token 0 is drawn every time, in one forward or in several; a second chain of the batch
+    goes its own way.
+    """
     chains = [Chain(Request([1], SamplingParams()), 9, True, True) for _ in range(2)]
     stops: list[int | None] = []
     for step in [table] if at_once else [[row] for row in table]:
         rows = [*step, *([CERTAIN] * len(step))]
-        found = rule.stop_after(NewTokens(chains, [[0] * len(step)] * 2, torch.tensor(rows).log(), None))
+        found = rule.stop_after(
+            NewTokens(chains, [[0] * len(step)] * 2, torch.tensor(rows).log(), None)
+        )
         assert found[1] is None or (isinstance(rule, EntropyRule | ProductRule) and found[1] > 4)
         stops.append(found[0])
         chains[0].tokens += [0] * len(step)
@@ -123,8 +142,12 @@ def test_where_rules_stop(rule: LengthRule, table: list[list[float]], stop: int 
 
 @pytest.mark.parametrize("lookup", ["true", "false"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_confidence_rule_goes_by_the_draft_models_figures(sharp: Pair, temperature: float, lookup: str) -> None:
-    """Every token but the last was likely enough, and the last was not, or was the end or the last there was room for."""
+def test_the_confidence_rule_goes_by_the_draft_models_figures(
+    sharp: Pair, temperature: float, lookup: str
+) -> None:
+    """Every token but the last was likely enough, and the last was not, or was the end or the
+    last there was room for.
+    """
     spec = f"draft_model:rule=confidence,stop_below=0.3,length=7,lookup={lookup}"
     end = sharp.answers[1][6]
     watch = watched(sharp, spec, SamplingParams(COUNT, temperature), batch=4, eos=[end])
@@ -133,7 +156,9 @@ def test_the_confidence_rule_goes_by_the_draft_models_figures(sharp: Pair, tempe
         path = torch.tensor([tokens + tree.token_ids])
         probs = sharp.draft(path).logits[0, len(tokens) - 1 : -1].detach().softmax(-1)
         own = [float(row[token]) for row, token in zip(probs, tree.token_ids, strict=True)]
-        over = [chance < 0.3 or token == end for chance, token in zip(own, tree.token_ids, strict=True)]
+        over = [
+            chance < 0.3 or token == end for chance, token in zip(own, tree.token_ids, strict=True)
+        ]
         assert not any(over[:-1])
         assert not over or over[-1] or len(tree) == min(7, room(request, tokens))
         lengths.add(len(tree))
@@ -155,20 +180,34 @@ def test_the_confidence_rule_goes_by_the_draft_models_figures(sharp: Pair, tempe
 def test_a_batch_drafts_as_single_sequences_do(sharp: Pair, spec: str, temperature: float) -> None:
     """Lengths belong to sequences: those that have stopped run along and change nothing."""
     params = [SamplingParams(COUNT, temperature, seed=row) for row in range(len(sharp.prompts))]
-    alone, together = (sharp.engine(spec, max_batch=batch).generate(sharp.prompts, params) for batch in (1, 5))
+    alone, together = (
+        sharp.engine(spec, max_batch=batch).generate(sharp.prompts, params) for batch in (1, 5)
+    )
     for one, other in zip(alone, together, strict=True):
         assert one.token_ids == other.token_ids
         assert one.stats.drafted_tokens == other.stats.drafted_tokens
         assert one.stats.accepted_tokens == other.stats.accepted_tokens
-    assert sum(one.stats.draft_forwards < other.stats.draft_forwards for one, other in zip(alone, together, strict=True)) > 3
+    assert (
+        sum(
+            one.stats.draft_forwards < other.stats.draft_forwards
+            for one, other in zip(alone, together, strict=True)
+        )
+        > 3
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ("rule=confidance", "Did you mean 'confidence'"),
-        ("rule=heuristic,stop_below=0.2", "got stop_below with rule='heuristic'; expected rule product, confidence, entropy"),
-        ("rule=entropy,branch_above=0.2", "got branch_above with rule='entropy'; expected rule product"),
+        (
+            "rule=heuristic,stop_below=0.2",
+            "got stop_below with rule='heuristic'; expected rule product, confidence, entropy",
+        ),
+        (
+            "rule=entropy,branch_above=0.2",
+            "got branch_above with rule='entropy'; expected rule product",
+        ),
         ("rule=confidence,stop_below=1.5", "stop_below: got 1.5; expected from 0 to 1"),
         ("rule=heuristic,length=0", "length: got 0"),
     ],
@@ -182,7 +221,9 @@ def test_options(pair: Pair, options: str, words: str) -> None:
 
 
 class ByToken:
-    """A head that knows its chance by the token alone; hidden states are one-hot here. At first it knows the probability."""
+    """A head that knows its chance by the token alone; hidden states are one-hot here. At first
+    it knows the probability.
+    """
 
     card = SimpleNamespace(prior=(1.0,))
 
@@ -203,7 +244,9 @@ RULES: dict[str, Callable[[], ThresholdRule]] = {
 
 
 def chain(oracle: Oracle, rule: ThresholdRule, undraws: bool = False) -> DraftTree:
-    """Draft as the rule says; `undraws` takes the token of the stopping step back where it is unlikely."""
+    """Draft as the rule says; `undraws` takes the token of the stopping step back where it is
+    unlikely.
+    """
     tree, node = Growing(oracle), -1
     state = Chain(Request([1], SamplingParams()), 3, open=True, draws=True)
     while len(state.tokens) < 3:

@@ -1,4 +1,6 @@
-"""Lookahead Decoding: runs of the public code reproduced, the window drawn by hand, the pool, limits."""
+"""Lookahead Decoding: runs of the public code reproduced, the window drawn by hand, the pool,
+limits.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ def golden_run(pair: Pair, name: str, *options: str) -> list[Any]:
     ngram, window, guesses = RUNS[name]
     pool = f"prompt_pool={str(name.endswith('_pp')).lower()}"
     llm = pair.engine(
-        ":".join(["lookahead", ",".join([f"window={window}", f"ngram={ngram}", f"guesses={guesses}", pool, *options])])
+        ":".join(
+            [
+                "lookahead",
+                ",".join(
+                    [f"window={window}", f"ngram={ngram}", f"guesses={guesses}", pool, *options]
+                ),
+            ]
+        )
     )
     params = SamplingParams(max_new_tokens=96, ignore_eos=True)
     return [llm.generate([prompt], params)[0] for prompt in pair.prompts]
@@ -47,11 +56,15 @@ def test_compat_repeats_the_public_code_step_by_step(pair: Pair, name: str) -> N
 def test_the_defaults_need_fewer_forwards(pair: Pair, name: str) -> None:
     outs = golden_run(pair, name)
     assert [out.token_ids for out in outs] == GOLDEN["answers"]
-    assert sum(out.stats.target_forwards for out in outs) < sum(GOLDEN["runs"][name]["target_forwards"])
+    assert sum(out.stats.target_forwards for out in outs) < sum(
+        GOLDEN["runs"][name]["target_forwards"]
+    )
 
 
 def test_the_window_is_the_papers_mask() -> None:
-    """W=3 N=3, two guesses: the figure in the specification of the method, rows and columns c a1 a2 b0 b1 b2 g1 g2 h1 h2."""
+    """W=3 N=3, two guesses: the figure in the specification of the method, rows and columns c a1
+    a2 b0 b1 b2 g1 g2 h1 h2.
+    """
     builder = TreeBuilder(99)
     newest = LookaheadWindow([[1, 2], [3, 4, 5]], 3).add_to_tree(builder.add_probe)
     for guess in ([6, 7], [8, 9]):
@@ -59,8 +72,21 @@ def test_the_window_is_the_papers_mask() -> None:
     tree = builder.build()
     assert tree.token_ids == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert newest == [2, 3, 4]
-    drawn = ["x........", "xx.......", "..x......", "x..x.....", "xx..x....", ".....x...", ".....xx..", ".......x.", ".......xx"]
-    assert ["".join("x" if seen else "." for seen in row) for row in ancestor_mask(tree.parents).tolist()] == drawn
+    drawn = [
+        "x........",
+        "xx.......",
+        "..x......",
+        "x..x.....",
+        "xx..x....",
+        ".....x...",
+        ".....xx..",
+        ".......x.",
+        ".......xx",
+    ]
+    assert [
+        "".join("x" if seen else "." for seen in row)
+        for row in ancestor_mask(tree.parents).tolist()
+    ] == drawn
     assert node_depths(tree.parents).tolist() == [1, 2, 1, 2, 3, 1, 2, 1, 2]
 
 
@@ -68,7 +94,11 @@ def test_a_window_slides() -> None:
     window = LookaheadWindow([[1, 2], [3, 4, 5]], 3)
     assert window.full
     assert len(window) == 5
-    assert list(window.ngrams((9, 0), [6, 7, 8])) == [((9, 0), (3, 6)), ((0, 1), (4, 7)), ((1, 2), (5, 8))]
+    assert list(window.ngrams((9, 0), [6, 7, 8])) == [
+        ((9, 0), (3, 6)),
+        ((0, 1), (4, 7)),
+        ((1, 2), (5, 8)),
+    ]
     assert next(window.ngrams((0,), [6, 7, 8])) == ((0,), (3, 6))
     window.slide([6, 7, 8])
     assert window.levels == [[4, 5], [6, 7, 8]]
@@ -88,7 +118,9 @@ def test_the_warm_up_fills_the_window(width: int, ngram: int) -> None:
     window = LookaheadWindow.from_tokens([4, 5, 6], width, ngram, random.Random(1))
     for step in range(ngram - 2):
         assert not window.full
-        assert 1 + len(window) == ((step + 1) * (width + ngram - 2 - step) if step else width + ngram - 2)
+        assert 1 + len(window) == (
+            (step + 1) * (width + ngram - 2 - step) if step else width + ngram - 2
+        )
         window.slide([9] * len(window.add_to_tree(TreeBuilder(99).add_probe)))
     assert window.full
     assert len(window) == (ngram - 1) * width - 1
@@ -108,7 +140,14 @@ def test_the_pool_keeps_the_newest() -> None:
     assert list(pool.newest_first((5,))) == []
 
 
-def answer(drafter: Lookahead, request: Request, tree: DraftTree, accepted: list[int], bonus: int, argmax: list[int]) -> None:
+def answer(
+    drafter: Lookahead,
+    request: Request,
+    tree: DraftTree,
+    accepted: list[int],
+    bonus: int,
+    argmax: list[int],
+) -> None:
     """Let the target say something about `tree`."""
     run = [tree.token_ids[node] for node in accepted] + [bonus]
     request.append(run)
@@ -124,8 +163,12 @@ def started(spec: str, prompt: list[int]) -> tuple[Lookahead, Request]:
 
 
 def test_longer_keys_come_first_and_wrong_guesses_leave() -> None:
-    """The prompt continues 2 with 3 after 1 and, later, with 5 after 4: after (1, 2) the older one is the better guess."""
-    drafter, request = started("lookahead:window=1,ngram=2,guesses=2,pool=4", [1, 2, 3, 4, 2, 5, 1, 2])
+    """The prompt continues 2 with 3 after 1 and, later, with 5 after 4: after (1, 2) the older
+    one is the better guess.
+    """
+    drafter, request = started(
+        "lookahead:window=1,ngram=2,guesses=2,pool=4", [1, 2, 3, 4, 2, 5, 1, 2]
+    )
     (tree,) = drafter.propose([request], [9])
     assert tree.token_ids[0] == 3
     answer(drafter, request, tree, [], 5, [5] * (1 + len(tree)))  # it was wrong, so it is forgotten
@@ -141,7 +184,11 @@ def test_shared_prefixes_are_merged_and_guesses_cut_at_the_end() -> None:
     drafter, request = started("lookahead:window=1,ngram=4,guesses=4", prompt)
     (tree,) = drafter.propose([request], [99])
     paths = {
-        tuple(tree.token_ids[node] for node in range(len(tree)) if ancestor_mask(tree.parents)[leaf, node])
+        tuple(
+            tree.token_ids[node]
+            for node in range(len(tree))
+            if ancestor_mask(tree.parents)[leaf, node]
+        )
         for leaf in range(len(tree))
     }
     assert {(1,), (1, 2), (1, 2, 3), (1, 2, 4)} <= paths
@@ -162,7 +209,9 @@ def test_a_window_too_large_is_left_out_and_counted(pair: Pair) -> None:
     assert all(out.stats.notes[WINDOW_LEFT_OUT] >= 1 for out in outs)
     assert max(fed for out in outs for fed in out.stats.fed[1:]) <= 21
     assert any(out.stats.accepted_tokens for out in outs)  # guesses of prompt and answer go on
-    drafter, request = started("lookahead:window=3,ngram=3,guesses=4,prompt_pool=false", [1, 2, 3, 4, 5, 6])
+    drafter, request = started(
+        "lookahead:window=3,ngram=3,guesses=4,prompt_pool=false", [1, 2, 3, 4, 5, 6]
+    )
     window = [list(level) for level in drafter._states[request.id].window.levels]  # type: ignore[union-attr]
     (tree,) = drafter.propose([request], [4])
     answer(drafter, request, tree, [], 9, [9] * (1 + len(tree)))
@@ -170,7 +219,9 @@ def test_a_window_too_large_is_left_out_and_counted(pair: Pair) -> None:
 
 
 def test_compat_keeps_to_max_nodes() -> None:
-    drafter, request = started("lookahead:window=2,ngram=3,guesses=3,compat=true", [1, 2, 3, 1, 4, 5, 1, 6, 7, 1])
+    drafter, request = started(
+        "lookahead:window=2,ngram=3,guesses=3,compat=true", [1, 2, 3, 1, 4, 5, 1, 6, 7, 1]
+    )
     for limit in range(12):
         (tree,) = drafter.propose([request], [limit])
         assert len(tree) <= limit
@@ -181,7 +232,9 @@ def test_compat_keeps_to_max_nodes() -> None:
 def test_chain_models_verify_the_best_ngram(name: str) -> None:
     model = make(name)
     prompt = [5, 6, 7, 8, 9] * 4
-    out = LLM(model, drafter="lookahead:window=4,ngram=4,guesses=4").generate([prompt], SamplingParams(max_new_tokens=24))[0]
+    out = LLM(model, drafter="lookahead:window=4,ngram=4,guesses=4").generate(
+        [prompt], SamplingParams(max_new_tokens=24)
+    )[0]
     assert out.token_ids == reference(model, prompt, 24)
     assert max(out.stats.fed[1:]) > 1
 
@@ -190,7 +243,9 @@ def test_chain_models_verify_the_best_ngram(name: str) -> None:
 def test_windows_of_attention(name: str) -> None:
     model = make(name)
     prompts = [[5, 6, 7, 8, 9] * 4, [11, 12, 13], list(range(20, 50))]
-    outs = LLM(model, drafter="lookahead:window=5,ngram=4,guesses=5").generate(prompts, SamplingParams(max_new_tokens=24))
+    outs = LLM(model, drafter="lookahead:window=5,ngram=4,guesses=5").generate(
+        prompts, SamplingParams(max_new_tokens=24)
+    )
     assert [out.token_ids for out in outs] == [reference(model, prompt, 24) for prompt in prompts]
 
 
@@ -203,7 +258,8 @@ def test_windows_of_attention(name: str) -> None:
         ("pool=0", "lookahead: pool: got 0; expected at least 1."),
         (
             "ngram=2,compat=true",
-            "lookahead: got ngram=2 with compat=true; expected 3 or more, as the public code needs. Raise ngram.",
+            "lookahead: got ngram=2 with compat=true; expected 3 or more, as the public code"
+            " needs. Raise ngram.",
         ),
     ],
 )
@@ -221,5 +277,7 @@ def test_every_small_setting(pair: Pair, compat: bool) -> None:
                 if compat and (ngram == 2 or guesses == 0):
                     continue
                 spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},compat={compat}"
-                outs = pair.engine(spec).generate(pair.prompts[:4], SamplingParams(max_new_tokens=COUNT))
+                outs = pair.engine(spec).generate(
+                    pair.prompts[:4], SamplingParams(max_new_tokens=COUNT)
+                )
                 assert [out.token_ids for out in outs] == pair.answers[:4], spec

@@ -1,4 +1,6 @@
-"""Ouroboros: the paper's first figure, what the pool learns, runs of the public code bettered, losslessness, limits."""
+"""Ouroboros: the paper's first figure, what the pool learns, runs of the public code bettered,
+losslessness, limits.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,12 @@ from paceline.model.cached_lm import CachedLM
 from tests.drafters.test_contract import Watched
 from tests.support.shared import COUNT, RAGGED, Pair, check_aborts
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "ouroboros_golden.json").read_text())["runs"]
-ANSWERS = json.loads((Path(__file__).parents[1] / "data" / "lookahead_golden.json").read_text())["answers"]  # the same target's
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "ouroboros_golden.json").read_text())[
+    "runs"
+]
+ANSWERS = json.loads((Path(__file__).parents[1] / "data" / "lookahead_golden.json").read_text())[
+    "answers"
+]  # the same target's
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"warm": True, "gamma": 12},
@@ -48,7 +54,9 @@ def answers(llm: LLM, pair: Pair, **params: Any) -> list[Completion]:
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_greedy_answers_are_plain_decodings(pair: Pair, options: dict[str, Any], batch: int) -> None:
+def test_greedy_answers_are_plain_decodings(
+    pair: Pair, options: dict[str, Any], batch: int
+) -> None:
     llm = engine(pair, batch, **options)
     outs = answers(llm, pair)
     assert [out.token_ids for out in outs] == pair.answers
@@ -60,7 +68,9 @@ def test_greedy_answers_are_plain_decodings(pair: Pair, options: dict[str, Any],
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_several_ends_and_limits(pair: Pair, batch: int) -> None:
-    """End-of-sequence ids that occur inside accepted runs, and answers of every small length, in one batch."""
+    """End-of-sequence ids that occur inside accepted runs, and answers of every small length, in
+    one batch.
+    """
     llm, plain = engine(pair, batch), pair.engine()
     ids = [answer[place] for answer, place in zip(pair.answers, range(3, 40, 3), strict=False)]
     for one in (llm, plain):
@@ -74,10 +84,14 @@ def test_several_ends_and_limits(pair: Pair, batch: int) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"warm": True, "branches": 0}], ids=str)
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
-def test_a_seed_gives_the_text_of_plain_decoding(pair: Pair, options: dict[str, Any], temperature: float) -> None:
+def test_a_seed_gives_the_text_of_plain_decoding(
+    pair: Pair, options: dict[str, Any], temperature: float
+) -> None:
     settings = {"temperature": temperature, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 5}
     outs = answers(engine(pair, 3, **options), pair, **settings)
-    assert [out.token_ids for out in outs] == [out.token_ids for out in answers(pair.engine(), pair, **settings)]
+    assert [out.token_ids for out in outs] == [
+        out.token_ids for out in answers(pair.engine(), pair, **settings)
+    ]
     assert sum(out.stats.accepted_tokens for out in outs) > 0
 
 
@@ -104,17 +118,29 @@ def test_an_abort_leaves_no_state(pair: Pair, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_fewer_forwards_than_the_public_code(pair: Pair, name: str) -> None:
     gamma, window, ngram, suffixes = (int(part.lstrip("gWNK")) for part in name.split("_")[1:5])
-    llm = engine(pair, 1, gamma=gamma, window=window, ngram=ngram, suffixes=suffixes, warm=name.endswith("_warm"))
+    llm = engine(
+        pair,
+        1,
+        gamma=gamma,
+        window=window,
+        ngram=ngram,
+        suffixes=suffixes,
+        warm=name.endswith("_warm"),
+    )
     outs = answers(llm, pair, max_new_tokens=96, ignore_eos=True)
     assert [out.token_ids for out in outs] == ANSWERS
     assert sum(out.stats.target_forwards for out in outs) <= GOLDEN[name]["target_forwards"]
     assert sum(out.stats.draft_forwards for out in outs) <= GOLDEN[name]["draft_forwards"]
 
 
-def test_a_prompt_beyond_the_drafts_context_gets_no_drafts(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_beyond_the_drafts_context_gets_no_drafts(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draft = CachedLM(pair.draft)
     longest = max(map(len, pair.prompts))
-    monkeypatch.setattr(CachedLM, "context_length", property(lambda model: longest + 6 if model is draft else 512))
+    monkeypatch.setattr(
+        CachedLM, "context_length", property(lambda model: longest + 6 if model is draft else 512)
+    )
     llm = LLM(pair.target, drafter=Ouroboros(OuroborosOptions(), draft))
     outs = answers(llm, pair)
     assert [out.token_ids for out in outs] == pair.answers
@@ -122,14 +148,18 @@ def test_a_prompt_beyond_the_drafts_context_gets_no_drafts(pair: Pair, monkeypat
     assert out.stats.drafted_tokens == 0
 
 
-def outcome_of(tree: DraftTree, argmax: list[int], new: list[int], text: Sequence[int] = (1, 2)) -> Outcome:
+def outcome_of(
+    tree: DraftTree, argmax: list[int], new: list[int], text: Sequence[int] = (1, 2)
+) -> Outcome:
     request = Request(list(text), SamplingParams())
     request.append(new)
     return Outcome(request, tree, list(range(len(new) - 1)), new, argmax)
 
 
 def test_the_rules_of_inspiration() -> None:
-    """Text 1 2, draft 3 4 5 6 7 8; the target says 3, then 9 for 4, and agrees with the rest but for 8."""
+    """Text 1 2, draft 3 4 5 6 7 8; the target says 3, then 9 for 4, and agrees with the rest but
+    for 8.
+    """
     outcome = outcome_of(DraftTree.chain([3, 4, 5, 6, 7, 8]), [3, 9, 5, 6, 7, 0, 2], [3, 9])
     code = [((3, 4), (5, 6)), ((4, 5), (6, 7)), ((5, 6), (7, 0))]
     assert list(inspirations(outcome, range(6), "code", 3)) == code
@@ -137,15 +167,22 @@ def test_the_rules_of_inspiration() -> None:
     assert list(inspirations(outcome, range(6), "every", 3)) == [((1, 2), (3, 9)), *code]
     assert list(inspirations(outcome, range(6), "off", 3)) == []
     right = outcome_of(DraftTree.chain([3, 4, 5]), [3, 4, 5, 6], [3, 4, 5, 6])
-    assert list(inspirations(right, range(3), "code", 3)) == list(inspirations(right, range(3), "paper", 3)) == []
-    # Of a branch beside the draft: 3 below the root, or 4 with 5 behind it, which the target continues with 6.
+    assert (
+        list(inspirations(right, range(3), "code", 3))
+        == list(inspirations(right, range(3), "paper", 3))
+        == []
+    )
+    # Of a branch beside the draft: 3 below the root, or 4 with 5 behind it, which the target
+    # continues with 6.
     branch = outcome_of(DraftTree([3, 4, 5], [-1, -1, 1]), [0, 0, 5, 6], [0])
     assert list(inspirations(branch, range(1), "every", 3)) == [((2, 4), (5, 6))]
     assert list(inspirations(branch, range(1), "code", 3)) == []
 
 
 def test_refinement_replaces_by_value() -> None:
-    """Behind the draft 3 two phrases were verified, 4 5 and 6 7; the target says 4 5 in both places."""
+    """Behind the draft 3 two phrases were verified, 4 5 and 6 7; the target says 4 5 in both
+    places.
+    """
     tree = DraftTree([3, 4, 5, 6, 7], [-1, 0, 1, 0, 3])
     proposal = Proposal(tree, [0], [((4, 5), [1, 2]), ((6, 7), [3, 4])])
     pool = NgramPool(4)
@@ -154,7 +191,10 @@ def test_refinement_replaces_by_value() -> None:
     refine(pool, outcome_of(tree, [3, 4, 5, 0, 5, 0], [3, 4, 5, 0]), proposal, 3)
     assert list(pool.newest_first((2, 3))) == list(pool.newest_first((3,))) == [(4, 5), (8, 8)]
     refine(pool, outcome_of(tree, [3, 4, 9, 0, 1, 0], [3, 4, 9]), proposal, 3)
-    assert list(pool.newest_first((3,))) == [(4, 9), (8, 8)]  # in its slot; the other is there no more
+    assert list(pool.newest_first((3,))) == [
+        (4, 9),
+        (8, 8),
+    ]  # in its slot; the other is there no more
 
 
 def test_a_bounded_pool_forgets_the_key_used_longest_ago() -> None:
@@ -175,7 +215,9 @@ def test_the_tree_is_the_papers_without_branches(pair: Pair) -> None:
 
     options = OuroborosOptions(gamma=4, ngram=5, suffixes=2, branches=0, budget=False)
     answers(LLM(pair.target, drafter=Kept(options, CachedLM(pair.draft)), max_batch=1), pair)
-    forks = [{parent for parent in tree.parents if tree.parents.count(parent) > 1} for tree in trees]
+    forks = [
+        {parent for parent in tree.parents if tree.parents.count(parent) > 1} for tree in trees
+    ]
     assert any(forks)
     for tree, fork in zip(trees, forks, strict=True):
         assert all(node >= 3 for node in fork)
@@ -191,7 +233,10 @@ def test_the_tree_is_the_papers_without_branches(pair: Pair) -> None:
         ({"ngram": 1}, "ouroboros: ngram: got 1; expected at least 2."),
         ({"suffixes": -1}, "ouroboros: suffixes: got -1; expected at least 0."),
         ({"branches": -1}, "ouroboros: branches: got -1; expected at least 0."),
-        ({"inspiration": "papr"}, "ouroboros: got inspiration='papr'; expected a known value. Did you mean 'paper'?"),
+        (
+            {"inspiration": "papr"},
+            "ouroboros: got inspiration='papr'; expected a known value. Did you mean 'paper'?",
+        ),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], says: str) -> None:

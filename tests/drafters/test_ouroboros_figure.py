@@ -1,4 +1,6 @@
-"""The first figure of the Ouroboros paper, run as it is drawn, and held to the page that shows it."""
+"""The first figure of the Ouroboros paper, run as it is drawn, and held to the page that shows
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "ouroboros.md"
 class Alphabet:
     """Stands in for a `CachedLM`: which letter follows a text is given by a function."""
 
-    vocab_size, context_length, takes_trees, forward_seconds, uses_target_states = 26, 1000, True, 0.0, False
+    vocab_size, context_length, takes_trees, forward_seconds, uses_target_states = (
+        26,
+        1000,
+        True,
+        0.0,
+        False,
+    )
     model = SimpleNamespace(get_output_embeddings=lambda: None)  # it may say all letters
 
     def __init__(self, after: Callable[[str], str]) -> None:
@@ -82,7 +90,9 @@ def with_a_slip(text: str) -> str:
 
 def drawn(rule: str) -> str:
     """Two steps of the paper's tree, as the page shows them."""
-    options = OuroborosOptions(gamma=10, window=1, ngram=4, branches=0, inspiration=rule, budget=False)
+    options = OuroborosOptions(
+        gamma=10, window=1, ngram=4, branches=0, inspiration=rule, budget=False
+    )
     drafter = Ouroboros(options, cast(CachedLM, Alphabet(with_a_slip)))
     target = cast(CachedLM, Alphabet(next_letter))
     request = Request(list(letters("ABCD")), SamplingParams(max_new_tokens=60))
@@ -97,7 +107,11 @@ def drawn(rule: str) -> str:
         if step == 0:
             pool = drafter._shadows[request.id].pool
             found = [(key, next(pool.newest_first(letters(key)), ())) for key in ("WK", "KL")]
-            lines += ["learned       " + ",  ".join(f"{' '.join(key)} -> {spaced(phrase)}" for key, phrase in found), ""]
+            lines += [
+                "learned       "
+                + ",  ".join(f"{' '.join(key)} -> {spaced(phrase)}" for key, phrase in found),
+                "",
+            ]
     drafter.stop(request)
     return "\n".join(lines)
 
@@ -111,7 +125,12 @@ def test_the_page_shows_what_happens(rule: str) -> None:
     assert f"```text\n{drawn(rule)}\n```" in PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("rule", "learned"), [("paper", "W K -> W K L,  K L -> M N O"), ("off", "W K -> W K L,  K L -> K L M")])
+@pytest.mark.parametrize(
+    ("rule", "learned"),
+    [("paper", "W K -> W K L,  K L -> M N O"), ("off", "W K -> W K L,  K L -> K L M")],
+)
 def test_the_other_rules_learn_less(rule: str, learned: str) -> None:
-    """By the paper's own rule the key too must have been right; what is left is from the draft model's window."""
+    """By the paper's own rule the key too must have been right; what is left is from the draft
+    model's window.
+    """
     assert f"learned       {learned}\n" in drawn(rule)

@@ -15,14 +15,20 @@ def outcome(tree: DraftTree, accepted: list[int], said: list[int]) -> Outcome:
 
 
 def test_confidence_becomes_what_came_true() -> None:
-    rates, chain, phrase = PhraseAcceptance(), Evidence(NodeSource.CHAIN, 0.5), Evidence(NodeSource.PHRASE)
+    rates, chain, phrase = (
+        PhraseAcceptance(),
+        Evidence(NodeSource.CHAIN, 0.5),
+        Evidence(NodeSource.PHRASE),
+    )
     assert rates.confidence(chain) == pytest.approx(0.5**0.6)
     assert rates.confidence(phrase) == pytest.approx(0.15)
     tree = DraftTree([5, 6, 7], [-1, 0, -1])
     for _ in range(3000):
         rates.learn([chain, Evidence(NodeSource.CHAIN, 0.9), phrase], outcome(tree, [0], [5, 9]))
     assert rates.confidence(chain) > 0.98
-    assert rates.confidence(Evidence(NodeSource.CHAIN, 0.95)) < 0.01  # tried below the first, never right
+    assert (
+        rates.confidence(Evidence(NodeSource.CHAIN, 0.95)) < 0.01
+    )  # tried below the first, never right
     assert rates.confidence(phrase) < 0.01
     assert rates.confidence(Evidence(NodeSource.ALTERNATIVE, 0.5)) == pytest.approx(0.5)
 
@@ -30,7 +36,9 @@ def test_confidence_becomes_what_came_true() -> None:
 def test_nothing_is_known_behind_the_last_token() -> None:
     """The answer ends with the first node: what would have followed is not said."""
     rates, one = PhraseAcceptance(), Evidence(NodeSource.CHAIN, 0.5)
-    rates.learn([one, Evidence(NodeSource.CHAIN, 0.9)], outcome(DraftTree([5, 6], [-1, 0]), [0], [5]))
+    rates.learn(
+        [one, Evidence(NodeSource.CHAIN, 0.9)], outcome(DraftTree([5, 6], [-1, 0]), [0], [5])
+    )
     assert rates.confidence(Evidence(NodeSource.CHAIN, 0.9)) == pytest.approx(0.9**0.6)
 
 
@@ -39,7 +47,9 @@ def test_likeliest_paths_come_first_and_keep_their_evidence() -> None:
     phrases = {(2, 5, 6): [(7, 8)], (2, 9): [], (1, 2): [(5, 4)]}
 
     def proposed(rates: PhraseAcceptance | None) -> Proposal:
-        builder = ProposalBuilder([1, 2], [5, 6], [0.9, 0.01], 9, 4, lambda text, most: phrases[tuple(text)][:most], rates)
+        builder = ProposalBuilder(
+            [1, 2], [5, 6], [0.9, 0.01], 9, 4, lambda text, most: phrases[tuple(text)][:most], rates
+        )
         builder.add_suffixes(1)
         builder.add_alternatives([Alternative(0.4, 0.4, 0, 9)])
         builder.add_phrases(1)

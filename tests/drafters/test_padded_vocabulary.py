@@ -1,4 +1,6 @@
-"""Drafts whose embedding is padded to another size than the target's, and drafts of another tokenizer."""
+"""Drafts whose embedding is padded to another size than the target's, and drafts of another
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,27 @@ from tests.support.shared import COUNT, Pair, fits, reference, with_head, withou
 from tests.verification.test_distribution import PLAIN, PROMPT, TRUNCATED, answers, law
 
 SPECS = [
-    "draft_model", "draft_model:length=3", "specdec_pp:min=1", "ouroboros:gamma=2,window=2,ngram=3", "auto:draft=true",
-]  # fmt: skip
+    "draft_model",
+    "draft_model:length=3",
+    "specdec_pp:min=1",
+    "ouroboros:gamma=2,window=2,ngram=3",
+    "auto:draft=true",
+]
 TOKENS, WORDS = 256, 6  # of the pair's tokenizer, and of the model of six words
 
 
 def padded(model: Any, rows: int, bias: float = 0.0) -> Any:
-    """A copy with rows that mean nothing behind the tokenizer's; with `bias`, rows that such a model would rather say."""
+    """A copy with rows that mean nothing behind the tokenizer's; with `bias`, rows that such a
+    model would rather say.
+    """
     made = copy.deepcopy(model)
     before = made.get_input_embeddings().num_embeddings
     made.resize_token_embeddings(rows, mean_resizing=False)
     head = made.get_output_embeddings()
     if bias and rows > before:
-        head.bias = torch.nn.Parameter(torch.cat((torch.zeros(before), torch.full((rows - before,), bias))))
+        head.bias = torch.nn.Parameter(
+            torch.cat((torch.zeros(before), torch.full((rows - before,), bias)))
+        )
     return made.eval()
 
 
@@ -59,10 +69,18 @@ def test_greedy_answers_are_the_targets(
 
 @pytest.mark.parametrize(
     "spec",
-    ["draft_model:length=2", *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("specdec_pp:min=1", "draft_model"))],
+    [
+        "draft_model:length=2",
+        *(
+            pytest.param(spec, marks=pytest.mark.slow)
+            for spec in ("specdec_pp:min=1", "draft_model")
+        ),
+    ],
 )
 def test_the_law_under_reject_is_the_targets(spec: str) -> None:
-    """Whatever the padding of the draft says: its distribution is that of the common tokens, renormalised."""
+    """Whatever the padding of the draft says: its distribution is that of the common tokens,
+    renormalised.
+    """
     draft = padded(make("six_words_draft"), 9, bias=1.0)
     outs = said(without_budget(with_head(spec, draft)), draft, TRUNCATED, 2000)
     assert sum(out.stats.accepted_tokens for out in outs) > 200
@@ -76,7 +94,10 @@ def said(spec: str, draft: Any, params: SamplingParams, count: int) -> list[Comp
     return llm.generate([PROMPT] * count, each)
 
 
-@pytest.mark.parametrize("spec", ["draft_model:verification=follow", "auto:draft=true", "ouroboros:gamma=2,window=1,ngram=3"])
+@pytest.mark.parametrize(
+    "spec",
+    ["draft_model:verification=follow", "auto:draft=true", "ouroboros:gamma=2,window=1,ngram=3"],
+)
 def test_a_seed_gives_the_same_text_under_follow(spec: str) -> None:
     outs = said(without_budget(spec), padded(make("six_words_draft"), 9, bias=1.0), PLAIN, 250)
     assert [out.token_ids for out in outs] == answers("none", PLAIN, 250, 250)
@@ -89,7 +110,9 @@ def test_a_target_may_have_more_rows_and_draw_from_them() -> None:
     params = SamplingParams(12, temperature=2.0, seed=3)
     outs = llm.generate([PROMPT, [*PROMPT, 8, 7]], params)
     assert max(token for out in outs for token in out.token_ids) >= WORDS
-    follow = LLM(target, "draft_model:verification=follow", make("six_words_draft"), words_tokenizer())
+    follow = LLM(
+        target, "draft_model:verification=follow", make("six_words_draft"), words_tokenizer()
+    )
     plain = LLM(target, "none").generate([[*PROMPT, 8, 7]], params)[0]
     assert follow.generate([[*PROMPT, 8, 7]], params)[0].token_ids == plain.token_ids
 
@@ -110,7 +133,12 @@ def test_logits_are_by_the_targets_ids() -> None:
         assert torch.equal(found[:, :5], given[:, :5])
         assert float(found.softmax(-1)[:, 5:].sum()) == 0.0
     assert torch.equal(shared.logits(given[:, :4], kept=3), given[:, :3])
-    assert SharedVocabulary(5, 16, 12).readable(np.array([3, 11, 12, 15])).tolist() == [3, 11, 11, 11]
+    assert SharedVocabulary(5, 16, 12).readable(np.array([3, 11, 12, 15])).tolist() == [
+        3,
+        11,
+        11,
+        11,
+    ]
     assert SharedVocabulary(5, 12, 16).readable(np.array([3, 11])).tolist() == [3, 11]
 
 
@@ -147,11 +175,16 @@ def another(tokenizer: Any, place: int) -> Any:
     return Other()
 
 
-def test_another_tokenizer_is_refused_at_the_same_size(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
+def test_another_tokenizer_is_refused_at_the_same_size(
+    pair: Pair, tokenizer: Any, tmp_path: Path
+) -> None:
     pair.draft.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     LLM(pair.target, "draft_model", tmp_path, tokenizer)
-    with pytest.raises(ConfigError, match=r"draft model: got a tokenizer in which id 100 is '.*'; expected '.*target's family"):
+    with pytest.raises(
+        ConfigError,
+        match=r"draft model: got a tokenizer in which id 100 is '.*'; expected '.*target's family",
+    ):
         LLM(pair.target, "draft_model", tmp_path, another(tokenizer, 100))
     LLM(pair.target, "draft_model", pair.draft, another(tokenizer, 100))  # the draft's is not known
     llm = LLM(pair.target, "none", pair.draft.from_pretrained(tmp_path), another(tokenizer, 100))
@@ -170,14 +203,19 @@ def test_names_of_added_tokens_do_not_matter(pair: Pair, tokenizer: Any, tmp_pat
 
 def test_sizes_that_padding_does_not_explain_are_refused(pair: Pair, tokenizer: Any) -> None:
     for rows, known in ((320, None), (700, tokenizer), (200, tokenizer)):
-        with pytest.raises(ConfigError, match=f"got a vocabulary of {rows} tokens; expected 256, the target's.*family"):
+        with pytest.raises(
+            ConfigError,
+            match=f"got a vocabulary of {rows} tokens; expected 256, the target's.*family",
+        ):
             LLM(pair.target, "draft_model", padded(pair.draft, rows), known)
 
 
 def test_one_draft_serves_targets_of_one_size(pair: Pair, tokenizer: Any) -> None:
     drafter = create("draft_model", draft_model=pair.draft)
     LLM(pair.target, drafter, tokenizer=tokenizer)
-    with pytest.raises(ConfigError, match=r"got a target with 300 rows.*Load the draft model again"):
+    with pytest.raises(
+        ConfigError, match=r"got a target with 300 rows.*Load the draft model again"
+    ):
         LLM(padded(pair.target, 300), drafter, tokenizer=tokenizer)
 
 
@@ -190,8 +228,12 @@ def test_the_shipped_head_goes_with_the_padded_draft() -> None:
 
 
 @pytest.mark.parametrize("drafter", ["sssd", "rest", "auto"])
-def test_a_store_of_another_padding(pair: Pair, tokenizer: Any, tmp_path: Path, drafter: str) -> None:
-    """Ids that the target has no row for end a continuation; a store of another tokenizer is refused."""
+def test_a_store_of_another_padding(
+    pair: Pair, tokenizer: Any, tmp_path: Path, drafter: str
+) -> None:
+    """Ids that the target has no row for end a continuation; a store of another tokenizer is
+    refused.
+    """
     prompt, answer = pair.prompts[0], pair.answers[0]
     documents = [[*prompt, *answer[:4], 299, *answer[4:]], [*prompt, *answer[:2], 280]]
     datastore.build(tmp_path / "store", documents, 300, tokenizer=tokenizer, workers=1)
@@ -221,20 +263,38 @@ def test_kept_distributions_of_another_padding(pair: Pair, tokenizer: Any, tmp_p
         LLM(padded(pair.target, 300), spec)
 
 
-def test_heads_and_drafts_are_judged_by_the_common_tokens(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
+def test_heads_and_drafts_are_judged_by_the_common_tokens(
+    pair: Pair, tokenizer: Any, tmp_path: Path
+) -> None:
     draft = padded(pair.draft, 320, bias=100.0)
     shared = SharedVocabulary(TOKENS, TOKENS, 320)
-    texts = [Stretch(np.array([*pair.prompts[0], *pair.answers[0]], dtype=np.int32), len(pair.prompts[0]))]
+    texts = [
+        Stretch(
+            np.array([*pair.prompts[0], *pair.answers[0]], dtype=np.int32), len(pair.prompts[0])
+        )
+    ]
     (own,), (found,) = agreements(pair.draft, texts), agreements(draft, texts, shared=shared)
     assert (own == found).all()
     draft.save_pretrained(tmp_path / "draft")
     tokenizer.save_pretrained(tmp_path / "draft")
     pair.target.save_pretrained(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")
-    models = [AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32).eval() for name in ("target", "draft")]
+    models = [
+        AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32).eval()
+        for name in ("target", "draft")
+    ]
     params = SamplingParams(COUNT, temperature=1.0)
     columns = [
-        teacher_force(target, model, pair.prompts[:1], pair.answers[:1], params, 0.0, 1, torch.Generator().manual_seed(1))
+        teacher_force(
+            target,
+            model,
+            pair.prompts[:1],
+            pair.answers[:1],
+            params,
+            0.0,
+            1,
+            torch.Generator().manual_seed(1),
+        )
         for target, model in ((pair.target, pair.draft), models)
     ]
     torch.testing.assert_close(columns[0], columns[1])

@@ -1,4 +1,6 @@
-"""PIA's tries by hand and against plain counting, what a query finds, eviction, and that requests leave nothing behind."""
+"""PIA's tries by hand and against plain counting, what a query finds, eviction, and that
+requests leave nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -62,16 +64,32 @@ def drafted(drafter: Pia, seq: Request, limit: int = 99) -> DraftTree:
 def test_a_prompt_in_tries() -> None:
     tries = PhraseTries(2)
     tries.add_prompt([1, 2, 3, 1, 2, 4], 7)
-    counts = {(1, 2): 2, (1, 2, 3): 1, (1, 2, 4): 1, (2, 3): 1, (2, 3, 1): 1, (2, 4): 1, (3, 1): 1, (3, 1, 2): 1}
+    counts = {
+        (1, 2): 2,
+        (1, 2, 3): 1,
+        (1, 2, 4): 1,
+        (2, 3): 1,
+        (2, 3, 1): 1,
+        (2, 4): 1,
+        (3, 1): 1,
+        (3, 1, 2): 1,
+    }
     assert forest(tries) == {path: ({7: count}, 0.0) for path, count in counts.items()}
     tries.add_output([9, 1, 2, 3], 1, 3)
     assert forest(tries)[1, 2, 3] == ({7: 1}, 1.0)
     assert tries.counts() == recounted(tries) == {1: (3, 2), 2: (3, 1), 3: (2, 0)}
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3), min_size=1, max_size=9)), max_size=14))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3), min_size=1, max_size=9)),
+        max_size=14,
+    )
+)
 def test_tries_are_plain_counts(steps: list[tuple[int, list[int]]]) -> None:
-    """Requests come with prompts, write, and leave, in any order: each step starts one, or lets it write, or ends it."""
+    """Requests come with prompts, write, and leave, in any order: each step starts one, or lets
+    it write, or ends it.
+    """
     drafter = Pia(PiaOptions(length=2, query=1))
     seqs: dict[int, Request] = {}
     done: list[list[int]] = []
@@ -90,7 +108,9 @@ def test_tries_are_plain_counts(steps: list[tuple[int, list[int]]]) -> None:
         for path, count in phrases(prompt, 1).items():
             counts.setdefault(path, ({}, 0.0))[0][seq.id] = count
     outputs = sum((phrases(tokens, 1) for tokens in done), Counter[tuple[int, ...]]())
-    outputs += sum((phrases(seq.output_ids, 3) for seq in seqs.values()), Counter[tuple[int, ...]]())
+    outputs += sum(
+        (phrases(seq.output_ids, 3) for seq in seqs.values()), Counter[tuple[int, ...]]()
+    )
     for path, count in outputs.items():
         counts[path] = (counts.get(path, ({}, 0.0))[0], float(count))
     assert forest(drafter._tries) == counts
@@ -98,14 +118,19 @@ def test_tries_are_plain_counts(steps: list[tuple[int, list[int]]]) -> None:
 
 
 def phrases(tokens: list[int], shortest: int) -> Counter[tuple[int, ...]]:
-    """All beginnings of all phrases of at most 3 tokens behind the first, of those that have `shortest` of them."""
+    """All beginnings of all phrases of at most 3 tokens behind the first, of those that have
+    `shortest` of them.
+    """
     whole = [tuple(tokens[start : start + 4]) for start in range(len(tokens) - shortest)]
     return Counter(phrase[:end] for phrase in whole for end in range(2, len(phrase) + 1))
 
 
 def test_a_request_sees_its_own_prompt_and_all_outputs() -> None:
     drafter = Pia(PiaOptions(length=2))
-    first, second = running(drafter, [1, 2, 3], [7, 1, 2, 4, 5]), running(drafter, [1, 2, 6, 1, 2], [])
+    first, second = (
+        running(drafter, [1, 2, 3], [7, 1, 2, 4, 5]),
+        running(drafter, [1, 2, 6, 1, 2], []),
+    )
     tree = drafted(drafter, second)
     assert (tree.token_ids, tree.parents) == ([6, 1, 4, 5], [-1, 0, -1, 2])
     assert tree.confidence == pytest.approx([0.9999, 1.0, 0.0001, 1.0])
@@ -126,13 +151,25 @@ def test_phrases_of_an_output_join_when_complete_and_at_its_end() -> None:
     assert set(forest(drafter._tries)) == {(1, 2), (1, 2, 3), (1, 2, 3, 4)}
     drafter.stop(seq)
     drafter.stop(seq)
-    assert set(forest(drafter._tries)) == {(1, 2), (1, 2, 3), (1, 2, 3, 4), (2, 3), (2, 3, 4), (3, 4)}
+    assert set(forest(drafter._tries)) == {
+        (1, 2),
+        (1, 2, 3),
+        (1, 2, 3, 4),
+        (2, 3),
+        (2, 3, 4),
+        (3, 4),
+    }
     assert {output for _, output in forest(drafter._tries).values()} == {1.0}
 
 
 def test_shorter_queries_are_asked_where_a_longer_one_gives_less_than_a_branch() -> None:
     drafter = Pia(PiaOptions(length=4))
-    assert drafted(drafter, running(drafter, [1, 2, 3, 4, 5, 6, 2, 7, 1, 2], [])).token_ids == [3, 4, 5, 6]
+    assert drafted(drafter, running(drafter, [1, 2, 3, 4, 5, 6, 2, 7, 1, 2], [])).token_ids == [
+        3,
+        4,
+        5,
+        6,
+    ]
     few = Request([1, 2, 3, 9, 2, 7, 8, 1, 2], SamplingParams())
     drafter = Pia(PiaOptions(length=6, query=2))
     drafter.start(few)
@@ -140,7 +177,9 @@ def test_shorter_queries_are_asked_where_a_longer_one_gives_less_than_a_branch()
     longer = Pia(PiaOptions(length=9, query=2))
     longer.start(few)
     tree = drafted(longer, few)
-    assert {token for token, parent in zip(tree.token_ids, tree.parents, strict=True) if parent < 0} == {3, 7}
+    assert {
+        token for token, parent in zip(tree.token_ids, tree.parents, strict=True) if parent < 0
+    } == {3, 7}
 
 
 def test_a_short_query_that_finds_nothing_leaves_what_there_is() -> None:
@@ -154,15 +193,32 @@ def test_a_short_query_that_finds_nothing_leaves_what_there_is() -> None:
 def test_limits_and_what_is_left() -> None:
     drafter = Pia(PiaOptions(length=3))
     prompt = [1, 2, 3, 4, 5, 6, 1]
-    assert [len(drafted(drafter, running(drafter, prompt, [], new))) for new in (1, 2, 3, 4, 9)] == [0, 1, 2, 3, 3]
+    assert [
+        len(drafted(drafter, running(drafter, prompt, [], new))) for new in (1, 2, 3, 4, 9)
+    ] == [0, 1, 2, 3, 3]
     seq = running(drafter, prompt, [])
-    assert [drafted(drafter, seq, limit).token_ids for limit in range(5)] == [[], [2], [2, 3], [2, 3, 4], [2, 3, 4]]
+    assert [drafted(drafter, seq, limit).token_ids for limit in range(5)] == [
+        [],
+        [2],
+        [2, 3],
+        [2, 3, 4],
+        [2, 3, 4],
+    ]
 
 
 def test_the_best_outputs_and_the_best_scores_stay() -> None:
-    """Of four: the two most frequent in outputs, then by score, where the prompt counts 9,999 times as much."""
+    """Of four: the two most frequent in outputs, then by score, where the prompt counts 9,999
+    times as much.
+    """
     tries = PhraseTries(1)
-    for token, inputs, outputs in [(10, 3, 0), (11, 2, 1), (12, 1, 0), (13, 0, 9), (14, 0, 8), (15, 1, 1)]:
+    for token, inputs, outputs in [
+        (10, 3, 0),
+        (11, 2, 1),
+        (12, 1, 0),
+        (13, 0, 9),
+        (14, 0, 8),
+        (15, 1, 1),
+    ]:
         for _ in range(inputs):
             tries.add_prompt([0, token], 5)
         for _ in range(outputs):
@@ -175,19 +231,35 @@ def test_the_best_outputs_and_the_best_scores_stay() -> None:
     assert Selection(6, 6).tree_below(children, 1).token_ids == [13, 14, 11, 15]
 
 
-@given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(0, 2), max_size=60), st.integers(1, 30), st.integers(1, 4))
-def test_a_selection_is_full_and_keeps_the_best(prompt: list[int], output: list[int], limit: int, depth: int) -> None:
+@given(
+    st.lists(st.integers(0, 2), max_size=60),
+    st.lists(st.integers(0, 2), max_size=60),
+    st.integers(1, 30),
+    st.integers(1, 4),
+)
+def test_a_selection_is_full_and_keeps_the_best(
+    prompt: list[int], output: list[int], limit: int, depth: int
+) -> None:
     tries = PhraseTries(5)
     tries.add_prompt(prompt, 1)
     tries.add_output(output, 0, len(output) - 1)
-    known = {path[1:]: counts for path, counts in forest(tries).items() if path[0] == 0 and len(path) <= depth + 1}
-    scores = {path: 0.9999 * inputs.get(1, 0) + 0.0001 * outputs for path, (inputs, outputs) in known.items()}
+    known = {
+        path[1:]: counts
+        for path, counts in forest(tries).items()
+        if path[0] == 0 and len(path) <= depth + 1
+    }
+    scores = {
+        path: 0.9999 * inputs.get(1, 0) + 0.0001 * outputs
+        for path, (inputs, outputs) in known.items()
+    }
     tree = Selection(1, limit).tree_below(tries.following([0], 1), depth)
     kept = {path_to(tree, node) for node in range(len(tree))}
     assert len(kept) == len(tree) == min(limit, len(known))
     assert kept <= set(known)
     assert not known or scores[path_to(tree, 0)] == max(scores.values())
-    for path, confidence in zip((path_to(tree, node) for node in range(len(tree))), tree.confidence or [], strict=True):
+    for path, confidence in zip(
+        (path_to(tree, node) for node in range(len(tree))), tree.confidence or [], strict=True
+    ):
         siblings = sum(score for other, score in scores.items() if other[:-1] == path[:-1])
         assert confidence == pytest.approx(scores[path] / siblings)
 
@@ -202,7 +274,12 @@ def test_a_squeeze_halves_outputs_and_drops_the_rare() -> None:
     assert tries.counts()[1] == (5, 4)  # one tree is not enough
     tries.add_output([2, 3], 0, 1)
     tries.squeeze()
-    left = {(1, 2): ({}, 2.5), (1, 2, 3): ({}, 2.0), (1, 5): ({8: 1}, 0.0), (1, 5, 6): ({8: 1}, 0.0)}
+    left = {
+        (1, 2): ({}, 2.5),
+        (1, 2, 3): ({}, 2.0),
+        (1, 5): ({8: 1}, 0.0),
+        (1, 5, 6): ({8: 1}, 0.0),
+    }
     assert forest(tries) == left | {(2, 3): ({}, 1.0), (5, 6): ({8: 1}, 0.0)}
     assert tries.counts() == recounted(tries)
     tries.forget_prompt([1, 5, 6], 8)
@@ -230,7 +307,9 @@ def test_an_engine_learns_from_its_answers(pair: Pair) -> None:
     params = SamplingParams(max_new_tokens=40)
     first, second = (llm.generate(pair.prompts, params) for _ in range(2))
     assert [out.token_ids for out in first] == [out.token_ids for out in second] == pair.answers
-    assert sum(out.stats.target_forwards for out in second) < 0.5 * sum(out.stats.target_forwards for out in first)
+    assert sum(out.stats.target_forwards for out in second) < 0.5 * sum(
+        out.stats.target_forwards for out in first
+    )
     assert isinstance(llm.drafter, Pia)
     assert not any(inputs for inputs, _ in forest(llm.drafter._tries).values())
 

@@ -1,4 +1,6 @@
-"""The phrase pool's file: kept over processes, refused by name when it is not right, never half written."""
+"""The phrase pool's file: kept over processes, refused by name when it is not right, never half
+written.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ PARAMS = SamplingParams(max_new_tokens=COUNT)
 def some_pool(seed: int = 0, keys: int = 40) -> NgramPool:
     pool, rng = NgramPool(3, keys=keys), random.Random(seed)
     for _ in range(200):
-        pool.add(tuple(rng.choices(range(50), k=2)), tuple(rng.choices(range(50), k=rng.randint(1, 5))))
+        pool.add(
+            tuple(rng.choices(range(50), k=2)), tuple(rng.choices(range(50), k=rng.randint(1, 5)))
+        )
     return pool
 
 
@@ -90,7 +94,9 @@ def test_what_came_after_the_last_save_is_saved_at_the_end(pair: Pair, tmp_path:
 
 def test_a_process_saves_when_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "phrases.pool"
-    leave_in_mid_answer(f"LLM(demo.TARGET, drafter='ouroboros:pool={path}', draft_model=demo.DRAFT)")
+    leave_in_mid_answer(
+        f"LLM(demo.TARGET, drafter='ouroboros:pool={path}', draft_model=demo.DRAFT)"
+    )
     assert path.stat().st_size > 100
 
 
@@ -98,7 +104,9 @@ def spoil(content: bytes, rng: random.Random) -> bytes:
     place = rng.randrange(len(content))
     if rng.random() < 0.5:
         return content[:place]
-    return content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :]
+    return (
+        content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :]
+    )
 
 
 def test_every_damage_is_refused_by_name(tmp_path: Path) -> None:
@@ -111,7 +119,9 @@ def test_every_damage_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_padding(pair: Pair, tmp_path: Path) -> None:
-    """Ids that the models do not have are left out, and those that the target alone does not have refused."""
+    """Ids that the models do not have are left out, and those that the target alone does not
+    have refused.
+    """
     path = tmp_path / "phrases.pool"
     pool = NgramPool(4)
     for key, phrase in (((3,), (4, 5)), ((3,), (280, 5)), ((290,), (1, 2))):
@@ -121,14 +131,18 @@ def test_a_file_of_another_padding(pair: Pair, tmp_path: Path) -> None:
     assert len(read_pool(path, 320)) == 2
     made = drafter(pair, path)
     made.check_vocab_size(256)
-    with pytest.raises(ConfigError, match="got ids up to 5; expected ids below 5, the rows of the target"):
+    with pytest.raises(
+        ConfigError, match="got ids up to 5; expected ids below 5, the rows of the target"
+    ):
         made.check_vocab_size(5)
 
 
 def test_a_file_of_another_kind_version_or_vocabulary(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "phrases.pool"
     path.write_bytes(pool_bytes(some_pool(), 50))
-    with pytest.raises(ConfigError, match=f"got a vocabulary of 50 tokens; expected {pair.draft.config.vocab_size}"):
+    with pytest.raises(
+        ConfigError, match=f"got a vocabulary of 50 tokens; expected {pair.draft.config.vocab_size}"
+    ):
         drafter(pair, path)
     path.write_bytes(path.read_bytes().replace(b'"version":"1"', b'"version":"9"'))
     with pytest.raises(ConfigError, match="got version '9'; expected '1'"):
@@ -145,7 +159,9 @@ def test_a_file_of_another_kind_version_or_vocabulary(pair: Pair, tmp_path: Path
         drafter(pair, tmp_path / "nowhere" / "phrases.pool")
     with pytest.raises(ConfigError, match="Choose one with pool=PATH"):
         create("ouroboros", draft_model=pair.draft).save_pool()  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"got bad_pool='cool'; expected a known value\. Did you mean 'cold'"):
+    with pytest.raises(
+        ConfigError, match=r"got bad_pool='cool'; expected a known value\. Did you mean 'cold'"
+    ):
         drafter(pair, path, bad_pool="cool")
 
 
@@ -161,7 +177,9 @@ def test_cold_only_if_asked_and_the_refused_file_is_kept(pair: Pair, tmp_path: P
     run(pair, drafter(pair, path))
 
 
-def test_a_save_that_fails_leaves_the_file_and_the_requests(pair: Pair, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_save_that_fails_leaves_the_file_and_the_requests(
+    pair: Pair, tmp_path: Path, monkeypatch: Any
+) -> None:
     path = tmp_path / "phrases.pool"
     made = drafter(pair, path)
     run(pair, made)

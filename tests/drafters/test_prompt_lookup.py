@@ -15,11 +15,29 @@ from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
 from paceline.drafters.shared.frequencies import Frequencies
 
-TEXT = [7, 1, 2, 3, 7, 7, 1, 2, 4, 9, 1, 2]  # behind 1, 2 come 4 and before that 3; 7, 1 and 2 are the most frequent tokens
+TEXT = [
+    7,
+    1,
+    2,
+    3,
+    7,
+    7,
+    1,
+    2,
+    4,
+    9,
+    1,
+    2,
+]  # behind 1, 2 come 4 and before that 3; 7, 1 and 2 are the most frequent tokens
 
 
-def proposed(spec: str, text: list[int], nodes: int = 64, prompt: int = 4, more: int = 50) -> DraftTree:
-    drafter, request = create(spec), Request(text[:prompt], SamplingParams(max_new_tokens=len(text) - prompt + more))
+def proposed(
+    spec: str, text: list[int], nodes: int = 64, prompt: int = 4, more: int = 50
+) -> DraftTree:
+    drafter, request = (
+        create(spec),
+        Request(text[:prompt], SamplingParams(max_new_tokens=len(text) - prompt + more)),
+    )
     drafter.start(request)
     request.append(text[prompt:])
     (tree,) = drafter.propose([request], [nodes])
@@ -46,16 +64,27 @@ def test_frequent_tokens_come_last_the_most_frequent_first() -> None:
     chances = (tree.confidence or [])[2:]
     assert chances == sorted(chances, reverse=True)
     assert 0 < chances[0] < 0.1
-    assert tree.origins == [Origin.OUTPUT, Origin.PROMPT, Origin.PROMPT, Origin.PROMPT, Origin.PROMPT, Origin.OUTPUT]
+    assert tree.origins == [
+        Origin.OUTPUT,
+        Origin.PROMPT,
+        Origin.PROMPT,
+        Origin.PROMPT,
+        Origin.PROMPT,
+        Origin.OUTPUT,
+    ]
     assert proposed("prompt_lookup:length=1,frequent=3", TEXT).token_ids == [4, 3, 7, 1, 2]
     assert proposed("prompt_lookup:length=1", TEXT, nodes=3).token_ids == [4, 3, 7]
 
 
 def test_where_nothing_matches_frequent_tokens_are_all_there_is() -> None:
-    alone, beside = (proposed("prompt_lookup:length=1", text).confidence for text in ([5, 5, 6, 8], TEXT))
+    alone, beside = (
+        proposed("prompt_lookup:length=1", text).confidence for text in ([5, 5, 6, 8], TEXT)
+    )
     assert proposed("prompt_lookup", [5, 5, 6, 8]).token_ids == [5, 6, 8]
     assert (alone or [])[0] > (beside or [])[2]  # the likelier, the less else is known
-    assert proposed("prompt_lookup:budget=false", [5, 5, 6, 8]) is EMPTY_TREE  # else each of them would be fed at every step
+    assert (
+        proposed("prompt_lookup:budget=false", [5, 5, 6, 8]) is EMPTY_TREE
+    )  # else each of them would be fed at every step
     assert proposed("prompt_lookup:budget=false,frequent=1", [5, 5, 6, 8]).token_ids == [5]
 
 

@@ -16,12 +16,19 @@ from paceline.core.tree import EMPTY_TREE, IntArray
 from paceline.drafters import create
 from paceline.drafters.shared.recycled import ABSENT, look_up, new_table, remember
 from paceline.drafters.shared.recycler import Recycler
-from paceline.drafters.shared.source_calibration import CELLS, cell_of, cell_of_asked, new_source_calibration
+from paceline.drafters.shared.source_calibration import (
+    CELLS,
+    cell_of,
+    cell_of_asked,
+    new_source_calibration,
+)
 from paceline.drafters.token_recycling.paper_tree import CHILDREN, PARENTS, RANKS
 from paceline.errors import ConfigError
 from paceline.util.limits import LONGEST_KEY
 
-Said = dict[tuple[int, ...], list[tuple[int, float]]]  # the newest tokens -> what the target says then
+Said = dict[
+    tuple[int, ...], list[tuple[int, float]]
+]  # the newest tokens -> what the target says then
 
 
 def ids(*tokens: int) -> IntArray:
@@ -110,7 +117,9 @@ def test_the_likeliest_paths_come_first_from_both_sources() -> None:
 
 
 def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
-    """Where it was asked: 9 rises, 7 falls, 3 comes; behind 7 it was not, and 5 keeps its chance."""
+    """Where it was asked: 9 rises, 7 falls, 3 comes; behind 7 it was not, and 5 keeps its
+    chance.
+    """
     made = taught({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
     plain, joint = (
@@ -140,7 +149,9 @@ def test_what_was_foreseen_has_counts_of_its_own(asked: bool, cells: int) -> Non
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
     said = DraftTree([9], [-1], None, [0.6])
     model = replace(said, origins=[Origin.MODEL]) if asked else EMPTY_TREE
-    tree = made.draft(request, 8, 0.0, head_draft=replace(said, origins=[Origin.FORESEEN]), modelled=model)
+    tree = made.draft(
+        request, 8, 0.0, head_draft=replace(said, origins=[Origin.FORESEEN]), modelled=model
+    )
     assert set(tree.origins or ()) == {Origin.RECYCLED, Origin.MODEL if asked else Origin.FORESEEN}
     counted = made.chances.trials.copy()
     request.append([9])
@@ -154,11 +165,15 @@ def test_what_was_foreseen_has_counts_of_its_own(asked: bool, cells: int) -> Non
 def test_what_all_say_is_likelier_than_what_some_say() -> None:
     made = taught({(2,): [(7, 0.6)]})
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
-    seven, nine = (DraftTree([token], [-1], None, [0.6], origins=[Origin.MODEL]) for token in (7, 9))
+    seven, nine = (
+        DraftTree([token], [-1], None, [0.6], origins=[Origin.MODEL]) for token in (7, 9)
+    )
     chances = [
         dict(zip(tree.token_ids, tree.confidence or (), strict=True))[7]
         for tree in (
-            made.draft(request, 8, 0.0, head_draft=one, modelled=other) for one in (nine, seven) for other in (nine, seven)
+            made.draft(request, 8, 0.0, head_draft=one, modelled=other)
+            for one in (nine, seven)
+            for other in (nine, seven)
         )
     ]
     assert chances[0] < min(chances[1:3]) <= max(chances[1:3]) < chances[3]
@@ -178,7 +193,10 @@ def test_chances_are_counted_of_what_was_fed_and_of_what_was_not() -> None:
     request.append([7, 3])
     made.observe([Outcome(request, EMPTY_TREE, [], [7, 3], [7], tops([[(7, 0.9)]]))])
     after = made.chances.hits / made.chances.trials
-    for probability, better in ((0.3, False), (0.6, True)):  # of two guesses at 0.6 one came true, which is above their prior
+    for probability, better in (
+        (0.3, False),
+        (0.6, True),
+    ):  # of two guesses at 0.6 one came true, which is above their prior
         cell = cell_of(False, 1, probability, -1.0)
         assert (after[cell] > before[cell]) == better
     assert (after != before).sum() == 2
@@ -188,7 +206,10 @@ def test_sampled_requests_have_chances_of_their_own() -> None:
     assert cell_of(False, 1, 0.5, -1.0) != cell_of(True, 1, 0.5, -1.0)
     made = taught({(2,): [(7, 0.8), (9, 0.2)]})
     hot, cold = (
-        made.draft(Request([2], SamplingParams(max_new_tokens=9, temperature=heat)), 1, 0.0).confidence for heat in (5.0, 0.2)
+        made.draft(
+            Request([2], SamplingParams(max_new_tokens=9, temperature=heat)), 1, 0.0
+        ).confidence
+        for heat in (5.0, 0.2)
     )
     assert hot is not None
     assert cold is not None

@@ -1,4 +1,6 @@
-"""Drafters from outside: entry points of other packages, and `module:Class` wherever a name is accepted."""
+"""Drafters from outside: entry points of other packages, and `module:Class` wherever a name is
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -106,11 +108,25 @@ def install(folder: Path, package: str, **points: str) -> None:
 
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the path with the module `outside_drafters` above; two packages declare drafters."""
+    """A folder on the path with the module `outside_drafters` above; two packages declare
+    drafters.
+    """
     (tmp_path / "outside_drafters.py").write_text(MODULE)
     (tmp_path / "broken_drafters.py").write_text("raise RuntimeError('out of order')\n")
-    install(tmp_path, "one", repeat="outside_drafters:Repeat", broken="broken_drafters:Any", none="outside_drafters:Repeat")
-    install(tmp_path, "two", twice="outside_drafters:Repeat", crooked="no colon at all", missing="outside_drafters:Gone")
+    install(
+        tmp_path,
+        "one",
+        repeat="outside_drafters:Repeat",
+        broken="broken_drafters:Any",
+        none="outside_drafters:Repeat",
+    )
+    install(
+        tmp_path,
+        "two",
+        twice="outside_drafters:Repeat",
+        crooked="no colon at all",
+        missing="outside_drafters:Gone",
+    )
     install(tmp_path, "three", twice="outside_drafters:Needy")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "outside_drafters", raising=False)
@@ -124,10 +140,17 @@ SPECS = ["repeat", "repeat:times=3", "outside_drafters:Repeat", "outside_drafter
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_drafter_from_outside_runs_everywhere(pair: Pair, spec: str) -> None:
     params = SamplingParams(max_new_tokens=24)
-    assert LLM(pair.target, spec).generate([pair.prompts[1]], params)[0].token_ids == pair.answers[1][:24]
+    assert (
+        LLM(pair.target, spec).generate([pair.prompts[1]], params)[0].token_ids
+        == pair.answers[1][:24]
+    )
     ids = torch.tensor([pair.prompts[1]])
     out = pair.target.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, custom_generate=Strategy(spec)
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=24,
+        do_sample=False,
+        custom_generate=Strategy(spec),
     )
     assert out[0, ids.shape[1] :].tolist() == pair.answers[1][:24]
     assert replay(create(spec), [([1, 2], [2, 2, 2, 2, 5, 6])]).accepted == 3
@@ -142,7 +165,9 @@ def test_names_are_listed_and_nothing_is_imported() -> None:
     names = available()
     assert names[-5:] == ["broken", "crooked", "missing", "repeat", "twice"]
     assert len(names) == len(set(names))
-    assert entry("none").target == "paceline.drafters.none:NoDrafter"  # no package takes a name of ours
+    assert (
+        entry("none").target == "paceline.drafters.none:NoDrafter"
+    )  # no package takes a name of ours
     assert "outside_drafters" not in sys.modules
     assert entry("repeat").describe() == "Guesses that the newest token comes again."
     assert not entry("repeat").needs_draft_model
@@ -153,14 +178,31 @@ def test_names_are_listed_and_nothing_is_imported() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("broken", r"drafter 'broken': got 'broken_drafters:Any' of package one, .*RuntimeError: out of order"),
-        ("crooked", r"drafter 'crooked': got 'no colon at all' of package two, which cannot be imported"),
-        ("missing", r"drafter 'missing': got 'outside_drafters:Gone' of package two, .*no attribute 'Gone'"),
-        ("twice", "'twice': got 'outside_drafters:.*' of package .* and 'outside_drafters:.*' of package .*; expected one"),
+        (
+            "broken",
+            r"drafter 'broken': got 'broken_drafters:Any' of package one, .*RuntimeError: out of"
+            r" order",
+        ),
+        (
+            "crooked",
+            r"drafter 'crooked': got 'no colon at all' of package two, which cannot be imported",
+        ),
+        (
+            "missing",
+            r"drafter 'missing': got 'outside_drafters:Gone' of package two, .*no attribute 'Gone'",
+        ),
+        (
+            "twice",
+            "'twice': got 'outside_drafters:.*' of package .* and 'outside_drafters:.*' of package"
+            " .*; expected one",
+        ),
         ("repaet", "there is no drafter 'repaet'; .*Did you mean 'repeat'"),
         ("repeat:time=3", "no option 'time'. Did you mean 'times'"),
         ("repeat:times", "got 'times' for its options; .*Write key=value"),
-        ("no_such_module:Repeat", r"which cannot be imported \(ModuleNotFoundError.*choose another of: none,"),
+        (
+            "no_such_module:Repeat",
+            r"which cannot be imported \(ModuleNotFoundError.*choose another of: none,",
+        ),
         (":Repeat", "got ':Repeat', which cannot be imported"),
         ("outside_drafters:NoDrafter", "which is no subclass of paceline.Drafter; expected"),
         ("outside_drafters:number", "which is no subclass of paceline.Drafter; expected"),
@@ -168,9 +210,12 @@ def test_names_are_listed_and_nothing_is_imported() -> None:
         ("outside_drafters:Unoptioned", "which has no dataclass named Options; expected"),
         ("outside_drafters:Unbuilt", "which has no class method build; expected"),
         ("outside_drafters:Needy", "needs a draft model: got none; expected"),
-        ("outside_drafters:Elsewhere", r"got a RepeatOptions from Elsewhere.build; expected a Drafter"),
+        (
+            "outside_drafters:Elsewhere",
+            r"got a RepeatOptions from Elsewhere.build; expected a Drafter",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(pair: Pair, spec: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         create(spec)
@@ -181,7 +226,9 @@ def test_what_is_wrong_is_said(pair: Pair, spec: str, words: str) -> None:
 @pytest.mark.usefixtures("outside")
 def test_a_draft_model_is_passed_on(pair: Pair) -> None:
     spec = "outside_drafters:Needy"
-    (out,) = LLM(pair.target, spec, draft_model=pair.draft).generate([pair.prompts[1]], SamplingParams(max_new_tokens=8))
+    (out,) = LLM(pair.target, spec, draft_model=pair.draft).generate(
+        [pair.prompts[1]], SamplingParams(max_new_tokens=8)
+    )
     assert out.token_ids == pair.answers[1][:8]
 
 
@@ -197,10 +244,17 @@ def test_specs_split_into_name_and_options() -> None:
     assert split_spec("rest:datastore=/a:b/c,length=3") == ("rest", "datastore=/a:b/c,length=3")
     assert split_spec("my.module:Inner.Class:store=a:b") == ("my.module:Inner.Class", "store=a:b")
     assert split_spec(" none ") == ("none", "")
-    specs = ["none,my.module:Class:length=2,width=3,other:Class,sssd:datastore=demo,nodes=4", "none"]
+    specs = [
+        "none,my.module:Class:length=2,width=3,other:Class,sssd:datastore=demo,nodes=4",
+        "none",
+    ]
     assert split_specs(specs, available()) == [
-        "none", "my.module:Class:length=2,width=3", "other:Class", "sssd:datastore=demo,nodes=4", "none",
-    ]  # fmt: skip
+        "none",
+        "my.module:Class:length=2,width=3",
+        "other:Class",
+        "sssd:datastore=demo,nodes=4",
+        "none",
+    ]
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -208,5 +262,7 @@ def test_the_registry_says_what_the_class_says(name: str) -> None:
     found, cls = REGISTRY[name], REGISTRY[name].load()
     assert found.options() is cls.Options
     assert (found.needs_draft_model, found.needs_trained, found.needs_store) == (
-        cls.needs_draft_model, cls.needs_trained, cls.needs_store,
-    )  # fmt: skip
+        cls.needs_draft_model,
+        cls.needs_trained,
+        cls.needs_store,
+    )

@@ -1,4 +1,6 @@
-"""REST: trees of hand-made stores, the same by slow counting, bad input, and why its public verification is not lossless."""
+"""REST: trees of hand-made stores, the same by slow counting, bad input, and why its public
+verification is not lossless.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ from tests.support.stores import Documents, continuations, some_documents, store
 HAND_MADE = ((1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 6), (7, 2, 8))
 
 
-def drafted(documents: tuple[tuple[int, ...], ...], text: list[int], limit: int = 99, new: int = 99, **options: Any) -> DraftTree:
+def drafted(
+    documents: tuple[tuple[int, ...], ...],
+    text: list[int],
+    limit: int = 99,
+    new: int = 99,
+    **options: Any,
+) -> DraftTree:
     """What is proposed after `text` with `new` tokens left."""
     drafter = create("rest", datastore=tiny_store(documents, 10), **options)
     (tree,) = drafter.propose([Request(text, SamplingParams(max_new_tokens=new))], [limit])
@@ -54,7 +62,11 @@ def test_the_most_frequent_stay_and_shallow_ones_before_deep_ones() -> None:
 def test_only_the_first_matches_are_read() -> None:
     """In the order of the suffix array: a biased sample."""
     documents = ((1, 2, 3), (1, 2, 5, 6), (1, 2, 4), (1, 2, 5))
-    assert [sorted(drafted(documents, [1, 2], matches=count).token_ids) for count in (1, 2, 4)] == [[3], [3, 4], [3, 4, 5, 6]]
+    assert [sorted(drafted(documents, [1, 2], matches=count).token_ids) for count in (1, 2, 4)] == [
+        [3],
+        [3, 4],
+        [3, 4, 5, 6],
+    ]
 
 
 def test_suffixes_shorter_than_the_shortest_are_not_looked_up() -> None:
@@ -78,7 +90,9 @@ def test_no_deeper_than_length_and_what_is_left() -> None:
     assert [len(drafted(documents, [1, 2], new=new)) for new in range(1, 7)] == [0, 1, 2, 3, 4, 4]
 
 
-def expected(documents: Documents, text: list[int], longest: int, shortest: int, length: int) -> Counter[tuple[int, ...]]:
+def expected(
+    documents: Documents, text: list[int], longest: int, shortest: int, length: int
+) -> Counter[tuple[int, ...]]:
     """Every prefix of what follows, counted; the empty one counts all matches."""
     for size in range(min(longest, len(text)), shortest - 1, -1):
         found = continuations(documents, text[-size:], length)
@@ -94,7 +108,9 @@ def expected(documents: Documents, text: list[int], longest: int, shortest: int,
     nodes=st.integers(1, 40),
     seed=st.integers(0, 3),
 )
-def test_trees_are_those_of_slow_counting(text: list[int], spans: tuple[int, int], length: int, nodes: int, seed: int) -> None:
+def test_trees_are_those_of_slow_counting(
+    text: list[int], spans: tuple[int, int], length: int, nodes: int, seed: int
+) -> None:
     documents = some_documents(30, seed=seed)
     shortest, longest = spans[0], sum(spans)
     folder = tiny_store(tuple(map(tuple, documents)), 6)
@@ -109,7 +125,9 @@ def test_trees_are_those_of_slow_counting(text: list[int], spans: tuple[int, int
 
 
 def test_several_shards_and_a_batch(tmp_path: Path) -> None:
-    """The batch is searched in one call: the trees are those of each sequence alone, and of one shard."""
+    """The batch is searched in one call: the trees are those of each sequence alone, and of one
+    shard.
+    """
     documents = some_documents(300)
     many = tmp_path / "many"
     datastore.build(many, documents, 6, shard_tokens=1024, workers=1)
@@ -120,10 +138,15 @@ def test_several_shards_and_a_batch(tmp_path: Path) -> None:
     limits = [0, 1, 3, 9, 64, 64, 64, 64]
     split, whole = (create("rest", datastore=str(path), nodes=10**6) for path in (many, one))
     trees = split.propose(requests, limits)
-    assert trees == [split.propose([request], [limit])[0] for request, limit in zip(requests, limits, strict=True)]
+    assert trees == [
+        split.propose([request], [limit])[0]
+        for request, limit in zip(requests, limits, strict=True)
+    ]
     assert [len(tree) for tree in trees[:3]] == limits[:3]
     every = [10**6] * 8
-    assert [paths(tree) for tree in split.propose(requests, every)] == [paths(tree) for tree in whole.propose(requests, every)]
+    assert [paths(tree) for tree in split.propose(requests, every)] == [
+        paths(tree) for tree in whole.propose(requests, every)
+    ]
     assert split.propose([], []) == []
 
 
@@ -133,7 +156,10 @@ def test_several_shards_and_a_batch(tmp_path: Path) -> None:
         ("", "got no datastore.*paceline datastore build PATH.*rest:datastore=PATH"),
         ("datastore=x,shortest=0", "shortest: got 0; expected at least 1"),
         ("datastore=x,longest=3,shortest=4", "longest: got 3; expected at least 4"),
-        ("datastore=x,longest=60,length=5", "got longest=60 and length=5; expected at most 64 together"),
+        (
+            "datastore=x,longest=60,length=5",
+            "got longest=60 and length=5; expected at most 64 together",
+        ),
         ("datastore=x,matches=0", "matches: got 0"),
         ("datastore=x,nodes=0", "nodes: got 0"),
     ],
@@ -151,7 +177,9 @@ def test_no_store(tmp_path: Path) -> None:
 def test_a_store_of_more_tokens_than_the_target_has(pair: Pair, tmp_path: Path) -> None:
     """Fewer are fine: models often have more rows than their tokenizer has tokens."""
     datastore.build(tmp_path, [[1, 2, 300]], 301, workers=1)
-    with pytest.raises(ConfigError, match=r"vocabulary of 301 tokens; expected at most 256, .*target's tokenizer"):
+    with pytest.raises(
+        ConfigError, match=r"vocabulary of 301 tokens; expected at most 256, .*target's tokenizer"
+    ):
         LLM(pair.target, drafter=f"rest:datastore={tmp_path}")
     LLM(pair.target, drafter=f"rest:datastore={tiny_store(HAND_MADE, 10)}")
 
@@ -168,7 +196,8 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
 
 
 def public_rule(tree: DraftTree, oracle: Oracle) -> tuple[int, ...]:
-    """Acceptance as in REST's public code: each branch is checked with draws of its own, and the one that agrees longest is kept.
+    """Acceptance as in REST's public code: each branch is checked with draws of its own, and the
+    one that agrees longest is kept.
 
     The token after it is drawn afresh, from all of the target's distribution.
     """
@@ -182,7 +211,10 @@ def public_rule(tree: DraftTree, oracle: Oracle) -> tuple[int, ...]:
     return complete(oracle, list(best[: best.index(EOS) + 1] if EOS in best else best))
 
 
-@pytest.mark.parametrize("tree", [DraftTree([1], [-1]), DraftTree([0, 2, 1], [-1, -1, 0]), DraftTree([0, 1, 2], [-1, 0, 0])])
+@pytest.mark.parametrize(
+    "tree",
+    [DraftTree([1], [-1]), DraftTree([0, 2, 1], [-1, -1, 0]), DraftTree([0, 1, 2], [-1, 0, 0])],
+)
 def test_the_public_verification_is_not_lossless(tree: DraftTree) -> None:
     """Ours follows the target's own draws, and is."""
     assert Oracle().enumerate(lambda oracle: public_rule(tree, oracle)) != PLAIN
@@ -190,11 +222,18 @@ def test_the_public_verification_is_not_lossless(tree: DraftTree) -> None:
 
 
 def test_the_public_verification_doubles_a_guess() -> None:
-    """Target (0.4, 0.3, 0.2, 0.1), token 1 guessed: it is emitted with p + (1 - p) p = 0.51 instead of 0.3."""
+    """Target (0.4, 0.3, 0.2, 0.1), token 1 guessed: it is emitted with p + (1 - p) p = 0.51
+    instead of 0.3.
+    """
 
     def experiment(oracle: Oracle) -> tuple[int, ...]:
         agreed = oracle.draw(dist(4, 3, 2, 1)) == 1
         return (1 if agreed else oracle.draw(dist(4, 3, 2, 1)),)
 
     law = Oracle().enumerate(experiment)
-    assert law == {(0,): Fraction(28, 100), (1,): Fraction(51, 100), (2,): Fraction(14, 100), (3,): Fraction(7, 100)}
+    assert law == {
+        (0,): Fraction(28, 100),
+        (1,): Fraction(51, 100),
+        (2,): Fraction(14, 100),
+        (3,): Fraction(7, 100),
+    }

@@ -1,4 +1,6 @@
-"""The scripted drafter says what its script says; the public contract check finds what breaks the contract."""
+"""The scripted drafter says what its script says; the public contract check finds what breaks
+the contract.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ def test_a_function_is_taken_at_its_word(pair: Pair) -> None:
             for request, limit in zip(requests, max_nodes, strict=True)
         ]
 
-    (out,) = LLM(pair.target, ScriptedDrafter(script), max_nodes=3).generate([pair.prompts[1]], SamplingParams(max_new_tokens=12))
+    (out,) = LLM(pair.target, ScriptedDrafter(script), max_nodes=3).generate(
+        [pair.prompts[1]], SamplingParams(max_new_tokens=12)
+    )
     assert out.token_ids == pair.answers[1][:12]
     assert out.stats.tokens_per_forward > 3
     with pytest.raises(DrafterError, match="drafter 'wordy' proposed 3 nodes"):
-        LLM(pair.target, ScriptedDrafter(lambda *_: [DraftTree.chain([1, 2, 3])], "wordy"), max_nodes=2).generate(
-            [pair.prompts[1]]
-        )
+        LLM(
+            pair.target,
+            ScriptedDrafter(lambda *_: [DraftTree.chain([1, 2, 3])], "wordy"),
+            max_nodes=2,
+        ).generate([pair.prompts[1]])
 
 
 def test_the_contract_check_reports_what_a_drafter_did(pair: Pair) -> None:
@@ -52,7 +58,9 @@ def test_the_contract_check_reports_what_a_drafter_did(pair: Pair) -> None:
     assert report.drafted > report.accepted > 0
     assert report.steps > 40
     assert not report.draws
-    assert check_drafter(create("draft_model", draft_model=pair.draft), pair.target, pair.prompts).draws
+    assert check_drafter(
+        create("draft_model", draft_model=pair.draft), pair.target, pair.prompts
+    ).draws
     report = check_drafter(create("pia"))  # on the embedded model
     assert report.accepted > 0
 
@@ -85,11 +93,20 @@ class Heating(ScriptedDrafter):
 
 
 BROKEN: dict[str, tuple[Drafter, str]] = {
-    "beyond the budget": (ScriptedDrafter(lambda requests, _: [DraftTree.chain([1, 2, 3])] * len(requests)), "proposed 3 nodes"),
+    "beyond the budget": (
+        ScriptedDrafter(lambda requests, _: [DraftTree.chain([1, 2, 3])] * len(requests)),
+        "proposed 3 nodes",
+    ),
     "another's tokens": (Changing([]), "drafter 'scripted': got changed token_ids of sequence"),
-    "state kept": (Keeping([]), "drafter 'scripted': got open, _steps still holding stopped sequences; expected"),
+    "state kept": (
+        Keeping([]),
+        "drafter 'scripted': got open, _steps still holding stopped sequences; expected",
+    ),
     "an answer rewritten": (Late([]), "got changed token_ids of sequence"),
-    "another answer": (Heating([]), "got another token .* in answer .* than plain decoding; expected"),
+    "another answer": (
+        Heating([]),
+        "got another token .* in answer .* than plain decoding; expected",
+    ),
 }
 
 

@@ -29,19 +29,25 @@ from tests.support.shared import Pair
 def some_head(draft: Any, depth: int = 2, scalars: bool = True, **facts: Any) -> AcceptanceHead:
     card = dataclasses.replace(new_card("target", "draft", draft, depth, INPUTS[scalars]), **facts)
     generator, hidden, inputs = torch.Generator().manual_seed(depth), card.hidden_size, card.inputs
-    shapes: dict[str, tuple[int, ...]] = {"last.weight": (2, hidden + len(inputs) - 1), "last.bias": (2,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "last.weight": (2, hidden + len(inputs) - 1),
+        "last.bias": (2,),
+    }
     for place in range(depth):
         shapes |= {f"blocks.{place}.weight": (hidden, hidden), f"blocks.{place}.bias": (hidden,)}
-    tensors = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
+    tensors = {
+        name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()
+    }
     return AcceptanceHead(card, tensors)
 
 
 def questions(hidden: int, count: int = 9) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
     return (
-        torch.randn(count, hidden, generator=generator), -torch.rand(count, generator=generator),
+        torch.randn(count, hidden, generator=generator),
+        -torch.rand(count, generator=generator),
         torch.rand(count, generator=generator) * 3,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("depth", range(5))
@@ -54,14 +60,18 @@ def test_confidences_are_the_papers_formula(depth: int, scalars: bool) -> None:
     for row, log_prob, entropy in zip(hidden, log_probs, entropies, strict=True):
         x = row
         for place in range(depth):
-            inner = head.tensors[f"blocks.{place}.weight"] @ x + head.tensors[f"blocks.{place}.bias"]
+            inner = (
+                head.tensors[f"blocks.{place}.weight"] @ x + head.tensors[f"blocks.{place}.bias"]
+            )
             x = x + inner * torch.sigmoid(inner)
         rest = (1 - log_prob.exp()).log()
         x = torch.cat([x, torch.stack([log_prob, rest, entropy])]) if scalars else x
         logits = head.tensors["last.weight"] @ x + head.tensors["last.bias"]
         raw = logits.softmax(-1)[1].logit()
         wanted.append(torch.sigmoid(0.7 * raw - 0.3))
-    assert torch.allclose(head.confidences(hidden, log_probs, entropies), torch.stack(wanted), atol=1e-5)
+    assert torch.allclose(
+        head.confidences(hidden, log_probs, entropies), torch.stack(wanted), atol=1e-5
+    )
 
 
 def test_a_saved_head_comes_back(tmp_path: Path) -> None:
@@ -87,7 +97,9 @@ def test_a_saved_head_comes_back(tmp_path: Path) -> None:
 
 def test_the_confidence_in_a_token_before_its_hidden_state_is_known() -> None:
     _, log_probs, entropies = questions(64)
-    assert torch.allclose(some_head(tiny_llama()).early_confidences(log_probs, entropies), log_probs.exp())
+    assert torch.allclose(
+        some_head(tiny_llama()).early_confidences(log_probs, entropies), log_probs.exp()
+    )
     head = some_head(tiny_llama(), prior=(1.5, -0.5, 0.25, 0.1))
     logits = 1.5 * log_probs - 0.5 * (1 - log_probs.exp()).log() + 0.25 * entropies + 0.1
     assert torch.allclose(head.early_confidences(log_probs, entropies), logits.sigmoid(), atol=1e-5)
@@ -125,7 +137,9 @@ def test_every_damage_is_refused_by_name(tmp_path: Path) -> None:
         whole = (tmp_path / name).read_bytes()
         for _ in range(300):
             place = rng.randrange(len(whole))
-            flipped = whole[:place] + bytes([whole[place] ^ (1 << rng.randrange(8))]) + whole[place + 1 :]
+            flipped = (
+                whole[:place] + bytes([whole[place] ^ (1 << rng.randrange(8))]) + whole[place + 1 :]
+            )
             (tmp_path / name).write_bytes(whole[:place] if rng.random() < 0.5 else flipped)
             with pytest.raises(ConfigError, match=f"head '{tmp_path}'"):
                 AcceptanceHead.load(tmp_path, draft)
@@ -149,14 +163,19 @@ def test_weights_of_another_head_are_refused(tmp_path: Path) -> None:
     [
         ({"depth": 3}, "got a file with 2 residual blocks; expected 3, the depth in its card"),
         ({"depth": 5}, "got depth 5; expected 0 to 4"),
-        ({"inputs": ("hidden",)}, r"got tensor 'last.weight' \(2, 67\).*; expected \(2, 64\).* by its card"),
+        (
+            {"inputs": ("hidden",)},
+            r"got tensor 'last.weight' \(2, 67\).*; expected \(2, 64\).* by its card",
+        ),
         (
             {"inputs": ("hidden", "entropy")},
             "got inputs hidden, entropy; expected hidden or hidden, log_prob, log_rest, entropy",
         ),
     ],
 )
-def test_a_card_that_does_not_fit_its_file_is_refused(tmp_path: Path, facts: dict[str, Any], message: str) -> None:
+def test_a_card_that_does_not_fit_its_file_is_refused(
+    tmp_path: Path, facts: dict[str, Any], message: str
+) -> None:
     draft = tiny_llama()
     head = some_head(draft, 2)
     head.save(tmp_path)
@@ -184,7 +203,9 @@ def test_a_card_that_does_not_fit_its_file_is_refused(tmp_path: Path, facts: dic
         ("more", 1, r"more is one too many"),
     ],
 )
-def test_entries_that_no_card_has_are_refused(tmp_path: Path, entry: str, value: Any, message: str) -> None:
+def test_entries_that_no_card_has_are_refused(
+    tmp_path: Path, entry: str, value: Any, message: str
+) -> None:
     """Even where the checksum fits."""
     some_head(tiny_llama()).save(tmp_path)
     entries = json.loads((tmp_path / CARD).read_text())
@@ -228,12 +249,20 @@ def test_an_enlarged_draft_keeps_its_head(tmp_path: Path, size: tuple[int, int])
     assert torch.allclose(wanted, got, atol=1e-4)
 
 
-def published(folder: Path, stored: list[int], depth: int = 3, hidden: int = 64) -> dict[str, Tensor]:
+def published(
+    folder: Path, stored: list[int], depth: int = 3, hidden: int = 64
+) -> dict[str, Tensor]:
     """A head as the public code saves it, with the tensors of its one block under these places."""
     block = torch.randn(hidden, hidden) * 0.2, torch.randn(hidden) * 0.2
-    tensors = {f"model.{depth}.weight": torch.randn(2, hidden), f"model.{depth}.bias": torch.randn(2)}
+    tensors = {
+        f"model.{depth}.weight": torch.randn(2, hidden),
+        f"model.{depth}.bias": torch.randn(2),
+    }
     for place in stored:
-        tensors |= {f"model.{place}.linear.weight": block[0].clone(), f"model.{place}.linear.bias": block[1].clone()}
+        tensors |= {
+            f"model.{place}.linear.weight": block[0].clone(),
+            f"model.{place}.linear.bias": block[1].clone(),
+        }
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"hidden_size": hidden, "num_layers": depth}))
@@ -256,7 +285,8 @@ def test_a_published_head_is_untied(tmp_path: Path, stored: list[int]) -> None:
     assert torch.allclose(head.confidences(*questions(64)), wanted, atol=1e-5)
     head.save(tmp_path / "ours")
     assert torch.equal(
-        AcceptanceHead.load(tmp_path / "ours", draft).confidences(*questions(64)), head.confidences(*questions(64))
+        AcceptanceHead.load(tmp_path / "ours", draft).confidences(*questions(64)),
+        head.confidences(*questions(64)),
     )
 
 
@@ -288,21 +318,30 @@ def test_no_file_is_unpickled(tmp_path: Path) -> None:
 
 def test_the_threshold_is_the_cheapest_of_the_curve() -> None:
     rng = random.Random(0)
-    curve = tuple(ThresholdPoint(0.05 * place, 0.9 - 0.04 * place, 0.002 * place**2) for place in range(1, 20))
+    curve = tuple(
+        ThresholdPoint(0.05 * place, 0.9 - 0.04 * place, 0.002 * place**2) for place in range(1, 20)
+    )
     head = some_head(tiny_llama(), curve=curve)
     chosen = []
     for _ in range(50):
         draft = rng.uniform(0.001, 0.01)
         target = draft * rng.uniform(1, 20)
-        costs = {p.threshold: draft + draft * p.discard_rate + (target - draft) * p.verification_rate for p in curve}
+        costs = {
+            p.threshold: draft + draft * p.discard_rate + (target - draft) * p.verification_rate
+            for p in curve
+        }
         chosen.append((target / draft, head.threshold(target, draft)))
         assert costs[chosen[-1][1]] == min(costs.values())
-    assert [h for _, h in sorted(chosen)] == sorted(h for _, h in chosen)  # a slower target asks for longer drafts
+    assert [h for _, h in sorted(chosen)] == sorted(
+        h for _, h in chosen
+    )  # a slower target asks for longer drafts
 
 
 def test_thresholds_that_cannot_be_chosen() -> None:
     head = some_head(tiny_llama())
-    with pytest.raises(ConfigError, match=r"has no curve; expected.*paceline head calibrate.*threshold=0\.7"):
+    with pytest.raises(
+        ConfigError, match=r"has no curve; expected.*paceline head calibrate.*threshold=0\.7"
+    ):
         head.threshold(0.1, 0.02)
     with pytest.raises(ConfigError, match=r"got 0\.0 s .*; expected two positive times"):
         some_head(tiny_llama(), curve=(ThresholdPoint(0.5, 0.5, 0.5),)).threshold(0.0, 0.02)

@@ -1,4 +1,6 @@
-"""SpecDec++: when it stops, what the head reads, what it says of a draft, and how the threshold follows the clock."""
+"""SpecDec++: when it stops, what the head reads, what it says of a draft, and how the threshold
+follows the clock.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,17 @@ from tests.support.shared import COUNT, Pair, Watch, random_head, room, with_hea
 
 
 class Constant:
-    """A head that always says the same, also at first if `first`; `best` answers for the threshold."""
+    """A head that always says the same, also at first if `first`; `best` answers for the
+    threshold.
+    """
 
-    def __init__(self, chance: float, curve: Sequence[object] = (), best: Sequence[float] = (), first: bool = False) -> None:
+    def __init__(
+        self,
+        chance: float,
+        curve: Sequence[object] = (),
+        best: Sequence[float] = (),
+        first: bool = False,
+    ) -> None:
         self.card = SimpleNamespace(curve=curve, prior=(1.0,) if first else ())
         self.asked: list[tuple[float, float]] = []
         self._chance, self._best = chance, list(best)
@@ -45,7 +55,9 @@ class Constant:
 
 
 def drafting(pair: Pair, head: Any, **options: Any) -> Watch:
-    return Watch(SpecDecPP(SpecDecPPOptions(**{"budget": False, **options}), CachedLM(pair.draft), head))
+    return Watch(
+        SpecDecPP(SpecDecPPOptions(**{"budget": False, **options}), CachedLM(pair.draft), head)
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,12 +77,18 @@ def drafting(pair: Pair, head: Any, **options: Any) -> Watch:
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_constant_head_by_hand(pair: Pair, chance: float, options: dict[str, Any], length: int, temperature: float) -> None:
+def test_a_constant_head_by_hand(
+    pair: Pair, chance: float, options: dict[str, Any], length: int, temperature: float
+) -> None:
     drafter = drafting(pair, Constant(chance), **options)
-    LLM(pair.target, drafter=drafter, max_batch=3).generate(pair.prompts[:5], SamplingParams(COUNT, temperature, ignore_eos=True))
+    LLM(pair.target, drafter=drafter, max_batch=3).generate(
+        pair.prompts[:5], SamplingParams(COUNT, temperature, ignore_eos=True)
+    )
     for request, tokens, tree in drafter.notes:
         assert len(tree) == min(length, room(request, tokens))
-        assert (tree.probs is None) == (temperature == 0.0 or "verification" in options or not len(tree))
+        assert (tree.probs is None) == (
+            temperature == 0.0 or "verification" in options or not len(tree)
+        )
         if len(tree):
             assert tree.confidence is not None
             assert tree.confidence[:-1] == pytest.approx([chance] * (len(tree) - 1))
@@ -88,7 +106,11 @@ def test_an_end_of_sequence_token_ends_the_draft(pair: Pair, temperature: float)
     for request, tokens, tree in drafter.notes:
         assert not set(tree.token_ids[:-1]) & set(ends)
         ended += len(tree) > 0 and tree.token_ids[-1] in ends
-        assert not len(tree) or tree.token_ids[-1] in ends or len(tree) == min(20, room(request, tokens))
+        assert (
+            not len(tree)
+            or tree.token_ids[-1] in ends
+            or len(tree) == min(20, room(request, tokens))
+        )
     assert ended > 3
 
 
@@ -96,15 +118,25 @@ def test_an_end_of_sequence_token_ends_the_draft(pair: Pair, temperature: float)
 def test_the_newest_token_counts_too(pair: Pair, newest: bool, length: int) -> None:
     """One token sooner, since 13 factors of 0.9 are needed, the last one for the newest."""
     drafter = drafting(pair, Constant(0.9, first=True), newest=newest)
-    LLM(pair.target, drafter=drafter, max_batch=3).generate(pair.prompts, SamplingParams(COUNT, ignore_eos=True))
-    full = [len(tree) for request, tokens, tree in drafter.notes if room(request, tokens) >= length and len(tree)]
+    LLM(pair.target, drafter=drafter, max_batch=3).generate(
+        pair.prompts, SamplingParams(COUNT, ignore_eos=True)
+    )
+    full = [
+        len(tree)
+        for request, tokens, tree in drafter.notes
+        if room(request, tokens) >= length and len(tree)
+    ]
     assert full
     assert set(full) == {length}
 
 
-@pytest.mark.parametrize("options", [{}, {"verification": "follow"}, {"seconds": False}, {"budget": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"verification": "follow"}, {"seconds": False}, {"budget": False}]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_guesses_have_second_choices_with_the_budget(pair: Pair, temperature: float, options: dict[str, Any]) -> None:
+def test_guesses_have_second_choices_with_the_budget(
+    pair: Pair, temperature: float, options: dict[str, Any]
+) -> None:
     drafter = drafting(pair, Constant(0.8), **{"budget": True, "max": 8, **options})
     guesses = temperature == 0.0 or "verification" in options
     llm = LLM(pair.target, drafter=drafter, max_batch=3)
@@ -121,11 +153,20 @@ def test_guesses_have_second_choices_with_the_budget(pair: Pair, temperature: fl
             assert tree.token_ids[at] != tree.token_ids[beside]
             assert tree.confidence is not None
             assert tree.confidence[at] <= 1 - tree.confidence[beside] + 1e-6
-    assert (found > 10) is (guesses and options.get("seconds", True) and options.get("budget", True))
+    assert (found > 10) is (
+        guesses and options.get("seconds", True) and options.get("budget", True)
+    )
 
 
 @torch.no_grad()
-def judged(pair: Pair, head: AcceptanceHead, tokens: list[int], tree: DraftTree, temperature: float, top_k: int) -> list[float]:
+def judged(
+    pair: Pair,
+    head: AcceptanceHead,
+    tokens: list[int],
+    tree: DraftTree,
+    temperature: float,
+    top_k: int,
+) -> list[float]:
     """What the head should say of each node, from one plain forward of the draft model."""
     made = pair.draft(torch.tensor([tokens + tree.token_ids]), output_hidden_states=True)
     scores = made.logits[0, len(tokens) - 1 : -1]
@@ -141,8 +182,12 @@ def judged(pair: Pair, head: AcceptanceHead, tokens: list[int], tree: DraftTree,
 
 @pytest.mark.parametrize("lookup", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
-def test_the_head_judges_every_token_by_its_own_state(pair: Pair, temperature: float, lookup: bool) -> None:
-    """Also in ragged batches, after rejections and behind looked-up text; and the draft stops where the product says so."""
+def test_the_head_judges_every_token_by_its_own_state(
+    pair: Pair, temperature: float, lookup: bool
+) -> None:
+    """Also in ragged batches, after rejections and behind looked-up text; and the draft stops
+    where the product says so.
+    """
     head = AcceptanceHead.load(random_head(pair.draft), pair.draft)
     drafter = drafting(pair, head, threshold=0.9, min=1, max=7, lookup=lookup)
     params = SamplingParams(COUNT, temperature, top_k=30)
@@ -150,7 +195,9 @@ def test_the_head_judges_every_token_by_its_own_state(pair: Pair, temperature: f
     lengths = set()
     for request, tokens, tree in drafter.notes[::3]:
         if tree.confidence is not None:
-            assert tree.confidence == pytest.approx(judged(pair, head, tokens, tree, temperature, 30), rel=1e-3, abs=1e-5)
+            assert tree.confidence == pytest.approx(
+                judged(pair, head, tokens, tree, temperature, 30), rel=1e-3, abs=1e-5
+            )
             product = torch.tensor(tree.confidence[:-1], dtype=torch.float64).cumprod(0)
             assert (1 - product[:-1] <= 0.9).all()
             assert len(tree) == min(7, room(request, tokens)) or 1 - product[-1] > 0.9
@@ -158,9 +205,13 @@ def test_the_head_judges_every_token_by_its_own_state(pair: Pair, temperature: f
     assert len(lengths) > 3
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gemma3", "qwen2_mixed", "bloom", "falcon_alibi"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "opt", "gemma3", "qwen2_mixed", "bloom", "falcon_alibi"]
+)
 def test_hidden_states_are_those_the_head_was_fed(name: str) -> None:
-    """In one forward of a ragged batch, or row by row where slots are positions; other users of the model pay nothing."""
+    """In one forward of a ragged batch, or row by row where slots are positions; other users of
+    the model pay nothing.
+    """
     model = make(name)
     lm, other = CachedLM(model), CachedLM(model)
     requests = [Request(list(range(3, 3 + length)), SamplingParams()) for length in (4, 9, 6)]
@@ -188,7 +239,9 @@ def test_a_model_without_an_lm_head_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Medians after 8 steps, then every 32; outliers do not matter, steps without a draft do not count."""
+    """Medians after 8 steps, then every 32; outliers do not matter, steps without a draft do not
+    count.
+    """
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     clock = CostClock()
@@ -207,13 +260,17 @@ def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_follows_the_head(pair: Pair) -> None:
-    """It begins at the ratio of the paper's pair, then asks with the measured times; the answers stay the target's."""
+    """It begins at the ratio of the paper's pair, then asks with the measured times; the answers
+    stay the target's.
+    """
     head = Constant(0.8, curve=["a point"], best=[0.5, 0.1, 0.95, 0.95, 0.95])
     drafter = drafting(pair, head)
     inner = drafter.inner
     assert isinstance(inner, SpecDecPP)
     assert (head.asked, inner.threshold) == ([(5.0, 1.0)], 0.5)
-    outs = LLM(pair.target, drafter=drafter, max_batch=2).generate(pair.prompts, SamplingParams(COUNT))
+    outs = LLM(pair.target, drafter=drafter, max_batch=2).generate(
+        pair.prompts, SamplingParams(COUNT)
+    )
     assert [out.token_ids for out in outs] == pair.answers
     assert len(head.asked) > 2
     assert all(0 < seconds < 60 for times in head.asked[1:] for seconds in times)
@@ -230,11 +287,17 @@ def test_auto_follows_the_head(pair: Pair) -> None:
         ("threshold=1.5", "got threshold=1.5; expected a number above 0 and below 1, or 'auto'"),
         ("threshold=0", "got threshold=0.0; expected"),
         ("threshold=1", "got threshold=1.0; expected"),
-        ("threshold=atuo", "got threshold='atuo'; expected a number between 0 and 1. Did you mean 'auto'"),
+        (
+            "threshold=atuo",
+            "got threshold='atuo'; expected a number between 0 and 1. Did you mean 'auto'",
+        ),
         ("threshold=auto", "got a head whose card has no curve; expected"),
         ("min=0", "min: got 0; expected at least 1"),
         ("min=5,max=4", "max: got 4; expected at least 5"),
-        ("verification=folow", "specdec_pp: got verification='folow'; expected a known value. Did you mean 'follow'"),
+        (
+            "verification=folow",
+            "specdec_pp: got verification='folow'; expected a known value. Did you mean 'follow'",
+        ),
         ("head=no/such/folder", "'no/such/folder'"),
     ],
 )
@@ -245,7 +308,10 @@ def test_options(pair: Pair, options: str, words: str) -> None:
 
 def test_a_draft_model_without_a_head(pair: Pair, tmp_path: Path) -> None:
     """The shipped head belongs to another draft model, and so does this one."""
-    with pytest.raises(ConfigError, match=r"got no head; expected.*Train one for this draft model.*pass head=DIRECTORY"):
+    with pytest.raises(
+        ConfigError,
+        match=r"got no head; expected.*Train one for this draft model.*pass head=DIRECTORY",
+    ):
         create("specdec_pp", draft_model=pair.draft)
     with pytest.raises(ConfigError, match=r"expected .*trained for the draft model 'a tiny model'"):
         create(f"specdec_pp:head={random_head(pair.draft)}", draft_model=pair.target)

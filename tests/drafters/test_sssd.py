@@ -77,7 +77,10 @@ def test_the_index_grows() -> None:
 def test_the_latest_links_are_followed_only() -> None:
     index = RequestIndex()
     index.append([1, 2] * 50)
-    assert {place for place, _ in index.find(most=3)} == {98, 96}  # the first link leads to the newest token itself
+    assert {place for place, _ in index.find(most=3)} == {
+        98,
+        96,
+    }  # the first link leads to the newest token itself
 
 
 def drafted(drafter: Sssd, text: Sequence[int], nodes: int, room: int = 40) -> DraftTree:
@@ -100,7 +103,9 @@ def paths(tree: DraftTree) -> list[list[int]]:
 
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_trees_hold_what_both_sources_say(tmp_path: Path, fusion: str) -> None:
-    """Every path continues some suffix of the text, in the text or in a document; confidences are in (0, 1]."""
+    """Every path continues some suffix of the text, in the text or in a document; confidences
+    are in (0, 1].
+    """
     documents = some_documents()
     drafter = Sssd(SssdOptions(str(store(tmp_path / "store", documents)), fusion, nodes=40))
     rng = random.Random(4)
@@ -115,21 +120,41 @@ def test_trees_hold_what_both_sources_say(tmp_path: Path, fusion: str) -> None:
         assert all(0 < one <= 1 for one in tree.confidence or ())
         for path in paths(tree):
             query = [text[-1], *path]  # the shortest match that could have led here
-            repeated = any([*text, *path][i : i + len(query)] == query for i in range(len(text) - 1))
+            repeated = any(
+                [*text, *path][i : i + len(query)] == query for i in range(len(text) - 1)
+            )
             again = any(query[-2:] == ([*text, *path])[i : i + 2] for i in range(len(text) - 1))
-            assert repeated or again or continuations(documents, query, 1) or continuations(documents, query[-2:], 1)
+            assert (
+                repeated
+                or again
+                or continuations(documents, query, 1)
+                or continuations(documents, query[-2:], 1)
+            )
     assert nodes > 200
 
 
 def test_a_batch_shares_nodes_unless_the_options_say_how_many() -> None:
     free, fixed = Sssd(SssdOptions(budget=False)), Sssd(SssdOptions(nodes=24))
-    assert [node_limit(free.node_rule, batch, 256) for batch in (1, 2, 3, 4, 8, 16, 64)] == [7, 7, 7, 6, 3, 1, 1]
+    assert [node_limit(free.node_rule, batch, 256) for batch in (1, 2, 3, 4, 8, 16, 64)] == [
+        7,
+        7,
+        7,
+        6,
+        3,
+        1,
+        1,
+    ]
     assert [node_limit(fixed.node_rule, batch, 256) for batch in (1, 64)] == [256, 256]
     requests = [Request(list(range(9)) * 9, SamplingParams()) for _ in range(4)]
     for drafter, most in ((free, 100), (fixed, 24)):
         for request in requests:
             drafter.start(request)
-        assert [len(tree) for tree in drafter.propose(requests, [100, 16, 8, 0])] == [most, 16, 8, 0]
+        assert [len(tree) for tree in drafter.propose(requests, [100, 16, 8, 0])] == [
+            most,
+            16,
+            8,
+            0,
+        ]
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
@@ -158,20 +183,31 @@ def test_pointers_are_sampled_at_regular_intervals(tmp_path: Path) -> None:
     for token in range(VOCAB):
         pool.tail[LONGEST - 1], ranges = token, pool.ranges[0]
         total, _ = look_up(snapshot.table, pool.tail, LONGEST - 1, LONGEST, ranges)
-        every = [(suffix_at(snapshot.table, s, rank) + 1, s) for s in range(len(ranges)) for rank in range(*ranges[s].item())]
+        every = [
+            (suffix_at(snapshot.table, s, rank) + 1, s)
+            for s in range(len(ranges))
+            for rank in range(*ranges[s].item())
+        ]
         assert total == len(every) == sum(document.count(token) for document in documents)
         for most in (1, 7, 50):
             count, _ = sample(snapshot.table, pool, ranges, 0, 1, 0, 1, LONGEST + 1, total, most)
-            assert pointers[["place", "shard"]][:count].tolist() == [every[i * total // most] for i in range(most)]
+            assert pointers[["place", "shard"]][:count].tolist() == [
+                every[i * total // most] for i in range(most)
+            ]
 
 
 def test_confidences_are_those_of_the_network(tmp_path: Path) -> None:
-    """Of what is recorded, all looked at; a tree that looks at tokens alike only once has the same."""
+    """Of what is recorded, all looked at; a tree that looks at tokens alike only once has the
+    same.
+    """
     rng = random.Random(6)
     documents = [[rng.randrange(60) for _ in range(40)] for _ in range(80)]
     options = SssdOptions(str(store(tmp_path / "store", documents, 60)))
     weights, inputs = Calibration.load().weights, len(FEATURES)
-    first, bias = weights[: inputs * HIDDEN].reshape(inputs, HIDDEN), weights[inputs * HIDDEN : (inputs + 1) * HIDDEN]
+    first, bias = (
+        weights[: inputs * HIDDEN].reshape(inputs, HIDDEN),
+        weights[inputs * HIDDEN : (inputs + 1) * HIDDEN],
+    )
     second, last = weights[(inputs + 1) * HIDDEN : -1], weights[-1]
     for _ in range(30):
         request = Request([rng.randrange(60) for _ in range(8)], SamplingParams(max_new_tokens=30))
@@ -182,7 +218,11 @@ def test_confidences_are_those_of_the_network(tmp_path: Path) -> None:
         recorded, offered, _ = recorder.record(request, [7], 24)
         assert recorded == tree
         predicted = 1 / (1 + np.exp(-(np.maximum(offered @ first + bias, 0) @ second + last)))
-        of_root = [one for one, parent in zip(tree.confidence or [], tree.parents, strict=True) if parent < 0]
+        of_root = [
+            one
+            for one, parent in zip(tree.confidence or [], tree.parents, strict=True)
+            if parent < 0
+        ]
         assert of_root
         assert all(np.abs(predicted - one).min() < 1e-5 for one in of_root)
 
@@ -194,7 +234,9 @@ def test_a_period_is_continued_beyond_the_text() -> None:
 
 
 def test_the_paper_by_hand() -> None:
-    """After 1 2 the text had 3 twice and 4 once: 0.6 times the share, by the longer and by the shorter match alike."""
+    """After 1 2 the text had 3 twice and 4 once: 0.6 times the share, by the longer and by the
+    shorter match alike.
+    """
     text = [1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 5, 1, 2]
     tree = drafted(create("sssd:fusion=paper"), text, 4)  # type: ignore[arg-type]
     assert tree.confidence is not None
@@ -202,7 +244,17 @@ def test_the_paper_by_hand() -> None:
     assert tree.confidence[0] == pytest.approx(0.6 * 2 / 3, abs=1e-6)
     first_below = tree.parents.index(0)
     assert tree.confidence[first_below] == pytest.approx(0.5 * (0.6 + 0.1 * 2), abs=1e-6)
-    assert [branch_length(nodes) for nodes in (1, 4, 5, 8, 9, 32, 33, 48, 49)] == [1, 3, 4, 5, 6, 6, 8, 8, 10]
+    assert [branch_length(nodes) for nodes in (1, 4, 5, 8, 9, 32, 33, 48, 49)] == [
+        1,
+        3,
+        4,
+        5,
+        6,
+        6,
+        8,
+        8,
+        10,
+    ]
 
 
 def test_finished_answers_become_searchable(tmp_path: Path) -> None:
@@ -223,7 +275,9 @@ def test_finished_answers_become_searchable(tmp_path: Path) -> None:
 def test_what_one_request_says_is_drafted_for_another(tmp_path: Path) -> None:
     path = store(tmp_path / "store", [[0, 1]], vocab_size=100)
     drafter = Sssd(SssdOptions(str(path), live=True))
-    one, other = (Request(prompt, SamplingParams(max_new_tokens=9)) for prompt in ([5, 6, 7, 8], [20, 30, 31]))
+    one, other = (
+        Request(prompt, SamplingParams(max_new_tokens=9)) for prompt in ([5, 6, 7, 8], [20, 30, 31])
+    )
     for request in (one, other):
         drafter.start(request)
     assert not paths(drafter.propose([one, other], [4, 4])[1])
@@ -249,7 +303,9 @@ def test_damage_is_named(tmp_path: Path) -> None:
         drafter = Sssd(SssdOptions(str(path), fusion))
         (shard,) = [one for one in path.iterdir() if one.suffix not in (".json", ".lock")]
         content = bytearray(shard.read_bytes())
-        content[4096 : len(content) - 4096] = bytes(byte ^ 1 for byte in content[4096 : len(content) - 4096])
+        content[4096 : len(content) - 4096] = bytes(
+            byte ^ 1 for byte in content[4096 : len(content) - 4096]
+        )
         whole = shard.read_bytes()
         with shard.open("r+b") as file:
             file.write(content)
@@ -292,9 +348,12 @@ def test_a_damaged_calibration_is_refused(tmp_path: Path) -> None:
     whole = json.loads(SHIPPED.read_text())
     nothing = base64.b64encode(np.zeros(3, np.float32).tobytes()).decode()
     changes: list[tuple[dict[str, object], str]] = [
-        ({"weights": nothing}, "damaged"), ({"version": 99}, "version 99"), ({"inputs": ["x"]}, "1 inputs"),
-        ({"format": "?"}, "no calibration"), ({"sha256": "0"}, "damaged"),
-    ]  # fmt: skip
+        ({"weights": nothing}, "damaged"),
+        ({"version": 99}, "version 99"),
+        ({"inputs": ["x"]}, "1 inputs"),
+        ({"format": "?"}, "no calibration"),
+        ({"sha256": "0"}, "damaged"),
+    ]
     for change, message in changes:
         (tmp_path / "c.json").write_text(json.dumps({**whole, **change}))
         with pytest.raises(ConfigError, match=message):
@@ -312,10 +371,15 @@ def test_a_store_helps(tmp_path: Path) -> None:
     path = str(store(tmp_path / "store", documents, vocab_size=500))
     for fusion in FUSIONS:
         alone = replay(create("sssd", fusion=fusion), traces)
-        assert replay(create("sssd", datastore=path, fusion=fusion), traces).tokens_per_step > 3 * alone.tokens_per_step
+        assert (
+            replay(create("sssd", datastore=path, fusion=fusion), traces).tokens_per_step
+            > 3 * alone.tokens_per_step
+        )
 
 
 def test_a_store_of_more_tokens_than_the_target_is_refused(tmp_path: Path) -> None:
     path = store(tmp_path / "store", vocab_size=100)
-    with pytest.raises(ConfigError, match="vocabulary of 100 tokens; expected at most 50, the target's"):
+    with pytest.raises(
+        ConfigError, match="vocabulary of 100 tokens; expected at most 50, the target's"
+    ):
         check_vocabulary(create("sssd", datastore=str(path)), 50)

@@ -1,4 +1,6 @@
-"""What `sssd` offers besides what followed its matches: behind a skipped token, and in the same relation; and the copied text."""
+"""What `sssd` offers besides what followed its matches: behind a skipped token, and in the same
+relation; and the copied text.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def offers(text: list[int], token: int, datastore: Path | None = None) -> dict[s
     drafter = Sssd(SssdOptions(None if datastore is None else str(datastore)))
     drafter.start(request)
     _, inputs, labels = drafter.record(request, [token], 1)
-    return dict(zip(FEATURES, inputs[labels == 1][0].tolist(), strict=True)) if labels.any() else None
+    return (
+        dict(zip(FEATURES, inputs[labels == 1][0].tolist(), strict=True)) if labels.any() else None
+    )
 
 
 def test_behind_a_skipped_token() -> None:
@@ -62,7 +66,9 @@ def test_a_token_is_known_by_its_latest_place() -> None:
 def pool_of(pointers: list[tuple[int, int]]) -> Pool:
     """Pointers into a request: place, length of match."""
     pool = new_pool(len(pointers), LONGEST, 1, 0)
-    return pool._replace(pointers=np.array([(place, REQUEST, match, 0) for place, match in pointers], dtype=POINTER))
+    return pool._replace(
+        pointers=np.array([(place, REQUEST, match, 0) for place, match in pointers], dtype=POINTER)
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,11 +76,17 @@ def pool_of(pointers: list[tuple[int, int]]) -> Pool:
     [
         ([(90, 5), (20, 5), (40, 1)], 18, 20),  # a long match leads; of two, the one ahead
         ([(90, 5), (40, 1)], 18, 90),
-        ([(40, 1), (25, 1), (10, 2)], 18, 25),  # a short one moves the place a little, rather ahead than back
+        (
+            [(40, 1), (25, 1), (10, 2)],
+            18,
+            25,
+        ),  # a short one moves the place a little, rather ahead than back
         ([(400, 3)], 18, 18),
         ([(400, 3)], -9, -9),
         ([], 18, 18),
     ],
 )
-def test_the_copied_text_is_followed(pointers: list[tuple[int, int]], place: int, expected: int) -> None:
+def test_the_copied_text_is_followed(
+    pointers: list[tuple[int, int]], place: int, expected: int
+) -> None:
     assert follow_copy(pool_of(pointers), 0, len(pointers), place) == expected

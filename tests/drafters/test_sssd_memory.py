@@ -67,7 +67,9 @@ def test_nothing_is_remembered_where_nothing_is_to_be(options: SssdOptions) -> N
 
 def test_requests_that_go_on_know_of_each_other_and_alone_of_nothing_new() -> None:
     drafter = Sssd(SssdOptions())
-    one, other = (Request(prompt, SamplingParams(max_new_tokens=200)) for prompt in ([1, 2, 3], [4, 5, 6]))
+    one, other = (
+        Request(prompt, SamplingParams(max_new_tokens=200)) for prompt in ([1, 2, 3], [4, 5, 6])
+    )
     drafter.start(one)
     drafter.propose([one], [4])
     one.append(SAID)

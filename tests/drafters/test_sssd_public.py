@@ -1,4 +1,6 @@
-"""`fusion=paper` against a plain simulation of the public code, on the package's own sources as text."""
+"""`fusion=paper` against a plain simulation of the public code, on the package's own sources as
+text.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,13 @@ def texts() -> list[list[int]]:
     """Sources of the package, a number for each word and sign."""
     ids: dict[str, int] = {}
     files = sorted(Path(paceline.__file__).parent.glob("*.py"))
-    return [[ids.setdefault(word, len(ids)) for word in re.findall(r"\n *|\w+|[^\w\s]", file.read_text())] for file in files]
+    return [
+        [
+            ids.setdefault(word, len(ids))
+            for word in re.findall(r"\n *|\w+|[^\w\s]", file.read_text())
+        ]
+        for file in files
+    ]
 
 
 @pytest.mark.parametrize("nodes", [8, 16, 32])
@@ -41,5 +49,7 @@ def test_as_the_public_code(tmp_path: Path, texts: list[list[int]], nodes: int) 
     documents, answers = texts[::2], texts[1::2]
     traces = [(text[:150], text[150:350]) for text in answers if len(text) > 350]
     datastore.build(tmp_path / "store", documents, 1 + max(map(max, texts)), workers=1)
-    ours = replay(create(f"sssd:datastore={tmp_path / 'store'},fusion=paper"), traces, nodes).tokens_per_step
+    ours = replay(
+        create(f"sssd:datastore={tmp_path / 'store'},fusion=paper"), traces, nodes
+    ).tokens_per_step
     assert ours == pytest.approx(tokens_per_step(traces, Store(documents), nodes), rel=0.03)

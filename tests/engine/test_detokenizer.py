@@ -1,4 +1,6 @@
-"""From tokens to text: what comes piece by piece is the text of all tokens, whatever the tokenizer and wherever it is cut."""
+"""From tokens to text: what comes piece by piece is the text of all tokens, whatever the
+tokenizer and wherever it is cut.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,32 @@ import pytest
 
 from paceline.text.detokenizer import REPLACEMENT, Detokenizer
 from paceline.text.token_bytes import token_bytes
-from tests.support.tokenizers import FALLBACK, FOREIGN, LOCAL, Continued, Foreign, any_text, llama_tokenizer, whole_text
+from tests.support.tokenizers import (
+    FALLBACK,
+    FOREIGN,
+    LOCAL,
+    Continued,
+    Foreign,
+    any_text,
+    llama_tokenizer,
+    whole_text,
+)
 
 ALL: dict[str, Any] = {**LOCAL, **FALLBACK, **FOREIGN}
 ROUNDS = 200  # texts for each of 20 tokenizers
 
 
-def pieces(tokenizer: Any, ids: list[int], prompt: list[int] | None = None, skip: bool = True) -> list[str]:
+def pieces(
+    tokenizer: Any, ids: list[int], prompt: list[int] | None = None, skip: bool = True
+) -> list[str]:
     detokenizer = Detokenizer(tokenizer, prompt or [], skip)
     return [*(detokenizer.push(token) for token in ids), detokenizer.flush()]
 
 
 def check_continues(start: str, text: str, whole: str) -> None:
-    """The prompt's text and the answer's are the whole. A character that both have a part of is the answer's."""
+    """The prompt's text and the answer's are the whole. A character that both have a part of is
+    the answer's.
+    """
     if not whole.startswith(start):
         assert start.endswith(REPLACEMENT)
         start = start[:-1]
@@ -45,18 +60,26 @@ def test_texts_and_cuts(name: str) -> None:
         prompt, answer = ids[:first], ids[first:last]
         start, whole = whole_text(tokenizer, prompt), whole_text(tokenizer, ids[:last])
         by_windows = token_bytes(tokenizer) is None
-        if by_windows and not whole.startswith(start):  # cut within a character, or the prompt's last space would have gone
+        if by_windows and not whole.startswith(
+            start
+        ):  # cut within a character, or the prompt's last space would have gone
             continue
         text = "".join(pieces(tokenizer, answer, prompt))
         unfinished += whole.endswith(REPLACEMENT)
         if name.startswith("foreign") and whole.endswith(REPLACEMENT):  # whose bytes are not known
-            text, whole, start = text.rstrip(REPLACEMENT), whole.rstrip(REPLACEMENT), start.rstrip(REPLACEMENT)
+            text, whole, start = (
+                text.rstrip(REPLACEMENT),
+                whole.rstrip(REPLACEMENT),
+                start.rstrip(REPLACEMENT),
+            )
         check_continues(start, text, whole)
     splits = name.removeprefix("foreign ") in FALLBACK or name.endswith("bytes")
     assert not splits or unfinished > ROUNDS // 20
 
 
-@pytest.mark.parametrize("name", [*LOCAL, *(f"foreign {name}" for name in LOCAL if f"foreign {name}" in FOREIGN)])
+@pytest.mark.parametrize(
+    "name", [*LOCAL, *(f"foreign {name}" for name in LOCAL if f"foreign {name}" in FOREIGN)]
+)
 @pytest.mark.parametrize("skip", [True, False])
 def test_any_tokens(name: str, skip: bool) -> None:
     """Bytes that are no text, special tokens anywhere, halves of characters at both ends."""
@@ -77,7 +100,9 @@ def test_any_tokens(name: str, skip: bool) -> None:
 
 @pytest.mark.parametrize("name", FALLBACK)
 def test_any_bytes_behind_words(name: str) -> None:
-    """Where `decode` spoils a whole run of bytes because of one, finished characters are kept; the bytes are the tokens' own."""
+    """Where `decode` spoils a whole run of bytes because of one, finished characters are kept;
+    the bytes are the tokens' own.
+    """
     tokenizer, chance = FALLBACK[name], random.Random(f"bytes {name}")
     for _ in range(60):
         ids = [chance.randrange(4, len(tokenizer)) for _ in range(chance.randint(1, 40))]
@@ -89,11 +114,15 @@ def test_any_bytes_behind_words(name: str) -> None:
         assert text == "".join(pieces(tokenizer, ids))
         if "cleaned" not in name:
             assert (b"".join(one.data for one in spelled)).decode(errors="replace") == text
-            assert [one.data for one in spelled[1:]] == [token_bytes(tokenizer)[token].data for token in ids[1:]]  # type: ignore[index]
+            assert [one.data for one in spelled[1:]] == [
+                token_bytes(tokenizer)[token].data for token in ids[1:]
+            ]  # type: ignore[index]
 
 
 def test_tokens_of_any_ids_joined_with_marks() -> None:
-    """A tokenizer whose next token changes the text before it, and which has no spelling of single tokens."""
+    """A tokenizer whose next token changes the text before it, and which has no spelling of
+    single tokens.
+    """
     chance = random.Random(1)
     for _ in range(200):
         ids = [chance.randrange(5) for _ in range(chance.randint(1, 60))]
@@ -114,14 +143,20 @@ def test_a_character_comes_with_its_last_token(name: str) -> None:
 def test_finished_characters_stay_where_one_is_cut(name: str) -> None:
     tokenizer = FALLBACK[name]
     ids = tokenizer("好世😀", add_special_tokens=False)["input_ids"]
-    assert "".join(pieces(tokenizer, ids[:-1])) == ("" if name != "gemma" else " ") + "好世" + REPLACEMENT
+    assert (
+        "".join(pieces(tokenizer, ids[:-1]))
+        == ("" if name != "gemma" else " ") + "好世" + REPLACEMENT
+    )
 
 
 def test_hidden_tokens_within_a_character() -> None:
     tokenizer = FALLBACK["llama"]
     ids = tokenizer("好", add_special_tokens=False)["input_ids"]
     assert "".join(pieces(tokenizer, [*ids[:-1], 3, ids[-1]])) == "好"
-    assert "".join(pieces(tokenizer, [*ids[:-1], 3, ids[-1]], skip=False)) == f"{REPLACEMENT}<|im_end|>{REPLACEMENT}"
+    assert (
+        "".join(pieces(tokenizer, [*ids[:-1], 3, ids[-1]], skip=False))
+        == f"{REPLACEMENT}<|im_end|>{REPLACEMENT}"
+    )
 
 
 @pytest.mark.parametrize("prompt", [[], [1], [1, 3, 1]])
@@ -138,7 +173,12 @@ def test_a_flush_begins_anew_behind_the_prompt() -> None:
     tokenizer = FALLBACK["llama"]
     the = tokenizer.convert_tokens_to_ids("▁the")
     detokenizer = Detokenizer(tokenizer)
-    assert [detokenizer.push(the), detokenizer.push(the), detokenizer.flush(), detokenizer.flush()] == ["the", " the", "", ""]
+    assert [
+        detokenizer.push(the),
+        detokenizer.push(the),
+        detokenizer.flush(),
+        detokenizer.flush(),
+    ] == ["the", " the", "", ""]
     assert detokenizer.push(the) == "the"
 
 
@@ -147,7 +187,9 @@ def test_ids_without_a_token_have_no_text() -> None:
     assert pieces(FALLBACK["llama"], [5000, 260]) == ["", "", ""]
 
 
-@pytest.mark.parametrize("name", ["bytes", "llama", "cleaned unigram", "wordpiece", "cleaned wordpiece", "foreign llama"])
+@pytest.mark.parametrize(
+    "name", ["bytes", "llama", "cleaned unigram", "wordpiece", "cleaned wordpiece", "foreign llama"]
+)
 def test_what_would_come_next(name: str) -> None:
     tokenizer, chance = ALL[name], random.Random(name)
     ids = tokenizer(any_text(chance) + " the cat", add_special_tokens=False)["input_ids"]
@@ -167,8 +209,12 @@ def test_a_hidden_token_has_a_name_and_no_bytes() -> None:
 
 
 @pytest.mark.parametrize("name", ["bytes", "llama"])
-def test_a_flag_that_transformers_ignores_costs_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Llama 3's configuration says `clean_up_tokenization_spaces`; `decode` warns for BPE tokenizers, and cleans nothing up."""
+def test_a_flag_that_transformers_ignores_costs_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama 3's configuration says `clean_up_tokenization_spaces`; `decode` warns for BPE
+    tokenizers, and cleans nothing up.
+    """
     tokenizer = {"bytes": LOCAL["bytes"], "llama": llama_tokenizer()}[name]
     ids = tokenizer("the cat . do n't", add_special_tokens=False)["input_ids"]
     text = tokenizer.decode(ids)
@@ -180,7 +226,11 @@ def test_a_flag_that_transformers_ignores_costs_nothing(name: str, monkeypatch: 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_the_cost_of_a_token_does_not_grow(name: str) -> None:
     tokenizer, chance = Foreign(FOREIGN[name]), random.Random(name)
-    ids = [token for _ in range(300) for token in tokenizer(any_text(chance), add_special_tokens=False)["input_ids"]]
+    ids = [
+        token
+        for _ in range(300)
+        for token in tokenizer(any_text(chance), add_special_tokens=False)["input_ids"]
+    ]
     pieces(tokenizer, ids)
     assert len(ids) > 500
     assert tokenizer.decoded < 40 * len(ids)

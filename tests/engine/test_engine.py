@@ -1,4 +1,6 @@
-"""One engine for all callers: threads and streams share its batch, and nobody's trouble is anybody else's."""
+"""One engine for all callers: threads and streams share its batch, and nobody's trouble is
+anybody else's.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,10 @@ def test_a_stream_goes_on_while_its_own_thread_generates(pair: Pair) -> None:
     stream = llm.stream(pair.prompts[0], LONG)
     first = next(stream)
     assert [out.token_ids for out in llm.generate(pair.prompts[1:4], LONG)] == pair.answers[1:4]
-    assert [*first.token_ids, *(token for chunk in stream for token in chunk.token_ids)] == pair.answers[0]
+    assert [
+        *first.token_ids,
+        *(token for chunk in stream for token in chunk.token_ids),
+    ] == pair.answers[0]
     assert llm.model.open_sequences == 0
 
 
@@ -72,7 +77,8 @@ def test_an_idle_stream_holds_nobody_up_and_its_end_frees_its_place(pair: Pair) 
     llm = pair.engine("none", max_batch=1)
     stream = llm.stream(pair.prompts[0], SamplingParams(max_new_tokens=4 * COUNT))
     next(stream)
-    # There is one place: the others wait until the stream's answer, which their steps drive, is at its end.
+    # There is one place: the others wait until the stream's answer, which their steps drive, is at
+    # its end.
     assert llm.generate([pair.prompts[1]], LONG)[0].token_ids == pair.answers[1]
     stream.close()
     other = llm.stream(pair.prompts[2], SamplingParams(max_new_tokens=4 * COUNT))
@@ -101,7 +107,9 @@ def test_an_error_ends_the_requests_of_its_step_and_no_others(pair: Pair) -> Non
     llm = LLM(pair.target, Breaks(5), max_batch=1)
     stream = llm.stream(pair.prompts[0], LONG)
     next(stream)
-    assert llm.generate([pair.prompts[1]], LONG)[0].token_ids == pair.answers[1]  # it waited while the stream's step failed
+    assert (
+        llm.generate([pair.prompts[1]], LONG)[0].token_ids == pair.answers[1]
+    )  # it waited while the stream's step failed
     with pytest.raises(DrafterError, match="broken"):
         list(stream)
     assert llm.model.open_sequences == 0
@@ -118,7 +126,9 @@ def test_an_error_in_a_step_that_another_thread_made_is_raised_where_it_belongs(
     assert second.request.output_ids == pair.answers[1]
 
 
-def test_a_cache_that_cannot_grow_ends_the_requests_that_wait_for_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_grow_ends_the_requests_that_wait_for_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(slots: int, positions: int) -> None:
         raise MemoryError("no room")
 
@@ -209,7 +219,9 @@ def test_a_drafter_that_asks_its_own_engine_is_refused(pair: Pair) -> None:
 def test_places_are_held_over_all_callers(pair: Pair) -> None:
     llm = LLM(pair.target, Watched(create("none")), max_batch=3)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda prompt: llm.generate([prompt, prompt], LONG), pair.prompts[:4]))
+        found = list(
+            threads.map(lambda prompt: llm.generate([prompt, prompt], LONG), pair.prompts[:4])
+        )
     for outs, answer in zip(found, pair.answers, strict=False):
         assert [out.token_ids for out in outs] == [answer, answer]
     assert isinstance(llm.drafter, Watched)
@@ -220,7 +232,9 @@ def test_another_drafter_between_requests_only(pair: Pair) -> None:
     llm = pair.engine("none")
     stream = llm.stream(pair.prompts[0], LONG)
     next(stream)
-    with pytest.raises(ConfigError, match="got 'prompt_lookup' while 1 requests are open; expected none"):
+    with pytest.raises(
+        ConfigError, match="got 'prompt_lookup' while 1 requests are open; expected none"
+    ):
         llm.change_drafter(create("prompt_lookup"))
     stream.close()
     llm.change_drafter(create("prompt_lookup"))
@@ -230,8 +244,15 @@ def test_another_drafter_between_requests_only(pair: Pair) -> None:
 
 def test_node_rules() -> None:
     assert [node_limit(NodeRule(), count, 40) for count in (1, 8)] == [40, 40]
-    assert [node_limit(NodeRule(24, batch=24, least=3), count, 256) for count in (1, 2, 3, 8, 64)] == [24, 12, 8, 3, 3]
-    assert [node_limit(NodeRule(batch=64, least=12), count, 256) for count in (1, 2, 4, 8)] == [256, 32, 16, 12]
+    assert [
+        node_limit(NodeRule(24, batch=24, least=3), count, 256) for count in (1, 2, 3, 8, 64)
+    ] == [24, 12, 8, 3, 3]
+    assert [node_limit(NodeRule(batch=64, least=12), count, 256) for count in (1, 2, 4, 8)] == [
+        256,
+        32,
+        16,
+        12,
+    ]
     assert [node_limit(NodeRule(24, batch=24, least=3), count, 2) for count in (1, 8)] == [2, 2]
 
 
@@ -254,7 +275,8 @@ class Curious(Drafter):
 def test_the_targets_likeliest_tokens_after_every_node(pair: Pair, temperature: float) -> None:
     drafter = Curious()
     LLM(pair.target, drafter, max_batch=2).generate(
-        pair.prompts[:3], SamplingParams(max_new_tokens=6, temperature=temperature, repetition_penalty=1.2)
+        pair.prompts[:3],
+        SamplingParams(max_new_tokens=6, temperature=temperature, repetition_penalty=1.2),
     )
     firsts: dict[int, Outcome] = {}  # of each sequence: what was known then is its prompt
     for outcome in drafter.seen:
@@ -284,7 +306,9 @@ def test_nobody_asks_nothing_is_computed(pair: Pair) -> None:
 
 
 def test_sharing_is_faster_than_taking_turns(pair: Pair) -> None:
-    """By count, not by the clock: two callers together need fewer forwards than one after the other."""
+    """By count, not by the clock: two callers together need fewer forwards than one after the
+    other.
+    """
     both = threading.Event()
 
     def wait_for_the_other() -> None:

@@ -1,4 +1,6 @@
-"""Weights and modules of other libraries: nothing of ours reads them as plain memory, writes to them, or dies of their errors."""
+"""Weights and modules of other libraries: nothing of ours reads them as plain memory, writes to
+them, or dies of their errors.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def sums(model: Any) -> dict[str, str]:
     found = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         held = (tensor.numbers, tensor.scales) if isinstance(tensor, RaggedSelector) else (tensor,)
-        data = b"".join(one.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for one in held)
+        data = b"".join(
+            one.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for one in held
+        )
         found[name] = hashlib.sha256(data).hexdigest()
     return found
 
@@ -54,7 +58,9 @@ def generated(model: Any) -> list[list[int]]:
     rows = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
-        made = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+        made = model.generate(
+            ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
         rows.append(made[0, len(prompt) :].tolist())
     return rows
 
@@ -71,7 +77,11 @@ def test_it_decodes_as_generate_does_and_is_left_as_it_was(kind: str, asked: Any
     assert not any(out.stats.batch_invariant for out in outs)
     strategy = Strategy("lookahead", batch_invariant=asked)
     ids = model.generate(
-        torch.tensor(PROMPTS[:1]), max_new_tokens=12, eos_token_id=None, pad_token_id=0, custom_generate=strategy
+        torch.tensor(PROMPTS[:1]),
+        max_new_tokens=12,
+        eos_token_id=None,
+        pad_token_id=0,
+        custom_generate=strategy,
     )
     assert ids[0, len(PROMPTS[0]) :].tolist() == expected[0]
     assert sums(model) == before
@@ -81,10 +91,14 @@ def test_it_decodes_as_generate_does_and_is_left_as_it_was(kind: str, asked: Any
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_draft_of_foreign_weights_drafts(kind: str, dtype: torch.dtype) -> None:
-    """A small one in half precision is not made a copy in float32, which its library may not have."""
+    """A small one in half precision is not made a copy in float32, which its library may not
+    have.
+    """
     target, draft = make("llama", "sdpa"), quantised(kind, dtype)
     before = sums(draft)
-    outs = LLM(target, "draft_model", draft_model=draft, max_batch=2, batch_invariant=False).generate(PROMPTS, PARAMS)
+    outs = LLM(
+        target, "draft_model", draft_model=draft, max_batch=2, batch_invariant=False
+    ).generate(PROMPTS, PARAMS)
     assert [out.token_ids for out in outs] == generated(target)
     assert sum(out.stats.drafted_tokens for out in outs)
     assert sums(draft) == before
@@ -94,7 +108,9 @@ def test_a_draft_of_foreign_weights_drafts(kind: str, dtype: torch.dtype) -> Non
 def test_batch_invariance_is_refused_with_the_reason(kind: str) -> None:
     model = quantised(kind)
     before = sums(model)
-    with pytest.raises(ConfigError, match=r"batch_invariant: got True; .*q_proj.* Pass 'auto' or False\."):
+    with pytest.raises(
+        ConfigError, match=r"batch_invariant: got True; .*q_proj.* Pass 'auto' or False\."
+    ):
         resolve_batch_invariance(model, True)
     found = resolve_batch_invariance(model, "auto")
     assert not found.on
@@ -116,7 +132,19 @@ def test_what_is_foreign_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt2", "gpt_neox", "gemma2", "phi3", "bloom", "gpt_bigcode", "llama4", "gpt_oss", "mixtral"]
+    "name",
+    [
+        "llama",
+        "gpt2",
+        "gpt_neox",
+        "gemma2",
+        "phi3",
+        "bloom",
+        "gpt_bigcode",
+        "llama4",
+        "gpt_oss",
+        "mixtral",
+    ],
 )
 def test_models_of_transformers_are_not_foreign(name: str) -> None:
     assert foreign_weights(make(name)) is None
@@ -152,7 +180,9 @@ def test_norms_of_foreign_weights_are_theirs() -> None:
     assert len(own_norms(model)) == 5
     norm = model.model.norm
     norm.weight = nn.Parameter(norm.weight.detach().as_subclass(Other), requires_grad=False)
-    vars(model.model.layers[0].input_layernorm)["_parameters"] = WritingThrough({"weight": norm.weight})
+    vars(model.model.layers[0].input_layernorm)["_parameters"] = WritingThrough(
+        {"weight": norm.weight}
+    )
     assert len(own_norms(model)) == 3
 
 
@@ -163,13 +193,18 @@ class Other(Tensor):
 def test_attention_by_position_reads_plain_tensors_alone() -> None:
     states = torch.randn(1, 2, 3, 8)
     module = nn.Module()
-    for given in ((states.as_subclass(Other), states, states), (states, states, states.as_subclass(Other))):
+    for given in (
+        (states.as_subclass(Other), states, states),
+        (states, states, states.as_subclass(Other)),
+    ):
         with pytest.raises(UnsupportedModelError, match=r"got tensors of the classes .*Other"):
             registered._attend(module, given[0], given[1], given[2], None)
     with pytest.raises(UnsupportedModelError, match=r"expected one dtype"):
         registered._attend(module, states, states, states.double(), None)
     with pytest.raises(UnsupportedModelError, match="got tensors of the classes"):
-        registered._attend(module, states, states, states, None, s_aux=torch.zeros(2).as_subclass(Other))
+        registered._attend(
+            module, states, states, states, None, s_aux=torch.zeros(2).as_subclass(Other)
+        )
 
 
 def test_logits_of_another_class_are_searched_by_torch() -> None:
@@ -182,7 +217,9 @@ def test_logits_of_another_class_are_searched_by_torch() -> None:
 def test_ends_that_are_not_plain_are_not_read() -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
     assert embedding_and_lm_head(model)
-    model.lm_head.weight = nn.Parameter(RaggedSelector.of(model.lm_head.weight.detach()), requires_grad=False)
+    model.lm_head.weight = nn.Parameter(
+        RaggedSelector.of(model.lm_head.weight.detach()), requires_grad=False
+    )
     with pytest.raises(UnsupportedModelError, match="no plain weight"):
         embedding_and_lm_head(model)
     with pytest.raises(ConfigError, match="no plain LM head"):
@@ -191,7 +228,9 @@ def test_ends_that_are_not_plain_are_not_read() -> None:
 
 
 def test_what_was_found_of_plain_weights_does_not_hold_for_quantised_ones() -> None:
-    """torchao changes weights in place: configuration, shapes, dtypes and modules stay what they were."""
+    """torchao changes weights in place: configuration, shapes, dtypes and modules stay what they
+    were.
+    """
     assert environment_key(quantised("a tensor subclass")) != environment_key(make("llama", "sdpa"))
 
 
@@ -215,7 +254,11 @@ def test_a_proof_of_our_products_tries_ours(monkeypatch: pytest.MonkeyPatch) -> 
     model.lm_head = nn.Linear(64, 104, bias=False)
     ours, tried, whole = choice.everywhere(model), [], own.product
     assert ours is not None
-    monkeypatch.setattr(own, "product", lambda rows, weight, bias: tried.append(id(weight)) or whole(rows, weight, bias))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        own,
+        "product",
+        lambda rows, weight, bias: tried.append(id(weight)) or whole(rows, weight, bias),
+    )  # type: ignore[func-returns-value]
     (product, *_) = [one for one in survey(model)[0] if one.is_product]
     weight = torch.randn_like(product.matrix)
     with ours.in_force():
@@ -224,8 +267,12 @@ def test_a_proof_of_our_products_tries_ours(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.allclose(made, torch.ones(5, 64) @ weight.T, atol=1e-4)
 
 
-@pytest.mark.parametrize("step", ["padding_cost", "forward_cost", "_differs_as_a_whole", "widest_class"])
-def test_whatever_fails_in_the_proof_is_a_reason_and_not_kept(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "step", ["padding_cost", "forward_cost", "_differs_as_a_whole", "widest_class"]
+)
+def test_whatever_fails_in_the_proof_is_a_reason_and_not_kept(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Sudden(Exception):
         pass
 
@@ -238,7 +285,9 @@ def test_whatever_fails_in_the_proof_is_a_reason_and_not_kept(step: str, monkeyp
         found = resolve_batch_invariance(model, "auto")
         assert found.reason == "it was tried on cpu and failed: out of luck (Sudden)"
         assert LLM(model, "none").generate([[3, 4]], PARAMS)[0].token_ids
-        with pytest.raises(ConfigError, match="got True; it was tried on cpu and failed: out of luck"):
+        with pytest.raises(
+            ConfigError, match="got True; it was tried on cpu and failed: out of luck"
+        ):
             resolve_batch_invariance(model, True)
     assert "failed" not in resolve_batch_invariance(model, "auto").reason
 
@@ -247,7 +296,17 @@ def test_plain_tensors() -> None:
     weight = nn.Linear(8, 8).weight
     assert is_plain(weight)
     assert is_plain(weight.detach())
-    assert not any(map(is_plain, (None, weight.to("meta"), weight.detach().to_sparse(), weight.detach().as_subclass(Other))))
+    assert not any(
+        map(
+            is_plain,
+            (
+                None,
+                weight.to("meta"),
+                weight.detach().to_sparse(),
+                weight.detach().as_subclass(Other),
+            ),
+        )
+    )
     freed = weight.detach().clone()
     freed.untyped_storage().resize_(0)
     assert not is_plain(freed)

@@ -21,23 +21,43 @@ class OldName(LlamaForCausalLM):  # type: ignore[misc]
     """As in remote code written before transformers 5.24."""
 
     def forward(
-        self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, past_key_values: Any = None,
-        use_cache: bool | None = None, logits_to_keep: Any = 0, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: Any = 0,
+        **kwargs: Any,
+    ) -> Any:
         return super().forward(
-            input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=use_cache,
-            logits_to_keep=logits_to_keep, **{GENERATE_CACHE: past_key_values}, **kwargs,
-        )  # fmt: skip
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+            **{GENERATE_CACHE: past_key_values},
+            **kwargs,
+        )
 
 
 class NewName(LlamaForCausalLM):  # type: ignore[misc]
     """As in remote code written since."""
 
     def forward(
-        self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, cache: Any = None, **kwargs: Any
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        cache: Any = None,
+        **kwargs: Any,
     ) -> Any:
         return super().forward(
-            input_ids, attention_mask=attention_mask, position_ids=position_ids, **{GENERATE_CACHE: cache}, **kwargs
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            **{GENERATE_CACHE: cache},
+            **kwargs,
         )
 
 
@@ -50,19 +70,25 @@ class HandsOn(LlamaForCausalLM):  # type: ignore[misc]
 
 @pytest.mark.parametrize("kind", [OldName, NewName, HandsOn])
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_the_cache_arrives_under_the_name_the_forward_takes(kind: type[LlamaForCausalLM], batch_invariant: bool) -> None:
+def test_the_cache_arrives_under_the_name_the_forward_takes(
+    kind: type[LlamaForCausalLM], batch_invariant: bool
+) -> None:
     plain = make("llama")
     model = kind(plain.config).eval()
     model.load_state_dict(plain.state_dict())
     expected = [reference(plain, prompt, 24) for prompt in PROMPTS]
     for drafter in ("none", "auto"):
-        outs = LLM(model, drafter, batch_invariant=batch_invariant).generate(PROMPTS, SamplingParams(24))
+        outs = LLM(model, drafter, batch_invariant=batch_invariant).generate(
+            PROMPTS, SamplingParams(24)
+        )
         assert [out.token_ids for out in outs] == expected
 
 
 def test_generate_hands_the_cache_on_and_returns_it() -> None:
     model, prompt = make("llama"), torch.tensor([PROMPTS[0]])
     expected = model.generate(prompt, max_new_tokens=12, do_sample=False)
-    found = generate(model, prompt, max_new_tokens=12, do_sample=False, return_dict_in_generate=True)
+    found = generate(
+        model, prompt, max_new_tokens=12, do_sample=False, return_dict_in_generate=True
+    )
     assert torch.equal(found.sequences, expected)
     assert found[GENERATE_CACHE].get_seq_length() == expected.shape[1] - 1

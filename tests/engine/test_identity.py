@@ -17,7 +17,9 @@ from tests.support.shared import Pair
 
 
 def noisy(weight: Tensor, share: float) -> Tensor:
-    return weight + share * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3))
+    return weight + share * weight.std() * torch.randn(
+        weight.shape, generator=torch.Generator().manual_seed(3)
+    )
 
 
 COPIES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,7 +46,11 @@ def test_copies_are_recognised(pair: Pair, kind: str) -> None:
 
 
 def test_a_copy_that_is_far_is_recognised_as_such(pair: Pair) -> None:
-    assert CLOSE_ENOUGH < Sketch.of(pair.target).closeness(changed(pair.target, lambda weight: noisy(weight, 0.4))) < CLOSE
+    assert (
+        CLOSE_ENOUGH
+        < Sketch.of(pair.target).closeness(changed(pair.target, lambda weight: noisy(weight, 0.4)))
+        < CLOSE
+    )
 
 
 @pytest.mark.parametrize("rows", [200, 300, 400])
@@ -66,7 +72,11 @@ def test_other_models_are_not_taken_for_it(pair: Pair) -> None:
 
 def test_an_enlarged_model_resembles_its_original(pair: Pair) -> None:
     sketch = Sketch.of(pair.target)
-    larger = enlarge(enlarge(pair.target, 2 * sketch.hidden_size, sketch.layers), 2 * sketch.hidden_size, sketch.layers + 1)
+    larger = enlarge(
+        enlarge(pair.target, 2 * sketch.hidden_size, sketch.layers),
+        2 * sketch.hidden_size,
+        sketch.layers + 1,
+    )
     assert sketch.closeness(larger) > CLOSE
     assert Sketch.of(larger).closeness(pair.target) > CLOSE
 
@@ -75,7 +85,11 @@ def test_text_holds_all_of_it(pair: Pair) -> None:
     sketch = Sketch.of(pair.target)
     found = Sketch.decode(sketch.encode())
     assert (found.sample == sketch.sample).all()
-    assert (found.vocab_size, found.hidden_size, found.layers) == (sketch.vocab_size, sketch.hidden_size, sketch.layers)
+    assert (found.vocab_size, found.hidden_size, found.layers) == (
+        sketch.vocab_size,
+        sketch.hidden_size,
+        sketch.layers,
+    )
     for text in ("", "1 2 3", "1 2 3 4 5 !", sketch.encode()[:-8]):
         with pytest.raises(ValueError, match=r".+"):
             Sketch.decode(text)

@@ -1,4 +1,6 @@
-"""Room in the cache: what fits, who goes on waiting, who gives a place back, and prompts that begin like earlier ones."""
+"""Room in the cache: what fits, who goes on waiting, who gives a place back, and prompts that
+begin like earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,20 @@ from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
 from tests.support.models import make
 
 LONG = SamplingParams(max_new_tokens=60, ignore_eos=True)
-SPECS = ("none", "prompt_lookup", "sssd", "lookahead:window=3,ngram=3", "token_recycling:budget=false")
+SPECS = (
+    "none",
+    "prompt_lookup",
+    "sssd",
+    "lookahead:window=3,ngram=3",
+    "token_recycling:budget=false",
+)
 
 
 def prompts(count: int, length: int = 20) -> list[list[int]]:
-    return [[(7 * place + 3 * token * token) % 60 + 2 for token in range(length)] for place in range(count)]
+    return [
+        [(7 * place + 3 * token * token) % 60 + 2 for token in range(length)]
+        for place in range(count)
+    ]
 
 
 _alone: dict[tuple[Any, ...], list[int]] = {}
@@ -44,7 +55,9 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize(("spec", "kept"), [*((spec, 0) for spec in SPECS), ("sssd", 3)])
-def test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text(model: Any, spec: str, kept: int) -> None:
+def test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text(
+    model: Any, spec: str, kept: int
+) -> None:
     each = prompts(3)
     limit = gib(LLM(model, "none"), 2, 184)
     params = SamplingParams(max_new_tokens=170, ignore_eos=True)
@@ -69,7 +82,12 @@ def test_a_request_that_never_fits_is_refused_before_anything_starts(model: Any)
     llm = LLM(model, "none", cache_gib=gib(LLM(model, "none"), 1, 100))
     with pytest.raises(CapacityError, match="up to 120 tokens; expected at most 68"):
         llm.generate(prompts(2), SamplingParams(max_new_tokens=100))
-    assert llm.generate(prompts(1), SamplingParams(max_new_tokens=40, ignore_eos=True))[0].stats.new_tokens == 40
+    assert (
+        llm.generate(prompts(1), SamplingParams(max_new_tokens=40, ignore_eos=True))[
+            0
+        ].stats.new_tokens
+        == 40
+    )
 
 
 @pytest.mark.parametrize("value", [0, -1.0, "4", True, float("nan")])
@@ -78,7 +96,9 @@ def test_memory_must_be_a_positive_number(model: Any, value: Any) -> None:
         LLM(model, "none", cache_gib=value)
 
 
-def test_a_cache_that_is_full_makes_requests_wait(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_is_full_makes_requests_wait(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = LLM(model, "none", max_batch=4)
     resize = llm.model.slots.resize
 
@@ -96,7 +116,10 @@ def test_a_cache_that_is_full_makes_requests_wait(model: Any, monkeypatch: pytes
 def test_priority_takes_a_place_and_gives_it_back(model: Any) -> None:
     each = prompts(3)
     engine = Engine(model, LLM(model, "none").drafter, max_batch=1)
-    params = [SamplingParams(max_new_tokens=30, ignore_eos=True, priority=priority) for priority in (1, 1, 0)]
+    params = [
+        SamplingParams(max_new_tokens=30, ignore_eos=True, priority=priority)
+        for priority in (1, 1, 0)
+    ]
     requests = [Request(prompt, one) for prompt, one in zip(each, params, strict=True)]
     first, second = engine.submit(requests[:2])
     for _ in range(5):
@@ -123,7 +146,10 @@ def test_the_next_turn_of_a_conversation_feeds_only_what_is_new(model: Any, spec
     again = llm.generate([turn], LONG)[0]
     assert again.token_ids == alone(model, [turn])[0]
     assert again.stats.cached_tokens == len(first + answer.token_ids) - 1
-    assert sum(again.stats.fed[: again.stats.prefill_forwards]) <= 4 + sum(again.stats.fed) - again.stats.new_tokens
+    assert (
+        sum(again.stats.fed[: again.stats.prefill_forwards])
+        <= 4 + sum(again.stats.fed) - again.stats.new_tokens
+    )
     assert llm.load.prefix_hits == again.stats.cached_tokens
     assert llm.load.kept == 1  # it went on where it was
 
@@ -151,7 +177,9 @@ def test_nothing_is_kept_unless_it_is_asked_for(model: Any) -> None:
 
 
 def test_what_is_kept_goes_where_it_is_in_the_way(model: Any) -> None:
-    llm = LLM(model, "none", max_batch=2, keep_prefixes=8, cache_gib=gib(LLM(model, "none"), 3, 160))
+    llm = LLM(
+        model, "none", max_batch=2, keep_prefixes=8, cache_gib=gib(LLM(model, "none"), 3, 160)
+    )
     for prompt in prompts(6, 30):
         llm.generate([prompt], LONG)
     kept = llm.load.kept
@@ -188,7 +216,9 @@ class Fails(Drafter):
 
 
 @pytest.mark.parametrize("where", ["start", "propose", "observe", "stop"])
-def test_a_drafter_that_fails_costs_drafts_alone(model: Any, where: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_that_fails_costs_drafts_alone(
+    model: Any, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
     drafter = Fails(where)
     llm = LLM(model, drafter, on_drafter_error="plain")
     each = prompts(3)
@@ -202,7 +232,9 @@ def test_a_drafter_that_fails_costs_drafts_alone(model: Any, where: str, caplog:
             LLM(model, Fails(where)).generate(each, LONG)
 
 
-def test_a_stream_is_not_held_up_by_a_long_prompt(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_not_held_up_by_a_long_prompt(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         PrefillChunkController, "note_prompts", lambda self, tokens, seconds: None
     )  # else clocks decide how small a piece is
@@ -227,7 +259,9 @@ def test_a_stream_is_not_held_up_by_a_long_prompt(model: Any, monkeypatch: pytes
 @pytest.mark.processor
 @pytest.mark.parametrize("spec", ["none", "sssd", "token_recycling:budget=false"])
 def test_bits_survive_preemption_and_reuse(spec: str) -> None:
-    """In bfloat16, where a prompt that is fed in other pieces has other bits without batch invariance."""
+    """In bfloat16, where a prompt that is fed in other pieces has other bits without batch
+    invariance.
+    """
     model = copy.deepcopy(make("llama", "sdpa")).to(torch.bfloat16)
     each = [prompt + [9] * place for place, prompt in enumerate(prompts(3, 70))]
     params = SamplingParams(max_new_tokens=170, ignore_eos=True)
@@ -243,7 +277,9 @@ def test_bits_survive_preemption_and_reuse(spec: str) -> None:
     assert llm.load.prefix_hits > 3 * 68
 
 
-def test_a_model_that_is_split_over_processes_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_split_over_processes_is_refused(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(model, "_tp_size", 2, raising=False)
     with pytest.raises(UnsupportedModelError, match="split over 2 processes"):
         LLM(model, "none")

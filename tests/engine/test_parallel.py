@@ -1,4 +1,6 @@
-"""Lookahead parallelism: the same answers from several processes, less work in each, and clear ends when something is wrong."""
+"""Lookahead parallelism: the same answers from several processes, less work in each, and clear
+ends when something is wrong.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_a_tree_is_split_evenly(parents: tuple[int, ...], ranks: int) -> None:
     depths = node_depths(parents)
     for one in shares:
         nodes = one.nodes.tolist()
-        assert [nodes[parent] if parent >= 0 else -1 for parent in one.parents] == [parents[node] for node in nodes]
+        assert [nodes[parent] if parent >= 0 else -1 for parent in one.parents] == [
+            parents[node] for node in nodes
+        ]
         assert node_depths(one.parents).tolist() == depths[one.nodes].tolist()
         needed = set(one.nodes[one.owned].tolist())
         for node in reversed(range(len(parents))):
@@ -66,7 +70,9 @@ def test_a_tree_is_split_evenly(parents: tuple[int, ...], ranks: int) -> None:
 
 
 @given(trees(), st.integers(1, 4), st.randoms())
-def test_a_share_keeps_what_it_has_of_a_path(parents: tuple[int, ...], ranks: int, choice: Any) -> None:
+def test_a_share_keeps_what_it_has_of_a_path(
+    parents: tuple[int, ...], ranks: int, choice: Any
+) -> None:
     path = [choice.randrange(len(parents))] if parents else []
     while path and parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
@@ -78,7 +84,9 @@ def test_a_share_keeps_what_it_has_of_a_path(parents: tuple[int, ...], ranks: in
 
 
 def window(columns: int, levels: int) -> tuple[int, ...]:
-    """The tree of a lookahead window: a chain from the root, and a branch below the root and below each of its nodes."""
+    """The tree of a lookahead window: a chain from the root, and a branch below the root and
+    below each of its nodes.
+    """
     parents = list(range(-1, columns - 2))
     for column in range(-1, columns - 1):
         parents += [column, *range(len(parents), len(parents) + levels - 2)]
@@ -89,7 +97,9 @@ def window(columns: int, levels: int) -> tuple[int, ...]:
 def test_a_window_costs_each_rank_a_part(ranks: int, share_of_all: float) -> None:
     parents = window(15, 4)
     assert len(parents) == 59
-    assert max(len(share(parents, ranks, rank).nodes) for rank in range(ranks)) <= share_of_all * len(parents)
+    assert max(
+        len(share(parents, ranks, rank).nodes) for rank in range(ranks)
+    ) <= share_of_all * len(parents)
 
 
 # The answers.
@@ -120,7 +130,10 @@ class Case:
 
 def cases(pair: Pair) -> list[Case]:
     prompts, ends = pair.prompts, tuple(answer[20] for answer in pair.answers[:3])
-    mixed = [SamplingParams(40, temperature=value, seed=4, top_p=0.9) for value in (0.0, 0.7, 1.0, 0.7, 0.0)]
+    mixed = [
+        SamplingParams(40, temperature=value, seed=4, top_p=0.9)
+        for value in (0.0, 0.7, 1.0, 0.7, 0.0)
+    ]
     return [
         Case(prompts[:1], SamplingParams(60)),
         Case(prompts[1:4], SamplingParams(60)),
@@ -133,12 +146,16 @@ def cases(pair: Pair) -> list[Case]:
     ]
 
 
-def answer_in_parallel(folder: Path, asked: list[Case], expected: list[list[list[int]]], joined: bool) -> None:
+def answer_in_parallel(
+    folder: Path, asked: list[Case], expected: list[list[list[int]]], joined: bool
+) -> None:
     if joined:
         dist.init_process_group("gloo")
     model, found = load(), []
     for case, answers in zip(asked, expected, strict=True):
-        known = {tuple(prompt): answer for prompt, answer in zip(case.prompts, answers, strict=True)}
+        known = {
+            tuple(prompt): answer for prompt, answer in zip(case.prompts, answers, strict=True)
+        }
         assert [out.token_ids for out in case.run(model, Scripted(known, 256), True)] == answers
         outs = case.run(model, WINDOW, True)
         assert [out.token_ids for out in outs] == answers
@@ -149,12 +166,20 @@ def answer_in_parallel(folder: Path, asked: list[Case], expected: list[list[list
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("ranks", "most"), [(2, 0.65), pytest.param(4, 0.45, marks=pytest.mark.slow)])
-def test_answers_are_those_of_one_process(pair: Pair, tmp_path: Path, ranks: int, most: float) -> None:
-    """Greedy and sampled, alone and in batches, ragged and long prompts, several ends; with less work for each rank."""
+@pytest.mark.parametrize(
+    ("ranks", "most"), [(2, 0.65), pytest.param(4, 0.45, marks=pytest.mark.slow)]
+)
+def test_answers_are_those_of_one_process(
+    pair: Pair, tmp_path: Path, ranks: int, most: float
+) -> None:
+    """Greedy and sampled, alone and in batches, ragged and long prompts, several ends; with less
+    work for each rank.
+    """
     asked = cases(pair)[: 16 // ranks]
     plain = [[out.token_ids for out in case.run(pair.target, "none", False)] for case in asked]
-    alone = sum(sum(out.stats.fed) for case in asked[:2] for out in case.run(pair.target, WINDOW, False))
+    alone = sum(
+        sum(out.stats.fed) for case in asked[:2] for out in case.run(pair.target, WINDOW, False)
+    )
     group = Group(ranks, tmp_path, answer_in_parallel, tmp_path, asked, plain, ranks == 4)
     assert group.wait() == [0] * ranks, group.errors()
     fed = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
@@ -186,7 +211,9 @@ def make_mistakes(prompt: list[int]) -> None:
     before = weight[3, 4].item()
     with torch.no_grad():
         weight[3, 4] += rank // 2 * 1e-6
-    with pytest.raises(ConfigError, match="model weights of rank 2 differ from those of rank 0; all 3 ranks"):
+    with pytest.raises(
+        ConfigError, match="model weights of rank 2 differ from those of rank 0; all 3 ranks"
+    ):
         LLM(model, WINDOW, lookahead_parallel=True)
     with torch.no_grad():
         weight[3, 4] = before
@@ -217,13 +244,21 @@ def test_weight_sums_see_every_bit() -> None:
     assert before == weight_sums(load())
     weight = model.model.layers[0].self_attn.q_proj.weight.data
     weight[:2] = weight[:2].flip(0)  # an exchange
-    assert [old == new for old, new in zip(before, weight_sums(model), strict=True)].count(False) == 1
+    assert [old == new for old, new in zip(before, weight_sums(model), strict=True)].count(
+        False
+    ) == 1
     assert weight_sums(model.bfloat16()) != weight_sums(model.half())
 
 
 def test_drafters_without_columns_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'prompt_lookup', which drafts nothing that processes could compute apart"):
+    with pytest.raises(
+        ConfigError,
+        match="'prompt_lookup', which drafts nothing that processes could compute apart",
+    ):
         check_columns(create("prompt_lookup"), 2)
     check_columns(create(WINDOW), 15)
-    with pytest.raises(ConfigError, match=r"got 20 ranks .* expected 1 to 15 ranks\. Reduce --nproc-per-node, or raise window"):
+    with pytest.raises(
+        ConfigError,
+        match=r"got 20 ranks .* expected 1 to 15 ranks\. Reduce --nproc-per-node, or raise window",
+    ):
         check_columns(create(WINDOW), 20)

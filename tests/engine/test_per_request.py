@@ -1,4 +1,6 @@
-"""Every request its own drafter: in the same forwards, with the same answers, and with nobody's trouble but its own."""
+"""Every request its own drafter: in the same forwards, with the same answers, and with nobody's
+trouble but its own.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,23 @@ from paceline.training.acceptance_head.settings import RecordConfig
 from paceline.util.options import flat
 from tests.support.shared import COUNT, Pair, without_budget
 
-MIXED = ["none", "sssd", "prompt_lookup", "lookahead", "draft_model:verification=follow", "token_recycling", "auto"]
+MIXED = [
+    "none",
+    "sssd",
+    "prompt_lookup",
+    "lookahead",
+    "draft_model:verification=follow",
+    "token_recycling",
+    "auto",
+]
 
 
 def each(pair: Pair, specs: Sequence[str | None], **options: Any) -> list[SamplingParams]:
     """Parameters for every prompt, the specs in turn."""
-    return [SamplingParams(COUNT, speculation=specs[row % len(specs)], **options) for row in range(len(pair.prompts))]
+    return [
+        SamplingParams(COUNT, speculation=specs[row % len(specs)], **options)
+        for row in range(len(pair.prompts))
+    ]
 
 
 @pytest.fixture
@@ -38,12 +51,21 @@ def llm(pair: Pair) -> LLM:
 
 @pytest.mark.parametrize("budget", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_batch_of_many_drafters_says_what_each_says_alone(pair: Pair, llm: LLM, temperature: float, budget: bool) -> None:
+def test_a_batch_of_many_drafters_says_what_each_says_alone(
+    pair: Pair, llm: LLM, temperature: float, budget: bool
+) -> None:
     plain = llm.generate(pair.prompts, SamplingParams(COUNT, temperature, seed=7))
     if temperature == 0:
         assert [out.token_ids for out in plain] == pair.answers
-    params = each(pair, MIXED if budget else [without_budget(spec) for spec in MIXED], temperature=temperature, seed=7)
-    for turn in range(2):  # the second with all drafters warm, and the prompts and drafters paired otherwise
+    params = each(
+        pair,
+        MIXED if budget else [without_budget(spec) for spec in MIXED],
+        temperature=temperature,
+        seed=7,
+    )
+    for turn in range(
+        2
+    ):  # the second with all drafters warm, and the prompts and drafters paired otherwise
         params = params[turn:] + params[:turn]
         outs = llm.generate(pair.prompts, params)
         assert [out.token_ids for out in outs] == [out.token_ids for out in plain]
@@ -55,7 +77,11 @@ def test_a_batch_of_many_drafters_says_what_each_says_alone(pair: Pair, llm: LLM
             assert len(out.stats.fed) == out.stats.target_forwards
     assert llm.model.open_sequences == 0
     if not budget:
-        assert all(out.stats.drafted_tokens > 0 for out, one in zip(outs, params, strict=True) if one.speculation != "none")
+        assert all(
+            out.stats.drafted_tokens > 0
+            for out, one in zip(outs, params, strict=True)
+            if one.speculation != "none"
+        )
     assert llm.drafter.name == "none"
 
 
@@ -111,13 +137,21 @@ def test_streams_of_several_drafters(pair: Pair, llm: LLM) -> None:
     ]
     firsts = [next(stream).token_ids for stream in streams]
     with ThreadPoolExecutor(3) as threads:
-        rests = list(threads.map(lambda stream: [token for chunk in stream for token in chunk.token_ids], streams))
-    assert [first + rest for first, rest in zip(firsts, rests, strict=True)] == pair.answers[: len(MIXED)]
+        rests = list(
+            threads.map(
+                lambda stream: [token for chunk in stream for token in chunk.token_ids], streams
+            )
+        )
+    assert [first + rest for first, rest in zip(firsts, rests, strict=True)] == pair.answers[
+        : len(MIXED)
+    ]
     assert llm.model.open_sequences == 0
 
 
 class Breaks(Drafter):
-    """Fails at a call of one of its methods: the third where that is about one sequence, else the eighth."""
+    """Fails at a call of one of its methods: the third where that is about one sequence, else
+    the eighth.
+    """
 
     name = "breaks"
 
@@ -150,7 +184,9 @@ class Breaks(Drafter):
 @pytest.mark.parametrize("where", ["start", "propose", "tree", "observe", "stop"])
 def test_a_drafter_that_fails_ends_its_own_requests_only(pair: Pair, where: str) -> None:
     broken = Breaks(where)
-    engine = Engine(pair.target, create("none"), make=lambda spec: broken if spec == "breaks" else create(spec))
+    engine = Engine(
+        pair.target, create("none"), make=lambda spec: broken if spec == "breaks" else create(spec)
+    )
     specs = ["breaks", None, "sssd:budget=false", "breaks", "prompt_lookup", "breaks"]
     requests = [
         Request(prompt, SamplingParams(COUNT - 5 * row, speculation=spec))
@@ -162,7 +198,10 @@ def test_a_drafter_that_fails_ends_its_own_requests_only(pair: Pair, where: str)
     failed = [handle for handle in handles if handle.error is not None]
     assert 0 < len(failed) == (1 if where in ("start", "stop") else 3)
     assert {handle.request.params.speculation for handle in failed} == {"breaks"}
-    assert all(isinstance(handle.error, DrafterError if where == "tree" else RuntimeError) for handle in failed)
+    assert all(
+        isinstance(handle.error, DrafterError if where == "tree" else RuntimeError)
+        for handle in failed
+    )
     for handle, answer in zip(handles, pair.answers, strict=False):
         if handle not in failed:
             assert handle.request.output_ids == answer[: handle.request.params.max_new_tokens]
@@ -184,9 +223,16 @@ def test_the_likeliest_tokens_a_drafter_asks_for_are_of_its_own_requests(pair: P
             self.seen += outcomes
 
     curious = Curious()
-    engine = Engine(pair.target, create("none"), make=lambda spec: curious if spec == "curious" else create(spec))
+    engine = Engine(
+        pair.target,
+        create("none"),
+        make=lambda spec: curious if spec == "curious" else create(spec),
+    )
     specs = [None, "curious", "sssd:budget=false", "curious"]
-    requests = [Request(prompt, SamplingParams(9, speculation=spec)) for prompt, spec in zip(pair.prompts, specs, strict=False)]
+    requests = [
+        Request(prompt, SamplingParams(9, speculation=spec))
+        for prompt, spec in zip(pair.prompts, specs, strict=False)
+    ]
     engine.finish(engine.submit(requests))
     assert {outcome.request.id for outcome in curious.seen} == {requests[1].id, requests[3].id}
     for outcome in curious.seen:
@@ -199,12 +245,21 @@ def test_the_likeliest_tokens_a_drafter_asks_for_are_of_its_own_requests(pair: P
     [
         ("nonsense", "prompt 2: speculation: there is no drafter 'nonsense'"),
         ("sssd:nodes=x", "prompt 2: speculation: drafter 'sssd':nodes: got 'x'"),
-        ("sssd:nodes", "prompt 2: speculation: drafter 'sssd': got 'nodes' for its options; expected options as key=value"),
-        ("sssd:nodes=3,x", "prompt 2: speculation: got 'x' in 'sssd:nodes=3,x'; expected options as key=value"),
+        (
+            "sssd:nodes",
+            "prompt 2: speculation: drafter 'sssd': got 'nodes' for its options; expected options"
+            " as key=value",
+        ),
+        (
+            "sssd:nodes=3,x",
+            "prompt 2: speculation: got 'x' in 'sssd:nodes=3,x'; expected options as key=value",
+        ),
         ("draft_model", "prompt 2: speculation: drafter 'draft_model' needs a draft model"),
     ],
 )
-def test_a_spec_that_cannot_be_made_is_told_before_anything_starts(pair: Pair, spec: str, message: str) -> None:
+def test_a_spec_that_cannot_be_made_is_told_before_anything_starts(
+    pair: Pair, spec: str, message: str
+) -> None:
     llm = LLM(pair.target, "none")
     params = [SamplingParams(4, speculation=one) for one in (None, "sssd", spec)]
     with pytest.raises(ConfigError, match=message):
@@ -220,19 +275,30 @@ def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair) -> None:
         vocab_size = 7
 
     engine = Engine(pair.target, create("none"), make=lambda spec: Foreign())
-    with pytest.raises(ConfigError, match="prompt 0: speculation: drafter 'drafter': got a vocabulary of 7 tokens"):
+    with pytest.raises(
+        ConfigError, match="prompt 0: speculation: drafter 'drafter': got a vocabulary of 7 tokens"
+    ):
         engine.submit([Request([1], SamplingParams(speculation="foreign"))])
 
 
 def test_an_engine_that_can_make_none_says_so(pair: Pair) -> None:
-    with pytest.raises(ConfigError, match="prompt 0: speculation: got 'none'; expected None, since this engine was given one"):
-        Engine(pair.target, create("none")).submit([Request([1], SamplingParams(speculation="none"))])
+    with pytest.raises(
+        ConfigError,
+        match="prompt 0: speculation: got 'none'; expected None, since this engine was given one",
+    ):
+        Engine(pair.target, create("none")).submit(
+            [Request([1], SamplingParams(speculation="none"))]
+        )
 
 
-@pytest.mark.parametrize("options", [{"speculation": ""}, {"speculation": 3}, {"max_nodes": -1}, {"max_nodes": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"speculation": ""}, {"speculation": 3}, {"max_nodes": -1}, {"max_nodes": 1.5}]
+)
 def test_values_that_cannot_be(options: dict[str, Any]) -> None:
     (name,) = options
-    with pytest.raises(ConfigError, match=f"{name}: got {next(iter(options.values()))!r}; expected"):
+    with pytest.raises(
+        ConfigError, match=f"{name}: got {next(iter(options.values()))!r}; expected"
+    ):
         SamplingParams(**options)
 
 
@@ -247,12 +313,16 @@ def test_a_bounded_number_of_drafters() -> None:
     roster.use(create("none"), "none")
     found = [roster.find(f"none:x={number}", set) for number in range(MOST_DRAFTERS)]
     roster.find("none:x=0", set)
-    roster.find("none:x=99", lambda: {found[1]})  # takes the place of the one not in use that was asked for first
+    roster.find(
+        "none:x=99", lambda: {found[1]}
+    )  # takes the place of the one not in use that was asked for first
     assert roster.find("none:x=0", set) is found[0]
     assert roster.find("none:x=1", set) is found[1]
     assert len(made) == MOST_DRAFTERS + 1
     assert roster.find("none:x=2", set) is not found[2]
-    with pytest.raises(BusyError, match=f"got one more drafter while {MOST_DRAFTERS} others are in use"):
+    with pytest.raises(
+        BusyError, match=f"got one more drafter while {MOST_DRAFTERS} others are in use"
+    ):
         roster.find("none:x=100", lambda: set(roster._named.values()))
     assert roster.find("none", set) is roster.own
 
@@ -271,7 +341,10 @@ def test_processes_of_a_parallel_run_have_one_drafter() -> None:
     roster = DrafterPool(refuse_others, lambda drafter: None, spending=False)
     roster.use(create("lookahead:window=4"), "lookahead:window=4")
     assert roster.find("lookahead:window=4", set) is roster.own
-    with pytest.raises(ConfigError, match="got 'sssd' in lookahead parallelism, where the processes share out the trees of one"):
+    with pytest.raises(
+        ConfigError,
+        match="got 'sssd' in lookahead parallelism, where the processes share out the trees of one",
+    ):
         roster.find("sssd", set)
 
 
@@ -280,8 +353,14 @@ def part(trees: list[DraftTree], stats: DrafterStats | None) -> DrafterBatch:
 
 
 def test_confidence_is_corrected_by_what_is_known_of_its_own_drafter() -> None:
-    """The same trees from two drafters: the one that boasts is cut to nothing, and the other is not."""
-    honest, boastful, chain = DrafterStats(), DrafterStats(), DraftTree.chain([5, 6], confidence=[0.9, 0.9])
+    """The same trees from two drafters: the one that boasts is cut to nothing, and the other is
+    not.
+    """
+    honest, boastful, chain = (
+        DrafterStats(),
+        DrafterStats(),
+        DraftTree.chain([5, 6], confidence=[0.9, 0.9]),
+    )
     spending = DraftBudget(lambda: CostCurve((1, 1000), (1.0, 1.001)))
     for _ in range(200):
         parts = [part([chain], honest), part([chain], boastful)]
@@ -300,7 +379,10 @@ def test_confidence_is_corrected_by_what_is_known_of_its_own_drafter() -> None:
 
 def test_up_to_the_width_of_trees_fed_whole_nodes_are_free() -> None:
     unlikely = DraftTree.chain([5] * 6, confidence=[0.3] * 6)
-    for whole in (part([DraftTree.chain([1] * 4)], None), part([DraftTree.chain([1] * 4)], DrafterStats())):
+    for whole in (
+        part([DraftTree.chain([1] * 4)], None),
+        part([DraftTree.chain([1] * 4)], DrafterStats()),
+    ):
         own = part([unlikely], DrafterStats())
         DraftBudget(lambda: CostCurve((1, 100), (1.0, 100.0))).cut([own, whole], 2, 2)
         assert len(own.trees[0]) == 4
@@ -309,17 +391,23 @@ def test_up_to_the_width_of_trees_fed_whole_nodes_are_free() -> None:
 
 def test_each_whole_tree_pays_for_what_is_wider_than_the_next() -> None:
     linear = CostCurve((1, 101), (1.0, 101.0))
-    narrow, wide, plain = (part([DraftTree.chain([1] * length)], DrafterStats()) for length in (3, 7, 0))
+    narrow, wide, plain = (
+        part([DraftTree.chain([1] * length)], DrafterStats()) for length in (3, 7, 0)
+    )
     untold = part([DraftTree.chain([1] * 2)], None)
     DraftBudget(lambda: linear).cut([wide, plain, narrow, untold], 1, 1)
-    assert [one.cost for one in (untold, narrow, wide, plain)] == pytest.approx([0, 4 / 3, 8 / 4, 0])
+    assert [one.cost for one in (untold, narrow, wide, plain)] == pytest.approx(
+        [0, 4 / 3, 8 / 4, 0]
+    )
     for one, count in ((wide, 2), (plain, 1), (narrow, 1), (untold, 3)):
         one.outcomes = [Outcome(Request([1], SamplingParams()), one.trees[0], [], [4] * count, [])]
     notes: list[tuple[float, float, int]] = []
     assert wide.drafter_state.stats is not None
     wide.drafter_state.stats.gate.note = lambda *seen: notes.append(seen)  # type: ignore[method-assign]
     wide.learn(2 + 1 + 1 + 3)
-    assert notes == [(7 / 6, 2.0, 1)]  # seven tokens, of which six had come without it, in twice the time
+    assert notes == [
+        (7 / 6, 2.0, 1)
+    ]  # seven tokens, of which six had come without it, in twice the time
 
 
 def test_a_useless_drafter_is_left_out_and_the_others_go_on(pair: Pair) -> None:
@@ -334,16 +422,27 @@ def test_a_useless_drafter_is_left_out_and_the_others_go_on(pair: Pair) -> None:
     def made(spec: str) -> Drafter:
         return Useless() if spec == "useless" else create(spec)
 
-    engine = Engine(pair.target, create("none"), make=made, cost_curve=CostCurve((1, 1000), (1.0, 1000.0)))
+    engine = Engine(
+        pair.target, create("none"), make=made, cost_curve=CostCurve((1, 1000), (1.0, 1000.0))
+    )
     requests = [
-        Request(prompt, SamplingParams(COUNT, speculation="useless" if row % 2 else "lookahead:budget=false"))
+        Request(
+            prompt,
+            SamplingParams(COUNT, speculation="useless" if row % 2 else "lookahead:budget=false"),
+        )
         for row, prompt in enumerate(pair.prompts[:8])
     ]
     engine.finish(engine.submit(requests))
     assert [request.output_ids for request in requests] == pair.answers[:8]
     useless = [request for request in requests if request.params.speculation == "useless"]
-    assert sum(fed > 30 for request in useless for fed in request.counters.fed[1:]) <= 4 * len(useless)
-    assert all(sum(request.counters.fed) > 2 * len(request.counters.fed) for request in requests if request not in useless)
+    assert sum(fed > 30 for request in useless for fed in request.counters.fed[1:]) <= 4 * len(
+        useless
+    )
+    assert all(
+        sum(request.counters.fed) > 2 * len(request.counters.fed)
+        for request in requests
+        if request not in useless
+    )
 
 
 def test_they_are_no_options_of_a_run() -> None:
@@ -352,7 +451,9 @@ def test_they_are_no_options_of_a_run() -> None:
     assert not {"speculation", "max_nodes"} & flat(SamplingParams(speculation="none")).keys()
     assert flat(BenchConfig(max_nodes=3))["max_nodes"] == 3
     for config in (BenchConfig, RecordConfig):
-        with pytest.raises(ConfigError, match=r"max_nodes: got 3 among the sampling options; expected None there"):
+        with pytest.raises(
+            ConfigError, match=r"max_nodes: got 3 among the sampling options; expected None there"
+        ):
             config(sampling=SamplingParams(max_nodes=3))
         with pytest.raises(ConfigError, match="speculation: got 'none' among the sampling options"):
             config(sampling=SamplingParams(speculation="none"))

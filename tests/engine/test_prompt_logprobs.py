@@ -1,4 +1,6 @@
-"""Log-probabilities of prompts, which are those of transformers' own forward, and requests for no tokens."""
+"""Log-probabilities of prompts, which are those of transformers' own forward, and requests for
+no tokens.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_they_are_those_of_transformers_with_any_drafter(pair: Pair, spec: str) 
     """In batches with requests that ask for none, and with answers that are the same."""
     llm = pair.engine(spec, max_batch=4)
     some = pair.prompts[:6]
-    params = [SamplingParams(8, prompt_logprobs=3 if place % 2 else None) for place in range(len(some))]
+    params = [
+        SamplingParams(8, prompt_logprobs=3 if place % 2 else None) for place in range(len(some))
+    ]
     for prompt, one, out in zip(some, params, llm.generate(some, params), strict=True):
         assert out.token_ids == pair.answers[pair.prompts.index(prompt)][:8]
         if one.prompt_logprobs is None:
@@ -66,16 +70,28 @@ def test_they_are_those_of_transformers_with_any_drafter(pair: Pair, spec: str) 
 @pytest.mark.parametrize("chunk", [16, 512])
 @pytest.mark.parametrize(
     ("name", "implementation"),
-    [("llama", "sdpa"), ("gemma2", "eager"), ("gpt2", "sdpa"), ("bloom", "eager"), ("phi3_longrope", "sdpa")],
+    [
+        ("llama", "sdpa"),
+        ("gemma2", "eager"),
+        ("gpt2", "sdpa"),
+        ("bloom", "eager"),
+        ("phi3_longrope", "sdpa"),
+    ],
 )
 def test_in_batches_and_chunks(name: str, implementation: str, chunk: int) -> None:
-    """Packed, padded, in forwards of their own, and with frequencies that depend on the prompt's length."""
+    """Packed, padded, in forwards of their own, and with frequencies that depend on the prompt's
+    length.
+    """
     model = make(name, implementation)
     llm = LLM(model, "prompt_lookup", max_batch=4)
     llm.model.prefill_chunk = chunk
-    for prompt, out in zip(prompts(), llm.generate(prompts(), SamplingParams(4, prompt_logprobs=3)), strict=True):
+    for prompt, out in zip(
+        prompts(), llm.generate(prompts(), SamplingParams(4, prompt_logprobs=3)), strict=True
+    ):
         check(model, prompt, out)
-        assert out.token_ids == LLM(model, "none").generate([prompt], SamplingParams(4))[0].token_ids
+        assert (
+            out.token_ids == LLM(model, "none").generate([prompt], SamplingParams(4))[0].token_ids
+        )
 
 
 def test_a_cached_beginning_is_computed_again() -> None:
@@ -86,14 +102,21 @@ def test_a_cached_beginning_is_computed_again() -> None:
         (out,) = llm.generate([long], SCORED)
         assert out.stats.cached_tokens == 0
         check(model, long, out)
-    assert llm.generate([long], SamplingParams(2))[0].stats.cached_tokens == 139  # others do reuse it
+    assert (
+        llm.generate([long], SamplingParams(2))[0].stats.cached_tokens == 139
+    )  # others do reuse it
 
 
 def test_no_tokens_fill_the_cache_for_later_prompts() -> None:
     llm = LLM(make("llama", "sdpa"), "none", keep_prefixes=1)
     long = prompts([140])[0]
     (out,) = llm.generate([long[:100]], SamplingParams(0))
-    assert (out.token_ids, out.finish_reason, out.prompt_logprobs, out.logprobs) == ([], "length", None, None)
+    assert (out.token_ids, out.finish_reason, out.prompt_logprobs, out.logprobs) == (
+        [],
+        "length",
+        None,
+        None,
+    )
     assert out.stats.new_tokens == 0
     assert out.stats.tokens_per_forward == 0.0
     assert llm.generate([long], SamplingParams(2))[0].stats.cached_tokens == 100
@@ -106,7 +129,11 @@ def test_preempted_requests_are_scored_once() -> None:
     limit = 2 * 184 * first.model.position_bytes / (1 << 30)
     llm = LLM(model, "none", max_batch=3, cache_gib=limit)
     each = prompts([20, 24, 28])
-    for prompt, out in zip(each, llm.generate(each, SamplingParams(150, ignore_eos=True, prompt_logprobs=3)), strict=True):
+    for prompt, out in zip(
+        each,
+        llm.generate(each, SamplingParams(150, ignore_eos=True, prompt_logprobs=3)),
+        strict=True,
+    ):
         check(model, prompt, out)
     assert llm.load.preemptions > 0
 
@@ -144,7 +171,9 @@ def test_a_whole_context_can_be_scored() -> None:
 def test_several_answers_score_the_prompt_once() -> None:
     model = make("llama", "sdpa")
     (prompt,) = prompts([33])
-    (out,) = LLM(model, "none").generate([prompt], SamplingParams(4, temperature=1.0, n=3, prompt_logprobs=3))
+    (out,) = LLM(model, "none").generate(
+        [prompt], SamplingParams(4, temperature=1.0, n=3, prompt_logprobs=3)
+    )
     check(model, prompt, out)
     assert [one.prompt_logprobs for one in out.others] == [None, None]
 
@@ -155,7 +184,10 @@ def test_streams_carry_them_in_their_first_chunk(pair: Pair) -> None:
     for params in (SamplingParams(6, prompt_logprobs=3), SCORED):
         (whole,) = llm.generate([prompt], params)
         chunks = list(llm.stream(prompt, params))
-        assert [chunk.prompt_logprobs for chunk in chunks] == [whole.prompt_logprobs, *[None] * (len(chunks) - 1)]
+        assert [chunk.prompt_logprobs for chunk in chunks] == [
+            whole.prompt_logprobs,
+            *[None] * (len(chunks) - 1),
+        ]
         assert chunks[-1].completion is not None
         assert chunks[-1].completion.prompt_logprobs == whole.prompt_logprobs
         assert "".join(chunk.text for chunk in chunks) == whole.text
@@ -173,7 +205,9 @@ def test_answers_keep_their_bits(pair: Pair, dtype: str) -> None:
     some = pair.prompts[:4]
     plain = llm.generate(some, SamplingParams(12, logprobs=2))
     scored = llm.generate(some, SamplingParams(12, logprobs=2, prompt_logprobs=2))
-    assert [(out.token_ids, out.logprobs) for out in scored] == [(out.token_ids, out.logprobs) for out in plain]
+    assert [(out.token_ids, out.logprobs) for out in scored] == [
+        (out.token_ids, out.logprobs) for out in plain
+    ]
     alone = [llm.generate([prompt], SamplingParams(0, prompt_logprobs=2))[0] for prompt in some]
     assert [out.prompt_logprobs for out in alone] == [out.prompt_logprobs for out in scored]
 
@@ -188,11 +222,17 @@ def test_few_prompts_are_scored_together() -> None:
         llm._engine.withdraw(handles)
 
 
-@pytest.mark.parametrize("options", [{"prompt_logprobs": -1}, {"prompt_logprobs": True}, {"prompt_logprobs": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"prompt_logprobs": -1}, {"prompt_logprobs": True}, {"prompt_logprobs": 1.5}]
+)
 def test_values_out_of_range(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"prompt_logprobs: got .*; expected an integer of at least 0, or None"):
+    with pytest.raises(
+        ConfigError, match=r"prompt_logprobs: got .*; expected an integer of at least 0, or None"
+    ):
         SamplingParams(0, **options)
-    with pytest.raises(ConfigError, match="max_new_tokens: got -1; expected an integer of at least 0"):
+    with pytest.raises(
+        ConfigError, match="max_new_tokens: got -1; expected an integer of at least 0"
+    ):
         SamplingParams(-1)
 
 
@@ -202,14 +242,20 @@ def test_drafts_read_the_same_states(name: str, implementation: str) -> None:
     model = CachedLM(make(name, implementation))
 
     def states(scored: bool) -> NodeLogits:
-        requests = [Request(prompt, SamplingParams(1, prompt_logprobs=0)) for prompt in prompts([9, 12, 10])]
+        requests = [
+            Request(prompt, SamplingParams(1, prompt_logprobs=0)) for prompt in prompts([9, 12, 10])
+        ]
         requests[1].prompt_logprobs = [None] if scored else None
         for request in requests:
             model.open(request)
         trees = [DraftTree([5, 6], [-1, 0]), DraftTree([7], [-1]), DraftTree([], [])]
         logits = model.forward_with_states(requests, trees, (1,), pending=True)
         found = score_prompts(requests, logits, model.prefill_chunk)
-        assert [len(request.prompt_logprobs or ()) for request in requests] == [0, 12 if scored else 0, 0]
+        assert [len(request.prompt_logprobs or ()) for request in requests] == [
+            0,
+            12 if scored else 0,
+            0,
+        ]
         for request in requests:
             model.close(request)
         return found

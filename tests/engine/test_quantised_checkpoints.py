@@ -1,4 +1,6 @@
-"""Checkpoints as the libraries of quantised weights load them; each test is skipped where its library is not installed."""
+"""Checkpoints as the libraries of quantised weights load them; each test is skipped where its
+library is not installed.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,25 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, QuantoConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    QuantoConfig,
+)
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, UnsupportedModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 3] * 8, [4]]
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +42,21 @@ def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = LlamaConfig(
-        vocab_size=128, num_key_value_heads=2, initializer_range=0.25, max_position_embeddings=512, **SIZES, **ends
+        vocab_size=128,
+        num_key_value_heads=2,
+        initializer_range=0.25,
+        max_position_embeddings=512,
+        **SIZES,
+        **ends,
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
 def load(folder: Path, config: Any) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, dtype=torch.float32, device_map="cpu").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=config, dtype=torch.float32, device_map="cpu"
+    ).eval()
 
 
 def sums(model: Any) -> dict[str, str]:
@@ -47,8 +67,15 @@ def sums(model: Any) -> dict[str, str]:
             if hasattr(tensor, "__tensor_flatten__")
             else [tensor]
         )
-        flat = [part.dequantize() if hasattr(part, "dequantize") and type(part) is not type(tensor) else part for part in parts]
-        content = b"".join(part.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for part in flat)
+        flat = [
+            part.dequantize()
+            if hasattr(part, "dequantize") and type(part) is not type(tensor)
+            else part
+            for part in parts
+        ]
+        content = b"".join(
+            part.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for part in flat
+        )
         found[name] = hashlib.sha256(content).hexdigest()
     return found
 
@@ -64,13 +91,26 @@ def decodes(model: Any) -> None:
     outs = llm.generate(PROMPTS, SamplingParams(max_new_tokens=12, ignore_eos=True))
     assert not any(out.stats.batch_invariant for out in outs)
     for prompt, out in zip(PROMPTS, outs, strict=True):
-        ids = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+        ids = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
         assert out.token_ids == ids[0, len(prompt) :].tolist()
 
 
 def test_bitsandbytes_of_four_bits(folder: Path) -> None:
     pytest.importorskip("bitsandbytes")
-    decodes(load(folder, BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)))
+    decodes(
+        load(
+            folder,
+            BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+            ),
+        )
+    )
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4", "float8"])
@@ -79,10 +119,14 @@ def test_quanto(folder: Path, weights: str) -> None:
     decodes(load(folder, QuantoConfig(weights=weights)))
 
 
-@pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "IntxWeightOnlyConfig"])
+@pytest.mark.parametrize(
+    "name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "IntxWeightOnlyConfig"]
+)
 def test_torchao(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quantization = pytest.importorskip("torchao.quantization")
-    monkeypatch.setattr("paceline.cpu.linear.choice._WORTH", 0)  # as a model of 34 million weights and more
+    monkeypatch.setattr(
+        "paceline.cpu.linear.choice._WORTH", 0
+    )  # as a model of 34 million weights and more
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     quantization.quantize_(model, getattr(quantization, name)())
     decodes(model)
@@ -108,21 +152,32 @@ def packed(folder: Path, dynamic: bool) -> Any:
     )
     group: dict[str, Any] = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}
     if dynamic:
-        group["input_activations"] = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+        group["input_activations"] = {
+            "num_bits": 8,
+            "type": "float",
+            "strategy": "token",
+            "dynamic": True,
+        }
     kind = "float-quantized" if dynamic else "pack-quantized"
-    config = tensors.QuantizationConfig(config_groups={"group_0": group}, ignore=["lm_head"], format=kind)
+    config = tensors.QuantizationConfig(
+        config_groups={"group_0": group}, ignore=["lm_head"], format=kind
+    )
     tensors.apply_quantization_config(model, config)
     for module in model.modules():
         if hasattr(module, "quantization_scheme"):
             size = weights.get("group_size", module.in_features)
             largest = 448.0 if dynamic else 7.0
-            module.weight_scale.data.copy_(module.weight.detach().unflatten(1, (-1, size)).abs().amax(-1) / largest)
+            module.weight_scale.data.copy_(
+                module.weight.detach().unflatten(1, (-1, size)).abs().amax(-1) / largest
+            )
             module.quantization_status = tensors.QuantizationStatus.FROZEN
     compressor = compressors.ModelCompressor.from_pretrained_model(model, quantization_format=kind)
     compressor.compress_model(model)
     model.save_pretrained(folder.parent / "packed")
     compressor.update_config(folder.parent / "packed")
-    return AutoModelForCausalLM.from_pretrained(folder.parent / "packed", dtype=torch.float32, device_map="cpu").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder.parent / "packed", dtype=torch.float32, device_map="cpu"
+    ).eval()
 
 
 @pytest.mark.parametrize("used_before", [True, False])

@@ -1,4 +1,6 @@
-"""Rotary frequencies that depend on the length of a text: every request has those that its own text alone would have."""
+"""Rotary frequencies that depend on the length of a text: every request has those that its own
+text alone would have.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ LENGTHS = (10, SWITCH - 9, SWITCH + 16, SWITCH, SWITCH - 1, SWITCH + 1, 3 * SWIT
 
 @functools.cache
 def make(name: str) -> Any:
-    """A model that generates beyond the tokens that end a text; skips where transformers itself fails beyond the switch."""
+    """A model that generates beyond the tokens that end a text; skips where transformers itself
+    fails beyond the switch.
+    """
     model = copy.deepcopy(models.make(name, "sdpa"))
     model.generation_config.eos_token_id = None
     if name in LONG and Version(transformers.__version__) < Version("5.24"):
@@ -49,7 +53,9 @@ def prompts(name: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> lis
     """Prompts of these lengths, or as long as the model's context allows."""
     rng = random.Random(seed)
     most = SWITCH - COUNT if name in BOUNDED else max(lengths)
-    return [[rng.randrange(3, models.VOCAB) for _ in range(min(length, most))] for length in lengths]
+    return [
+        [rng.randrange(3, models.VOCAB) for _ in range(min(length, most))] for length in lengths
+    ]
 
 
 def random_trees() -> Drafter:
@@ -141,7 +147,10 @@ def test_sampled_text_is_the_same_with_drafts(name: str) -> None:
     each = prompts(name, (SWITCH - 9, SWITCH + 3, 20))
     params = SamplingParams(max_new_tokens=COUNT, ignore_eos=True, temperature=0.8, seed=3)
     plain = [LLM(model, "none").generate([prompt], params)[0].token_ids for prompt in each]
-    for drafter in ("prompt_lookup", ScriptedTree({tuple(p): a for p, a in zip(each, plain, strict=True)}, models.VOCAB)):
+    for drafter in (
+        "prompt_lookup",
+        ScriptedTree({tuple(p): a for p, a in zip(each, plain, strict=True)}, models.VOCAB),
+    ):
         assert [out.token_ids for out in LLM(model, drafter).generate(each, params)] == plain
 
 
@@ -174,14 +183,21 @@ def test_the_proof_notices_frequencies_of_the_longest_row(monkeypatch: pytest.Mo
     assert rows_that_differ(*lms)[0] > 0
 
 
-@pytest.mark.parametrize("name", ["phi3_longrope", "llama_longrope", "gemma3_longrope", "llama_dynamic"])
+@pytest.mark.parametrize(
+    "name", ["phi3_longrope", "llama_longrope", "gemma3_longrope", "llama_dynamic"]
+)
 def test_generate_with_drafts_equals_generate(name: str) -> None:
     model = make(name)
     strategy = Strategy("prompt_lookup")
     for prompt in prompts(name):
         ids = torch.tensor([prompt])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False,
-                             custom_generate=strategy)  # fmt: skip
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=COUNT,
+            do_sample=False,
+            custom_generate=strategy,
+        )
         assert out[0, len(prompt) :].tolist() == reference(model, prompt, COUNT)
 
 
@@ -197,7 +213,12 @@ def test_a_cache_is_continued_over_turns(name: str, lengths: tuple[int, int]) ->
         ids = torch.tensor([first])
         one = model.generate(ids, attention_mask=torch.ones_like(ids), **turn)
         ids = torch.cat([one.sequences, torch.tensor([more])], dim=-1)
-        two = model.generate(ids, attention_mask=torch.ones_like(ids), **turn, **{GENERATE_CACHE: one[GENERATE_CACHE]})
+        two = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            **turn,
+            **{GENERATE_CACHE: one[GENERATE_CACHE]},
+        )
         return two.sequences[0].tolist(), two[GENERATE_CACHE]
 
     plain, drafted = talk(), talk(custom_generate=Strategy("prompt_lookup"))
@@ -226,14 +247,18 @@ def test_forwards_here_and_those_of_the_model_leave_each_other_alone(name: str) 
     assert all(torch.equal(value, before[key]) for key, value in model.named_buffers())
 
 
-@pytest.mark.parametrize("spec", ["draft_model:budget=false", "draft_model:length=4,lookup=true", "ouroboros"])
+@pytest.mark.parametrize(
+    "spec", ["draft_model:budget=false", "draft_model:length=4,lookup=true", "ouroboros"]
+)
 @pytest.mark.parametrize("name", [*LONG, *BOUNDED])
 def test_draft_models_with_such_frequencies_change_nothing(name: str, spec: str) -> None:
     target = make("llama_linear")
     each = prompts(name, (SWITCH - 9, 10, SWITCH + 3))
     llm = LLM(target, spec, draft_model=make(name), max_batch=2)
     for _ in range(2):
-        assert [out.token_ids for out in llm.generate(each, PARAMS)] == [reference(target, prompt, COUNT) for prompt in each]
+        assert [out.token_ids for out in llm.generate(each, PARAMS)] == [
+            reference(target, prompt, COUNT) for prompt in each
+        ]
 
 
 def test_a_draft_model_starts_again_as_well() -> None:
@@ -265,23 +290,31 @@ def test_only_models_whose_generate_starts_again_do(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["phi3_longrope", "phimoe_longrope", "phi4_multimodal"])
 def test_models_that_start_again_answer_as_whole_forwards_do(name: str) -> None:
-    """`generate` of Phi-4-multimodal feeds nothing but the newest token at the switch, and so loses the text."""
+    """`generate` of Phi-4-multimodal feeds nothing but the newest token at the switch, and so
+    loses the text.
+    """
     model = models.make(name, "sdpa")
     for prompt in prompts(name, (10, SWITCH - 9, SWITCH - 1, SWITCH, SWITCH + 1)):
         ids = torch.tensor([prompt])
         with torch.no_grad():
             for _ in range(COUNT):
-                ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=-1)
+                ids = torch.cat(
+                    [ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=-1
+                )
         answer = ids[0, len(prompt) :].tolist()
         llm = LLM(model, ScriptedTree({tuple(prompt): answer}, models.VOCAB))
         assert llm.generate([prompt], PARAMS)[0].token_ids == answer
 
 
 def test_drafts_end_at_the_switch_where_the_text_is_fed_again() -> None:
-    tree = DraftTree([5, 6, 7, 8, 9], [-1, 0, -1, 1, 2], confidence=[0.5, 0.4, 0.3, 0.2, 0.1], probes=1)
+    tree = DraftTree(
+        [5, 6, 7, 8, 9], [-1, 0, -1, 1, 2], confidence=[0.5, 0.4, 0.3, 0.2, 0.1], probes=1
+    )
     request = Request([1] * 8, SamplingParams())
     assert within(tree, request, 20) is tree
-    assert within(tree, request, 10) == DraftTree([5, 6, 7, 9], [-1, 0, -1, 2], confidence=[0.5, 0.4, 0.3, 0.1], probes=1)
+    assert within(tree, request, 10) == DraftTree(
+        [5, 6, 7, 9], [-1, 0, -1, 2], confidence=[0.5, 0.4, 0.3, 0.1], probes=1
+    )
     assert within(tree, request, 9) == DraftTree([5, 7], [-1, -1], confidence=[0.5, 0.3])
     assert not len(within(tree, request, 8))
     request.rotary_length = 12
@@ -291,7 +324,9 @@ def test_drafts_end_at_the_switch_where_the_text_is_fed_again() -> None:
 def test_a_model_that_starts_again_elsewhere_is_refused() -> None:
     model = copy.deepcopy(make("phi3_longrope"))
     model.config.original_max_position_embeddings = 100
-    with pytest.raises(UnsupportedModelError, match="beyond 64 tokens, and its generate starts again beyond 100"):
+    with pytest.raises(
+        UnsupportedModelError, match="beyond 64 tokens, and its generate starts again beyond 100"
+    ):
         LLM(model, "none")
 
 
@@ -305,4 +340,6 @@ def test_a_rotary_embedding_of_a_models_own_is_refused() -> None:
 def test_all_other_models_have_no_switch() -> None:
     for name in ROTARY:
         assert (switch_lengths(make(name).config) == ()) == (name not in LONG)
-        assert (CachedLM(make(name))._feeder.view.text_lengths is None) == (name not in [*LONG, *BOUNDED])
+        assert (CachedLM(make(name))._feeder.view.text_lengths is None) == (
+            name not in [*LONG, *BOUNDED]
+        )

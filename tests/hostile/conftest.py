@@ -45,7 +45,9 @@ def yard(tmp_path_factory: pytest.TempPathFactory, llm: LLM, pair: Pair) -> Path
     (made / "acceptance.json").write_text('{"1": 1.4, "8": 2.5, "32": 3.0}')
     shutil.copy(next(Path(sssd.__file__).parent.glob("*.json")), made / "calibration.json")
     (made / "documents.txt").write_text("Once upon a time\nthere was a store.\n")
-    drafter = create(f"ouroboros:pool={made / 'pool.safetensors'}", draft_model=demo.draft_of("demo"))
+    drafter = create(
+        f"ouroboros:pool={made / 'pool.safetensors'}", draft_model=demo.draft_of("demo")
+    )
     LLM("demo", drafter, dtype="float32").generate("Once upon a time", SamplingParams(24))
     drafter.save_pool()  # type: ignore[attr-defined]
     return made
@@ -54,7 +56,9 @@ def yard(tmp_path_factory: pytest.TempPathFactory, llm: LLM, pair: Pair) -> Path
 @pytest.fixture(scope="session")
 def plain(llm: LLM) -> Any:
     """What the embedded target answers by itself."""
-    return lambda prompt, **options: llm.generate(prompt, SamplingParams(**{"max_new_tokens": 8, **options}))[0]
+    return lambda prompt, **options: llm.generate(
+        prompt, SamplingParams(**{"max_new_tokens": 8, **options})
+    )[0]
 
 
 @pytest.fixture(autouse=True)

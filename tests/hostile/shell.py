@@ -1,4 +1,6 @@
-"""A command line as a shell would run it, with streams that may be closed, full, or left by their reader, and a time limit."""
+"""A command line as a shell would run it, with streams that may be closed, full, or left by
+their reader, and a time limit.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from tests.support.processes import CONTEXT
 
 LIMIT = 90.0  # seconds of a case; what takes longer hangs
 CLOSED, LEFT, FULL = "closed", "left", "/dev/full"
-_TOLD = ("[", "wrote ", "demo with ", "left out: ", "paceline: ")  # beginnings of notes, which stand beside an error
+_TOLD = (
+    "[",
+    "wrote ",
+    "demo with ",
+    "left out: ",
+    "paceline: ",
+)  # beginnings of notes, which stand beside an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,9 @@ class Ended:
 
     @property
     def errors(self) -> list[str]:
-        return [line for line in self.err.splitlines() if line.strip() and not line.startswith(_TOLD)]
+        return [
+            line for line in self.err.splitlines() if line.strip() and not line.startswith(_TOLD)
+        ]
 
     def check_refused(self, words: str = "") -> None:
         """Fail unless it was one line and exit status 2."""
@@ -46,7 +56,12 @@ class Ended:
 
 
 def run(
-    words: Sequence[str], folder: Path, stdin: bytes | str = b"", stdout: str = "", stderr: str = "", interrupt: int = 0
+    words: Sequence[str],
+    folder: Path,
+    stdin: bytes | str = b"",
+    stdout: str = "",
+    stderr: str = "",
+    interrupt: int = 0,
 ) -> Ended:
     """Run `paceline WORDS`.
 
@@ -60,7 +75,9 @@ def run(
     for name in ("out", "err"):
         (kept / name).write_bytes(b"")
     (kept / "in").write_bytes(stdin if isinstance(stdin, bytes) else b"")
-    process = CONTEXT.Process(target=_run, args=(list(words), kept, folder, stdin == CLOSED, stdout, stderr))
+    process = CONTEXT.Process(
+        target=_run, args=(list(words), kept, folder, stdin == CLOSED, stdout, stderr)
+    )
     process.start()
     end = time.monotonic() + LIMIT
     while interrupt and process.is_alive() and time.monotonic() < end:
@@ -71,11 +88,17 @@ def run(
     process.join(max(0.0, end - time.monotonic()))
     process.kill()
     process.join()
-    return Ended(process.exitcode or 0, (kept / "out").read_bytes(), (kept / "err").read_text("utf-8", "replace"))
+    return Ended(
+        process.exitcode or 0,
+        (kept / "out").read_bytes(),
+        (kept / "err").read_text("utf-8", "replace"),
+    )
 
 
 def listing(*folders: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of everything in folders, to see that nothing was changed, added or left behind; locks may be."""
+    """Size and time of everything in folders, to see that nothing was changed, added or left
+    behind; locks may be.
+    """
     found = (path for folder in folders for path in folder.rglob("*"))
     return {
         str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
@@ -84,9 +107,14 @@ def listing(*folders: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def _run(words: list[str], kept: Path, folder: Path, no_input: bool, stdout: str, stderr: str) -> None:
+def _run(
+    words: list[str], kept: Path, folder: Path, no_input: bool, stdout: str, stderr: str
+) -> None:
     kinds = {0: CLOSED if no_input else "", 1: stdout, 2: stderr}
-    opened = {number: _opened(kept / name, number, kinds[number]) for number, name in enumerate(("in", "out", "err"))}
+    opened = {
+        number: _opened(kept / name, number, kinds[number])
+        for number, name in enumerate(("in", "out", "err"))
+    }
     for number, handle in opened.items():
         os.dup2(handle, number)
         os.close(handle)

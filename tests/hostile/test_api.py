@@ -1,4 +1,6 @@
-"""The Python API with arguments that cannot be: a typed error in one line; with odd ones that can: the plain answer."""
+"""The Python API with arguments that cannot be: a typed error in one line; with odd ones that
+can: the plain answer.
+"""
 
 # Arguments of wrong types are what is tried here.
 # mypy: disable-error-code="arg-type, list-item, dict-item, misc"
@@ -41,7 +43,9 @@ pytestmark = pytest.mark.hostile
 
 @dataclass(frozen=True)
 class Here:
-    """What the cases use: a tiny target that drafts, its pair and tokenizer, the whole files, an empty folder."""
+    """What the cases use: a tiny target that drafts, its pair and tokenizer, the whole files, an
+    empty folder.
+    """
 
     llm: LLM
     pair: Pair
@@ -63,13 +67,22 @@ class Here:
 
     def decode(self, **options: Any) -> Any:
         """`model.generate` with a Strategy."""
-        given = {"input_ids": torch.tensor([self.ids]), "max_new_tokens": 4, "pad_token_id": 0, "do_sample": False}
+        given = {
+            "input_ids": torch.tensor([self.ids]),
+            "max_new_tokens": 4,
+            "pad_token_id": 0,
+            "do_sample": False,
+        }
         given |= {"custom_generate": Strategy("prompt_lookup")}
         return self.target.generate(**{**given, **options})
 
     def form(self, **options: Any) -> Any:
         """The full form."""
-        return generate(self.target, **{"input_ids": torch.tensor([self.ids]), "max_new_tokens": 4, "do_sample": False} | options)
+        return generate(
+            self.target,
+            **{"input_ids": torch.tensor([self.ids]), "max_new_tokens": 4, "do_sample": False}
+            | options,
+        )
 
 
 @pytest.fixture
@@ -82,30 +95,48 @@ FOUR = P(4)
 NAN, INF = math.nan, math.inf
 Case = Callable[[Here], Any]
 PROMPTS: dict[str, tuple[Any, Any]] = {
-    "nothing": (None, FOUR), "a number": (3, FOUR), "bytes": (b"abc", FOUR), "a bytearray": (bytearray(b"abc"), FOUR),
-    "a mapping": ({"prompt": "x"}, FOUR), "a set": ({1, 2}, FOUR), "a generator": ((i for i in [[1]]), FOUR),
-    "one list of ids": ([1, 2, 3], FOUR), "an empty text": ("", FOUR), "text without a tokenizer": ("hello", FOUR),
-    "no ids": ([[]], FOUR), "a negative id": ([[1, -1]], FOUR),
+    "nothing": (None, FOUR),
+    "a number": (3, FOUR),
+    "bytes": (b"abc", FOUR),
+    "a bytearray": (bytearray(b"abc"), FOUR),
+    "a mapping": ({"prompt": "x"}, FOUR),
+    "a set": ({1, 2}, FOUR),
+    "a generator": ((i for i in [[1]]), FOUR),
+    "one list of ids": ([1, 2, 3], FOUR),
+    "an empty text": ("", FOUR),
+    "text without a tokenizer": ("hello", FOUR),
+    "no ids": ([[]], FOUR),
+    "a negative id": ([[1, -1]], FOUR),
     "an id too large": ([[256]], FOUR),
-    "an id of 80 bits": ([[1 << 80]], FOUR), "fractions": ([[1.0, 2.0]], FOUR), "truths": ([[True, False]], FOUR),
-    "nested": ([[[1, 2]]], FOUR), "mixed": ([[1, "a"]], FOUR), "bytes as ids": ([b"abc"], FOUR),
+    "an id of 80 bits": ([[1 << 80]], FOUR),
+    "fractions": ([[1.0, 2.0]], FOUR),
+    "truths": ([[True, False]], FOUR),
+    "nested": ([[[1, 2]]], FOUR),
+    "mixed": ([[1, "a"]], FOUR),
+    "bytes as ids": ([b"abc"], FOUR),
     "nothing in it": ([[None]], FOUR),
     "an array of fractions": (np.ones((1, 3)), FOUR),
     "an array of three axes": (np.ones((1, 2, 3), dtype=int), FOUR),
-    "a scalar array": (np.array(3), FOUR), "a tensor of fractions": (torch.ones(1, 3), FOUR),
+    "a scalar array": (np.array(3), FOUR),
+    "a tensor of fractions": (torch.ones(1, 3), FOUR),
     "a scalar tensor": (torch.tensor(3), FOUR),
     "a tensor of truths": (torch.ones(1, 3, dtype=torch.bool), FOUR),
     "an empty tensor": (torch.zeros(1, 0, dtype=torch.long), FOUR),
-    "too long": ([[1] * 100_000], FOUR), "one of two": ([[1, 2], []], FOUR),
-    "a mapping for parameters": ([[1]], {"max_new_tokens": 4}), "parameters of a text": ([[1]], "greedy"),
-    "a number for parameters": ([[1]], 4), "parameters for two": ([[1]], [FOUR, FOUR]),
+    "too long": ([[1] * 100_000], FOUR),
+    "one of two": ([[1, 2], []], FOUR),
+    "a mapping for parameters": ([[1]], {"max_new_tokens": 4}),
+    "parameters of a text": ([[1]], "greedy"),
+    "a number for parameters": ([[1]], 4),
+    "parameters for two": ([[1]], [FOUR, FOUR]),
     "no parameters for one": ([[1]], []),
-    "nothing among parameters": ([[1]], [None]), "the class": ([[1]], P), "stop without a tokenizer": ([[1]], P(4, stop=("a",))),
+    "nothing among parameters": ([[1]], [None]),
+    "the class": ([[1]], P),
+    "stop without a tokenizer": ([[1]], P(4, stop=("a",))),
     "an unknown drafter": ([[1]], P(4, speculation="hope")),
     "a drafter without its model": ([[1]], P(4, speculation="draft_model")),
     "a drafter's bad option": ([[1]], P(4, speculation="prompt_lookup:length=0")),
     "a drafter's missing store": ([[1]], P(4, speculation="rest:datastore=/missing")),
-}  # fmt: skip
+}
 
 REFUSED: dict[str, Case] = {
     "LLM of nothing": lambda h: LLM(None),
@@ -217,9 +248,15 @@ REFUSED: dict[str, Case] = {
     "traces of a folder": lambda h: read_traces(h.folder),
     "traces of prompts": lambda h: read_traces(h.yard / "prompts.jsonl"),
     "answers to nothing": lambda h: record_answers(h.folder / "a", h.llm, [], FOUR),
-    "answers in batches of 0": lambda h: record_answers(h.folder / "a", h.llm, [RecordingPrompt("a", "b", [1])], FOUR, batch=0),
-    "answers with 65 tops": lambda h: record_answers(h.folder / "a", h.llm, [RecordingPrompt("a", "b", [1])], FOUR, top=65),
-    "answers into a folder": lambda h: record_answers(h.folder, h.llm, [RecordingPrompt("a", "b", [1])], FOUR),
+    "answers in batches of 0": lambda h: record_answers(
+        h.folder / "a", h.llm, [RecordingPrompt("a", "b", [1])], FOUR, batch=0
+    ),
+    "answers with 65 tops": lambda h: record_answers(
+        h.folder / "a", h.llm, [RecordingPrompt("a", "b", [1])], FOUR, top=65
+    ),
+    "answers into a folder": lambda h: record_answers(
+        h.folder, h.llm, [RecordingPrompt("a", "b", [1])], FOUR
+    ),
     "prompts of nothing": lambda h: load_prompts([h.folder / "missing"]),
     "prompts of a folder": lambda h: load_prompts([h.folder]),
     "prompts by minus one": lambda h: load_prompts([], -1),
@@ -232,7 +269,9 @@ REFUSED: dict[str, Case] = {
     "bench a scale": lambda h: BenchConfig(cost_scale="wide"),
     "bench an option that is none": lambda h: changed(BenchConfig(), bach=3),
     "bench of a missing model": lambda h: run_bench(BenchConfig(ModelOptions("/missing"))),
-    "bench of a missing file": lambda h: run_bench(BenchConfig(selection=PromptOptions(("/missing",)))),
+    "bench of a missing file": lambda h: run_bench(
+        BenchConfig(selection=PromptOptions(("/missing",)))
+    ),
     "threads none": lambda h: ModelOptions(threads=0),
     "every none": lambda h: PromptOptions(every=0),
     "hardware": lambda h: find_hardware("abacus"),
@@ -252,7 +291,7 @@ REFUSED: dict[str, Case] = {
     "the full form of nothing": lambda h: generate(None, input_ids=torch.tensor([[1]])),
     "the full form, unknown drafter": lambda h: h.form(drafter="hope"),
     "the full form, stops without tokenizer": lambda h: h.form(stop_strings=["x"]),
-}  # fmt: skip
+}
 
 # What is odd and allowed: the drafted answer is that of plain decoding.
 ALLOWED: dict[str, Callable[[Here, LLM], Any]] = {
@@ -260,7 +299,9 @@ ALLOWED: dict[str, Callable[[Here, LLM], Any]] = {
     "a range": lambda h, llm: llm.generate([range(5, 9)], FOUR),
     "an array": lambda h, llm: llm.generate(np.array([h.ids]), FOUR),
     "an array of bytes": lambda h, llm: llm.generate([np.array(h.ids, dtype=np.uint8)], FOUR),
-    "an array of the standard library": lambda h, llm: llm.generate([array.array("i", h.ids)], FOUR),
+    "an array of the standard library": lambda h, llm: llm.generate(
+        [array.array("i", h.ids)], FOUR
+    ),
     "a tensor": lambda h, llm: llm.generate(torch.tensor([h.ids], dtype=torch.int32), FOUR),
     "a read-only, strided array": lambda h, llm: llm.generate([np.array(h.ids * 2)[::2]], FOUR),
     "no prompt": lambda h, llm: llm.generate([], FOUR),
@@ -270,7 +311,9 @@ ALLOWED: dict[str, Callable[[Here, LLM], Any]] = {
     "every special token": lambda h, llm: llm.generate([[0, 1, 2]], FOUR),
     "a seed of 80 bits": lambda h, llm: llm.generate([h.ids], P(6, temperature=1.0, seed=1 << 80)),
     "a negative seed": lambda h, llm: llm.generate([h.ids], P(6, temperature=1.0, seed=-3)),
-    "top_k beyond the vocabulary": lambda h, llm: llm.generate([h.ids], P(6, temperature=1.0, top_k=10**9)),
+    "top_k beyond the vocabulary": lambda h, llm: llm.generate(
+        [h.ids], P(6, temperature=1.0, top_k=10**9)
+    ),
     "hottest": lambda h, llm: llm.generate([h.ids], P(6, temperature=1e308)),
     "coldest": lambda h, llm: llm.generate([h.ids], P(6, temperature=5e-324)),
     "least top_p": lambda h, llm: llm.generate([h.ids], P(6, temperature=1.0, top_p=5e-324)),
@@ -279,15 +322,20 @@ ALLOWED: dict[str, Callable[[Here, LLM], Any]] = {
     "a weak penalty": lambda h, llm: llm.generate([h.ids], P(6, repetition_penalty=1e-300)),
     "longer than the context": lambda h, llm: llm.generate([h.ids], P(10**9, ignore_eos=True)),
     "numbers of numpy": lambda h, llm: llm.generate([[np.int64(token) for token in h.ids]], FOUR),
-    "another drafter each": lambda h, llm: llm.generate([h.ids] * 3, [P(9, speculation=s) for s in ("pia", "none", "lookahead")]),
+    "another drafter each": lambda h, llm: llm.generate(
+        [h.ids] * 3, [P(9, speculation=s) for s in ("pia", "none", "lookahead")]
+    ),
     "no nodes": lambda h, llm: llm.generate([h.ids], P(9, max_nodes=0)),
     "nodes without end": lambda h, llm: llm.generate([h.ids], P(9, max_nodes=10**12)),
-    "a stream closed early, then another": lambda h, llm: (next(iter(llm.stream(h.ids, FOUR))), llm.generate([h.ids], FOUR))[1],
+    "a stream closed early, then another": lambda h, llm: (
+        next(iter(llm.stream(h.ids, FOUR))),
+        llm.generate([h.ids], FOUR),
+    )[1],
     "a stream never read": lambda h, llm: (llm.stream(h.ids, FOUR), llm.generate([h.ids], FOUR))[1],
     "streams in turn": lambda h, llm: _in_turn(llm, h),
     "after a refused call": lambda h, llm: _after_refused(llm, h),
     "threads": lambda h, llm: _in_threads(llm, h),
-}  # fmt: skip
+}
 
 
 def _in_turn(llm: LLM, here: Here) -> list[Any]:
@@ -342,5 +390,7 @@ def test_allowed(name: str, here: Here) -> None:
     plain = here.pair.engine("none", max_length=64)
     for drafter in ("prompt_lookup", "lookahead:budget=false"):
         drafted = here.pair.engine(drafter, max_length=64)
-        assert [one.token_ids for one in ALLOWED[name](here, drafted)] == [one.token_ids for one in ALLOWED[name](here, plain)]
+        assert [one.token_ids for one in ALLOWED[name](here, drafted)] == [
+            one.token_ids for one in ALLOWED[name](here, plain)
+        ]
         assert drafted.model.open_sequences == 0

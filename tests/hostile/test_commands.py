@@ -1,4 +1,6 @@
-"""Every command with options, values, paths and devices that cannot be: one line that says so, and nothing is left behind."""
+"""Every command with options, values, paths and devices that cannot be: one line that says so,
+and nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from tests.hostile.shell import listing, run
 
 pytestmark = pytest.mark.hostile
 
-# The words behind `paceline` -> what the line on standard error says (a regular expression). @NAME is a file that is whole.
+# The words behind `paceline` -> what the line on standard error says (a regular expression). @NAME
+# is a file that is whole.
 REFUSED = r"""
 nonsense                                                -> Did you mean|nonsense
 generat hi                                              -> generate

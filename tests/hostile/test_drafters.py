@@ -1,4 +1,6 @@
-"""Drafters that fail, lie or return rubbish: named in a `DrafterError`, or the right answer; then all works again."""
+"""Drafters that fail, lie or return rubbish: named in a `DrafterError`, or the right answer;
+then all works again.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,7 @@ BROKEN: dict[str, Propose] = {
     "probs of another vocabulary": tree([3], [-1], probs=[torch.ones(7) / 7]),
     "probs of two axes": tree([3], [-1], probs=[torch.ones(1, 256) / 256]),
     "probs that are text": tree([3], [-1], probs=["likely"]),
-}  # fmt: skip
+}
 
 # Nothing that can be wrong in itself: guesses, however foolish. The answer is the target's.
 FOOLISH: dict[str, Propose] = {
@@ -118,18 +120,31 @@ FOOLISH: dict[str, Propose] = {
     "all children": lambda requests, max_nodes: [
         DraftTree(list(range(min(256, limit))), [-1] * min(256, limit)) for limit in max_nodes
     ],
-    "ends of sequence": lambda requests, max_nodes: [DraftTree([2] * min(2, limit), [-1, 0][:limit]) for limit in max_nodes],
+    "ends of sequence": lambda requests, max_nodes: [
+        DraftTree([2] * min(2, limit), [-1, 0][:limit]) for limit in max_nodes
+    ],
     "the prompt again": lambda requests, max_nodes: [
-        DraftTree(request.token_ids[:limit], list(range(-1, min(limit, len(request.token_ids)) - 1)))
+        DraftTree(
+            request.token_ids[:limit], list(range(-1, min(limit, len(request.token_ids)) - 1))
+        )
         for request, limit in zip(requests, max_nodes, strict=True)
     ],
     **{f"confidence {one}": sure(one) for one in (0.0, 1.0, 1.5, -0.5, float("inf"), float("nan"))},
-}  # fmt: skip
+}
 
 ERRORS: list[BaseException] = [
-    ValueError("no"), KeyError(3), IndexError(), ZeroDivisionError(), RecursionError(), MemoryError(), StopIteration(),
-    AssertionError(), OSError(28, "No space left on device"), NotImplementedError(), DrafterError("drafter 'faulty': of its own"),
-]  # fmt: skip
+    ValueError("no"),
+    KeyError(3),
+    IndexError(),
+    ZeroDivisionError(),
+    RecursionError(),
+    MemoryError(),
+    StopIteration(),
+    AssertionError(),
+    OSError(28, "No space left on device"),
+    NotImplementedError(),
+    DrafterError("drafter 'faulty': of its own"),
+]
 
 
 def check_usable(llm: LLM, pair: Pair) -> None:
@@ -147,9 +162,12 @@ def test_broken_contracts(pair: Pair, fault: str) -> None:
     check_usable(llm, pair)
     with pytest.raises(PacelineError, match="faulty"):
         pair.target.generate(
-            torch.tensor([pair.prompts[0]]), max_new_tokens=4, do_sample=False, pad_token_id=0,
+            torch.tensor([pair.prompts[0]]),
+            max_new_tokens=4,
+            do_sample=False,
+            pad_token_id=0,
             custom_generate=Strategy(Faulty(BROKEN[fault])),
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("budget", [False, True])
@@ -158,14 +176,18 @@ def test_foolish_guesses(pair: Pair, kind: str, budget: bool) -> None:
     drafter = Faulty(FOOLISH[kind])
     drafter.budget = budget
     llm = LLM(pair.target, drafter, max_nodes=32)
-    assert [out.token_ids for out in llm.generate(pair.prompts[:3], SamplingParams(20))] == [one[:20] for one in pair.answers[:3]]
+    assert [out.token_ids for out in llm.generate(pair.prompts[:3], SamplingParams(20))] == [
+        one[:20] for one in pair.answers[:3]
+    ]
     check_usable(llm, pair)
 
 
 @pytest.mark.parametrize("when", ["start", "propose", "observe", "stop"])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_errors_of_a_drafter(pair: Pair, when: str, error: BaseException) -> None:
-    """The caller sees the drafter's own error, as a debugger would want it, and the engine is as before."""
+    """The caller sees the drafter's own error, as a debugger would want it, and the engine is as
+    before.
+    """
     drafter = Faulty(fail(error)) if when == "propose" else Faulty(empty, **{when: fail(error)})
     llm = LLM(pair.target, drafter)
     with pytest.raises((type(error), DrafterError, RuntimeError)):

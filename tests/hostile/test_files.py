@@ -1,4 +1,6 @@
-"""Damaged files of every kind that is read: refused, or read as they were; never something else, and never written over."""
+"""Damaged files of every kind that is read: refused, or read as they were; never something else,
+and never written over.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,21 @@ def behind(spec: str, draft: bool = False) -> Callable[[Path, LLM], Any]:
     """The answer of the embedded target behind a drafter that reads the file."""
 
     def answer(place: Path, llm: LLM) -> list[int]:
-        drafted = LLM(llm.model.model, spec.format(place), demo.DRAFT if draft else None, tokenizer=llm.tokenizer)
+        drafted = LLM(
+            llm.model.model,
+            spec.format(place),
+            demo.DRAFT if draft else None,
+            tokenizer=llm.tokenizer,
+        )
         return drafted.generate(TEXT, EIGHT)[0].token_ids
 
     return answer
 
 
 def model(place: Path, llm: LLM) -> list[int]:
-    return LLM(place, "none", dtype="float32").generate([[5, 6, 7]], SamplingParams(24))[0].token_ids
+    return (
+        LLM(place, "none", dtype="float32").generate([[5, 6, 7]], SamplingParams(24))[0].token_ids
+    )
 
 
 def text(place: Path, llm: LLM) -> str:
@@ -45,7 +54,8 @@ def talk(place: Path, llm: LLM) -> str:
     return LLM(place, "none", dtype="float32").chat([{"role": "user", "content": TEXT}], EIGHT).text
 
 
-# The file -> what is read (a folder or the file itself), how, and whether every changed bit is found.
+# The file -> what is read (a folder or the file itself), how, and whether every changed bit is
+# found.
 READERS: dict[str, tuple[str, Callable[[Path, LLM], Any], bool]] = {
     "store/manifest.json": ("store", behind("sssd:datastore={},budget=false"), True),
     "store/shard-*.bin": ("store", behind("sssd:datastore={},budget=false"), True),
@@ -54,12 +64,28 @@ READERS: dict[str, tuple[str, Callable[[Path, LLM], Any], bool]] = {
     "head/head.safetensors": ("head", behind("specdec_pp:head={}", draft=True), True),
     "pool.safetensors": ("pool.safetensors", behind("ouroboros:pool={}", draft=True), True),
     "calibration.json": ("calibration.json", behind("sssd:calibration={},budget=false"), True),
-    "recording/*.json": ("recording", lambda place, llm: read_recording(place).labels.tolist(), False),
-    "recording/*.safetensors": ("recording", lambda place, llm: read_recording(place).labels.tolist(), False),
+    "recording/*.json": (
+        "recording",
+        lambda place, llm: read_recording(place).labels.tolist(),
+        False,
+    ),
+    "recording/*.safetensors": (
+        "recording",
+        lambda place, llm: read_recording(place).labels.tolist(),
+        False,
+    ),
     "answers.jsonl": ("answers.jsonl", lambda place, llm: read_traces(place, llm.tokenizer), True),
-    "answers.jsonl?*": ("answers.jsonl", lambda place, llm: [one.probs.tolist() for one in read_told(place) or ()], True),
+    "answers.jsonl?*": (
+        "answers.jsonl",
+        lambda place, llm: [one.probs.tolist() for one in read_told(place) or ()],
+        True,
+    ),
     "prompts.jsonl": ("prompts.jsonl", lambda place, llm: load_prompts([place]), False),
-    "acceptance.json": ("acceptance.json", lambda place, llm: read_acceptance(str(place)).tokens, False),
+    "acceptance.json": (
+        "acceptance.json",
+        lambda place, llm: read_acceptance(str(place)).tokens,
+        False,
+    ),
     "tiny/config.json": ("tiny", model, False),
     "tiny/generation_config.json": ("tiny", model, False),
     "tiny/model.safetensors": ("tiny", model, False),
@@ -68,7 +94,7 @@ READERS: dict[str, tuple[str, Callable[[Path, LLM], Any], bool]] = {
     "target/tokenizer.json": ("target", text, False),
     "target/tokenizer_config.json": ("target", text, False),
     "target/chat_template.jinja": ("target", talk, False),
-}  # fmt: skip
+}
 
 
 DAMAGE_IS_FOUND = "store/shard-1*.bin"  # where the answer is a list of what is damaged
@@ -97,14 +123,23 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "an object": lambda content: b'{"a": {"b": [1, 2]}}',
     "nested deeply": lambda content: b"[" * 100_000,
     "flipped": _flipped,
-}  # fmt: skip
+}
 
 
 def _cases() -> list[tuple[str, str]]:
-    """All pairs but those that nobody could tell: bits of unchecked files, and texts that are templates as any other."""
-    pairs = [(name, how) for name, (_, _, checked) in READERS.items() for how in DAMAGES if checked or how != "flipped"]
+    """All pairs but those that nobody could tell: bits of unchecked files, and texts that are
+    templates as any other.
+    """
+    pairs = [
+        (name, how)
+        for name, (_, _, checked) in READERS.items()
+        for how in DAMAGES
+        if checked or how != "flipped"
+    ]
     templates = ("half a surrogate pair", "null", "a list", "an object")
-    return [(name, how) for name, how in pairs if not (name.endswith(".jinja") and how in templates)]
+    return [
+        (name, how) for name, how in pairs if not (name.endswith(".jinja") and how in templates)
+    ]
 
 
 @pytest.mark.parametrize(("name", "damage"), _cases())

@@ -1,4 +1,6 @@
-"""Streams that are closed, full, unread or no text, and signals: exit status 0, 2, 130 or 141, one line, nothing half-written."""
+"""Streams that are closed, full, unread or no text, and signals: exit status 0, 2, 130 or 141,
+one line, nothing half-written.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,13 @@ pytestmark = pytest.mark.hostile
 PLAIN = ["--drafter", "none", "--dtype", "float32"]
 DRAFTED = ["--drafter", "prompt_lookup", "--dtype", "float32"]
 TEXTS: dict[str, str] = {
-    "spaces": "   ", "lines": "\n\n\n", "a zero": "a\0b", "a mark of byte order": "\ufeffhello", "other line ends": "a\r\nb\r",
-    "line separators": "a\u2028b\x85c", "the other way round": "\u202eabc", "combined": "e\u0301" * 20,
+    "spaces": "   ", "lines": "\n\n\n", "a zero": "a\0b", "a mark of byte order": "\ufeffhello",
+    "other line ends": "a\r\nb\r",
+    "line separators": "a\u2028b\x85c", "the other way round": "\u202eabc",
+    "combined": "e\u0301" * 20,
     "emoji": "\U0001f469\u200d\U0001f4bb",
-    "special tokens": "<|endoftext|></s><s>[INST]", "markup": "[bold]not bold[/bold] [link=x]", "escapes": "\x1b[31mred\x1b[0m",
+    "special tokens": "<|endoftext|></s><s>[INST]", "markup": "[bold]not bold[/bold] [link=x]",
+    "escapes": "\x1b[31mred\x1b[0m",
     "a template": "{{ 7 * 7 }} {% raise %}", "a path": "../../etc/passwd", "one letter": "x",
 }  # fmt: skip
 
@@ -36,35 +41,51 @@ def test_texts_from_standard_input(name: str, tmp_path: Path, plain: Any) -> Non
     assert (ended.status, ended.out) == (0, plain(TEXTS[name]).text.encode()), ended
 
 
-@pytest.mark.parametrize("prompt", ["-5 degrees", "-> x", "--", "-x", "--foo", "--help", "- item", "-n"])
+@pytest.mark.parametrize(
+    "prompt", ["-5 degrees", "-> x", "--", "-x", "--foo", "--help", "- item", "-n"]
+)
 def test_prompts_that_look_like_options(prompt: str, tmp_path: Path, plain: Any) -> None:
     ended = run(["generate", "-n", "8", *DRAFTED, "--", prompt], tmp_path)
     assert (ended.status, ended.out) == (0, plain(prompt).text.encode()), ended
 
 
-@pytest.mark.parametrize("words", ["--stop=-", "--stop -", "--stop=-x", "--stop='- '", "--stop=--", "--stop '-> '"])
+@pytest.mark.parametrize(
+    "words", ["--stop=-", "--stop -", "--stop=-x", "--stop='- '", "--stop=--", "--stop '-> '"]
+)
 def test_stop_strings_that_begin_with_a_dash(words: str, tmp_path: Path, plain: Any) -> None:
     text = "3 - 2 -x-- -> 1, "
     ended = run(["generate", text, "-n", "24", *DRAFTED, *shlex.split(words)], tmp_path)
     stop = shlex.split(words)[-1].removeprefix("--stop=")
-    assert (ended.status, ended.out) == (0, plain(text, max_new_tokens=24, stop=stop).text.encode()), ended
+    assert (ended.status, ended.out) == (
+        0,
+        plain(text, max_new_tokens=24, stop=stop).text.encode(),
+    ), ended
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"\xff\xfe", "UTF-8"), (b"a\xc3", "UTF-8"), (b"\xed\xa0\x80", "UTF-8"), (b"", "no token"), (b"word " * 60_000, "tokens"),
-     (CLOSED, "closed")],
-)  # fmt: skip
+    [
+        (b"\xff\xfe", "UTF-8"),
+        (b"a\xc3", "UTF-8"),
+        (b"\xed\xa0\x80", "UTF-8"),
+        (b"", "no token"),
+        (b"word " * 60_000, "tokens"),
+        (CLOSED, "closed"),
+    ],
+)
 def test_standard_input_that_is_no_prompt(content: Any, words: str, tmp_path: Path) -> None:
     run(["generate", "-", "-n", "8", *PLAIN], tmp_path, content).check_refused(words)
 
 
 CHATS: dict[str, bytes] = {
-    "nothing": b"", "an empty line": b"\n", "no line end": b"hello", "not UTF-8": b"\xff\nhello\n", "a zero": b"a\0b\n",
-    "an unknown command": b"/hope\nhello\n", "save without a name": b"/save\nhello\n", "save nowhere": b"/save /proc/x\nhello\n",
+    "nothing": b"", "an empty line": b"\n", "no line end": b"hello",
+    "not UTF-8": b"\xff\nhello\n", "a zero": b"a\0b\n",
+    "an unknown command": b"/hope\nhello\n", "save without a name": b"/save\nhello\n",
+    "save nowhere": b"/save /proc/x\nhello\n",
     "save on a full disk": b"/save /dev/full\nhello\n", "reset with a word": b"/reset now\nhello\n",
     "quit early": b"/quit\nhello\n",
-    "too long": b"word " * 20_000 + b"\nhello\n", "a path": b"/etc/passwd\n", "spaces": b"   \n", "help": b"/help\n",
+    "too long": b"word " * 20_000 + b"\nhello\n", "a path": b"/etc/passwd\n", "spaces": b"   \n",
+    "help": b"/help\n",
 }  # fmt: skip
 
 
@@ -74,10 +95,19 @@ def test_chats(name: str, tmp_path: Path, llm: Any) -> None:
     ended = run(["chat", "-n", "8", *DRAFTED], tmp_path, CHATS[name])
     ended.check_told()
     assert ended.status == 0, ended
-    asked = (CHATS[name].endswith(b"hello\n") and name not in ("quit early",)) or name == "no line end"
+    asked = (
+        CHATS[name].endswith(b"hello\n") and name not in ("quit early",)
+    ) or name == "no line end"
     answer = _talk(llm, "hello") + b"\n" if asked else b""
     assert ended.out == answer or name in ("a zero", "a path"), ended
-    bad = {"not UTF-8", "an unknown command", "save without a name", "save nowhere", "save on a full disk", "too long"}
+    bad = {
+        "not UTF-8",
+        "an unknown command",
+        "save without a name",
+        "save nowhere",
+        "save on a full disk",
+        "too long",
+    }
     assert sum(line.startswith("error: ") for line in ended.errors) == (name in bad), ended
     assert listing(tmp_path) == {}
 
@@ -90,31 +120,49 @@ def _talk(llm: Any, text: str) -> bytes:
 
 
 OUTPUTS = [
-    "drafters", "--help", "generate --help", "--version", "doctor", "plan demo --hardware h100",
-    "datastore info demo", "cache list",
-    "generate hi -n 8 --drafter none", "generate hi there -n 4 --drafter none", "generate hi -n 4 --drafter none --output -",
+    "drafters",
+    "--help",
+    "generate --help",
+    "--version",
+    "doctor",
+    "plan demo --hardware h100",
+    "datastore info demo",
+    "cache list",
+    "generate hi -n 8 --drafter none",
+    "generate hi there -n 4 --drafter none",
+    "generate hi -n 4 --drafter none --output -",
     "replay @answers.jsonl --nodes 4 --drafters prompt_lookup --json -",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("kind", [CLOSED, LEFT, FULL])
 @pytest.mark.parametrize("words", OUTPUTS)
 def test_standard_output(words: str, kind: str, tmp_path: Path, yard: Path) -> None:
-    ended = run([word.replace("@", f"{yard}/") for word in shlex.split(words)], tmp_path, stdout=kind)
+    ended = run(
+        [word.replace("@", f"{yard}/") for word in shlex.split(words)], tmp_path, stdout=kind
+    )
     ended.check_told()
     assert ended.status == {CLOSED: 0, LEFT: 141, FULL: 2}[kind], ended
     if kind == FULL:
-        assert [line for line in ended.errors if line.startswith("error: ")] == [ended.err.splitlines()[-1]], ended
+        assert [line for line in ended.errors if line.startswith("error: ")] == [
+            ended.err.splitlines()[-1]
+        ], ended
         assert "No space left" in ended.err, ended
     assert listing(tmp_path) == {}
 
 
 @pytest.mark.parametrize("kind", [CLOSED, LEFT, FULL])
-@pytest.mark.parametrize("words", ["generate hi -n 8 --drafter none", "generate hi -n 0", "chat --drafter none"])
+@pytest.mark.parametrize(
+    "words", ["generate hi -n 8 --drafter none", "generate hi -n 0", "chat --drafter none"]
+)
 def test_standard_error(words: str, kind: str, tmp_path: Path, plain: Any) -> None:
     ended = run(shlex.split(words), tmp_path, stderr=kind)
     assert ended.status in (0, 2, 141), ended
-    assert ended.status == 2 or "generate hi -n 8" not in words or ended.out in (b"", plain("hi").text.encode()), ended
+    assert (
+        ended.status == 2
+        or "generate hi -n 8" not in words
+        or ended.out in (b"", plain("hi").text.encode())
+    ), ended
 
 
 INTERRUPTED = [
@@ -134,9 +182,25 @@ def test_ctrl_c_while_answers_come(words: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("after", [0.3, 1.5])
-def test_a_recording_that_is_ended_goes_on(number: int, after: float, tmp_path: Path, yard: Path) -> None:
+def test_a_recording_that_is_ended_goes_on(
+    number: int, after: float, tmp_path: Path, yard: Path
+) -> None:
     out = tmp_path / "a.jsonl"
-    words = ["record", "--out", str(out), "--limit", "3", "--batch", "1", "-n", "12", "--top", "4", "--dtype", "float32"]
+    words = [
+        "record",
+        "--out",
+        str(out),
+        "--limit",
+        "3",
+        "--batch",
+        "1",
+        "-n",
+        "12",
+        "--top",
+        "4",
+        "--dtype",
+        "float32",
+    ]
     process = start_command("paceline", *words)
     time.sleep(after)
     with suppress(ProcessLookupError):  # it may have ended by then
@@ -149,6 +213,8 @@ def test_a_recording_that_is_ended_goes_on(number: int, after: float, tmp_path: 
 
 
 def test_a_reader_that_leaves_in_the_middle_of_a_batch(tmp_path: Path) -> None:
-    ended: Ended = run(["generate", "a", "b", "c", "-n", "4", *PLAIN, "--output", "-"], tmp_path, stdout=LEFT)
+    ended: Ended = run(
+        ["generate", "a", "b", "c", "-n", "4", *PLAIN, "--output", "-"], tmp_path, stdout=LEFT
+    )
     ended.check_told()
     assert ended.status == 141, ended

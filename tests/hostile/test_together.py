@@ -1,4 +1,6 @@
-"""Many at once: threads, loops, processes and engines that share a model, a store, a pool or a file."""
+"""Many at once: threads, loops, processes and engines that share a model, a store, a pool or a
+file.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,20 @@ from tests.hostile.shell import run
 from tests.support.shared import COUNT, Pair
 
 pytestmark = pytest.mark.hostile
-SPECS = ["none", "prompt_lookup", "jacobi", "lookahead:budget=false", "pia", "sssd", "rest", "token_recycling", "auto",
-         "draft_model", "ouroboros", "specdec_pp"]  # fmt: skip
+SPECS = [
+    "none",
+    "prompt_lookup",
+    "jacobi",
+    "lookahead:budget=false",
+    "pia",
+    "sssd",
+    "rest",
+    "token_recycling",
+    "auto",
+    "draft_model",
+    "ouroboros",
+    "specdec_pp",
+]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -29,7 +43,10 @@ def test_threads_of_one_engine(pair: Pair, spec: str) -> None:
     llm = pair.engine(spec, max_batch=3)
     settings = copy.deepcopy(pair.target.config.to_dict())
     with ThreadPoolExecutor(6) as threads:
-        asked = [threads.submit(llm.generate, [prompt], SamplingParams(COUNT)) for prompt in pair.prompts[:6]]
+        asked = [
+            threads.submit(llm.generate, [prompt], SamplingParams(COUNT))
+            for prompt in pair.prompts[:6]
+        ]
         asked += [threads.submit(llm.generate, [[999]], SamplingParams(4))]
     assert [one.result()[0].token_ids for one in asked[:-1]] == pair.answers[:6]
     assert isinstance(asked[-1].exception(), PacelineError)
@@ -55,7 +72,8 @@ def test_calls_that_are_cancelled(pair: Pair, spec: str) -> None:
 
     async def some() -> list[Any]:
         calls = [
-            asyncio.create_task(asyncio.to_thread(llm.generate, [prompt], SamplingParams(COUNT))) for prompt in pair.prompts[:4]
+            asyncio.create_task(asyncio.to_thread(llm.generate, [prompt], SamplingParams(COUNT)))
+            for prompt in pair.prompts[:4]
         ]
         await asyncio.sleep(0.02)
         for call in calls[::2]:
@@ -73,22 +91,36 @@ def test_strategies_and_engines_on_one_model(pair: Pair) -> None:
 
     def drop_in(place: int) -> list[int]:
         ids = torch.tensor([pair.prompts[place]])
-        out = pair.target.generate(ids, max_new_tokens=COUNT, do_sample=False, pad_token_id=0, custom_generate=strategy)
+        out = pair.target.generate(
+            ids, max_new_tokens=COUNT, do_sample=False, pad_token_id=0, custom_generate=strategy
+        )
         found: list[int] = out[0, ids.shape[1] :].tolist()
         return found
 
     with ThreadPoolExecutor(4) as threads:
-        ours = [threads.submit(llm.generate, [prompt], SamplingParams(COUNT)) for prompt in pair.prompts[:4]]
+        ours = [
+            threads.submit(llm.generate, [prompt], SamplingParams(COUNT))
+            for prompt in pair.prompts[:4]
+        ]
         theirs = [threads.submit(drop_in, place) for place in range(4)]
-    assert [one.result()[0].token_ids for one in ours] == [one.result() for one in theirs] == pair.answers[:4]
+    assert (
+        [one.result()[0].token_ids for one in ours]
+        == [one.result() for one in theirs]
+        == pair.answers[:4]
+    )
 
 
-def test_a_store_that_is_replaced_and_added_to_while_it_is_searched(pair: Pair, tmp_path: Path) -> None:
+def test_a_store_that_is_replaced_and_added_to_while_it_is_searched(
+    pair: Pair, tmp_path: Path
+) -> None:
     documents = [list(one) for one in pair.near_copies()]
     datastore.build(tmp_path / "s", documents, 256)
     llm = LLM(pair.target, f"sssd:datastore={tmp_path / 's'},live=true,budget=false")
     with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(llm.generate, [prompt], SamplingParams(COUNT)) for prompt in pair.prompts[:6]]
+        asked = [
+            threads.submit(llm.generate, [prompt], SamplingParams(COUNT))
+            for prompt in pair.prompts[:6]
+        ]
         changes = [threads.submit(datastore.add, tmp_path / "s", documents) for _ in range(2)]
         changes += [threads.submit(datastore.build, tmp_path / "s", documents, 256)]
     assert [one.result()[0].token_ids for one in asked] == pair.answers[:6]
@@ -105,7 +137,19 @@ def test_a_store_that_vanishes(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_two_recordings_into_one_file(tmp_path: Path, yard: Path) -> None:
-    words = ["record", "--out", "a.jsonl", "--limit", "2", "--batch", "1", "-n", "12", "--dtype", "float32"]
+    words = [
+        "record",
+        "--out",
+        "a.jsonl",
+        "--limit",
+        "2",
+        "--batch",
+        "1",
+        "-n",
+        "12",
+        "--dtype",
+        "float32",
+    ]
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(run, words, tmp_path / name) for name in _folders(tmp_path)]
     ended = [one.result() for one in both]
@@ -126,7 +170,9 @@ def test_two_engines_write_one_pool(tmp_path: Path, pair: Pair) -> None:
     drafters = [create(spec, draft_model=pair.draft) for _ in range(2)]
     llms = [LLM(pair.target, drafter) for drafter in drafters]
     with ThreadPoolExecutor(2) as threads:
-        asked = [threads.submit(llm.generate, pair.prompts[:3], SamplingParams(COUNT)) for llm in llms]
+        asked = [
+            threads.submit(llm.generate, pair.prompts[:3], SamplingParams(COUNT)) for llm in llms
+        ]
     for one in asked:
         assert [out.token_ids for out in one.result()] == pair.answers[:3]
     for drafter in drafters:

@@ -1,4 +1,6 @@
-"""What the tests of the drop-in share: tiny models of several kinds, prompts, and one call run twice."""
+"""What the tests of the drop-in share: tiny models of several kinds, prompts, and one call run
+twice.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,16 @@ from paceline.integrations.transformers import Strategy
 
 VOCAB = 256
 DRAFTERS = ("none", "prompt_lookup:length=6", "draft_model:length=4")
-EVERY_DRAFTER = (*DRAFTERS, *(name for name in available() if name not in ("none", "prompt_lookup", "draft_model")))
+EVERY_DRAFTER = (
+    *DRAFTERS,
+    *(name for name in available() if name not in ("none", "prompt_lookup", "draft_model")),
+)
 GREEDY: dict[str, Any] = {"do_sample": False}
-PENALISED: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
+PENALISED: dict[str, Any] = {
+    "do_sample": False,
+    "repetition_penalty": 1.3,
+    "no_repeat_ngram_size": 3,
+}
 SAMPLED: dict[str, Any] = {
     "do_sample": True,
     "temperature": 0.6,
@@ -33,13 +42,19 @@ SAMPLED: dict[str, Any] = {
     "min_p": 0.02,
     "repetition_penalty": 1.05,
 }
-ALL_OUTPUTS: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+ALL_OUTPUTS: dict[str, Any] = {
+    "return_dict_in_generate": True,
+    "output_scores": True,
+    "output_logits": True,
+}
 ENDS = [2, *range(40, 60)]
 
 
 _SIZES = {
-    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.25, "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.25,
+    "bos_token_id": 1, "eos_token_id": 2,
     "pad_token_id": 0,
 }  # fmt: skip
 _REACH = {"sliding_window": 8, "head_dim": 16}  # shorter than the prompts
@@ -56,7 +71,9 @@ def make(name: str, implementation: str = "eager", noise: float = 0.0, **changes
     """A model with random weights, the same ones each time; `noise` makes a draft of it."""
     config = AutoConfig.for_model(name, **{**_SIZES, **_OPTIONS[name], **changes})
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval().float()
+    model = (
+        AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval().float()
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += noise * torch.randn(parameter.shape)
@@ -77,8 +94,12 @@ def words(seed: int, count: int) -> list[int]:
     return [random.Random(100 * seed + place).randrange(3, VOCAB) for place in range(count)]
 
 
-def both(model: Any, strategy: Any, inputs: dict[str, Any], seed: int = 0, **options: Any) -> tuple[Any, Any]:
-    """The results of transformers and of the drop-in; the random state afterwards must be the same."""
+def both(
+    model: Any, strategy: Any, inputs: dict[str, Any], seed: int = 0, **options: Any
+) -> tuple[Any, Any]:
+    """The results of transformers and of the drop-in; the random state afterwards must be the
+    same.
+    """
     options = {"pad_token_id": 0, "eos_token_id": None, "max_new_tokens": 24, **options}
     torch.manual_seed(seed)
     expected = model.generate(**copy.deepcopy(inputs), **options)

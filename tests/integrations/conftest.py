@@ -38,7 +38,11 @@ def draft() -> Any:
 def text() -> Any:
     """A tokenizer whose tokens are pairs of letters."""
     letters = "abcdefghijklmnop"
-    pairs = {one + other: 16 * row + column for row, one in enumerate(letters) for column, other in enumerate(letters)}
+    pairs = {
+        one + other: 16 * row + column
+        for row, one in enumerate(letters)
+        for column, other in enumerate(letters)
+    }
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(pairs, unk_token="aa"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(".."), "isolated")
     backend.decoder = tokenizers.decoders.Fuse()
@@ -64,9 +68,13 @@ def strategies(draft: Any) -> dict[str, Strategy]:
 
 @pytest.fixture(scope="module")
 def every_strategy(target: Any, draft: Any, one: Any, three: Any) -> dict[str, Strategy]:
-    """A strategy for every drafter of the registry; those that read a store read one of copies of the answers."""
+    """A strategy for every drafter of the registry; those that read a store read one of copies
+    of the answers.
+    """
     options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    texts = [row.tolist() for inputs in (one, three) for row in target.generate(**inputs, **options)]
+    texts = [
+        row.tolist() for inputs in (one, three) for row in target.generate(**inputs, **options)
+    ]
     store = near_copies(texts * 2, VOCAB)
     return {spec: strategy_of(spec, draft, store) for spec in EVERY_DRAFTER}
 

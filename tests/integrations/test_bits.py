@@ -1,4 +1,6 @@
-"""The drop-in in bfloat16, batch-invariantly: the tokens of plain decoding of each prompt alone, drafted, in any batch."""
+"""The drop-in in bfloat16, batch-invariantly: the tokens of plain decoding of each prompt alone,
+drafted, in any batch.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def half(pair: Pair) -> Any:
     return copy.deepcopy(pair.target).to(torch.bfloat16)
 
 
-def answers(model: Any, strategy: Strategy, prompts: list[list[int]], batch: int, **options: Any) -> list[list[int]]:
+def answers(
+    model: Any, strategy: Strategy, prompts: list[list[int]], batch: int, **options: Any
+) -> list[list[int]]:
     """New tokens of each prompt, `batch` of them together, padded on the left."""
     new = []
     for at in range(0, len(prompts), batch):
@@ -31,7 +35,9 @@ def answers(model: Any, strategy: Strategy, prompts: list[list[int]], batch: int
         ids = torch.tensor([[0] * (width - len(one)) + one for one in some])
         mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in some])
         torch.manual_seed(at)
-        out = model.generate(ids, attention_mask=mask, **OPTIONS, **options, custom_generate=strategy)
+        out = model.generate(
+            ids, attention_mask=mask, **OPTIONS, **options, custom_generate=strategy
+        )
         new += out[:, width:].tolist()
     return new
 
@@ -43,7 +49,9 @@ def drafted(pair: Pair, spec: str, batch_invariant: bool) -> Strategy:
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("spec", SPECS)
-def test_drafted_tokens_are_those_of_plain_decoding_alone(pair: Pair, half: Any, spec: str, batch: int) -> None:
+def test_drafted_tokens_are_those_of_plain_decoding_alone(
+    pair: Pair, half: Any, spec: str, batch: int
+) -> None:
     plain = answers(half, Strategy("none", batch_invariant=True), pair.prompts, 1)
     strategy = drafted(pair, spec, batch_invariant=True)
     assert answers(half, strategy, pair.prompts, batch) == plain
@@ -55,7 +63,10 @@ def test_drafted_tokens_are_those_of_plain_decoding_alone(pair: Pair, half: Any,
 def test_sampled_tokens_are_those_of_plain_decoding_alone(pair: Pair, half: Any, spec: str) -> None:
     plain, found = (
         answers(half, one, pair.prompts, 1, **SAMPLED)
-        for one in (Strategy("none", batch_invariant=True), drafted(pair, spec, batch_invariant=True))
+        for one in (
+            Strategy("none", batch_invariant=True),
+            drafted(pair, spec, batch_invariant=True),
+        )
     )
     assert found == plain
 
@@ -63,5 +74,9 @@ def test_sampled_tokens_are_those_of_plain_decoding_alone(pair: Pair, half: Any,
 def test_without_it_tokens_differ(pair: Pair, half: Any) -> None:
     """Otherwise the equalities above would say nothing."""
     plain = answers(half, Strategy("none", batch_invariant=False), pair.prompts, 1)
-    found = [answers(half, drafted(pair, spec, batch_invariant=False), pair.prompts, batch) for spec in SPECS for batch in (1, 3)]
+    found = [
+        answers(half, drafted(pair, spec, batch_invariant=False), pair.prompts, batch)
+        for spec in SPECS
+        for batch in (1, 3)
+    ]
     assert sum(one != other for some in found for one, other in zip(some, plain, strict=True)) > 0

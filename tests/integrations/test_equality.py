@@ -29,7 +29,12 @@ from tests.support.shared import ScriptedTree
 @pytest.mark.parametrize("options", [GREEDY, PENALISED], ids=["plain", "penalised"])
 @pytest.mark.parametrize("spec", EVERY_DRAFTER)
 def test_greedy_ids_are_those_of_generate(
-    target: Any, every_strategy: dict[str, Strategy], one: Any, three: Any, spec: str, options: dict[str, Any]
+    target: Any,
+    every_strategy: dict[str, Strategy],
+    one: Any,
+    three: Any,
+    spec: str,
+    options: dict[str, Any],
 ) -> None:
     strategy = every_strategy[spec]
     drafts_accepted = 0
@@ -51,7 +56,9 @@ def test_sampled_ids_and_random_state_are_those_of_generate(
     lengths: set[int] = set()
     for inputs, seeds in ((one, 2), (three, 4)):
         for seed in range(seeds):
-            expected, found = both(target, strategy, inputs, seed, eos_token_id=ENDS if seed % 2 else None, **SAMPLED)
+            expected, found = both(
+                target, strategy, inputs, seed, eos_token_id=ENDS if seed % 2 else None, **SAMPLED
+            )
             assert torch.equal(found, expected)
             drafts_accepted += accepted(strategy)
             lengths.update(row.new_tokens for row in strategy.stats)
@@ -59,15 +66,21 @@ def test_sampled_ids_and_random_state_are_those_of_generate(
     assert len(lengths) > 4  # rows ended at different steps
 
 
-@pytest.mark.parametrize("options", [GREEDY, PENALISED, SAMPLED], ids=["plain", "penalised", "sampled"])
+@pytest.mark.parametrize(
+    "options", [GREEDY, PENALISED, SAMPLED], ids=["plain", "penalised", "sampled"]
+)
 def test_trees_with_side_branches(target: Any, three: Any, options: dict[str, Any]) -> None:
     side_branches = 0
     for seed in range(3):
         torch.manual_seed(seed)
-        ids = target.generate(**three, pad_token_id=0, eos_token_id=None, max_new_tokens=24, **options)
+        ids = target.generate(
+            **three, pad_token_id=0, eos_token_id=None, max_new_tokens=24, **options
+        )
         width = three["input_ids"].shape[1]
         rows = zip(three["input_ids"], three["attention_mask"], ids, strict=True)
-        answers = {tuple(row[mask.bool()].tolist()): full[width:].tolist() for row, mask, full in rows}
+        answers = {
+            tuple(row[mask.bool()].tolist()): full[width:].tolist() for row, mask, full in rows
+        }
         drafter = ScriptedTree(answers, VOCAB, seed)
         strategy = Strategy(drafter)
         expected, found = both(target, strategy, three, seed, **options)
@@ -78,7 +91,8 @@ def test_trees_with_side_branches(target: Any, three: Any, options: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("name", "implementation"), [("mistral", "sdpa"), ("gemma2", "eager"), ("gpt_oss", "eager"), ("falcon", "eager")]
+    ("name", "implementation"),
+    [("mistral", "sdpa"), ("gemma2", "eager"), ("gpt_oss", "eager"), ("falcon", "eager")],
 )
 def test_other_attention(name: str, implementation: str) -> None:
     model = made(name, implementation)
@@ -101,7 +115,9 @@ def test_prompts_longer_than_a_prefill_chunk(target: Any, three: Any) -> None:
     assert [row.prefill_forwards for row in strategy.stats] == [1, 2, 2]
 
 
-def test_several_answers_per_prompt(target: Any, strategies: dict[str, Strategy], three: Any) -> None:
+def test_several_answers_per_prompt(
+    target: Any, strategies: dict[str, Strategy], three: Any
+) -> None:
     options = {**SAMPLED, "encoder_repetition_penalty": 1.2, "num_return_sequences": 2}
     single = {name: value[:1] for name, value in three.items()}
     expected, found = both(target, strategies[DRAFTERS[2]], single, **options)
@@ -110,13 +126,19 @@ def test_several_answers_per_prompt(target: Any, strategies: dict[str, Strategy]
 
 
 def test_shared_noise_is_that_of_multinomial() -> None:
-    probs = torch.rand(8, 3, 97, generator=torch.Generator().manual_seed(1)).softmax(-1)  # [step, row, vocab]
+    probs = torch.rand(8, 3, 97, generator=torch.Generator().manual_seed(1)).softmax(
+        -1
+    )  # [step, row, vocab]
     torch.manual_seed(3)
     expected = [torch.multinomial(step, 1)[:, 0].tolist() for step in probs]
     after = torch.rand(2)
     torch.manual_seed(3)
     noise = SharedNoise(3, torch.device("cpu"))
-    order = [(2, step) for step in range(8)] + [(0, step) for step in range(4)] + [(1, step) for step in range(8)]
+    order = (
+        [(2, step) for step in range(8)]
+        + [(0, step) for step in range(4)]
+        + [(1, step) for step in range(8)]
+    )
     for row, step in order:
         assert int((probs[step, row] / noise.take(row, step, 97)).argmax()) == expected[step][row]
     assert torch.equal(torch.rand(2), after)
@@ -125,7 +147,9 @@ def test_shared_noise_is_that_of_multinomial() -> None:
     assert noise.kept == 0
 
 
-def test_noise_drawn_as_rows_come_would_be_noticed(target: Any, draft: Any, three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_drawn_as_rows_come_would_be_noticed(
+    target: Any, draft: Any, three: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class AsTheyCome(SharedNoise):
         def take(self, row: int, step: int, vocab: int) -> Tensor:
             return torch.empty(vocab).exponential_(1)
@@ -135,6 +159,8 @@ def test_noise_drawn_as_rows_come_would_be_noticed(target: Any, draft: Any, thre
     expected = target.generate(**three, **SAMPLED, pad_token_id=0, max_new_tokens=24)
     torch.manual_seed(0)
     strategy = Strategy("draft_model:length=4", draft)
-    found = target.generate(**three, **SAMPLED, pad_token_id=0, max_new_tokens=24, custom_generate=strategy)
+    found = target.generate(
+        **three, **SAMPLED, pad_token_id=0, max_new_tokens=24, custom_generate=strategy
+    )
     assert accepted(strategy) > 0
     assert not torch.equal(found, expected)

@@ -60,22 +60,38 @@ def test_processors_and_criteria_see_every_true_prefix_once(
         for strategy in (None, strategies[DRAFTERS[2]]):
             processor, criterion = SeenScores(), SeenTokens()
             target.generate(
-                **inputs, do_sample=False, max_new_tokens=12, eos_token_id=2, pad_token_id=0, custom_generate=strategy,
-                logits_processor=LogitsProcessorList([processor]), stopping_criteria=StoppingCriteriaList([criterion]),
-            )  # fmt: skip
+                **inputs,
+                do_sample=False,
+                max_new_tokens=12,
+                eos_token_id=2,
+                pad_token_id=0,
+                custom_generate=strategy,
+                logits_processor=LogitsProcessorList([processor]),
+                stopping_criteria=StoppingCriteriaList([criterion]),
+            )
             seen.append((processor.prefixes, criterion.prefixes))
         for theirs, ours in zip(*seen, strict=True):
             assert sorted(theirs) == sorted(ours)
             assert len(inputs["input_ids"]) > 1 or theirs == ours
 
 
-def test_processors_that_know_the_batch(target: Any, strategies: dict[str, Strategy], three: Any) -> None:
+def test_processors_that_know_the_batch(
+    target: Any, strategies: dict[str, Strategy], three: Any
+) -> None:
     strategy = strategies[DRAFTERS[1]]
     keys = {"keys": [654, 400, 836, 123, 340], "ngram_len": 4, "sampling_table_size": 4096}
     for options in (
-        {"prefix_allowed_tokens_fn": lambda batch_id, ids: list(range(batch_id * 80, batch_id * 80 + 80))},
+        {
+            "prefix_allowed_tokens_fn": lambda batch_id, ids: list(
+                range(batch_id * 80, batch_id * 80 + 80)
+            )
+        },
         {"encoder_no_repeat_ngram_size": 2, "encoder_repetition_penalty": 1.3, **GREEDY},
-        {"watermarking_config": SynthIDTextWatermarkingConfig(**keys), "do_sample": True, "top_k": 30},
+        {
+            "watermarking_config": SynthIDTextWatermarkingConfig(**keys),
+            "do_sample": True,
+            "top_k": 30,
+        },
     ):
         expected, found = both(target, strategy, three, **options)
         assert torch.equal(found, expected)
@@ -94,8 +110,12 @@ def test_time_limit(target: Any, strategies: dict[str, Strategy], three: Any) ->
 
 
 def test_no_token_follows_an_end(target: Any, one: Any, draft: Any) -> None:
-    answer = target.generate(**one, do_sample=False, max_new_tokens=20, eos_token_id=None)[0, one["input_ids"].shape[1] :]
-    strategy = Strategy("draft_model:length=8", draft_model=target)  # every guess is right: all ends are inside a run
+    answer = target.generate(**one, do_sample=False, max_new_tokens=20, eos_token_id=None)[
+        0, one["input_ids"].shape[1] :
+    ]
+    strategy = Strategy(
+        "draft_model:length=8", draft_model=target
+    )  # every guess is right: all ends are inside a run
     for place in (0, 3, 11):
         ends = [int(answer[place]), 254, 255]
         expected, found = both(target, strategy, one, eos_token_id=ends, **GREEDY)
@@ -108,17 +128,30 @@ def test_no_token_follows_an_end(target: Any, one: Any, draft: Any) -> None:
 def test_stop_strings_wherever_they_are_set(target: Any, text: Any, three: Any) -> None:
     width = three["input_ids"].shape[1]
     plain = target.generate(**three, do_sample=False, max_new_tokens=24, pad_token_id=0)
-    stops = [text.decode(row[width + at : width + at + 2]) for row, at in zip(plain, (5, 12), strict=False)]
-    common = {**three, "do_sample": False, "max_new_tokens": 24, "pad_token_id": 0, "tokenizer": text}
+    stops = [
+        text.decode(row[width + at : width + at + 2])
+        for row, at in zip(plain, (5, 12), strict=False)
+    ]
+    common = {
+        **three,
+        "do_sample": False,
+        "max_new_tokens": 24,
+        "pad_token_id": 0,
+        "tokenizer": text,
+    }
     expected = target.generate(**common, stop_strings=stops)
     assert not torch.equal(expected, plain)
     strategy = Strategy("draft_model:length=6", draft_model=target)
     assert torch.equal(generate(target, **common, stop_strings=stops, drafter=strategy), expected)
     assert {row.new_tokens for row in strategy.stats} != {24}
-    assert torch.equal(target.generate(**common, stop_strings=stops, custom_generate=strategy), expected)
+    assert torch.equal(
+        target.generate(**common, stop_strings=stops, custom_generate=strategy), expected
+    )
     assert {row.new_tokens for row in strategy.stats} != {24}
 
-    config = GenerationConfig(do_sample=False, max_new_tokens=24, pad_token_id=0, eos_token_id=2, stop_strings=stops)
+    config = GenerationConfig(
+        do_sample=False, max_new_tokens=24, pad_token_id=0, eos_token_id=2, stop_strings=stops
+    )
     before = copy.deepcopy(config.to_dict())
     found = generate(target, **three, generation_config=config, tokenizer=text, drafter=strategy)
     assert torch.equal(found, expected)
@@ -131,12 +164,16 @@ def test_stop_strings_wherever_they_are_set(target: Any, text: Any, three: Any) 
     assert model.generation_config.stop_strings == stops
     with pytest.raises(ConfigError, match="tokenizer"):
         generate(model, **three, drafter="prompt_lookup")
-    with pytest.raises(ValueError, match="one or more stop strings"):  # transformers' own words: it has not come to us yet
+    with pytest.raises(
+        ValueError, match="one or more stop strings"
+    ):  # transformers' own words: it has not come to us yet
         model.generate(**common, custom_generate=strategy)
 
 
 @pytest.mark.parametrize("spec", DRAFTERS)
-def test_a_streamer_gets_what_transformers_gives_it(target: Any, draft: Any, one: Any, three: Any, spec: str) -> None:
+def test_a_streamer_gets_what_transformers_gives_it(
+    target: Any, draft: Any, one: Any, three: Any, spec: str
+) -> None:
     for inputs in (one, three):
         ours, theirs = Recorder(), Recorder()
         options = {**GREEDY, "max_new_tokens": 24, "eos_token_id": ENDS, "pad_token_id": 0}
@@ -155,12 +192,16 @@ def test_text_streams_end_also_after_an_error(target: Any, text: Any, one: Any) 
     for broken in ({"use_cache": False}, {"assistant_model": target}, {"drafter": "nonsense"}):
         streamer = TextIteratorStreamer(text, timeout=5, skip_prompt=True)
         with pytest.raises(ConfigError):
-            generate(target, **one, streamer=streamer, max_new_tokens=8, **{"drafter": "none", **broken})
+            generate(
+                target, **one, streamer=streamer, max_new_tokens=8, **{"drafter": "none", **broken}
+            )
         assert "".join(streamer) == ""
 
 
 @pytest.mark.parametrize("spec", DRAFTERS[:2])
-def test_a_streamer_given_to_the_models_own_generate(target: Any, text: Any, one: Any, three: Any, spec: str) -> None:
+def test_a_streamer_given_to_the_models_own_generate(
+    target: Any, text: Any, one: Any, three: Any, spec: str
+) -> None:
     strategy = Strategy(spec)
     for inputs in (one, three):
         ours, theirs = Recorder(), Recorder()
@@ -174,24 +215,43 @@ def test_a_streamer_given_to_the_models_own_generate(target: Any, text: Any, one
     assert "".join(streamer) == text.decode(found[0])
     refused: dict[str, tuple[str, Any]] = {
         "assistant_model": ("assistant_model: got one beside a Strategy", target),
-        "stop_strings": ("stop_strings: got no tokenizer, .* expected both. Pass tokenizer=", ["ab"]),
+        "stop_strings": (
+            "stop_strings: got no tokenizer, .* expected both. Pass tokenizer=",
+            ["ab"],
+        ),
     }
     for name, (words, value) in refused.items():
         streamer = TextIteratorStreamer(text, timeout=5, skip_prompt=True)
         with pytest.raises(ConfigError, match=words):
-            target.generate(**one, streamer=streamer, custom_generate=strategy, max_new_tokens=8, **{name: value})
+            target.generate(
+                **one,
+                streamer=streamer,
+                custom_generate=strategy,
+                max_new_tokens=8,
+                **{name: value},
+            )
         assert "".join(streamer) == ""
 
 
 def test_stop_strings_end_a_text_stream(target: Any, text: Any, one: Any) -> None:
     """Read in another thread, as users do: it gets what it gets without drafts, and ends."""
     width = one["input_ids"].shape[1]
-    stop = text.decode(target.generate(**one, do_sample=False, max_new_tokens=24)[0, width + 5 : width + 7])
+    stop = text.decode(
+        target.generate(**one, do_sample=False, max_new_tokens=24)[0, width + 5 : width + 7]
+    )
     read: list[list[str]] = []
     for strategy in (None, Strategy("prompt_lookup")):
         streamer = TextIteratorStreamer(text, timeout=5, skip_prompt=True)
-        options = {"do_sample": False, "max_new_tokens": 24, "stop_strings": stop, "tokenizer": text, "streamer": streamer}
-        writer = threading.Thread(target=target.generate, kwargs={**one, **options, "custom_generate": strategy})
+        options = {
+            "do_sample": False,
+            "max_new_tokens": 24,
+            "stop_strings": stop,
+            "tokenizer": text,
+            "streamer": streamer,
+        }
+        writer = threading.Thread(
+            target=target.generate, kwargs={**one, **options, "custom_generate": strategy}
+        )
         writer.start()
         read.append(list(streamer))
         writer.join()
@@ -212,6 +272,8 @@ def test_compiled_models(target: Any, one: Any, how: str) -> None:
     else:
         compiled = torch.compile(model, backend="eager")
     mine = model._compiled_call_impl, vars(model).get("forward")
-    found = compiled.generate(**one, max_new_tokens=8, do_sample=False, custom_generate=Strategy("prompt_lookup"))
+    found = compiled.generate(
+        **one, max_new_tokens=8, do_sample=False, custom_generate=Strategy("prompt_lookup")
+    )
     assert torch.equal(found, expected)
     assert (model._compiled_call_impl, vars(model).get("forward")) == mine

@@ -39,8 +39,14 @@ from tests.integrations.common import (
         ({"use_cache": False}, "use_cache: got False; expected True"),
         ({"cache_implementation": "static"}, "cache_implementation: got 'static'"),
         ({"cache_implementation": "offloaded"}, "cache_implementation: got 'offloaded'"),
-        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions: got True"),
-        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states: got True"),
+        (
+            {"output_attentions": True, "return_dict_in_generate": True},
+            "output_attentions: got True",
+        ),
+        (
+            {"output_hidden_states": True, "return_dict_in_generate": True},
+            "output_hidden_states: got True",
+        ),
         ({"synced_gpus": True}, "synced_gpus"),
         ({"assistant_model": "a model"}, "draft_model="),
         ({"custom_generate": "a path"}, "drafter="),
@@ -51,7 +57,9 @@ from tests.integrations.common import (
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_options_that_are_refused(target: Any, one: Any, options: dict[str, Any], words: str | None) -> None:
+def test_options_that_are_refused(
+    target: Any, one: Any, options: dict[str, Any], words: str | None
+) -> None:
     error = ConfigError if words else CapacityError
     model = _takes_token_types(target) if "token_type_ids" in options else target
     with pytest.raises(error, match=words or "context is 2048"):
@@ -66,10 +74,17 @@ def _takes_token_types(model: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("mask", "words"),
-    [([1, 1, 1, 0], "padding_side='left'"), ([1, 0, 1, 1], "padding_side='left'"), ([0, 0, 0, 0], "all zeros")],
+    [
+        ([1, 1, 1, 0], "padding_side='left'"),
+        ([1, 0, 1, 1], "padding_side='left'"),
+        ([0, 0, 0, 0], "all zeros"),
+    ],
 )
 def test_masks_that_are_refused(target: Any, mask: list[int], words: str) -> None:
-    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]] * 2), "attention_mask": torch.tensor([[1, 1, 1, 1], mask])}
+    inputs = {
+        "input_ids": torch.tensor([[5, 6, 7, 8]] * 2),
+        "attention_mask": torch.tensor([[1, 1, 1, 1], mask]),
+    }
     with pytest.raises(ConfigError, match=words):
         target.generate(**inputs, max_new_tokens=4, pad_token_id=0, custom_generate=Strategy())
 
@@ -86,10 +101,19 @@ def test_caches_that_are_refused(target: Any, one: Any, monkeypatch: pytest.Monk
     held = DynamicCache()
     target.generate(**one, **{GENERATE_CACHE: held}, max_new_tokens=3)
     refused("whole text", held, input_ids=one["input_ids"][:, :5], attention_mask=None)
-    new = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, held.get_seq_length() + 2, dtype=torch.long)}
+    new = {
+        "input_ids": torch.tensor([[5, 6]]),
+        "attention_mask": torch.ones(1, held.get_seq_length() + 2, dtype=torch.long),
+    }
     refused("whole text", held, **new)
     longer = torch.cat([one["input_ids"], torch.full((1, 9), 7)], dim=-1).repeat(2, 1)
-    refused("got 1 rows; expected 2", held, input_ids=longer, attention_mask=torch.ones_like(longer), pad_token_id=0)
+    refused(
+        "got 1 rows; expected 2",
+        held,
+        input_ids=longer,
+        attention_mask=torch.ones_like(longer),
+        pad_token_id=0,
+    )
 
 
 def test_batches_that_are_refused(target: Any, three: Any) -> None:
@@ -104,8 +128,12 @@ def test_batches_that_are_refused(target: Any, three: Any) -> None:
         target.generate(**three, stopping_criteria=[Never()], eos_token_id=None, **options)
 
 
-def test_adapters_with_virtual_tokens_are_refused(target: Any, one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What PEFT 0.21 does while it generates, without PEFT; an adapter in the weights needs nothing of it."""
+def test_adapters_with_virtual_tokens_are_refused(
+    target: Any, one: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What PEFT 0.21 does while it generates, without PEFT; an adapter in the weights needs
+    nothing of it.
+    """
 
     class Config:
         is_prompt_learning = False
@@ -118,10 +146,14 @@ def test_adapters_with_virtual_tokens_are_refused(target: Any, one: Any, monkeyp
             return self.prepare(*args, **kwargs)
 
     adapted = Adapted()
-    monkeypatch.setitem(vars(target), "prepare_inputs_for_generation", adapted.prepare_inputs_for_generation)
+    monkeypatch.setitem(
+        vars(target), "prepare_inputs_for_generation", adapted.prepare_inputs_for_generation
+    )
     target.generate(**one, max_new_tokens=2, custom_generate=Strategy())
     adapted.active_peft_config.is_prompt_learning = True
-    with pytest.raises(ConfigError, match="got a Config, an adapter that puts virtual tokens before the text"):
+    with pytest.raises(
+        ConfigError, match="got a Config, an adapter that puts virtual tokens before the text"
+    ):
         target.generate(**one, max_new_tokens=2, custom_generate=Strategy())
 
 
@@ -129,8 +161,17 @@ def test_models_and_arguments_that_are_refused(target: Any, draft: Any, one: Any
     embeds = target.get_input_embeddings()(one["input_ids"]).detach()
     with pytest.raises(ConfigError, match="inputs_embeds"):
         target.generate(inputs_embeds=embeds, max_new_tokens=4, custom_generate=Strategy())
-    sizes = {"vocab_size": VOCAB, "d_model": 32, "d_ff": 32, "d_kv": 8, "num_layers": 1, "num_heads": 4}
-    t5 = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", decoder_start_token_id=0, **sizes)).eval()
+    sizes = {
+        "vocab_size": VOCAB,
+        "d_model": 32,
+        "d_ff": 32,
+        "d_kv": 8,
+        "num_layers": 1,
+        "num_heads": 4,
+    }
+    t5 = AutoModelForSeq2SeqLM.from_config(
+        AutoConfig.for_model("t5", decoder_start_token_id=0, **sizes)
+    ).eval()
     with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
         t5.generate(one["input_ids"], max_new_tokens=4, custom_generate=Strategy())
     with pytest.raises(ConfigError, match="needs a draft model"):
@@ -140,7 +181,13 @@ def test_models_and_arguments_that_are_refused(target: Any, draft: Any, one: Any
     with pytest.raises(ConfigError, match="finished Strategy"):
         generate(target, **one, drafter=Strategy(), draft_model=draft)
     with pytest.raises(ConfigError, match="vocabulary of 97"):
-        generate(target, **one, drafter="draft_model", draft_model=make("llama", vocab_size=97), max_new_tokens=4)
+        generate(
+            target,
+            **one,
+            drafter="draft_model",
+            draft_model=make("llama", vocab_size=97),
+            max_new_tokens=4,
+        )
     target.train()
     try:
         with pytest.raises(ConfigError, match=r"model\.eval\(\)"):

@@ -36,17 +36,29 @@ def test_scores_logits_and_cache_of_rows_that_end_at_different_steps(
             assert len(found[name]) == len(expected[name])
             for ours, theirs in zip(found[name], expected[name], strict=True):
                 torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
-        seen = torch.cat([three["attention_mask"], torch.ones_like(found.sequences)], dim=-1)[:, None, :, None]
-        for mine, other in zip(found[GENERATE_CACHE].layers, expected[GENERATE_CACHE].layers, strict=True):
+        seen = torch.cat([three["attention_mask"], torch.ones_like(found.sequences)], dim=-1)[
+            :, None, :, None
+        ]
+        for mine, other in zip(
+            found[GENERATE_CACHE].layers, expected[GENERATE_CACHE].layers, strict=True
+        ):
             mask = seen[:, :, : other.keys.shape[2]]
             assert not mine.keys.is_inference()
             torch.testing.assert_close(mine.keys * mask, other.keys * mask, atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(mine.values * mask, other.values * mask, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                mine.values * mask, other.values * mask, atol=1e-4, rtol=1e-4
+            )
 
 
-def test_only_what_was_asked_for_is_returned(target: Any, strategies: dict[str, Strategy], one: Any) -> None:
+def test_only_what_was_asked_for_is_returned(
+    target: Any, strategies: dict[str, Strategy], one: Any
+) -> None:
     found = target.generate(
-        **one, max_new_tokens=4, do_sample=False, return_dict_in_generate=True, custom_generate=strategies[DRAFTERS[1]]
+        **one,
+        max_new_tokens=4,
+        do_sample=False,
+        return_dict_in_generate=True,
+        custom_generate=strategies[DRAFTERS[1]],
     )
     assert found.scores is None
     assert found.logits is None
@@ -66,20 +78,39 @@ def test_a_cache_is_continued_over_turns(name: str, rows: int) -> None:
         for turn, mine in enumerate(ours):
             expected = model.generate(ids, attention_mask=mask, **options)
             custom = strategy if mine else None
-            found = model.generate(ids, attention_mask=mask, custom_generate=custom, **{GENERATE_CACHE: cache}, **options)
+            found = model.generate(
+                ids,
+                attention_mask=mask,
+                custom_generate=custom,
+                **{GENERATE_CACHE: cache},
+                **options,
+            )
             assert torch.equal(found, expected)
             assert cache.get_seq_length() == found.shape[1] - 1
             if mine and turn:
-                assert all(5 <= row.fed[0] <= 8 for row in strategy.stats)  # last token, next turn, drafts; no old prompt
+                assert all(
+                    5 <= row.fed[0] <= 8 for row in strategy.stats
+                )  # last token, next turn, drafts; no old prompt
             ids = torch.cat([found, torch.tensor([[17, 40, 41, 17]] * rows)], dim=-1)
-            mask = torch.cat([mask, torch.ones(rows, ids.shape[1] - mask.shape[1], dtype=torch.long)], dim=-1)
+            mask = torch.cat(
+                [mask, torch.ones(rows, ids.shape[1] - mask.shape[1], dtype=torch.long)], dim=-1
+            )
 
 
 def test_an_error_leaves_a_cache_as_it_was(target: Any, one: Any) -> None:
     cache = DynamicCache()
     held_in = {GENERATE_CACHE: cache}
-    first = generate(target, **one, **held_in, drafter="prompt_lookup", max_new_tokens=6, eos_token_id=None)
+    first = generate(
+        target, **one, **held_in, drafter="prompt_lookup", max_new_tokens=6, eos_token_id=None
+    )
     held = cache.get_seq_length()
     with pytest.raises(KeyboardInterrupt):
-        generate(target, first, **held_in, drafter="prompt_lookup", max_new_tokens=6, streamer=Recorder(fail_at=3))
+        generate(
+            target,
+            first,
+            **held_in,
+            drafter="prompt_lookup",
+            max_new_tokens=6,
+            streamer=Recorder(fail_at=3),
+        )
     assert held == first.shape[1] - 1 == cache.get_seq_length()

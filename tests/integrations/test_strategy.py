@@ -32,15 +32,27 @@ def test_nothing_is_left_after_an_interruption(target: Any, draft: Any, three: A
     for drafter in ("prompt_lookup", "draft_model", scripted):
         strategy = Strategy(drafter, draft_model=draft if drafter == "draft_model" else None)
         streamer = Recorder(fail_at=0 if drafter is scripted else 4)
-        error = KeyError if drafter is scripted else KeyboardInterrupt  # the script has no answers: `propose` raises
+        error = (
+            KeyError if drafter is scripted else KeyboardInterrupt
+        )  # the script has no answers: `propose` raises
         with pytest.raises((error, KeyboardInterrupt)):
-            generate(target, **three, drafter=strategy, streamer=streamer, max_new_tokens=20, pad_token_id=0)
+            generate(
+                target,
+                **three,
+                drafter=strategy,
+                streamer=streamer,
+                max_new_tokens=20,
+                pad_token_id=0,
+            )
         assert streamer.ended == 1
         for engine in [held[2] for held in strategy._engines.values()]:
             assert engine.model.open_sequences == 0
         state = [value for value in vars(strategy.drafter).values() if isinstance(value, dict)]
         assert not any(state)
-        assert getattr(strategy.drafter, "_draft", None) is None or strategy.drafter._draft.open_sequences == 0  # type: ignore[attr-defined]
+        assert (
+            getattr(strategy.drafter, "_draft", None) is None
+            or strategy.drafter._draft.open_sequences == 0
+        )  # type: ignore[attr-defined]
         expected, found = both(target, Strategy() if drafter is scripted else strategy, three)
         assert torch.equal(found, expected)
 
@@ -81,8 +93,13 @@ def test_a_model_can_go(one: Any) -> None:
     assert len(strategy._engines) == 0
 
 
-def test_configurations_are_not_changed(target: Any, strategies: dict[str, Strategy], three: Any) -> None:
-    before = copy.deepcopy(target.generation_config.to_dict()), copy.deepcopy(target.config.to_dict())
+def test_configurations_are_not_changed(
+    target: Any, strategies: dict[str, Strategy], three: Any
+) -> None:
+    before = (
+        copy.deepcopy(target.generation_config.to_dict()),
+        copy.deepcopy(target.config.to_dict()),
+    )
     for strategy in strategies.values():
         both(target, strategy, three, **SAMPLED)
     assert (target.generation_config.to_dict(), target.config.to_dict()) == before
@@ -97,13 +114,20 @@ def test_a_call_inside_a_call_is_refused(target: Any, one: Any) -> None:
             return scores
 
     with pytest.raises(ConfigError, match="inside its own generate"):
-        target.generate(**one, max_new_tokens=4, logits_processor=[Nested()], custom_generate=strategy)
+        target.generate(
+            **one, max_new_tokens=4, logits_processor=[Nested()], custom_generate=strategy
+        )
     assert torch.equal(*both(target, strategy, one))
 
 
 def test_memory_grows_with_the_answer(target: Any) -> None:
     strategy = Strategy("prompt_lookup")
-    options = {"do_sample": False, "max_new_tokens": 700, "eos_token_id": None, "custom_generate": strategy}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 700,
+        "eos_token_id": None,
+        "custom_generate": strategy,
+    }
     ids = target.generate(**padded([words(4, 10)]), **options)
     assert strategy.stats[0].new_tokens == 700
     logits = target(ids[:, :-1]).logits  # where two tokens are nearly as likely, rounding decides

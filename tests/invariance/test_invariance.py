@@ -1,4 +1,6 @@
-"""The proof at load, what is refused and why, and the padding that keeps forwards in the class that was found."""
+"""The proof at load, what is refused and why, and the padding that keeps forwards in the class
+that was found.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Changing(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, input.shape[-1])
         pieces = 2 if len(rows) >= self.change else 4
-        parts = zip(rows.float().chunk(pieces, 1), self.weight.float().chunk(pieces, 1), strict=True)
+        parts = zip(
+            rows.float().chunk(pieces, 1), self.weight.float().chunk(pieces, 1), strict=True
+        )
         total = torch.stack([(part[:, None] * weight).sum(-1) for part, weight in parts]).sum(0)
         return total.to(input.dtype).reshape(*input.shape[:-1], -1)
 
@@ -90,7 +94,9 @@ def test_no_wide_class_is_refused_with_the_figures() -> None:
             return super().forward(input) * (1 + input[..., :1].numel() * 2**-7)
 
     model = with_products(Always)
-    with pytest.raises(ConfigError, match=r"batch_invariant: got True; the widest class .*down_proj 1, 2, 3"):
+    with pytest.raises(
+        ConfigError, match=r"batch_invariant: got True; the widest class .*down_proj 1, 2, 3"
+    ):
         resolve_batch_invariance(model, True)
     found = resolve_batch_invariance(model, "auto")
     assert not found.on
@@ -107,7 +113,9 @@ class Anything:
         return result * (1 + result.numel() // result.shape[-1] * 2**-7)
 
 
-def test_where_no_class_is_wide_products_have_a_fixed_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_class_is_wide_products_have_a_fixed_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(nn.Linear, "forward", Anything.forward)
     model = make("llama", "sdpa")
     assert "the widest class" in search(model).reason
@@ -173,10 +181,14 @@ def test_an_activation_whose_last_elements_differ_is_found() -> None:
     assert "mlp.act_fn 1, 2, 3" in search(model).reason
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v3", "gpt_oss", "llama4"])
+@pytest.mark.parametrize(
+    "name", ["mixtral", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v3", "gpt_oss", "llama4"]
+)
 def test_mixtures_of_experts_are_refused_by_name(name: str) -> None:
     model = make(name)
-    with pytest.raises(ConfigError, match=rf"got True; {type(model).__name__} is a mixture of \d experts"):
+    with pytest.raises(
+        ConfigError, match=rf"got True; {type(model).__name__} is a mixture of \d experts"
+    ):
         resolve_batch_invariance(model, True)
     assert "mixture of" in resolve_batch_invariance(model, "auto").reason
 
@@ -192,7 +204,10 @@ def test_weights_that_cannot_be_tried_are_refused_by_name() -> None:
 
     model = copy.deepcopy(make("llama", "sdpa"))
     model.model.layers[1].mlp = Bare(model.model.layers[1].mlp)
-    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.mix belongs to a Bare, whose sums cannot be tried alone"):
+    with pytest.raises(
+        ConfigError,
+        match=r"layers\.1\.mlp\.mix belongs to a Bare, whose sums cannot be tried alone",
+    ):
         resolve_batch_invariance(model, True)
 
 
@@ -203,15 +218,21 @@ def test_layers_that_cannot_be_tried_are_refused_by_name() -> None:
                 raise RuntimeError("packed for 13 rows")
             return super().forward(input)
 
-    with pytest.raises(ConfigError, match=r"mlp\.down_proj, a Fixed, cannot be tried alone: packed for 13 rows"):
+    with pytest.raises(
+        ConfigError, match=r"mlp\.down_proj, a Fixed, cannot be tried alone: packed for 13 rows"
+    ):
         resolve_batch_invariance(with_products(Fixed), True)
 
 
 def test_asked_for_and_impossible() -> None:
     with pytest.raises(ConfigError, match="got True; it has attention code of its own"):
         resolve_batch_invariance(make("bloom"), True)
-    assert resolve_batch_invariance(make("bloom"), "auto").reason.startswith("it has attention code of its own")
-    with pytest.raises(ConfigError, match="batch_invariant: got 'yes'; expected True, False or 'auto'"):
+    assert resolve_batch_invariance(make("bloom"), "auto").reason.startswith(
+        "it has attention code of its own"
+    )
+    with pytest.raises(
+        ConfigError, match="batch_invariant: got 'yes'; expected True, False or 'auto'"
+    ):
         resolve_batch_invariance(make("llama"), "yes")  # type: ignore[arg-type]
 
 
@@ -220,7 +241,10 @@ def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(invariance, "prove", lambda model: CHEAP)
     assert resolve_batch_invariance(model, "auto").on
     assert resolve_batch_invariance(model, "auto").least_rows == 4
-    for dear in (ProbeReport(4, MOST_ROWS, 1.9, "", (), 0.1), ProbeReport(4, MOST_ROWS, 1.0, "", (), 0.1, whole_cost=1.2)):
+    for dear in (
+        ProbeReport(4, MOST_ROWS, 1.9, "", (), 0.1),
+        ProbeReport(4, MOST_ROWS, 1.0, "", (), 0.1, whole_cost=1.2),
+    ):
         monkeypatch.setattr(invariance, "prove", lambda model, dear=dear: dear)
         refused = resolve_batch_invariance(model, "auto")
         assert (refused.on, refused.least_rows, refused.most_rows) == (False, 1, None)
@@ -233,21 +257,35 @@ def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_disturbed_clock_does_not_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a cost that is too high by more than the repeats are apart does."""
     model = make("llama", "sdpa")
-    for spread, cost, on in ((0.02, 1.2, False), (0.4, 1.2, True), (0.4, 1.45, True), (0.4, 1.5, False)):
+    for spread, cost, on in (
+        (0.02, 1.2, False),
+        (0.4, 1.2, True),
+        (0.4, 1.45, True),
+        (0.4, 1.5, False),
+    ):
         conditions = Conditions(spread, None, 3.0, 0.0)
-        for proof in (replace(CHEAP, cost=cost, conditions=conditions), replace(CHEAP, whole_cost=cost, conditions=conditions)):
+        for proof in (
+            replace(CHEAP, cost=cost, conditions=conditions),
+            replace(CHEAP, whole_cost=cost, conditions=conditions),
+        ):
             monkeypatch.setattr(invariance, "prove", lambda model, proof=proof: proof)
             found = resolve_batch_invariance(model, "auto")
             assert found.on is on
             assert ("up to 1.47 counts as 1.05" in found.reason) is (spread == 0.4)
 
 
-def test_disturbed_costs_are_measured_again_once_the_load_has_fallen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not for a second engine of the same process, which then gives the bits of the first one."""
+def test_disturbed_costs_are_measured_again_once_the_load_has_fallen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But not for a second engine of the same process, which then gives the bits of the first
+    one.
+    """
     model, searched = make("llama", "sdpa"), list[ProbeReport]()
 
     def found(*_: object) -> ProbeReport:
-        searched.append(replace(CHEAP, cost=1.0 + len(searched), conditions=Conditions(0.4, None, 3.0, 0.0)))
+        searched.append(
+            replace(CHEAP, cost=1.0 + len(searched), conditions=Conditions(0.4, None, 3.0, 0.0))
+        )
         return searched[-1]
 
     monkeypatch.setattr(invariance, "search", found)
@@ -261,7 +299,9 @@ def test_disturbed_costs_are_measured_again_once_the_load_has_fallen(monkeypatch
     assert prove(model) == searched[-1]
 
 
-def test_found_once_per_machine_and_shapes(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_found_once_per_machine_and_shapes(
+    monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
     model, searched = make("llama", "sdpa"), []
     honest = invariance.search
     monkeypatch.setattr(invariance, "search", lambda *asked: searched.append(1) or honest(*asked))  # type: ignore[func-returns-value]
@@ -289,17 +329,25 @@ def test_findings_survive_the_cache() -> None:
     assert prove(model) == found
 
 
-LENGTHS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12), st.integers(0, 4)), min_size=1, max_size=4)
+LENGTHS = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(1, 12), st.integers(0, 4)), min_size=1, max_size=4
+)
 
 
 @given(shapes=LENGTHS, chunk=st.integers(1, 12), least=st.integers(1, 40))
-def test_padding_fills_up_to_the_class_and_disturbs_nobody(shapes: list[tuple[int, int, int]], chunk: int, least: int) -> None:
+def test_padding_fills_up_to_the_class_and_disturbs_nobody(
+    shapes: list[tuple[int, int, int]], chunk: int, least: int
+) -> None:
     requests, trees = [], []
     for slot, (cached, pending, nodes) in enumerate(shapes):
         request = Request(list(range(3, 3 + cached + pending)), SamplingParams())
         request.slot, request.cached = slot, cached
         requests.append(request)
-        trees.append(DraftTree([50 + node for node in range(nodes)], [node // 2 - 1 for node in range(nodes)]))
+        trees.append(
+            DraftTree(
+                [50 + node for node in range(nodes)], [node // 2 - 1 for node in range(nodes)]
+            )
+        )
     plain, padded = lay_out(requests, trees, chunk), lay_out(requests, trees, chunk, least)
     rows, columns = padded.token_ids.shape
     assert rows * (1 + padded.width) >= least
@@ -318,7 +366,9 @@ def test_padding_fills_up_to_the_class_and_disturbs_nobody(shapes: list[tuple[in
     assert padded.block[:, extra, root].all()
     used = ~padded.padding
     for row in range(rows):
-        assert len(set(padded.places[row].tolist())) == columns  # every column has a place of its own
+        assert (
+            len(set(padded.places[row].tolist())) == columns
+        )  # every column has a place of its own
         assert np.array_equal(padded.places[row][used[row]], plain.places[row][~plain.padding[row]])
 
 
@@ -351,7 +401,9 @@ def test_no_forward_leaves_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariance, "prove", lambda model: ProbeReport(5, 40, 1.0, "", (), 0.1))
     llm = LLM(make("llama", "sdpa"), drafter="lookahead", max_batch=4, batch_invariant=True)
     counted: list[int] = []
-    llm.model.model.get_input_embeddings().register_forward_hook(lambda module, ids, out: counted.append(ids[0].numel()))
+    llm.model.model.get_input_embeddings().register_forward_hook(
+        lambda module, ids, out: counted.append(ids[0].numel())
+    )
     prompts = [[5, 6, 7, 8] * 25, [9, 3] * 6, [4] * 11, [4, 5, 6] * 4, [7]]
     outs = llm.generate(prompts, SamplingParams(max_new_tokens=20, ignore_eos=True))
     assert 5 <= min(counted) <= max(counted) <= 40
@@ -374,7 +426,9 @@ def test_threads_changed_after_the_proof_are_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(invariance, "prove", lambda model: CHEAP)
     llm = LLM(make("llama", "sdpa"), batch_invariant=True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    with pytest.raises(ConfigError, match="threads: got 3; expected 1, for which batch invariance was proven"):
+    with pytest.raises(
+        ConfigError, match="threads: got 3; expected 1, for which batch invariance was proven"
+    ):
         llm.generate([[3, 4]])
 
 

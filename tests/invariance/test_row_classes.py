@@ -1,4 +1,6 @@
-"""The search for row counts that agree bit for bit, on functions of which it is known where they change."""
+"""The search for row counts that agree bit for bit, on functions of which it is known where they
+change.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import linear
 
-from paceline.invariance.row_classes import RowClass, agreeing_runs, bits, fold, heavy_tailed, widest_class
+from paceline.invariance.row_classes import (
+    RowClass,
+    agreeing_runs,
+    bits,
+    fold,
+    heavy_tailed,
+    widest_class,
+)
 
 pytestmark = pytest.mark.processor
 COUNTS = (*range(1, 17), 17, 24, 33, 64)
@@ -20,7 +29,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def product(weight: Tensor, order: Tensor) -> Callable[[Tensor], Tensor]:
-    """Rows times weight, summed in float32, one element of the inner dimension after the other, in this order."""
+    """Rows times weight, summed in float32, one element of the inner dimension after the other,
+    in this order.
+    """
 
     def multiply(rows: Tensor) -> Tensor:
         total = torch.zeros(len(rows), len(weight))
@@ -39,9 +50,14 @@ def folded(dtype: torch.dtype, inner: int = 48) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("changes", [(), (2,), (2, 4), (8,), (3, 17, 33)])
-def test_finds_where_the_order_of_the_sums_changes(dtype: torch.dtype, changes: tuple[int, ...]) -> None:
+def test_finds_where_the_order_of_the_sums_changes(
+    dtype: torch.dtype, changes: tuple[int, ...]
+) -> None:
     weight, rows = folded(dtype)
-    orders = [torch.randperm(48, generator=torch.Generator().manual_seed(seed)) for seed in range(len(changes) + 1)]
+    orders = [
+        torch.randperm(48, generator=torch.Generator().manual_seed(seed))
+        for seed in range(len(changes) + 1)
+    ]
 
     def function(some: Tensor) -> Tensor:
         return product(weight, orders[sum(len(some) >= change for change in changes)])(some)
@@ -75,14 +91,20 @@ def test_one_element_of_a_row_is_enough() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inner", [48, 49])
 def test_folded_weights_show_the_order_in_most_elements(dtype: torch.dtype, inner: int) -> None:
-    """And those of an ordinary product do not, after rounding to bfloat16: a test with them would prove little."""
+    """And those of an ordinary product do not, after rounding to bfloat16: a test with them
+    would prove little.
+    """
     weight, rows = folded(dtype, inner)
     assert float((rows.double() @ weight.double().T).abs().max()) < 1e-9  # the true product
-    one, other = (product(weight, order)(rows) for order in (torch.arange(inner), torch.arange(inner).flip(0)))
+    one, other = (
+        product(weight, order)(rows) for order in (torch.arange(inner), torch.arange(inner).flip(0))
+    )
     assert one.isfinite().all()
     assert (bits(one) != bits(other)).float().mean() > 0.3
     plain = torch.randn(weight.shape, generator=torch.Generator().manual_seed(4)).to(dtype)
-    one, other = (product(plain, order)(rows) for order in (torch.arange(inner), torch.arange(inner).flip(0)))
+    one, other = (
+        product(plain, order)(rows) for order in (torch.arange(inner), torch.arange(inner).flip(0))
+    )
     if dtype != torch.float32:
         assert (bits(one) != bits(other)).float().mean() < 0.02
 
@@ -107,7 +129,9 @@ def test_a_common_class_holds_no_change_of_any_function(runs: list[set[int]]) ->
     assert not any(found.least < start <= found.most for one in starts for start in one)
     assert {found.least, found.most} <= set(COUNTS)
     edges = sorted({1, 65}.union(*starts))
-    classes = [[count for count in COUNTS if before <= count < after] for before, after in pairwise(edges)]
+    classes = [
+        [count for count in COUNTS if before <= count < after] for before, after in pairwise(edges)
+    ]
     assert found.most - found.least == max(one[-1] - one[0] for one in classes)
 
 
@@ -115,4 +139,6 @@ def test_the_widest_class() -> None:
     assert widest_class([(1,)], COUNTS) == RowClass(1, 64)
     assert widest_class([(1, 2, 4), (1, 8)], COUNTS) == RowClass(8, 64)
     assert widest_class([(1, 2), (1, 64)], COUNTS) == RowClass(2, 33)
-    assert widest_class([COUNTS], COUNTS).most in COUNTS[:-1]  # no two agree: a class of one, however far the next count is
+    assert (
+        widest_class([COUNTS], COUNTS).most in COUNTS[:-1]
+    )  # no two agree: a class of one, however far the next count is

@@ -1,4 +1,6 @@
-"""Trees, commits, slots and answers over the architectures of transformers, against recomputation without any cache."""
+"""Trees, commits, slots and answers over the architectures of transformers, against
+recomputation without any cache.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ EMPTY: Shape = ([], [])
 
 @torch.inference_mode()
 def recompute(model: Any, texts: list[list[int]]) -> Tensor:
-    """Logits of full causal forwards, no cache; right padding comes after everything that is compared."""
+    """Logits of full causal forwards, no cache; right padding comes after everything that is
+    compared.
+    """
     longest = max(map(len, texts))
     ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
     logits: Tensor = model(input_ids=ids, use_cache=False).logits
@@ -70,9 +74,16 @@ class Session:
     def _compare(self, logits: Tensor, request: Request, tree: DraftTree) -> None:
         paths = []
         for leaf in set(range(-1, len(tree))) - set(tree.parents) or {-1}:
-            nodes = np.flatnonzero(tree_shape(tuple(tree.parents))[1][leaf]).tolist() if leaf >= 0 else []
+            nodes = (
+                np.flatnonzero(tree_shape(tuple(tree.parents))[1][leaf]).tolist()
+                if leaf >= 0
+                else []
+            )
             paths.append(nodes)
-        expected = recompute(self._model, [request.token_ids + [tree.token_ids[node] for node in nodes] for nodes in paths])
+        expected = recompute(
+            self._model,
+            [request.token_ids + [tree.token_ids[node] for node in nodes] for nodes in paths],
+        )
         scale = max(1.0, float(expected.abs().max()))
         for row, nodes in enumerate(paths):
             for place, node in enumerate([-1, *nodes]):
@@ -82,7 +93,9 @@ class Session:
 
 @pytest.mark.parametrize(("name", "kind"), [*models.CASES, *models.ROTARY_CASES])
 def test_trees_of_ragged_rows_equal_full_forwards(name: str, kind: str) -> None:
-    """Rows of different length carry different trees; branches that are not the first are kept; a slot changes hands."""
+    """Rows of different length carry different trees; branches that are not the first are kept;
+    a slot changes hands.
+    """
     session = Session(models.make(name, kind))
     requests = [session.open(length) for length in (10, 23, 17)]
     session.step(requests, [BUSHY, WIDE, SHORT])  # trees ride along with the prompts
@@ -105,8 +118,12 @@ def test_trees_of_ragged_rows_equal_full_forwards(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", models.TREES)
-def test_a_causal_mask_instead_of_the_tree_mask_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison above can fail: with the same positions but every earlier node visible, logits differ."""
+def test_a_causal_mask_instead_of_the_tree_mask_is_noticed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison above can fail: with the same positions but every earlier node visible,
+    logits differ.
+    """
 
     def causal(parents: tuple[int, ...]) -> tuple[Any, Any]:
         return node_depths(parents), np.tri(len(parents), dtype=np.bool_)
@@ -170,7 +187,10 @@ def test_models_bound_to_slots_answer_the_same_with_chains(name: str, kind: str)
 
 
 def test_the_table_is_wide() -> None:
-    assert len({name for name, _ in models.CASES if Architecture.of(models.make(name)).takes_trees}) >= 30
+    assert (
+        len({name for name, _ in models.CASES if Architecture.of(models.make(name)).takes_trees})
+        >= 30
+    )
     assert len(models.TREES) + len(models.CHAINS) + 1 >= 42
 
 
@@ -201,9 +221,13 @@ def test_the_measurement_passes_what_is_right(name: str) -> None:
 def test_the_measurement_refuses_what_is_wrong() -> None:
     """A model that is deaf to masks, as one with masks of its own would be."""
     model = models.make("llama")
-    hook = model.register_forward_pre_hook(lambda _, args, kwargs: (args, kwargs | {"attention_mask": None}), with_kwargs=True)
+    hook = model.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, kwargs | {"attention_mask": None}), with_kwargs=True
+    )
     try:
-        with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM.*not be lossless.*Use model\.generate"):
+        with pytest.raises(
+            UnsupportedModelError, match=r"LlamaForCausalLM.*not be lossless.*Use model\.generate"
+        ):
             check_tree_forward(CachedLM(model))
     finally:
         hook.remove()

@@ -19,7 +19,8 @@ from paceline.model.loading import draft_lm, load_draft
 from paceline.model.model_view import ModelView
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 104, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 104, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128,
 }  # fmt: skip
 
@@ -27,7 +28,9 @@ SIZES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def llama() -> Any:
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.2, attn_implementation="sdpa")).eval()
+    model = LlamaForCausalLM(
+        LlamaConfig(**SIZES, initializer_range=0.2, attn_implementation="sdpa")
+    ).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -36,7 +39,9 @@ def llama() -> Any:
 
 
 def steps(model: CachedLM) -> list[torch.Tensor]:
-    """What is said, and the hidden states, in three forwards of two sequences with trees, some of whose nodes stay."""
+    """What is said, and the hidden states, in three forwards of two sequences with trees, some
+    of whose nodes stay.
+    """
     requests = [Request([7, 3, 50, 21, 9], SamplingParams()), Request([60, 2], SamplingParams())]
     for request in requests:
         model.open(request)
@@ -71,7 +76,13 @@ def test_other_weights_are_noticed(llama: Any) -> None:
     wrong._turns = wrong._turns[:, ::-1].copy()  # sines for cosines
     theirs = steps(CachedLM(llama, batch_invariant=True, products=products))
     mine = steps(CachedLM(llama, batch_invariant=True, products=products, view=lambda model: wrong))
-    assert max(float((one - other).norm() / other.norm()) for one, other in zip(mine, theirs, strict=True)) > 0.1
+    assert (
+        max(
+            float((one - other).norm() / other.norm())
+            for one, other in zip(mine, theirs, strict=True)
+        )
+        > 0.1
+    )
 
 
 def test_which_models_it_knows(llama: Any) -> None:

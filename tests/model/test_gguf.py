@@ -46,18 +46,31 @@ def kept(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("gguf-*/*") if path.suffix != ".lock")
 
 
-@pytest.mark.parametrize(("kind", "near"), [("F32", 1e-3), ("F16", 1e-3), ("Q8_0", 0.02), ("Q4_1", 0.2), ("Q5_0", 0.2)])
+@pytest.mark.parametrize(
+    ("kind", "near"), [("F32", 1e-3), ("F16", 1e-3), ("Q8_0", 0.02), ("Q4_1", 0.2), ("Q5_0", 0.2)]
+)
 def test_weights_are_those_of_the_file(tmp_path: Path, kind: str, near: float) -> None:
     """Held against the values as the gguf package unpacks them, and those that were written."""
     path = write_gguf(tmp_path / "tiny.gguf", kind)
     model = load_model(path, "float32")
-    tensors = {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in gguf.GGUFReader(path).tensors}
+    tensors = {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in gguf.GGUFReader(path).tensors
+    }
     found: dict[str, Any] = dict(model.named_parameters())
-    for name, theirs in (("output.weight", "lm_head.weight"), ("blk.1.ffn_down.weight", "model.layers.1.mlp.down_proj.weight")):
+    for name, theirs in (
+        ("output.weight", "lm_head.weight"),
+        ("blk.1.ffn_down.weight", "model.layers.1.mlp.down_proj.weight"),
+    ):
         unpacked = torch.from_numpy(tensors[name].copy())
         assert torch.equal(found[theirs], unpacked.bfloat16().float())
-    written = {tensor.name: tensor.data for tensor in gguf.GGUFReader(write_gguf(tmp_path / "plain.gguf")).tensors}
-    assert (found["lm_head.weight"] - torch.from_numpy(written["output.weight"].copy())).abs().max() < near + 4e-3
+    written = {
+        tensor.name: tensor.data
+        for tensor in gguf.GGUFReader(write_gguf(tmp_path / "plain.gguf")).tensors
+    }
+    assert (
+        found["lm_head.weight"] - torch.from_numpy(written["output.weight"].copy())
+    ).abs().max() < near + 4e-3
 
 
 def test_every_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -70,7 +83,21 @@ def test_every_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str], folder
     assert create("draft_model", draft_model=str(path)).name == "draft_model"
     assert Strategy("draft_model", str(path)) is not None
     assert load_tokenizer(str(path), "elsewhere")("abc")["input_ids"]
-    assert call("generate", "abc", "--model", path, "--draft-model", path, "--drafter", "draft_model", "-n", "4")[0] == 0
+    assert (
+        call(
+            "generate",
+            "abc",
+            "--model",
+            path,
+            "--draft-model",
+            path,
+            "--drafter",
+            "draft_model",
+            "-n",
+            "4",
+        )[0]
+        == 0
+    )
     assert len(kept(folder)) == 1
     assert "converting" not in capsys.readouterr().err
 
@@ -78,7 +105,9 @@ def test_every_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str], folder
 def test_answers_are_those_of_transformers(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
     model = load_model(path, "float32")
-    outs = LLM(path, "lookahead", dtype="float32").generate(PROMPTS, SamplingParams(24, ignore_eos=False))
+    outs = LLM(path, "lookahead", dtype="float32").generate(
+        PROMPTS, SamplingParams(24, ignore_eos=False)
+    )
     assert [out.token_ids for out in outs] == [reference(model, prompt, 24) for prompt in PROMPTS]
 
 
@@ -86,7 +115,12 @@ def test_ends_and_template_are_those_of_the_file(tmp_path: Path) -> None:
     llm = LLM(write_gguf(tmp_path / "tiny.gguf"))
     assert llm.eos_token_ids == [EOS, EOT]
     assert llm.tokenizer.chat_template == TEMPLATE
-    assert llm.tokenizer.decode(llm.chat_prompt([{"role": "user", "content": "abc"}])).replace(" ", "").count("abc") == 1
+    assert (
+        llm.tokenizer.decode(llm.chat_prompt([{"role": "user", "content": "abc"}]))
+        .replace(" ", "")
+        .count("abc")
+        == 1
+    )
     assert llm.tokenizer.eos_token_id == EOS
     bare = LLM(write_gguf(tmp_path / "bare.gguf", tokenizer=False))
     assert bare.eos_token_ids == []
@@ -107,7 +141,10 @@ def test_ends_and_template_are_those_of_the_file(tmp_path: Path) -> None:
 def test_damaged_files_are_refused(tmp_path: Path, folder: Path, damage: Any, words: str) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ConfigError, match=rf"model '.*tiny.gguf': got .*{words.removeprefix('got ')}.*; expected a whole GGUF"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"model '.*tiny.gguf': got .*{words.removeprefix('got ')}.*; expected a whole GGUF",
+    ):
         LLM(path, "none")
     assert kept(folder) == []
 
@@ -115,7 +152,10 @@ def test_damaged_files_are_refused(tmp_path: Path, folder: Path, damage: Any, wo
 def test_what_transformers_cannot_unpack_is_refused(tmp_path: Path, folder: Path) -> None:
     cases = {
         "architecture": (write_gguf(tmp_path / "a.gguf", architecture="rwkv7"), "rwkv7"),
-        "weights": (write_gguf(tmp_path / "b.gguf", leave_out="blk.1.attn_q.weight"), "no weights for .*q_proj"),
+        "weights": (
+            write_gguf(tmp_path / "b.gguf", leave_out="blk.1.attn_q.weight"),
+            "no weights for .*q_proj",
+        ),
         "parts": (write_gguf(tmp_path / "c.gguf", parts=3), "one of 3 parts"),
         "type": (_with_type(write_gguf(tmp_path / "d.gguf"), 199), "199"),
     }
@@ -138,29 +178,42 @@ def _with_type(path: Path, kind: int) -> Path:
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     monkeypatch.setattr(module, "_PACKAGES", ("torch", "nobody_has_this"))
-    with pytest.raises(ConfigError, match=r"no package nobody_has_this; expected .*pip install nobody_has_this"):
+    with pytest.raises(
+        ConfigError, match=r"no package nobody_has_this; expected .*pip install nobody_has_this"
+    ):
         LLM(path, "none")
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     folder.write_text("a file in its place")
-    with pytest.raises(ConfigError, match=r"cache: got '.*cache', which cannot be used .*; expected .*Set PACELINE_CACHE"):
+    with pytest.raises(
+        ConfigError,
+        match=r"cache: got '.*cache', which cannot be used .*; expected .*Set PACELINE_CACHE",
+    ):
         LLM(path, "none")
     folder.unlink()
 
     def full(*_: Any, **__: Any) -> None:
-        raise RuntimeError("I/O error: No space left on device (os error 28)")  # as safetensors has it
+        raise RuntimeError(
+            "I/O error: No space left on device (os error 28)"
+        )  # as safetensors has it
 
     with monkeypatch.context() as context:
         context.setattr("transformers.PreTrainedModel.save_pretrained", full)
-        with pytest.raises(ConfigError, match=r"No space left on device.*; expected .*room. Set PACELINE_CACHE"):
+        with pytest.raises(
+            ConfigError, match=r"No space left on device.*; expected .*room. Set PACELINE_CACHE"
+        ):
             LLM(path, "none")
     assert kept(folder) == []
     LLM(path, "none")
 
 
-def test_a_finished_folder_needs_no_right_to_write(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_folder_needs_no_right_to_write(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     first = module.unpacked(path)
 
@@ -244,7 +297,9 @@ def _hang(path: Path, cache_folder: Path) -> None:
     module.unpacked(path)
 
 
-def test_the_cache_is_listed_and_cleared(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cache_is_listed_and_cleared(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     call("cache", "list")
     assert "0 folders" in capsys.readouterr().err
     made = module.unpacked(write_gguf(tmp_path / "tiny.gguf"))

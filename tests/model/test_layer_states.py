@@ -1,4 +1,6 @@
-"""What goes into layers in the middle of a target, as drafts read it, over architectures: the same as in a plain forward."""
+"""What goes into layers in the middle of a target, as drafts read it, over architectures: the
+same as in a plain forward.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ LAYERS = (0, 1)
 def of_plain(model: Any, token_ids: list[int]) -> torch.Tensor:
     """Return what transformers itself says, [tokens, 1 + layers, hidden]."""
     with torch.inference_mode():
-        found = decoder_of(model)(input_ids=torch.tensor([token_ids]), output_hidden_states=True, use_cache=False)
-    return torch.stack([found.last_hidden_state[0], *(found.hidden_states[layer][0] for layer in LAYERS)], dim=1)
+        found = decoder_of(model)(
+            input_ids=torch.tensor([token_ids]), output_hidden_states=True, use_cache=False
+        )
+    return torch.stack(
+        [found.last_hidden_state[0], *(found.hidden_states[layer][0] for layer in LAYERS)], dim=1
+    )
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
@@ -34,7 +40,11 @@ def test_they_are_those_of_a_plain_forward(name: str, batch_invariant: bool) -> 
     except UnsupportedModelError:
         pytest.skip("has no attention by position")
     requests = [Request(prompt, SamplingParams()) for prompt in PROMPTS]
-    trees = [DraftTree([5, 9, 7], [-1, -1, 0]), EMPTY_TREE] if target.takes_trees else [DraftTree.chain([5, 7]), EMPTY_TREE]
+    trees = (
+        [DraftTree([5, 9, 7], [-1, -1, 0]), EMPTY_TREE]
+        if target.takes_trees
+        else [DraftTree.chain([5, 7]), EMPTY_TREE]
+    )
     last = len(trees[0])
     for request in requests:
         target.open(request)
@@ -42,16 +52,24 @@ def test_they_are_those_of_a_plain_forward(name: str, batch_invariant: bool) -> 
     assert found.states is not None
     assert found.pending is not None
     expected = [of_plain(model, [*PROMPTS[0], 5, 7]), of_plain(model, PROMPTS[1])]
-    own = slice(1 if name == "roformer" else 0, None)  # it has a layer of its own between the last state and the head
+    own = slice(
+        1 if name == "roformer" else 0, None
+    )  # it has a layer of its own between the last state and the head
     rows = found.states[found.starts[0] :][[0, 1, last]]
     torch.testing.assert_close(rows[:, own], expected[0][-3:, own], rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(found.states[found.starts[1], own], expected[1][-1, own], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        found.states[found.starts[1], own], expected[1][-1, own], rtol=1e-3, atol=1e-4
+    )
     for pending, one, prompt in zip(found.pending, expected, PROMPTS, strict=True):
-        torch.testing.assert_close(pending[:, own], one[: len(prompt) - 1, own], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            pending[:, own], one[: len(prompt) - 1, own], rtol=1e-3, atol=1e-4
+        )
 
 
 def test_many_short_prompts_beside_one_another_have_logits() -> None:
-    """Llama 4 makes its queries' scale of how long it believes the cache to be, which is less than nothing here."""
+    """Llama 4 makes its queries' scale of how long it believes the cache to be, which is less
+    than nothing here.
+    """
     target = CachedLM(models.make("llama4"), batch_invariant=True)
     requests = [Request([5, 9, place], SamplingParams()) for place in range(3, 8)]
     for request in requests:
@@ -62,5 +80,7 @@ def test_many_short_prompts_beside_one_another_have_logits() -> None:
 def test_a_decoder_that_hides_its_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.make("llama")
     monkeypatch.setattr(model.config, "num_hidden_layers", model.config.num_hidden_layers + 1)
-    with pytest.raises(UnsupportedModelError, match=r"without a list of its .* layers.*reads_at = 0"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"without a list of its .* layers.*reads_at = 0"
+    ):
         decoder_layers(model, LAYERS)

@@ -1,4 +1,6 @@
-"""Checkpoints, tokenizers and devices that cannot be used: one error that names them, never a traceback or random weights."""
+"""Checkpoints, tokenizers and devices that cannot be used: one error that names them, never a
+traceback or random weights.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def checkpoint(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DATA / "tiny_target", tmp_path / "model"))
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage " * 100, 100, 0.5], ids=["empty", "garbage", "no header", "half"])
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage " * 100, 100, 0.5], ids=["empty", "garbage", "no header", "half"]
+)
 def test_damaged_weights(checkpoint: Path, content: bytes | float) -> None:
     whole = (checkpoint / WEIGHTS).read_bytes()
     if not isinstance(content, bytes):
@@ -41,17 +45,27 @@ def test_damaged_weights(checkpoint: Path, content: bytes | float) -> None:
     ("changed", "message"),
     [
         ({"num_attention_heads": 7}, "not a multiple"),
-        ({"hidden_size": 128}, r"weights that do not fit its config, as \S+ is of shape \[.*\], not \["),
-        ({"num_hidden_layers": 3}, r"weights that do not fit its config, as model.layers.2.\S+ is missing"),
+        (
+            {"hidden_size": 128},
+            r"weights that do not fit its config, as \S+ is of shape \[.*\], not \[",
+        ),
+        (
+            {"num_hidden_layers": 3},
+            r"weights that do not fit its config, as model.layers.2.\S+ is missing",
+        ),
         ({"num_hidden_layers": -1}, "names no layers"),
         ({"num_hidden_layers": "two"}, "expected int"),
         ({"model_type": "nobody_knows"}, "nobody_knows"),
         (None, "not a valid JSON"),
     ],
 )
-def test_configs_that_do_not_fit(checkpoint: Path, changed: dict[str, Any] | None, message: str) -> None:
+def test_configs_that_do_not_fit(
+    checkpoint: Path, changed: dict[str, Any] | None, message: str
+) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text("{" if changed is None else json.dumps({**config, **changed}))
+    (checkpoint / "config.json").write_text(
+        "{" if changed is None else json.dumps({**config, **changed})
+    )
     with pytest.raises(ConfigError, match=message):
         load_model(checkpoint)
 
@@ -64,27 +78,44 @@ def test_devices_that_are_not_there(device: str) -> None:
         load_model(DATA / "tiny_target", device=device)
 
 
-_VISION = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
-           "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "projection_dim": 32}  # fmt: skip
-_AUDIO = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "num_mel_bins": 8,
-          "max_source_positions": 16}  # fmt: skip
+_VISION = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48,
+"num_hidden_layers": 1,
+           "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+           "projection_dim": 32}  # fmt: skip
+_AUDIO = {
+    "hidden_size": 32,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_mel_bins": 8,
+    "max_source_positions": 16,
+}
 _SENSES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "llava": (AutoModelForImageTextToText, {"vision_config": _VISION, "image_token_index": 96, "image_seq_length": 4}),
+    "llava": (
+        AutoModelForImageTextToText,
+        {"vision_config": _VISION, "image_token_index": 96, "image_seq_length": 4},
+    ),
     "voxtral": (AutoModelForMultimodalLM, {"audio_config": _AUDIO, "audio_token_id": 96}),
 }
 
 
 @pytest.mark.parametrize("model_type", _SENSES)
-def test_models_that_see_or_hear_answer_text_prompts_by_name(model_type: str, tmp_path: Path) -> None:
+def test_models_that_see_or_hear_answer_text_prompts_by_name(
+    model_type: str, tmp_path: Path
+) -> None:
     auto, options = _SENSES[model_type]
     text = make("llama").config.to_dict()
     torch.manual_seed(0)
-    auto.from_config(AutoConfig.for_model(model_type, text_config=text, **options)).save_pretrained(tmp_path)
+    auto.from_config(AutoConfig.for_model(model_type, text_config=text, **options)).save_pretrained(
+        tmp_path
+    )
     prompts = [[3, 4, 5, 3, 4, 5, 6], [9, 8, 7]]
     llm = LLM(str(tmp_path), "prompt_lookup", dtype="float32")
     assert type(llm.model.model).__name__.endswith("ForConditionalGeneration")
     outs = llm.generate(prompts, SamplingParams(max_new_tokens=12))
-    assert [out.token_ids for out in outs] == [reference(llm.model.model, prompt, 12) for prompt in prompts]
+    assert [out.token_ids for out in outs] == [
+        reference(llm.model.model, prompt, 12) for prompt in prompts
+    ]
 
 
 def test_a_model_of_another_kind_is_refused_by_its_own_name(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Models that quantise their activations while they run are refused; those whose weights alone are quantised are not.
+"""Models that quantise their activations while they run are refused; those whose weights alone are
+quantised are not.
 
 The quantisers are not installed: configurations are as they write them, classes have their names.
 """
@@ -25,27 +26,34 @@ GROUP = {"weights": {"num_bits": 8}, "targets": ["Linear"]}
 DYNAMIC: dict[str, Any] = {
     "bitsandbytes, load_in_8bit": {**BITS_AND_BYTES, "load_in_8bit": True},
     "torchao, Int8DynamicActivationInt8WeightConfig": {
-        "quant_method": "torchao", "quant_type": {"default": {"_type": "Int8DynamicActivationInt8WeightConfig"}},
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": "Int8DynamicActivationInt8WeightConfig"}},
     },
     "torchao, int8_dynamic_activation_int4_weight": {
         "quant_method": "torchao", "quant_type": "int8_dynamic_activation_int4_weight",
     },
     "compressed-tensors, dynamic input_activations": {
-        "quant_method": "compressed-tensors", "config_groups": {"0": {**GROUP, "input_activations": {"dynamic": True}}},
+        "quant_method": "compressed-tensors", "config_groups": {"0": {**GROUP,
+        "input_activations": {"dynamic": True}}},
     },
     "quark, dynamic input_activations": {
-        "quant_method": "quark", "global_quant_config": {"input_tensors": {"is_dynamic": True}, "weight": {}},
+        "quant_method": "quark", "global_quant_config": {"input_tensors": {"is_dynamic": True},
+        "weight": {}},
     },
     "fp8, activation_scheme 'dynamic'": {"quant_method": "fp8", "activation_scheme": "dynamic"},
     "fbgemm_fp8": {"quant_method": "fbgemm_fp8"},
     "bitnet": {"quant_method": "bitnet"},
-    "auto-round, act_dynamic": {"quant_method": "auto-round", "bits": 4, "act_bits": 8, "act_dynamic": True},
+    "auto-round, act_dynamic": {"quant_method": "auto-round", "bits": 4, "act_bits": 8,
+    "act_dynamic": True},
 }  # fmt: skip
 WEIGHTS_ALONE: dict[str, Any] = {
     "bitsandbytes": {**BITS_AND_BYTES, "load_in_8bit": False, "load_in_4bit": True},
-    "torchao": {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}},
-    "compressed-tensors": {"quant_method": "compressed-tensors", "config_groups": {"0": {**GROUP, "input_activations": None}}},
-    "static": {"quant_method": "compressed-tensors", "config_groups": {"0": {**GROUP, "input_activations": {"dynamic": False}}}},
+    "torchao": {"quant_method": "torchao",
+    "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}},
+    "compressed-tensors": {"quant_method": "compressed-tensors", "config_groups": {"0": {**GROUP,
+    "input_activations": None}}},
+    "static": {"quant_method": "compressed-tensors", "config_groups": {"0": {**GROUP,
+    "input_activations": {"dynamic": False}}}},
     "fp8": {"quant_method": "fp8", "activation_scheme": "static"},
     "fp8, unpacked": {"quant_method": "fp8", "activation_scheme": "dynamic", "dequantize": True},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
@@ -89,14 +97,23 @@ def refused(model: Any, words: str) -> None:
 
 
 def answers(model: Any) -> None:
-    expected = make("llama").generate(torch.tensor([[1, 5, 9]]), max_new_tokens=3, do_sample=False)[0, 3:].tolist()
-    assert LLM(model, "none", batch_invariant=False).generate([[1, 5, 9]], FEW)[0].token_ids == expected
+    expected = (
+        make("llama")
+        .generate(torch.tensor([[1, 5, 9]]), max_new_tokens=3, do_sample=False)[0, 3:]
+        .tolist()
+    )
+    assert (
+        LLM(model, "none", batch_invariant=False).generate([[1, 5, 9]], FEW)[0].token_ids
+        == expected
+    )
     assert _with_strategy(model) == expected
 
 
 def _with_strategy(model: Any) -> list[int]:
     strategy = Strategy(batch_invariant=False)
-    ids = model.generate(torch.tensor([[1, 5, 9]]), max_new_tokens=3, do_sample=False, custom_generate=strategy)
+    ids = model.generate(
+        torch.tensor([[1, 5, 9]]), max_new_tokens=3, do_sample=False, custom_generate=strategy
+    )
     return list(ids[0, 3:].tolist())
 
 
@@ -131,11 +148,15 @@ def test_configurations_that_are_objects() -> None:
     refused(with_config(BitsAndBytesConfig(load_in_8bit=True)), "bitsandbytes, load_in_8bit)")
     answers(with_config(BitsAndBytesConfig()))
     method = SimpleNamespace(value="torchao")
-    kinds = (SimpleNamespace(group=1), type("Float8DynamicActivationFloat8WeightConfig", (SimpleNamespace,), {})(group=1))
+    kinds = (
+        SimpleNamespace(group=1),
+        type("Float8DynamicActivationFloat8WeightConfig", (SimpleNamespace,), {})(group=1),
+    )
     config = SimpleNamespace(quant_method=method, to_dict=dict)
     answers(with_config(SimpleNamespace(**vars(config), quant_type=kinds[0])))
     refused(
-        with_config(SimpleNamespace(**vars(config), quant_type=kinds[1])), "torchao, Float8DynamicActivationFloat8WeightConfig)"
+        with_config(SimpleNamespace(**vars(config), quant_type=kinds[1])),
+        "torchao, Float8DynamicActivationFloat8WeightConfig)",
     )
 
 
@@ -153,7 +174,9 @@ def test_configurations_of_nested_objects(dynamic: Any) -> None:
     def config(named: str, dynamic: Any) -> Settings:
         schemes = {
             "group_0": Settings(
-                targets=["Linear"], weights=Settings(num_bits=8, dynamic=False), **{named: Settings(dynamic=dynamic)}
+                targets=["Linear"],
+                weights=Settings(num_bits=8, dynamic=False),
+                **{named: Settings(dynamic=dynamic)},
             )
         }
         inner = Settings(config_groups=schemes, kv_cache_scheme=None, status=BitsAndBytesConfig)
@@ -163,7 +186,11 @@ def test_configurations_of_nested_objects(dynamic: Any) -> None:
     for named in ("input_activations", "output_activations"):
         refused(with_config(config(named, dynamic)), f"compressed-tensors, dynamic {named})")
         answers(with_config(config(named, False)))
-    cached = Settings(quant_method="compressed-tensors", all=[{"kv_cache_scheme": Settings(dynamic=True)}], to_dict=dict)
+    cached = Settings(
+        quant_method="compressed-tensors",
+        all=[{"kv_cache_scheme": Settings(dynamic=True)}],
+        to_dict=dict,
+    )
     refused(with_config(cached), "compressed-tensors, dynamic kv_cache_scheme)")
 
 
@@ -199,4 +226,7 @@ def test_weights_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_torchs_own_dynamic_quantisation_is_refused() -> None:
     quantize: Any = torch.ao.quantization.quantize_dynamic
-    refused(quantize(copy.deepcopy(make("llama")), {nn.Linear}, dtype=torch.qint8), "torch.ao.nn.quantized.dynamic")
+    refused(
+        quantize(copy.deepcopy(make("llama")), {nn.Linear}, dtype=torch.qint8),
+        "torch.ao.nn.quantized.dynamic",
+    )

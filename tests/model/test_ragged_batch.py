@@ -1,4 +1,6 @@
-"""Sequences behind one another in one row: what each query sees is what a mask would say, and no sequence pays for another."""
+"""Sequences behind one another in one row: what each query sees is what a mask would say, and no
+sequence pays for another.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,21 @@ RAGGED = [(70, 1, 9), (0, 5, 0), (3, 2, 30), (140, 1, 0), (65, 7, 12), (4, 1, 1)
 REACHES: list[dict[str, int]] = [{}, {"window": 1}, {"window": 20}, {"chunk": 8}, {"chunk": 64}]
 
 
-def both(rows: list[tuple[int, int, int]], seed: int = 0, least_rows: int = 1) -> tuple[PaddedBatch, RaggedBatch]:
-    """The same sequences with random trees, as rows of (cached, pending, nodes), in columns and packed."""
+def both(
+    rows: list[tuple[int, int, int]], seed: int = 0, least_rows: int = 1
+) -> tuple[PaddedBatch, RaggedBatch]:
+    """The same sequences with random trees, as rows of (cached, pending, nodes), in columns and
+    packed.
+    """
     chance = np.random.default_rng(seed)
     requests, trees = [], []
     for slot, (cached, pending, nodes) in enumerate(rows):
         request = Request(chance.integers(1, 99, cached + pending).tolist(), SamplingParams())
         request.cached, request.slot = cached, slot + 3
         requests.append(request)
-        trees.append(DraftTree(chance.integers(1, 99, nodes).tolist(), random_parents(chance, nodes)))
+        trees.append(
+            DraftTree(chance.integers(1, 99, nodes).tolist(), random_parents(chance, nodes))
+        )
     return lay_out(requests, trees, 1 << 20), pack(requests, trees, 1 << 20, least_rows)
 
 
@@ -57,13 +65,22 @@ def test_queries_see_what_a_mask_says(seed: int, reach: dict[str, int]) -> None:
         runs = visible.runs[visible.begin[query] : visible.begin[query + 1]].tolist()
         ordinals = [ordinal for start, stop, _ in runs for ordinal in range(start, stop)]
         cached = int(layout.cached[row])
-        seen = [ordinal if ordinal < cached else int(tail[ordinal - cached]) for ordinal in ordinals]
+        seen = [
+            ordinal if ordinal < cached else int(tail[ordinal - cached]) for ordinal in ordinals
+        ]
         assert sorted(seen) == np.flatnonzero(mask[row, column]).tolist()
-        position = {int(place): int(at) for place, at in zip(layout.places[row], layout.positions[row], strict=True)}
+        position = {
+            int(place): int(at)
+            for place, at in zip(layout.places[row], layout.positions[row], strict=True)
+        }
         positions = [place if place < cached else position[place] for place in seen]
         assert positions == sorted(set(positions))  # in order, none twice
-        assert [rank for *_, rank in runs] == np.cumsum([0, *(stop - start for start, stop, _ in runs)])[:-1].tolist()
-        assert all(stop < start for (_, stop, _), (start, *_) in itertools.pairwise(runs))  # none could be joined
+        assert [rank for *_, rank in runs] == np.cumsum(
+            [0, *(stop - start for start, stop, _ in runs)]
+        )[:-1].tolist()
+        assert all(
+            stop < start for (_, stop, _), (start, *_) in itertools.pairwise(runs)
+        )  # none could be joined
 
 
 @pytest.mark.parametrize("least_rows", [1, 100])
@@ -84,27 +101,38 @@ def test_the_arrays_are_those_of_the_columns(least_rows: int) -> None:
     visible = packing.visible()
     assert visible.starts[-1] == len(packing.token_ids)
     assert visible.begin[real] == visible.begin[-1]  # padding sees nothing
-    assert len(set(zip(packing.slots.tolist(), packing.places.tolist(), strict=True))) == len(packing.token_ids)
+    assert len(set(zip(packing.slots.tolist(), packing.places.tolist(), strict=True))) == len(
+        packing.token_ids
+    )
 
 
 @pytest.mark.parametrize("reach", REACHES[:3])
 def test_attention_has_the_bits_of_rows(reach: dict[str, int]) -> None:
     layout, packing = both(RAGGED)
     columns = Columns(layout, (6, 2, 64, 64), torch.bfloat16)
-    rows = attention_by_position(columns.query, columns.key, columns.value, columns.mask(reach.get("window")), columns.order)
+    rows = attention_by_position(
+        columns.query, columns.key, columns.value, columns.mask(reach.get("window")), columns.order
+    )
     real = torch.from_numpy(~layout.padding)
     query = columns.query.transpose(1, 2)[real][None].transpose(1, 2)
     sign = mark(query.shape[2], columns.visible, query.device)
     order = packing.order({address_of(sign): packing.visible(**reach)})
-    packed = attention_by_position(query, columns.key, columns.value, sign[:, :, 1:], order)  # a part of a mark is one, too
+    packed = attention_by_position(
+        query, columns.key, columns.value, sign[:, :, 1:], order
+    )  # a part of a mark is one, too
     assert torch.equal(packed[0], rows[real])
 
 
 def test_a_mask_that_was_not_given_is_refused() -> None:
-    order = both([(3, 1, 0)])[1].order({address_of(kept := mark(1, 4, torch.device("cpu"))): both([(3, 1, 0)])[1].visible()})
+    order = both([(3, 1, 0)])[1].order(
+        {address_of(kept := mark(1, 4, torch.device("cpu"))): both([(3, 1, 0)])[1].visible()}
+    )
     assert order.visible(kept, 1).columns == 1
     for other in (None, torch.ones(1, 1, 1, 4, dtype=torch.bool)):
-        with pytest.raises(UnsupportedModelError, match="got a mask that the model made itself; expected the one it was given"):
+        with pytest.raises(
+            UnsupportedModelError,
+            match="got a mask that the model made itself; expected the one it was given",
+        ):
             order.visible(other, 1)
 
 
@@ -112,7 +140,9 @@ def test_a_model_is_fed_no_padding() -> None:
     fed: list[tuple[int, ...]] = []
     model = models.make("llama", "sdpa")
     lm = CachedLM(model, batch_invariant=True)
-    model.model.embed_tokens.register_forward_pre_hook(lambda module, inputs: fed.append(tuple(inputs[0].shape)))
+    model.model.embed_tokens.register_forward_pre_hook(
+        lambda module, inputs: fed.append(tuple(inputs[0].shape))
+    )
     requests = [Request([1] * length, SamplingParams()) for length in (2, 9, 4)]
     for request in requests:
         lm.open(request)
@@ -144,7 +174,13 @@ def test_logits_of_nodes() -> None:
 def test_answers_of_ragged_batches(pair: Pair, spec: Any) -> None:
     """Prompts of all lengths in small chunks, trees cut to a few nodes: those of decoding alone."""
     model = pair.target
-    drafted = LLM(model, spec, pair.draft if spec == "draft_model" else None, batch_invariant=True, max_batch=5)
+    drafted = LLM(
+        model,
+        spec,
+        pair.draft if spec == "draft_model" else None,
+        batch_invariant=True,
+        max_batch=5,
+    )
     drafted.model.prefill_chunk = 7
     outs = drafted.generate(pair.prompts, SamplingParams(max_new_tokens=40))
     assert [out.token_ids for out in outs] == pair.answers
@@ -161,6 +197,8 @@ def test_a_drafter_of_whole_trees_is_tried_with_a_few(pair: Pair, batch_invarian
 
     asked: list[int] = []
     llm = LLM(pair.target, Whole(), max_batch=20, batch_invariant=batch_invariant)
-    outs = llm.generate((pair.prompts * 20)[:20], SamplingParams(max_new_tokens=40, ignore_eos=True))
+    outs = llm.generate(
+        (pair.prompts * 20)[:20], SamplingParams(max_new_tokens=40, ignore_eos=True)
+    )
     assert len(outs) == 20
     assert max(asked) == (4 if batch_invariant else 20)

@@ -22,7 +22,9 @@ SIZES = {"vocab_size": 60, "hidden_size": 32, "initializer_range": 0.25}
 
 def model_of(model_type: str, **options: object) -> PreTrainedModel:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SIZES, **options)).eval()
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **SIZES, **options)
+    ).eval()
 
 
 def test_a_sound_model_passes_in_either_precision() -> None:
@@ -32,7 +34,14 @@ def test_a_sound_model_passes_in_either_precision() -> None:
 
 
 def test_an_architecture_outside_the_table_is_measured_and_runs() -> None:
-    model = model_of("olmo", num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, pad_token_id=0, eos_token_id=1)
+    model = model_of(
+        "olmo",
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
     assert model.config.model_type not in VERIFIED
     assert len(LLM(model, drafter="prompt_lookup").generate([[3, 4, 3, 4]])[0].token_ids) > 0
 
@@ -45,7 +54,9 @@ def test_positions_taken_from_slots_are_found_out() -> None:
 
 
 def test_a_mask_that_is_ignored_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = CachedLM(model_of("llama", num_hidden_layers=2, num_attention_heads=2, intermediate_size=48))
+    lm = CachedLM(
+        model_of("llama", num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    )
     monkeypatch.setattr(type(lm.architecture), "attention_mask", lambda *_: None)
     with pytest.raises(UnsupportedModelError, match="differ from plain ones"):
         check_tree_forward(lm)
@@ -53,8 +64,17 @@ def test_a_mask_that_is_ignored_is_found_out(monkeypatch: pytest.MonkeyPatch) ->
 
 def gpt_neo(window: int) -> PreTrainedModel:
     """Its local layers take windows of cache slots, whatever the mask says."""
-    return model_of("gpt_neo", num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]], window_size=window,
-                    max_position_embeddings=512, intermediate_size=48, eos_token_id=1, pad_token_id=0)  # fmt: skip
+    return model_of(
+        "gpt_neo",
+        num_layers=2,
+        num_heads=2,
+        attention_types=[[["global", "local"], 1]],
+        window_size=window,
+        max_position_embeddings=512,
+        intermediate_size=48,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
 
 
 @pytest.mark.parametrize("window", [8, 256])
@@ -78,16 +98,26 @@ def test_a_model_that_is_right_neither_with_trees_nor_with_chains_is_refused() -
     """Its looped layers write into the cache more than once."""
     if "dory" not in CONFIG_MAPPING:
         pytest.skip("this transformers does not have it")
-    with pytest.raises(UnsupportedModelError, match=r"DoryForCausalLM cannot run a draft tree.*Use model\.generate"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"DoryForCausalLM cannot run a draft tree.*Use model\.generate"
+    ):
         LLM(make("dory"), "none", batch_invariant=False)
 
 
 def test_models_bound_to_slots_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of("roformer", is_decoder=True, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    model = model_of(
+        "roformer",
+        is_decoder=True,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+    )
     assert model.config.model_type not in VERIFIED
     check_chain_forward(CachedLM(model))
     LLM(model, "none")
-    monkeypatch.setattr(SlotLayer, "get_seq_length", lambda self: 0)  # its positions begin at 0 in every forward
+    monkeypatch.setattr(
+        SlotLayer, "get_seq_length", lambda self: 0
+    )  # its positions begin at 0 in every forward
     with pytest.raises(UnsupportedModelError, match="logits of a draft chain differ"):
         LLM(model, "none")
 
@@ -95,15 +125,21 @@ def test_models_bound_to_slots_are_checked_too(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("model_type", ["bart", "marian"])
 def test_decoders_of_encoder_decoders_answer_as_their_forwards_do(model_type: str) -> None:
     """Their generate would make an end-of-sequence token the last one (forced_eos_token_id)."""
-    sizes = {"vocab_size": 60, "d_model": 32, "init_std": 0.25, "decoder_layers": 2, "decoder_attention_heads": 2,
-             "decoder_ffn_dim": 48, "max_position_embeddings": 512, "pad_token_id": 0, "eos_token_id": 1}  # fmt: skip
+    sizes = {"vocab_size": 60, "d_model": 32, "init_std": 0.25, "decoder_layers": 2,
+    "decoder_attention_heads": 2,
+             "decoder_ffn_dim": 48, "max_position_embeddings": 512, "pad_token_id": 0,
+             "eos_token_id": 1}  # fmt: skip
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes)).eval()
     ids = torch.tensor([[3, 4, 5, 6, 7]])
     with torch.no_grad():
         for _ in range(10):
-            ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=-1)
-    (out,) = LLM(model, "prompt_lookup").generate([[3, 4, 5, 6, 7]], SamplingParams(max_new_tokens=10, ignore_eos=True))
+            ids = torch.cat(
+                [ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=-1
+            )
+    (out,) = LLM(model, "prompt_lookup").generate(
+        [[3, 4, 5, 6, 7]], SamplingParams(max_new_tokens=10, ignore_eos=True)
+    )
     assert out.token_ids == ids[0, 5:].tolist()
 
 

@@ -22,13 +22,19 @@ from paceline.report.documents import read_document
 from tests.support.models import TREES, make
 
 LLAMA_3_8B = {
-    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8,
+    "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
     "tie_word_embeddings": False,
 }  # fmt: skip
 MIXTRAL = LLAMA_3_8B | {
-    "model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
-}  # fmt: skip
+    "model_type": "mixtral",
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
 CURVE = Acceptance("by hand", (0, 2, 4), (1.0, 2.0, 2.2))
 
 
@@ -37,13 +43,18 @@ def config(folder: Path, values: dict[str, Any]) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("name", [name for name, (kind, _) in TREES.items() if kind in {**DENSE_MATRICES, **EXPERT_SIZE_FIELDS}])
+@pytest.mark.parametrize(
+    "name",
+    [name for name, (kind, _) in TREES.items() if kind in {**DENSE_MATRICES, **EXPERT_SIZE_FIELDS}],
+)
 def test_sizes_are_those_of_the_real_model(name: str, tmp_path: Path) -> None:
     """A plan counts every matrix that transformers allocates for the architecture."""
     model = make(name)
     model.config.save_pretrained(tmp_path)
     card = read_card(str(tmp_path), "float32")
-    assert card.parameters == sum(weight.numel() for weight in model.parameters() if weight.dim() > 1)
+    assert card.parameters == sum(
+        weight.numel() for weight in model.parameters() if weight.dim() > 1
+    )
     sliding = (getattr(model.config, "layer_types", None) or []).count("sliding_attention")
     if getattr(model.config, "layer_types", None):
         assert card.shapes.windowed == sliding
@@ -51,14 +62,18 @@ def test_sizes_are_those_of_the_real_model(name: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_that_is_claimed_is_tested_or_a_relative_of_one() -> None:
-    untested = {**DENSE_MATRICES, **EXPERT_SIZE_FIELDS}.keys() - {kind for kind, _ in TREES.values()}
+    untested = {**DENSE_MATRICES, **EXPERT_SIZE_FIELDS}.keys() - {
+        kind for kind, _ in TREES.values()
+    }
     assert untested <= {"olmo", "smollm3", "qwen2_moe"}
 
 
 def test_llama_3_8b_by_hand(tmp_path: Path) -> None:
     card = read_card(config(tmp_path, LLAMA_3_8B))
     attention = 2 * 4096 * 4096 + 2 * 4096 * 1024
-    assert card.parameters == 32 * (attention + 3 * 4096 * 14336) + 2 * 4096 * 128256  # 8.03 B with norms
+    assert (
+        card.parameters == 32 * (attention + 3 * 4096 * 14336) + 2 * 4096 * 128256
+    )  # 8.03 B with norms
     assert card.weight_bytes == 2 * card.parameters
     assert card.shapes.cache_bytes == 2 * 32 * 8 * 128 * 2 == 131072
     (work,) = card.shapes.attention(8, 4, 1000)
@@ -84,17 +99,29 @@ def test_experts_by_hand(tmp_path: Path) -> None:
 
 
 def test_sliding_layers_read_their_window(tmp_path: Path) -> None:
-    card = read_card(config(tmp_path, LLAMA_3_8B | {"model_type": "gemma2", "head_dim": 128, "sliding_window": 64}))
+    card = read_card(
+        config(
+            tmp_path, LLAMA_3_8B | {"model_type": "gemma2", "head_dim": 128, "sliding_window": 64}
+        )
+    )
     full, window = card.shapes.attention(1, 1, 1000)
     assert (full.count, window.count) == (16, 16)
     assert window.read / full.read == pytest.approx((2 * 65 * 8 + 32) / (2 * 1001 * 8 + 32))
-    assert read_card(config(tmp_path, LLAMA_3_8B | {"model_type": "qwen2", "sliding_window": 64})).shapes.windowed == 0
+    assert (
+        read_card(
+            config(tmp_path, LLAMA_3_8B | {"model_type": "qwen2", "sliding_window": 64})
+        ).shapes.windowed
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mistrall"}, "model_type 'mistrall' is not supported. Did you mean 'mistral'"),
+        (
+            {"model_type": "mistrall"},
+            "model_type 'mistrall' is not supported. Did you mean 'mistral'",
+        ),
         ({"model_type": "deepseek_v3"}, "'deepseek_v3' is not supported"),
         ({"hidden_size": None}, "hidden_size: got nothing; expected a whole number"),
         ({"vocab_size": "many"}, "vocab_size: got 'many'"),
@@ -102,8 +129,14 @@ def test_sliding_layers_read_their_window(tmp_path: Path) -> None:
         ({"torch_dtype": "int8"}, "dtype: got 'int8'"),
         ({"model_type": "qwen3"}, "head_dim: got nothing"),
         ({"layer_types": ["linear_attention"]}, "layers of linear_attention are not supported"),
-        ({"quantization_config": {"quant_method": "odd"}}, "quantization_config of 'odd' does not give the bits"),
-        ({"model_type": "qwen2_moe", "mlp_only_layers": [0]}, "dense layers between layers with experts"),
+        (
+            {"quantization_config": {"quant_method": "odd"}},
+            "quantization_config of 'odd' does not give the bits",
+        ),
+        (
+            {"model_type": "qwen2_moe", "mlp_only_layers": [0]},
+            "dense layers between layers with experts",
+        ),
     ],
 )
 def test_configs_that_cannot_be(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -116,7 +149,10 @@ def test_devices() -> None:
     assert find_hardware("a100").peak("float16", 2).flops == 624e12
     with pytest.raises(ConfigError, match=r"got 'h10'\. Did you mean 'h100'"):
         find_hardware("h10")
-    with pytest.raises(ConfigError, match="got 'bfloat16'; expected one that NVIDIA T4 computes in: float16, float32"):
+    with pytest.raises(
+        ConfigError,
+        match="got 'bfloat16'; expected one that NVIDIA T4 computes in: float16, float32",
+    ):
         find_hardware("t4").peak("bfloat16")
     assert all(device.source and device.memory > 1e9 for device in HARDWARE.values())
 
@@ -132,8 +168,17 @@ def test_curves_of_acceptance(tmp_path: Path) -> None:
         {"drafter": "sssd", "max_nodes": 8, "tokens": 50, "steps": 15},
     ]
     path.write_text(json.dumps({"kind": "paceline replay", "rows": rows}))
-    assert read_acceptance(str(path)).tokens == (1.0, 3.0), "sums over sums, and not the mean of ratios"
-    for content in ({"8": 9.5}, {"8": 0.5}, {"eight": 2}, {}, [1], {"kind": "paceline replay", "rows": [{"drafter": "sssd"}]}):
+    assert read_acceptance(str(path)).tokens == (1.0, 3.0), (
+        "sums over sums, and not the mean of ratios"
+    )
+    for content in (
+        {"8": 9.5},
+        {"8": 0.5},
+        {"eight": 2},
+        {},
+        [1],
+        {"kind": "paceline replay", "rows": [{"drafter": "sssd"}]},
+    ):
         path.write_text(json.dumps(content))
         with pytest.raises(ConfigError, match="tokens_per_forward"):
             read_acceptance(str(path))
@@ -155,9 +200,12 @@ def test_the_best_size_by_hand() -> None:
 def test_the_paper_and_the_plan_agree_on_its_model(tmp_path: Path) -> None:
     """The config.json of Llama-2 7B gives the paper's shapes and its free budget."""
     values = LLAMA_3_8B | {
-        "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 4096,
+        "num_key_value_heads": 32,
+        "intermediate_size": 11008,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
         "torch_dtype": "float16",
-    }  # fmt: skip
+    }
     card = read_card(config(tmp_path, values))
     assert card.shapes == LLAMA_2_7B
     plan = plan_named(card, HARDWARE["ascend-910b4"], read_acceptance("chat"), batch=8)
@@ -175,7 +223,10 @@ def test_a_plan_is_written_read_and_drawn(tmp_path: Path) -> None:
     assert read_document(tmp_path / "plan.json", KIND) == plan
     draw_plan(plan, tmp_path / "plan.png")
     assert (tmp_path / "plan.png").stat().st_size > 10000
-    assert [table.title.split(",")[0] for table in tables(plan)][1:] == ["The best size by batch", "What a forward is made of"]
+    assert [table.title.split(",")[0] for table in tables(plan)][1:] == [
+        "The best size by batch",
+        "What a forward is made of",
+    ]
     crowded = plan_named(card, HARDWARE["rtx4090"], CURVE, batch=64, context=2048)
     assert any("do NOT fit into 24 GB" in note for note in crowded.notes)
 

@@ -16,7 +16,9 @@ def test_the_free_budget_of_the_paper() -> None:
     assert budget == pytest.approx(422.14, abs=0.01)
     assert budget is not None
     assert 1 / (2 * (1 / 4096 + 1 / (2 * budget))) == pytest.approx(ASCEND.ratio)
-    assert free_budget(256, Peak(1e12, 1e9)) is None, "256 numbers of 2 bytes are never worth 1000 FLOPs a byte"
+    assert free_budget(256, Peak(1e12, 1e9)) is None, (
+        "256 numbers of 2 bytes are never worth 1000 FLOPs a byte"
+    )
 
 
 @pytest.mark.parametrize(("batch", "size", "context"), [(1, 1, 128), (8, 16, 128), (8, 64, 4096)])
@@ -42,7 +44,13 @@ def test_the_roofline_bends_at_the_free_budget() -> None:
 
 def test_shapes_are_read_off_models() -> None:
     llama = shapes_of(make("llama"))
-    assert (llama.heads, llama.kv_heads, llama.head_size, llama.layers, llama.width) == (4, 2, 16, 2, 4)
+    assert (llama.heads, llama.kv_heads, llama.head_size, llama.layers, llama.width) == (
+        4,
+        2,
+        16,
+        2,
+        4,
+    )
     assert Matmul("k_proj", 64, 32, 2) in llama.matmuls
     assert Matmul("lm_head", 64, 97, 1) in llama.matmuls
     assert Matmul("c_attn", 64, 192, 2) in shapes_of(make("gpt2")).matmuls

@@ -1,4 +1,6 @@
-"""The real model in float32: short prompts in batches, every drafter that needs no model, against transformers' `generate`."""
+"""The real model in float32: short prompts in batches, every drafter that needs no model,
+against transformers' `generate`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ pytestmark = NEEDS_REAL
 
 BATCH = 8
 LONGEST = 12
-STOP = ("day, Fri", "h.\nThe s", "e\nid;", "b\n\ndef", "row, row, row, r")  # each reaches across tokens of some answer
+STOP = (
+    "day, Fri",
+    "h.\nThe s",
+    "e\nid;",
+    "b\n\ndef",
+    "row, row, row, r",
+)  # each reaches across tokens of some answer
 STREAMED = ("list-1", "prose-2")
 INSIDE = (
     "prompt_lookup",
@@ -26,12 +34,16 @@ INSIDE = (
 
 @pytest.fixture(scope="module")
 def answers(real: Real) -> dict[str, list[int]]:
-    """Transformers' own answers, in batches of prompts of similar length; up to the token that completes a stop string."""
+    """Transformers' own answers, in batches of prompts of similar length; up to the token that
+    completes a stop string.
+    """
     names = sorted(real.prompts, key=lambda name: len(real.prompts[name]))
     found: dict[str, list[int]] = {}
     for start in range(0, len(names), BATCH):
         batch = names[start : start + BATCH]
-        found |= zip(batch, real.references([real.prompts[name] for name in batch], LONGEST), strict=True)
+        found |= zip(
+            batch, real.references([real.prompts[name] for name in batch], LONGEST), strict=True
+        )
     return {name: stopped(real, found[name]) for name in real.prompts}
 
 
@@ -42,20 +54,30 @@ def texts(real: Real, answers: dict[str, list[int]]) -> list[list[int]]:
 
 def stopped(real: Real, answer: list[int]) -> list[int]:
     heads = (answer[:end] for end in range(1, len(answer)))
-    return next((head for head in heads if any(stop in real.tokenizer.decode(head) for stop in STOP)), answer)
+    return next(
+        (head for head in heads if any(stop in real.tokenizer.decode(head) for stop in STOP)),
+        answer,
+    )
 
 
 def decoded(real: Real, answer: list[int]) -> tuple[str, str]:
     """The text before a stop string, and the finish reason."""
     text = real.tokenizer.decode(answer, skip_special_tokens=True)
     cut = min((text.find(stop) for stop in STOP if stop in text), default=None)
-    return text[:cut], "length" if cut is None and answer[-1] != real.model.config.eos_token_id else "stop"
+    return text[:cut], "length" if cut is None and answer[
+        -1
+    ] != real.model.config.eos_token_id else "stop"
 
 
 def test_answers_end_in_every_way(real: Real, answers: dict[str, list[int]]) -> None:
     texts = [real.tokenizer.decode(answer) for answer in answers.values()]
     assert all(any(stop in text for text in texts) for stop in STOP)
-    assert not any(stop in real.tokenizer.decode([token]) for answer in answers.values() for token in answer for stop in STOP)
+    assert not any(
+        stop in real.tokenizer.decode([token])
+        for answer in answers.values()
+        for token in answer
+        for stop in STOP
+    )
     assert sum(answer[-1] == real.model.config.eos_token_id for answer in answers.values()) == 1
     assert sum(len(answer) == LONGEST for answer in answers.values()) >= 12
 
@@ -64,30 +86,47 @@ def test_answers_end_in_every_way(real: Real, answers: dict[str, list[int]]) -> 
 def test_answers_are_those_of_transformers(
     turn: int, spec: str, real: Real, answers: dict[str, list[int]], texts: list[list[int]]
 ) -> None:
-    """More prompts than places; answers end at different times. Each drafter has every other prompt, the next one the rest."""
+    """More prompts than places; answers end at different times. Each drafter has every other
+    prompt, the next one the rest.
+    """
     names = list(answers)[turn % 2 :: 2]
     assert len(names) > BATCH
     limits = [LONGEST - place % 7 for place in range(len(names))]
     expected = [answers[name][:limit] for name, limit in zip(names, limits, strict=True)]
     llm = real.engine(spec, texts, max_batch=BATCH)
-    outs = llm.generate([real.prompts[name] for name in names], [SamplingParams(limit, stop=STOP) for limit in limits])
+    outs = llm.generate(
+        [real.prompts[name] for name in names],
+        [SamplingParams(limit, stop=STOP) for limit in limits],
+    )
     assert [out.token_ids for out in outs] == expected
-    assert [(out.text, out.finish_reason) for out in outs] == [decoded(real, answer) for answer in expected]
+    assert [(out.text, out.finish_reason) for out in outs] == [
+        decoded(real, answer) for answer in expected
+    ]
     assert llm.model.open_sequences == 0
     helped = sum(out.stats.accepted_tokens > 0 for out in outs)
     # In so few tokens the target seldom says again what it has said.
-    assert helped == 0 if spec == "none" else helped >= len(outs) // (8 if spec.startswith("token_recycling") else 2)
+    assert (
+        helped == 0
+        if spec == "none"
+        else helped >= len(outs) // (8 if spec.startswith("token_recycling") else 2)
+    )
     rejected = sum(out.stats.drafted_tokens - out.stats.accepted_tokens for out in outs)
     assert (rejected > 0) == (spec != "none")
 
 
 @pytest.mark.parametrize("spec", MODEL_FREE)
-def test_streams_show_the_same_text(spec: str, real: Real, answers: dict[str, list[int]], texts: list[list[int]]) -> None:
+def test_streams_show_the_same_text(
+    spec: str, real: Real, answers: dict[str, list[int]], texts: list[list[int]]
+) -> None:
     """Two at once; a stop string ends both."""
     llm = real.engine(spec, texts)
-    streams = [llm.stream(real.prompts[name], SamplingParams(LONGEST, stop=STOP)) for name in STREAMED]
+    streams = [
+        llm.stream(real.prompts[name], SamplingParams(LONGEST, stop=STOP)) for name in STREAMED
+    ]
     steps = list(itertools.zip_longest(*streams))
-    shown = [[chunk for chunk in column if chunk is not None] for column in zip(*steps, strict=True)]
+    shown = [
+        [chunk for chunk in column if chunk is not None] for column in zip(*steps, strict=True)
+    ]
     for name, chunks in zip(STREAMED, shown, strict=True):
         text, reason = decoded(real, answers[name])
         assert [token for chunk in chunks for token in chunk.token_ids] == answers[name]
@@ -95,6 +134,11 @@ def test_streams_show_the_same_text(spec: str, real: Real, answers: dict[str, li
         assert all("".join(piece for piece, _ in chunk.pieces) == chunk.text for chunk in chunks)
         last = chunks[-1].completion
         assert last is not None
-        assert (last.text, last.token_ids, last.finish_reason, reason) == (text, answers[name], "stop", "stop")
+        assert (last.text, last.token_ids, last.finish_reason, reason) == (
+            text,
+            answers[name],
+            "stop",
+            "stop",
+        )
     if spec.partition(":")[0] in INSIDE and "datastore" not in spec:
         assert shown[0][-1].accepted[-1]  # every other step ends with the target's own token

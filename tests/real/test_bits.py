@@ -1,4 +1,6 @@
-"""The real model's logits, bit for bit: alone, in random trees, in batches, behind prompts in chunks of 64 and 512."""
+"""The real model's logits, bit for bit: alone, in random trees, in batches, behind prompts in
+chunks of 64 and 512.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,19 @@ LENGTHS = (9, 90, 31)
 
 
 def differing(model: Any, sequences: int, chunk: int, **changes: Any) -> tuple[int, int]:
-    """Rows of logits that differ from those of the same text alone, of how many that were compared."""
+    """Rows of logits that differ from those of the same text alone, of how many that were
+    compared.
+    """
     chance = random.Random(chunk)
     found = resolve_batch_invariance(model, True, sequences)
-    texts = [[chance.randrange(3, 200) for _ in range(LENGTHS[row % 3])] for row in range(sequences)]
+    texts = [
+        [chance.randrange(3, 200) for _ in range(LENGTHS[row % 3])] for row in range(sequences)
+    ]
     reference, unequal, count = Alone(lm_of(model, found, 1, **changes)), 0, 0
     compared = {tuple(text) for text in texts[:3]}
-    for text, logits in sorted(together(model, found, texts, chunk, **changes), key=lambda one: one[0]):
+    for text, logits in sorted(
+        together(model, found, texts, chunk, **changes), key=lambda one: one[0]
+    ):
         if any(tuple(text[: len(known)]) == known for known in compared):
             unequal += not torch.equal(bits(reference.logits(text)), bits(logits))
             count += 1

@@ -1,4 +1,6 @@
-"""The real model in float32: what it is, a conversation, and a long prompt, against transformers' `generate`."""
+"""The real model in float32: what it is, a conversation, and a long prompt, against
+transformers' `generate`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from tests.support.real import NAMES, NEEDS_REAL, Real
 
 pytestmark = NEEDS_REAL
 
-QUESTIONS = ("Name a fruit and its colour.", "Name another fruit and its colour.", "Say the first answer again.")
+QUESTIONS = (
+    "Name a fruit and its colour.",
+    "Name another fruit and its colour.",
+    "Say the first answer again.",
+)
 SYSTEM = {"role": "system", "content": "Be brief."}
 TURN = 8
 LONG = 2400
@@ -35,25 +41,39 @@ def test_it_is_what_it_should_be(real: Real) -> None:
     assert llm.max_length == 8192
     text = real.tokenizer.decode(llm.chat_prompt([{"role": "user", "content": "Hi"}]))
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(32))
+    answer = llm.chat(
+        [{"role": "user", "content": "What is the capital of France?"}], SamplingParams(32)
+    )
     assert "Paris" in answer.text
     assert answer.finish_reason == "stop"
 
 
 def test_words_come_back(real: Real) -> None:
-    for text in ("def f(x):\n    return x[1:]\n", "12345 and 3.14", "naïve café, 你好 \U0001f600", "  two  spaces"):
+    for text in (
+        "def f(x):\n    return x[1:]\n",
+        "12345 and 3.14",
+        "naïve café, 你好 \U0001f600",
+        "  two  spaces",
+    ):
         assert real.tokenizer.decode(real.tokenizer(text)["input_ids"]) == text
 
 
 @pytest.fixture(scope="module")
 def turns(real: Real) -> list[list[int]]:
-    """Transformers' own answers to the questions, each asked after all before it and their answers."""
+    """Transformers' own answers to the questions, each asked after all before it and their
+    answers.
+    """
     llm = LLM(real.model, "none", tokenizer=real.tokenizer)
     messages, answers = [SYSTEM], []
     for question in QUESTIONS:
         messages.append({"role": "user", "content": question})
         answers += real.references([llm.chat_prompt(messages)], TURN)
-        messages.append({"role": "assistant", "content": real.tokenizer.decode(answers[-1], skip_special_tokens=True)})
+        messages.append(
+            {
+                "role": "assistant",
+                "content": real.tokenizer.decode(answers[-1], skip_special_tokens=True),
+            }
+        )
     return answers
 
 
@@ -71,7 +91,9 @@ def test_a_conversation_of_several_turns(spec: str, real: Real, turns: list[list
 
 
 class Long(NamedTuple):
-    """A prompt of `LONG` tokens [1, LONG], the cache of its first `HELD`, and transformers' own answer."""
+    """A prompt of `LONG` tokens [1, LONG], the cache of its first `HELD`, and transformers' own
+    answer.
+    """
 
     ids: Any
     cache: DynamicCache
@@ -84,15 +106,21 @@ def long(real: Real) -> Long:
     cache = DynamicCache(config=real.model.config)
     with torch.inference_mode():
         real.model(ids[:, :HELD], **{GENERATE_CACHE: cache}, logits_to_keep=1)
-    out = real.model.generate(ids, **{GENERATE_CACHE: copy.deepcopy(cache)}, max_new_tokens=ANSWER, do_sample=False)
+    out = real.model.generate(
+        ids, **{GENERATE_CACHE: copy.deepcopy(cache)}, max_new_tokens=ANSWER, do_sample=False
+    )
     return Long(ids, cache, out[0, LONG:].tolist())
 
 
 def inventory(tokenizer: Any) -> list[int]:
     """A list of boxes and what is in them; then the beginning of the list again."""
     chance = random.Random(1)
-    lines = [f"Box {place}: {chance.randrange(2, 99)} {chance.choice(THINGS)}" for place in range(1, 400)]
-    end: list[int] = tokenizer("\n".join(["", "", "The same list again:", *lines[:3], "Box"]))["input_ids"]
+    lines = [
+        f"Box {place}: {chance.randrange(2, 99)} {chance.choice(THINGS)}" for place in range(1, 400)
+    ]
+    end: list[int] = tokenizer("\n".join(["", "", "The same list again:", *lines[:3], "Box"]))[
+        "input_ids"
+    ]
     ids: list[int] = tokenizer("\n".join(lines))["input_ids"]
     return ids[: LONG - len(end)] + end
 
@@ -102,17 +130,30 @@ def inventory(tokenizer: Any) -> list[int]:
     [
         ("none", LONG - 600),
         ("sssd", HELD),
-        *(pytest.param(spec, HELD, marks=pytest.mark.slow) for spec in NAMES if spec not in ("none", "sssd")),
+        *(
+            pytest.param(spec, HELD, marks=pytest.mark.slow)
+            for spec in NAMES
+            if spec not in ("none", "sssd")
+        ),
     ],
 )
 def test_behind_thousands_of_tokens(spec: str, held: int, real: Real, long: Long) -> None:
-    """The end of a prompt and the answer, behind a cache from transformers; under `none` that end takes two forwards."""
+    """The end of a prompt and the answer, behind a cache from transformers; under `none` that
+    end takes two forwards.
+    """
     cache = copy.deepcopy(long.cache)
     if held < HELD:
         cache.crop(held - HELD)
     text = [*long.ids[0, held:].tolist(), *long.answer]
     strategy = Strategy(real.with_store(spec, [text] * 2))
-    out = generate(real.model, long.ids, drafter=strategy, **{GENERATE_CACHE: cache}, max_new_tokens=ANSWER, do_sample=False)
+    out = generate(
+        real.model,
+        long.ids,
+        drafter=strategy,
+        **{GENERATE_CACHE: cache},
+        max_new_tokens=ANSWER,
+        do_sample=False,
+    )
     assert out[0, LONG:].tolist() == long.answer
     (stats,) = strategy.stats
     assert stats.prefill_forwards == (2 if spec == "none" else 1)
@@ -122,6 +163,8 @@ def test_behind_thousands_of_tokens(spec: str, held: int, real: Real, long: Long
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", AT_ONCE)
 def test_thousands_of_tokens_at_once(spec: str, real: Real, long: Long) -> None:
-    (out,) = LLM(real.model, spec, tokenizer=real.tokenizer).generate(long.ids.tolist(), SamplingParams(ANSWER))
+    (out,) = LLM(real.model, spec, tokenizer=real.tokenizer).generate(
+        long.ids.tolist(), SamplingParams(ANSWER)
+    )
     assert out.token_ids == long.answer
     assert out.stats.accepted_tokens > 0

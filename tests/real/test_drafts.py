@@ -1,4 +1,6 @@
-"""The draft that was trained for the real model, behind every drafter that takes one: the target's own answers."""
+"""The draft that was trained for the real model, behind every drafter that takes one: the
+target's own answers.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def asked(real: Real) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_float32_answers_are_those_of_transformers(real: Real, asked: list[list[int]], spec: str) -> None:
+def test_float32_answers_are_those_of_transformers(
+    real: Real, asked: list[list[int]], spec: str
+) -> None:
     llm = LLM(real.model, spec, demo.SMOLLM2_DRAFT, tokenizer=real.tokenizer)
     outs = llm.generate(asked, SamplingParams(max_new_tokens=COUNT))
     assert [out.token_ids for out in outs] == real.references(asked, COUNT)
@@ -42,7 +46,9 @@ def test_float32_answers_are_those_of_transformers(real: Real, asked: list[list[
 def test_bfloat16_answers_are_those_of_plain_decoding(asked: list[list[int]], spec: str) -> None:
     model = load_model("smollm2", torch.bfloat16)
     plain, drafted = (
-        LLM(model, name, draft, batch_invariant=True).generate(asked, SamplingParams(max_new_tokens=COUNT))
+        LLM(model, name, draft, batch_invariant=True).generate(
+            asked, SamplingParams(max_new_tokens=COUNT)
+        )
         for name, draft in (("none", None), (spec, demo.SMOLLM2_DRAFT))
     )
     assert [out.token_ids for out in drafted] == [out.token_ids for out in plain]
@@ -61,7 +67,10 @@ def test_its_trained_foresight_is_found(real: Real, asked: list[list[int]], wide
         with torch.inference_mode():
             states = model.model.base_model(input_ids=torch.tensor([text])).last_hidden_state[0]
         trees = found.foresee(states[len(prompt) - 1 : -2], text[len(prompt) : -1])
-        right += sum(token in tree.token_ids[:16] for tree, token in zip(trees, text[len(prompt) + 1 :], strict=True))
+        right += sum(
+            token in tree.token_ids[:16]
+            for tree, token in zip(trees, text[len(prompt) + 1 :], strict=True)
+        )
         total += len(trees)
     assert right > 0.4 * total
 

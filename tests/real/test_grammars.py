@@ -19,13 +19,18 @@ def texts(real: Real) -> list[list[int]]:
     "spec",
     [
         "sssd:datastore=tiny,nodes=6",
-        *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("prompt_lookup", "token_recycling:nodes=6")),
+        *(
+            pytest.param(spec, marks=pytest.mark.slow)
+            for spec in ("prompt_lookup", "token_recycling:nodes=6")
+        ),
     ],
 )
 def test_answers_keep_to_it(real: Real, texts: list[list[int]], spec: str) -> None:
     """To their own ends, sampled ones too."""
     llm = real.engine(spec, texts, max_batch=4)
-    messages = [{"role": "user", "content": f"Describe a table as JSON, such as {EXAMPLE}. Only JSON."}]
+    messages = [
+        {"role": "user", "content": f"Describe a table as JSON, such as {EXAMPLE}. Only JSON."}
+    ]
     prompts = [llm.chat_prompt(messages), *texts[:2]]
     for temperature in (0.0, 0.8):
         one = params(llm, temperature=temperature, seed=1)

@@ -24,7 +24,9 @@ def test_prompts_are_scored_as_transformers_does(real: Real) -> None:
     llm.model.prefill_chunk = 64
     prompts = [*real.prompts.values()][:2]
     prompts.append((prompts[0] + prompts[1])[:150])
-    for prompt, out in zip(prompts, llm.generate(prompts, SamplingParams(0, prompt_logprobs=3)), strict=True):
+    for prompt, out in zip(
+        prompts, llm.generate(prompts, SamplingParams(0, prompt_logprobs=3)), strict=True
+    ):
         check(real.model, prompt, out)
 
 
@@ -34,7 +36,12 @@ def test_the_answer_continues_the_message(real: Real) -> None:
     assert real.tokenizer.decode(ids).endswith("<|im_start|>assistant\nMy favourite is")
     out = llm.chat(BEGUN, SamplingParams(8), continue_final_message=True)
     with torch.inference_mode():
-        wanted = real.model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :]
+        wanted = real.model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[
+            0, len(ids) :
+        ]
     assert out.token_ids == wanted.tolist()
-    parts = [BEGUN[0], {"role": "assistant", "content": [{"type": "text", "text": "My favourite is"}]}]
+    parts = [
+        BEGUN[0],
+        {"role": "assistant", "content": [{"type": "text", "text": "My favourite is"}]},
+    ]
     assert llm.chat_prompt(parts, continue_final_message=True) == ids

@@ -1,4 +1,6 @@
-"""The real model behind a server, in bfloat16: 64 requests at a time, each of which says what it says alone, to the token."""
+"""The real model behind a server, in bfloat16: 64 requests at a time, each of which says what it
+says alone, to the token.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,21 @@ from tests.support.serving import KEY, served
 # Minutes long; and that the bits are the same is a matter of the processor's kernels.
 pytestmark = [*NEEDS_REAL, pytest.mark.slow, pytest.mark.processor]
 COUNT = 64
-DRAFTERS = [None, False, "prompt_lookup", "lookahead", "sssd:nodes=8", "token_recycling:nodes=8,budget=false", "pia:nodes=8"]
+DRAFTERS = [
+    None,
+    False,
+    "prompt_lookup",
+    "lookahead",
+    "sssd:nodes=8",
+    "token_recycling:nodes=8,budget=false",
+    "pia:nodes=8",
+]
 LENGTHS = [1, 9, 16, 24]
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}},
+    "required": ["name"],
+}
 
 
 def asked(number: int, prompts: list[str]) -> dict[str, Any]:
@@ -29,16 +43,32 @@ def asked(number: int, prompts: list[str]) -> dict[str, Any]:
     }
     if number % 8 == 5:
         extra |= {
-            "response_format": {"type": "json_schema", "json_schema": {"name": "one", "schema": SCHEMA}},
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "one", "schema": SCHEMA},
+            },
             "ignore_eos": False,
         }
-    return {"prompt": prompts[number % len(prompts)], "max_tokens": LENGTHS[number % len(LENGTHS)], "extra_body": extra}
+    return {
+        "prompt": prompts[number % len(prompts)],
+        "max_tokens": LENGTHS[number % len(LENGTHS)],
+        "extra_body": extra,
+    }
 
 
 def alone(llm: LLM, request: dict[str, Any]) -> str:
     extra = request["extra_body"]
-    grammar = [grammars.json_schema(llm.tokenizer, SCHEMA, llm.eos_token_ids)] if "response_format" in extra else []
-    params = SamplingParams(request["max_tokens"], speculation="none", ignore_eos=extra["ignore_eos"], logits_processors=grammar)
+    grammar = (
+        [grammars.json_schema(llm.tokenizer, SCHEMA, llm.eos_token_ids)]
+        if "response_format" in extra
+        else []
+    )
+    params = SamplingParams(
+        request["max_tokens"],
+        speculation="none",
+        ignore_eos=extra["ignore_eos"],
+        logits_processors=grammar,
+    )
     return llm.generate([request["prompt"]], params)[0].text
 
 
@@ -56,13 +86,29 @@ async def answered(client: AsyncOpenAI, request: dict[str, Any], number: int) ->
 
 
 def test_each_says_what_it_says_alone() -> None:
-    prompts = [json.loads(line)["text"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()][:24]
-    llm = LLM("smollm2", "auto", dtype="bfloat16", batch_invariant=True, max_batch=16, keep_prefixes=4, on_drafter_error="plain")
+    prompts = [
+        json.loads(line)["text"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()
+    ][:24]
+    llm = LLM(
+        "smollm2",
+        "auto",
+        dtype="bfloat16",
+        batch_invariant=True,
+        max_batch=16,
+        keep_prefixes=4,
+        on_drafter_error="plain",
+    )
     requests = [asked(number, prompts) for number in range(COUNT)]
 
     async def run(url: str) -> list[str | None]:
-        async with AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=900) as client:
-            return list(await asyncio.gather(*[answered(client, one, number) for number, one in enumerate(requests)]))
+        async with AsyncOpenAI(
+            base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=900
+        ) as client:
+            return list(
+                await asyncio.gather(
+                    *[answered(client, one, number) for number, one in enumerate(requests)]
+                )
+            )
 
     with served(llm, max_batch=16, timeout=900) as server:
         found = asyncio.run(run(server.url))

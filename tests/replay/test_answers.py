@@ -14,8 +14,15 @@ from paceline.replay.traces import read_traces, tokenizer_of
 from paceline.util.answers import RecordedAnswer, read_answers, read_settings, writing
 
 FINGERPRINT, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
-SETTINGS: dict[str, Any] = {"model": "m", "tokenizer": FINGERPRINT, "sampling": {"temperature": 0.0, "stop": ("\n",)}}
-ANSWERS = [RecordedAnswer(f"é{n}", "c", [n, 7], [n + 1, 2][: 1 + n % 2], ("stop", "length")[n % 2]) for n in range(5)]
+SETTINGS: dict[str, Any] = {
+    "model": "m",
+    "tokenizer": FINGERPRINT,
+    "sampling": {"temperature": 0.0, "stop": ("\n",)},
+}
+ANSWERS = [
+    RecordedAnswer(f"é{n}", "c", [n, 7], [n + 1, 2][: 1 + n % 2], ("stop", "length")[n % 2])
+    for n in range(5)
+]
 
 
 def fill(path: Path, batches: int = 9, settings: dict[str, Any] = SETTINGS, batch: int = 2) -> Path:
@@ -33,7 +40,11 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert list(read_answers(path, 30)) == ANSWERS
     settings = read_settings(path)
     assert settings is not None
-    assert (settings["count"], settings["batch"], settings["sampling"]) == (5, 2, {"temperature": 0.0, "stop": ["\n"]})
+    assert (settings["count"], settings["batch"], settings["sampling"]) == (
+        5,
+        2,
+        {"temperature": 0.0, "stop": ["\n"]},
+    )
     assert [json.loads(line)["output_ids"] for line in path.read_text().splitlines()[1:]] == [
         answer.output_ids for answer in ANSWERS
     ]
@@ -42,8 +53,12 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert path.stat() == before
 
 
-def test_a_file_cut_at_any_byte_is_continued_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)  # a thousand times; and nothing here loses power
+def test_a_file_cut_at_any_byte_is_continued_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: None
+    )  # a thousand times; and nothing here loses power
     complete = fill(tmp_path / "complete.jsonl").read_bytes()
     ends = [index + 1 for index, byte in enumerate(complete) if byte == ord("\n")]
     path = tmp_path / "cut.jsonl"
@@ -51,7 +66,10 @@ def test_a_file_cut_at_any_byte_is_continued_to_the_same_bytes(tmp_path: Path, m
         path.write_bytes(complete[:cut])
         there = max(0, sum(end <= cut for end in ends) - 1)
         if cut < len(complete):
-            with pytest.raises(ConfigError, match=f"got {there} of its 5" if cut >= ends[0] else "got something else"):
+            with pytest.raises(
+                ConfigError,
+                match=f"got {there} of its 5" if cut >= ends[0] else "got something else",
+            ):
                 list(read_answers(path))
         if cut >= ends[0] and there:
             assert list(read_answers(path, there)) == ANSWERS[:there]
@@ -74,37 +92,54 @@ def test_any_changed_byte_is_found(tmp_path: Path) -> None:
             list(read_answers(path))
         if index > first:
             line = complete.count(b"\n", 0, index) + 1
-            with pytest.raises(ConfigError, match=f"line {line}: got a damaged line|got 4 of its 5"):
+            with pytest.raises(
+                ConfigError, match=f"line {line}: got a damaged line|got 4 of its 5"
+            ):
                 list(read_answers(path))
 
 
-def test_lines_that_are_lost_doubled_or_moved_are_found_and_cutting_there_helps(tmp_path: Path) -> None:
+def test_lines_that_are_lost_doubled_or_moved_are_found_and_cutting_there_helps(
+    tmp_path: Path,
+) -> None:
     path = fill(tmp_path / "a.jsonl")
     complete = path.read_bytes()
     first, *lines = complete.splitlines(keepends=True)
-    for changed in (lines[:2] + lines[3:], [*lines[:2], lines[1], *lines[2:]], [*lines[:2], lines[3], lines[2], lines[4]]):
+    for changed in (
+        lines[:2] + lines[3:],
+        [*lines[:2], lines[1], *lines[2:]],
+        [*lines[:2], lines[3], lines[2], lines[4]],
+    ):
         path.write_bytes(b"".join([first, *changed]))
         for attempt in (lambda: list(read_answers(path)), lambda: fill(path)):
-            with pytest.raises(ConfigError, match="line 4: got a damaged line, as its checksum does not match"):
+            with pytest.raises(
+                ConfigError, match="line 4: got a damaged line, as its checksum does not match"
+            ):
                 attempt()
     path.write_bytes(b"".join([first, *lines[:2]]))
     assert fill(path).read_bytes() == complete
     with writing(tmp_path / "b.jsonl", SETTINGS, 5, 2) as file:
         file.write([*ANSWERS, ANSWERS[0]])
-    with pytest.raises(ConfigError, match="line 7: got a damaged line, as there are more than the 5"):
+    with pytest.raises(
+        ConfigError, match="line 7: got a damaged line, as there are more than the 5"
+    ):
         list(read_answers(tmp_path / "b.jsonl"))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sampling": {"temperature": 0.5, "stop": ("\n",)}}, r"temperature: got 0\.5; expected 0\.0"),
+        (
+            {"sampling": {"temperature": 0.5, "stop": ("\n",)}},
+            r"temperature: got 0\.5; expected 0\.0",
+        ),
         ({"sampling": {"temperature": 0.0, "stop": ()}}, r"stop: got \[\]; expected \['\\n'\]"),
         ({"tokenizer": OTHER}, f"tokenizer: got '{OTHER}'; expected '{FINGERPRINT}'"),
         ({"dtype": "float32"}, "dtype: got 'float32'; expected None"),
     ],
 )
-def test_other_settings_are_refused_with_both_values(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_other_settings_are_refused_with_both_values(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     for batches in (1, 9):
         path = fill(tmp_path / f"{batches}.jsonl", batches)
         before = path.read_bytes()
@@ -125,14 +160,26 @@ def test_another_name_of_the_same_model_is_no_other_setting(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "content", [b"notes", b"notes\n", b"\n", b'{"text": "x"}\n', b"[1]\n", b"[" * 100_000 + b"\n", b"\xff\x00", b"x" * (2 << 20)]
+    "content",
+    [
+        b"notes",
+        b"notes\n",
+        b"\n",
+        b'{"text": "x"}\n',
+        b"[1]\n",
+        b"[" * 100_000 + b"\n",
+        b"\xff\x00",
+        b"x" * (2 << 20),
+    ],
 )
 def test_the_files_of_others_stay_as_they_are(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     assert read_settings(path) is None
     for attempt in (lambda: list(read_answers(path)), lambda: fill(path)):
-        with pytest.raises(ConfigError, match=r"got something else; expected one of `paceline record`"):
+        with pytest.raises(
+            ConfigError, match=r"got something else; expected one of `paceline record`"
+        ):
             attempt()
     assert path.read_bytes() == content
 
@@ -159,13 +206,24 @@ def test_one_writes_at_a_time(tmp_path: Path) -> None:
 
 
 def test_replays_and_stores_read_them_as_they_are(tmp_path: Path) -> None:
-    path, other = fill(tmp_path / "a.jsonl"), fill(tmp_path / "b.jsonl", settings={**SETTINGS, "tokenizer": OTHER})
+    path, other = (
+        fill(tmp_path / "a.jsonl"),
+        fill(tmp_path / "b.jsonl", settings={**SETTINGS, "tokenizer": OTHER}),
+    )
     unfinished, plain = fill(tmp_path / "c.jsonl", 1), tmp_path / "d.jsonl"
     plain.write_text('{"prompt": [1], "output": [2]}\n')
     assert read_traces(path) == [(answer.prompt_ids, answer.output_ids) for answer in ANSWERS]
-    assert read_traces(path, FINGERPRINT, limit=2) == read_traces(unfinished, limit=2) == read_traces(path)[:2]
-    assert list(documents([str(path)], FINGERPRINT)) == [answer.prompt_ids + answer.output_ids for answer in ANSWERS]
-    assert list(documents([str(path)], None, answers_only=True)) == [answer.output_ids for answer in ANSWERS]
+    assert (
+        read_traces(path, FINGERPRINT, limit=2)
+        == read_traces(unfinished, limit=2)
+        == read_traces(path)[:2]
+    )
+    assert list(documents([str(path)], FINGERPRINT)) == [
+        answer.prompt_ids + answer.output_ids for answer in ANSWERS
+    ]
+    assert list(documents([str(path)], None, answers_only=True)) == [
+        answer.output_ids for answer in ANSWERS
+    ]
     with pytest.raises(ConfigError, match="got 2 of its 5 answers"):
         read_traces(unfinished)
     with pytest.raises(ConfigError, match="got 2 of its 5 answers"):

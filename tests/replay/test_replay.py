@@ -32,7 +32,16 @@ def some_traces(count: int = 6, seed: int = 0, vocab_size: int = 40) -> list[Tra
     for _ in range(count):
         prompt = [rng.randrange(vocab_size) for _ in range(30)]
         begins = [rng.randrange(20) for _ in range(6)]
-        traces.append((prompt, [token for begin in begins for token in [*prompt[begin : begin + 8], rng.randrange(vocab_size)]]))
+        traces.append(
+            (
+                prompt,
+                [
+                    token
+                    for begin in begins
+                    for token in [*prompt[begin : begin + 8], rng.randrange(vocab_size)]
+                ],
+            )
+        )
     return traces
 
 
@@ -59,7 +68,9 @@ def test_drafters_that_learn_from_predictions_are_refused(name: str, tmp_path: P
 
     Such a drafter would seem forty times as good as it is.
     """
-    with pytest.raises(ConfigError, match=f"drafter '{name}' learns from the target's predictions.*paceline bench"):
+    with pytest.raises(
+        ConfigError, match=f"drafter '{name}' learns from the target's predictions.*paceline bench"
+    ):
         replay(create(name), some_traces())
 
 
@@ -74,8 +85,11 @@ def test_the_batch_changes_nothing(spec: str) -> None:
     single = replay(create(spec), some_traces(), 8)
     batch = replay(create(spec), some_traces(), 8, batch_size=5)
     assert (single.tokens, single.steps, single.drafted, single.accepted) == (
-        batch.tokens, batch.steps, batch.drafted, batch.accepted,
-    )  # fmt: skip
+        batch.tokens,
+        batch.steps,
+        batch.drafted,
+        batch.accepted,
+    )
     assert single.tokens == sum(len(output) for _, output in some_traces())
     assert single.tokens_per_step > 1.5
     assert single.drafted_per_step <= 8
@@ -102,7 +116,12 @@ def test_an_error_leaves_no_state() -> None:
 
 
 def write(path: Path, traces: Sequence[Trace]) -> Path:
-    path.write_text("".join(json.dumps({"prompt": list(prompt), "output": list(output)}) + "\n" for prompt, output in traces))
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": list(prompt), "output": list(output)}) + "\n"
+            for prompt, output in traces
+        )
+    )
     return path
 
 
@@ -110,9 +129,13 @@ def test_traces_are_read(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", some_traces())
     assert read_traces(path) == some_traces()
     assert read_traces(path, limit=2) == some_traces()[:2]
-    for line, message in [("{", "line 1: it is not JSON"), ('{"prompt": "a"}', "prompt and output"),
-                          ('{"prompt": "a", "output": [1]}', "no tokenizer"), ('{"prompt": 3, "output": [1]}', "got int"),
-                          ("", "no record")]:  # fmt: skip
+    for line, message in [
+        ("{", "line 1: it is not JSON"),
+        ('{"prompt": "a"}', "prompt and output"),
+        ('{"prompt": "a", "output": [1]}', "no tokenizer"),
+        ('{"prompt": 3, "output": [1]}', "got int"),
+        ("", "no record"),
+    ]:
         path.write_text(line)
         with pytest.raises(ConfigError, match=message):
             read_traces(path)
@@ -122,19 +145,39 @@ def test_traces_are_read(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", some_traces())
-    folder = store(tmp_path / "store", [list(output) for _, output in some_traces(seed=1)], vocab_size=40)
+    folder = store(
+        tmp_path / "store", [list(output) for _, output in some_traces(seed=1)], vocab_size=40
+    )
     status, _ = call(
-        "replay", path, "--datastore", folder, "--nodes", "4,8", "--batch", "1,2",
-        "--json", tmp_path / "r.json", "--png", tmp_path / "r.png",
-    )  # fmt: skip
+        "replay",
+        path,
+        "--datastore",
+        folder,
+        "--nodes",
+        "4,8",
+        "--batch",
+        "1,2",
+        "--json",
+        tmp_path / "r.json",
+        "--png",
+        tmp_path / "r.png",
+    )
     assert status == 0
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
-    assert [(row["drafter"].partition(":")[0], row["max_nodes"], row["batch_size"]) for row in rows] == [
-        (name, nodes, batch) for name in ("prompt_lookup", "sssd") for nodes in (4, 8) for batch in (1, 2)
+    assert [
+        (row["drafter"].partition(":")[0], row["max_nodes"], row["batch_size"]) for row in rows
+    ] == [
+        (name, nodes, batch)
+        for name in ("prompt_lookup", "sssd")
+        for nodes in (4, 8)
+        for batch in (1, 2)
     ]
     assert all(row["tokens_per_step"] > 1 for row in rows)
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
-    for words, message in [(["--nodes", "x"], "whole numbers"), (["--drafters", "draft_model"], "needs one")]:
+    for words, message in [
+        (["--nodes", "x"], "whole numbers"),
+        (["--drafters", "draft_model"], "needs one"),
+    ]:
         with pytest.raises(ConfigError, match=message):
             call("replay", path, *words)
 
@@ -142,7 +185,16 @@ def test_the_command(tmp_path: Path) -> None:
 def test_no_measurement_has_seen_the_answers_of_another(tmp_path: Path) -> None:
     """Each row starts with a fresh drafter, as `pia` stores the answers it has seen."""
     path = write(tmp_path / "t.jsonl", some_traces())
-    words = ["replay", str(path), "--drafters", "pia", "--nodes", "8,8", "--json", str(tmp_path / "r.json")]
+    words = [
+        "replay",
+        str(path),
+        "--drafters",
+        "pia",
+        "--nodes",
+        "8,8",
+        "--json",
+        str(tmp_path / "r.json"),
+    ]
     assert call(*words)[0] == 0
     first, second = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert first["tokens_per_step"] == second["tokens_per_step"]
@@ -181,7 +233,9 @@ def test_a_fit_learns_what_comes_true(tmp_path: Path) -> None:
     folder = store(tmp_path / "store", [[1, 2, 3]], vocab_size=40)
     assert call("datastore", "calibrate", folder, path, "--output", tmp_path / "d.json")[0] == 0
     assert Calibration.load(tmp_path / "d.json").about["traces"] == {"t": 20}
-    fitted = replay(create("sssd", calibration=str(tmp_path / "c.json")), some_traces(20, seed=2), 8)
+    fitted = replay(
+        create("sssd", calibration=str(tmp_path / "c.json")), some_traces(20, seed=2), 8
+    )
     assert fitted.tokens_per_step > 2
 
 

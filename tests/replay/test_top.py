@@ -24,8 +24,12 @@ from tests.support.shared import Pair, interrupt
 TOKENS = 16
 
 
-def record(path: Path, pair: Pair, spec: str = "prompt_lookup", top: int = 8, temperature: float = 0.0) -> Path:
-    questions = [RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts[:5])]
+def record(
+    path: Path, pair: Pair, spec: str = "prompt_lookup", top: int = 8, temperature: float = 0.0
+) -> Path:
+    questions = [
+        RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts[:5])
+    ]
     params = SamplingParams(TOKENS, temperature, ignore_eos=True)
     record_answers(path, pair.engine(spec, max_nodes=6), questions, params, batch=2, top=top)
     return path
@@ -41,15 +45,22 @@ def test_they_are_the_targets_own(pair: Pair, tmp_path: Path, temperature: float
         assert rows.token_ids.shape == rows.log_probs.shape == (TOKENS, 8)
         ids = torch.tensor([answer.prompt_ids + answer.output_ids])
         with torch.inference_mode():
-            plain = pair.target(ids).logits[0, len(answer.prompt_ids) - 1 : -1].float().log_softmax(-1)
+            plain = (
+                pair.target(ids).logits[0, len(answer.prompt_ids) - 1 : -1].float().log_softmax(-1)
+            )
         best = plain.topk(8)
         assert np.allclose(rows.log_probs, best.values, atol=2e-2)
-        assert np.allclose(plain.gather(1, torch.from_numpy(rows.token_ids)), rows.log_probs, atol=2e-2)
+        assert np.allclose(
+            plain.gather(1, torch.from_numpy(rows.token_ids)), rows.log_probs, atol=2e-2
+        )
         assert temperature or rows.token_ids[:, 0].tolist() == answer.output_ids
 
 
 def test_answers_are_the_same_with_them_and_without(pair: Pair, tmp_path: Path) -> None:
-    with_top, without = record(tmp_path / "a.jsonl", pair), record(tmp_path / "b.jsonl", pair, top=0)
+    with_top, without = (
+        record(tmp_path / "a.jsonl", pair),
+        record(tmp_path / "b.jsonl", pair, top=0),
+    )
     assert list(read_answers(with_top)) == list(read_answers(without))
     assert not top_path(without).exists()
     assert read_tops(without) is None
@@ -58,7 +69,9 @@ def test_answers_are_the_same_with_them_and_without(pair: Pair, tmp_path: Path) 
         record(with_top, pair, top=0)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bytes(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     complete, path = record(tmp_path / "complete.jsonl", pair), tmp_path / "cut.jsonl"
     with monkeypatch.context() as patch:
         interrupt(patch, 2)
@@ -89,7 +102,9 @@ def test_any_changed_byte_is_found_and_the_file_stays(pair: Pair, tmp_path: Path
     top_path(path).unlink()
     with pytest.raises(ConfigError, match="No such file"):
         read_told(path)
-    top_path(path).write_bytes(top_path(record(tmp_path / "b.jsonl", pair, temperature=1.0)).read_bytes())
+    top_path(path).write_bytes(
+        top_path(record(tmp_path / "b.jsonl", pair, temperature=1.0)).read_bytes()
+    )
     with pytest.raises(ConfigError, match="or of other answers"):
         read_told(path)
 
@@ -101,16 +116,30 @@ class Watching(ScriptedDrafter):
 
 
 def test_a_replay_tells_what_is_known_and_nothing_else() -> None:
-    drafter = Watching([DraftTree([5, 1, 2, 9], [-1, -1, 1, 2]), DraftTree([7], [-1]), DraftTree([5, 6, 7], [-1, 0, 1])])
+    drafter = Watching(
+        [
+            DraftTree([5, 1, 2, 9], [-1, -1, 1, 2]),
+            DraftTree([7], [-1]),
+            DraftTree([5, 6, 7], [-1, 0, 1]),
+        ]
+    )
     token_ids = np.array([[position + 1, 10 + position] for position in range(6)])
     probs = np.array([[0.5 + position / 100, 0.25] for position in range(6)], dtype=np.float32)
     replay(drafter, [([0], [1, 2, 3, 4, 5, 6])], top_tokens=[TopTokens(token_ids, probs)])
-    known = [[0, None, 1, 2, None], [3, None], [4, 5, None, None]]  # positions of the answer at root and nodes
+    known = [
+        [0, None, 1, 2, None],
+        [3, None],
+        [4, 5, None, None],
+    ]  # positions of the answer at root and nodes
     for outcome, positions in zip(drafter.outcomes, known, strict=True):
         top = outcome.target_top
         assert top is not None
         for row, position in enumerate(positions):
-            wanted = (token_ids[position].tolist(), probs[position].tolist()) if position is not None else ([0, 0], [0.0, 0.0])
+            wanted = (
+                (token_ids[position].tolist(), probs[position].tolist())
+                if position is not None
+                else ([0, 0], [0.0, 0.0])
+            )
             assert (top.token_ids[row].tolist(), top.probs[row].tolist()) == wanted
 
 
@@ -124,15 +153,23 @@ def test_drafters_learn_from_them(pair: Pair, tmp_path: Path, spec: str) -> None
     without = replay(create(spec), traces, 8, top_tokens=nothing)
     assert result.drafted > without.drafted
     assert result.tokens_per_step >= without.tokens_per_step
-    assert spec == "auto" or result.tokens_per_step > without.tokens_per_step, "which has nothing else"
-    assert replay(create(spec), traces, 8, top_tokens=top_tokens, batch_size=1).accepted == result.accepted
+    assert spec == "auto" or result.tokens_per_step > without.tokens_per_step, (
+        "which has nothing else"
+    )
+    assert (
+        replay(create(spec), traces, 8, top_tokens=top_tokens, batch_size=1).accepted
+        == result.accepted
+    )
 
 
 def test_without_them_such_drafters_are_refused(pair: Pair, tmp_path: Path) -> None:
     path = record(tmp_path / "a.jsonl", pair, top=4)
     bare = record(tmp_path / "b.jsonl", pair, top=0)
     for name, recorded in ((path, 4), (bare, 0)):
-        with pytest.raises(ConfigError, match=f"drafter 'auto' learns .* but {recorded} of them were recorded.*--top 8"):
+        with pytest.raises(
+            ConfigError,
+            match=f"drafter 'auto' learns .* but {recorded} of them were recorded.*--top 8",
+        ):
             call("replay", name, "--drafters", "auto", "--nodes", "4")
         assert call("replay", name, "--drafters", "sssd", "--nodes", "4")[0] == 0
     with pytest.raises(ConfigError, match="top: got 65; expected from 0 to 64"):

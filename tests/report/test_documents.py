@@ -40,14 +40,24 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert kind_of(path) == "a kind"
     written = json.loads(path.read_text())
     assert list(written)[:3] == ["schema", "kind", "derived"]
-    assert written["derived"]["figures"][0] == {"name": "x", "share": 0.5, "counts": [1, 2], "known": None}
-    assert [file.name for file in path.parent.iterdir()] == ["document.json"], "no temporary file is left"
+    assert written["derived"]["figures"][0] == {
+        "name": "x",
+        "share": 0.5,
+        "counts": [1, 2],
+        "known": None,
+    }
+    assert [file.name for file in path.parent.iterdir()] == ["document.json"], (
+        "no temporary file is left"
+    )
 
 
 def test_another_kind_is_named_beside_those_expected(tmp_path: Path) -> None:
     path = tmp_path / "document.json"
     write_document(path, KIND, Content((), {}))
-    with pytest.raises(ConfigError, match="got kind 'a kind', schema 3; expected kind 'a kind', schema 4 or kind 'b', schema 3"):
+    with pytest.raises(
+        ConfigError,
+        match="got kind 'a kind', schema 3; expected kind 'a kind', schema 4 or kind 'b', schema 3",
+    ):
         read_document(path, DocumentKind("a kind", 4, Content), DocumentKind("b", 3, Content))
     path.write_text("[1]")
     with pytest.raises(ConfigError, match="got kind None, schema None"):
@@ -74,7 +84,9 @@ def test_a_damaged_field_is_named(tmp_path: Path, change: dict[str, Any], messag
     write_document(path, KIND, Content((INNER,), {"a": INNER}))
     document = json.loads(path.read_text())
     document["inner"][0] |= change
-    document["inner"][0] = {name: value for name, value in document["inner"][0].items() if value is not ...}
+    document["inner"][0] = {
+        name: value for name, value in document["inner"][0].items() if value is not ...
+    }
     path.write_text(json.dumps(document))
     with pytest.raises(ConfigError, match=message):
         read_document(path, KIND)

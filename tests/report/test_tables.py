@@ -11,7 +11,12 @@ from paceline.report.tables import Column, Table
 
 TABLE = Table.of(
     "Title",
-    [Column("method", code=True), "tokens/ s", Column("pair", "{:.1f} ({})"), Column("left", left=True)],
+    [
+        Column("method", code=True),
+        "tokens/ s",
+        Column("pair", "{:.1f} ({})"),
+        Column("left", left=True),
+    ],
     [("[a]", 1.234, (0.5, "x"), "text"), ("b", None, None, 3)],
     ["a [note]"],
 )
@@ -19,9 +24,16 @@ TABLE = Table.of(
 
 def test_markdown() -> None:
     assert TABLE.markdown() == [
-        "Title:", "", "| method | tokens/s | pair | left |", "|---|---:|---:|---|", "| `[a]` | 1.23 | 0.5 (x) | text |",
-        "| `b` | - | - | 3 |", "", "- a [note]", "",
-    ]  # fmt: skip
+        "Title:",
+        "",
+        "| method | tokens/s | pair | left |",
+        "|---|---:|---:|---|",
+        "| `[a]` | 1.23 | 0.5 (x) | text |",
+        "| `b` | - | - | 3 |",
+        "",
+        "- a [note]",
+        "",
+    ]
 
 
 def test_console() -> None:
@@ -29,7 +41,11 @@ def test_console() -> None:
     TABLE.show(console)
     lines = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert lines[1:3] == [["Title"], ["tokens/"]], "the heading is broken"
-    assert lines[4:] == [["[a]", "1.23", "0.5", "(x)", "text"], ["b", "-", "-", "3"], ["a", "[note]"]]
+    assert lines[4:] == [
+        ["[a]", "1.23", "0.5", "(x)", "text"],
+        ["b", "-", "-", "3"],
+        ["a", "[note]"],
+    ]
 
 
 def test_data_and_columns() -> None:

@@ -1,4 +1,6 @@
-"""The target distribution against transformers' own processors, and the keyed draws against that distribution."""
+"""The target distribution against transformers' own processors, and the keyed draws against that
+distribution.
+"""
 
 from __future__ import annotations
 
@@ -65,29 +67,51 @@ def expected(logits: Tensor, request: Request, tree: DraftTree) -> Tensor:
     process = processors(request.params)
     rows = []
     for node in range(-1, len(tree)):
-        ancestors = tree_shape(tuple(tree.parents))[1][node].nonzero()[0].tolist() if node >= 0 else []
+        ancestors = (
+            tree_shape(tuple(tree.parents))[1][node].nonzero()[0].tolist() if node >= 0 else []
+        )
         prefix = torch.tensor([request.token_ids + [tree.token_ids[i] for i in ancestors]])
         rows.append(process(prefix, logits[node + 1][None].clone())[0])
     return torch.stack(rows)
 
 
-def batch(params: list[SamplingParams], vocab: int, spread: float) -> tuple[Tensor, list[Request], list[DraftTree]]:
+def batch(
+    params: list[SamplingParams], vocab: int, spread: float
+) -> tuple[Tensor, list[Request], list[DraftTree]]:
     """Random logits, prompts and trees; every third tree is empty."""
     rng = random.Random(vocab)
-    requests = [Request([rng.randrange(vocab) for _ in range(rng.randrange(1, 9))], one) for one in params]
-    trees = [DraftTree([rng.randrange(vocab) for _ in PARENTS], PARENTS) if row % 3 else EMPTY_TREE for row in range(len(params))]
-    logits = torch.randn(len(params), 1 + len(PARENTS), vocab, generator=torch.Generator().manual_seed(vocab)) * spread
+    requests = [
+        Request([rng.randrange(vocab) for _ in range(rng.randrange(1, 9))], one) for one in params
+    ]
+    trees = [
+        DraftTree([rng.randrange(vocab) for _ in PARENTS], PARENTS) if row % 3 else EMPTY_TREE
+        for row in range(len(params))
+    ]
+    logits = (
+        torch.randn(
+            len(params), 1 + len(PARENTS), vocab, generator=torch.Generator().manual_seed(vocab)
+        )
+        * spread
+    )
     return logits, requests, trees
 
 
-@pytest.mark.parametrize(("vocab", "spread"), [(11, 2.0), (120, 3.0), (600, 0.3), (600, 4.0), (5000, 0.1)])
-@pytest.mark.parametrize("params", [SAMPLED, SAMPLED + GREEDY, GREEDY], ids=["sampled", "mixed", "greedy"])
-def test_scores_equal_the_processors_of_transformers(params: list[SamplingParams], vocab: int, spread: float) -> None:
+@pytest.mark.parametrize(
+    ("vocab", "spread"), [(11, 2.0), (120, 3.0), (600, 0.3), (600, 4.0), (5000, 0.1)]
+)
+@pytest.mark.parametrize(
+    "params", [SAMPLED, SAMPLED + GREEDY, GREEDY], ids=["sampled", "mixed", "greedy"]
+)
+def test_scores_equal_the_processors_of_transformers(
+    params: list[SamplingParams], vocab: int, spread: float
+) -> None:
     """Flat and peaked laws, nuclei of hundreds of tokens, every row with parameters of its own."""
     logits, requests, trees = batch(params, vocab, spread)
     scores = sampler.target_scores(logits.clone(), requests, trees)
     for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-        torch.testing.assert_close(scores[row, : 1 + len(tree)], expected(logits[row], request, tree), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            scores[row, : 1 + len(tree)], expected(logits[row], request, tree), rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("params", SAMPLED)
@@ -96,7 +120,9 @@ def test_a_row_alone_equals_the_row_in_a_batch(params: SamplingParams) -> None:
     logits, requests, trees = batch(mixed, 300, 1.0)
     scores = sampler.target_scores(logits.clone(), requests, trees)
     row = len(SAMPLED)
-    alone = sampler.target_scores(logits[row : row + 1].clone(), requests[row : row + 1], trees[row : row + 1])
+    alone = sampler.target_scores(
+        logits[row : row + 1].clone(), requests[row : row + 1], trees[row : row + 1]
+    )
     torch.testing.assert_close(scores[row], alone[0], rtol=1e-5, atol=1e-6)
 
 
@@ -115,7 +141,12 @@ def test_top_k_of_one_is_greedy() -> None:
 
 @pytest.mark.parametrize(("vocab", "spread"), [(120, 3.0), (5000, 1.0)])
 def test_draws_that_are_asked_for_are_those_of_the_batch(vocab: int, spread: float) -> None:
-    params = [dataclasses.replace(one, seed=seed) for seed in range(8) for one in SAMPLED if not one.adjusts]
+    params = [
+        dataclasses.replace(one, seed=seed)
+        for seed in range(8)
+        for one in SAMPLED
+        if not one.adjusts
+    ]
     logits, requests, trees = batch(params, vocab, spread)
     together = sampler.draw(sampler.target_scores(logits.clone(), requests, trees), requests, trees)
     for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
@@ -141,7 +172,13 @@ def test_a_draw_depends_on_seed_and_position_only() -> None:
     plain = [draws(position, EMPTY_TREE)[0] for position in range(4)]
     assert len(set(plain)) > 1
     assert draws(0, DraftTree.chain([1, 2, 3])) == plain
-    assert draws(0, DraftTree([1, 2, 3, 4], [-1, -1, 0, 2]), neighbours=3) == [plain[0], plain[1], plain[1], plain[2], plain[3]]
+    assert draws(0, DraftTree([1, 2, 3, 4], [-1, -1, 0, 2]), neighbours=3) == [
+        plain[0],
+        plain[1],
+        plain[1],
+        plain[2],
+        plain[3],
+    ]
     assert draws(2, DraftTree.chain([1]), neighbours=1) == plain[2:]
     assert draws(0, EMPTY_TREE) == [plain[0]]
 
@@ -155,7 +192,9 @@ def draw_seeds(scores: Tensor, positions: int, stream: int = sampler.TARGET) -> 
     """Draws of `DRAWS` requests with seeds 0, 1, ... at the first `positions` places."""
     requests = [Request([1], SamplingParams(temperature=1.0, seed=seed)) for seed in range(DRAWS)]
     chain = DraftTree.chain([0] * (positions - 1))
-    return sampler.draw(scores.expand(DRAWS, positions, len(scores)), requests, [chain] * DRAWS, stream)
+    return sampler.draw(
+        scores.expand(DRAWS, positions, len(scores)), requests, [chain] * DRAWS, stream
+    )
 
 
 def test_draws_over_seeds_follow_the_law_and_are_independent_over_positions() -> None:
@@ -182,11 +221,17 @@ def test_draws_over_positions_follow_the_law() -> None:
 
 
 def test_streams_and_single_draws_are_independent() -> None:
-    """The draft's draws, the walk's coins and its residual draws share nothing with the target's noise."""
+    """The draft's draws, the walk's coins and its residual draws share nothing with the target's
+    noise.
+    """
     target = [row[0] for row in draw_seeds(LAW.log(), 1)]
     draft = [row[0] for row in draw_seeds(LAW.log(), 1, sampler.DRAFT)]
     residual = [sampler.draw_one(LAW * 7, seed, 0, sampler.RESIDUAL) for seed in range(DRAWS // 4)]
-    coins = [int(sampler.uniform(seed, 0, sampler.ACCEPT, node) * 4) for seed in range(DRAWS // 4) for node in range(4)]
+    coins = [
+        int(sampler.uniform(seed, 0, sampler.ACCEPT, node) * 4)
+        for seed in range(DRAWS // 4)
+        for node in range(4)
+    ]
     pairs = {(one, other): CHANCES[one] * CHANCES[other] for one in CHANCES for other in CHANCES}
     quarters = {(coin, token): chance / 4 for coin in range(4) for token, chance in CHANCES.items()}
     assert fits(Counter(residual), CHANCES)
@@ -194,14 +239,24 @@ def test_streams_and_single_draws_are_independent() -> None:
     assert fits(Counter(zip(target, residual, strict=False)), pairs)
     assert fits(Counter(zip(coins[::4], target, strict=False)), quarters)
     assert fits(Counter(zip(coins[::4], draft, strict=False)), quarters)
-    assert fits(Counter(zip(coins[::4], coins[1::4], strict=True)), {(a, b): 1 / 16 for a in range(4) for b in range(4)})
+    assert fits(
+        Counter(zip(coins[::4], coins[1::4], strict=True)),
+        {(a, b): 1 / 16 for a in range(4) for b in range(4)},
+    )
 
 
 def test_a_large_vocabulary_is_drawn_evenly() -> None:
-    """Thousands of equally likely tokens, in 64 bins by the top and by the bottom bits of the id."""
+    """Thousands of equally likely tokens, in 64 bins by the top and by the bottom bits of the
+    id.
+    """
     vocab = 8192
     requests = [Request([1], SamplingParams(temperature=1.0, seed=seed)) for seed in range(2000)]
-    tokens = [row[0] for row in sampler.draw(torch.zeros(1, 1, vocab).expand(2000, 1, vocab), requests, [EMPTY_TREE] * 2000)]
+    tokens = [
+        row[0]
+        for row in sampler.draw(
+            torch.zeros(1, 1, vocab).expand(2000, 1, vocab), requests, [EMPTY_TREE] * 2000
+        )
+    ]
     even = dict.fromkeys(range(64), 1 / 64)
     assert fits(Counter(token % 64 for token in tokens), even)
     assert fits(Counter(token // (vocab // 64) for token in tokens), even)
@@ -216,7 +271,11 @@ def test_fits_has_power() -> None:
 
 
 def test_noise_is_finite_and_exponential() -> None:
-    keys = [sampler.noise_key(seed, position, 0) for seed in (-1, 0, 1, 2**63) for position in (0, 1, 10**6)]
+    keys = [
+        sampler.noise_key(seed, position, 0)
+        for seed in (-1, 0, 1, 2**63)
+        for position in (0, 1, 10**6)
+    ]
     noise = sampler.exponential_noise(keys, 50_000, torch.device("cpu"))
     assert bool(torch.isfinite(noise).all())
     assert bool((noise > 0).all())
@@ -236,16 +295,23 @@ def test_extreme_scores_give_a_token() -> None:
     ):
         requests = [Request([1], dataclasses.replace(params, seed=seed)) for seed in range(50)]
         logits = scores.expand(50, 1, 9)
-        tokens = sampler.draw(sampler.target_scores(logits, requests, [EMPTY_TREE] * 50), requests, [EMPTY_TREE] * 50)
+        tokens = sampler.draw(
+            sampler.target_scores(logits, requests, [EMPTY_TREE] * 50), requests, [EMPTY_TREE] * 50
+        )
         assert tokens == [[4]] * 50
 
 
-@pytest.mark.parametrize("speculations", [("none", "sssd"), ("none", "sssd", None)], ids=["sampled", "beside greedy"])
+@pytest.mark.parametrize(
+    "speculations", [("none", "sssd"), ("none", "sssd", None)], ids=["sampled", "beside greedy"]
+)
 def test_only_what_is_emitted_is_drawn_and_the_text_stays(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, speculations: tuple[str | None, ...]
 ) -> None:
     """A request of no speculation is the greedy one."""
-    params = [SamplingParams(COUNT, temperature=0.8 if one else 0.0, seed=5, speculation=one or "sssd") for one in speculations]
+    params = [
+        SamplingParams(COUNT, temperature=0.8 if one else 0.0, seed=5, speculation=one or "sssd")
+        for one in speculations
+    ]
     prompts = [pair.prompts[0]] * len(params)
     together = [answer.token_ids for answer in pair.engine().generate(prompts, params)]
     drawn: list[int] = []

@@ -1,4 +1,6 @@
-"""Stop strings are found with the token that completes them, whatever the tokenizer, and the text is cut before them."""
+"""Stop strings are found with the token that completes them, whatever the tokenizer, and the
+text is cut before them.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,19 @@ ALL: dict[str, Any] = {**LOCAL, **FALLBACK, **FOREIGN}
 
 def first_end(stops: StopStrings, ids: list[int], prompt: list[int]) -> int | None:
     """After how many tokens `stops` ends an answer that gets one token after another."""
-    return next((size for size in range(1, len(ids) + 1) if stops.ends([*prompt, *ids[: size - 1]], [ids[size - 1]])), None)
+    return next(
+        (
+            size
+            for size in range(1, len(ids) + 1)
+            if stops.ends([*prompt, *ids[: size - 1]], [ids[size - 1]])
+        ),
+        None,
+    )
 
 
-def write(tokenizer: Any, ids: list[int], stop: tuple[str, ...], prompt: list[int], steps: random.Random) -> list[str]:
+def write(
+    tokenizer: Any, ids: list[int], stop: tuple[str, ...], prompt: list[int], steps: random.Random
+) -> list[str]:
     """The text of every step of a stream, whose steps have one to five tokens."""
     stops = StopStrings(stop, tokenizer, prompt)
     writer, written, place = Writer(tokenizer, prompt, stops), [], 0
@@ -37,7 +48,9 @@ def write(tokenizer: Any, ids: list[int], stop: tuple[str, ...], prompt: list[in
 
 @pytest.mark.parametrize("name", ALL)
 def test_found_with_the_token_that_completes_it(name: str) -> None:
-    """Never earlier, never later: as looking at the whole text after every token. A stream shows nothing of it."""
+    """Never earlier, never later: as looking at the whole text after every token. A stream shows
+    nothing of it.
+    """
     tokenizer, chance, found = ALL[name], random.Random(f"stop {name}"), 0
     for _ in range(60):
         ids = tokenizer(any_text(chance), add_special_tokens=False)["input_ids"]
@@ -45,56 +58,99 @@ def test_found_with_the_token_that_completes_it(name: str) -> None:
         prompt, answer = ids[:first], ids[first:]
         starts = [whole_text(tokenizer, prompt, skip) for skip in (True, False)]
         texts = [
-            [whole_text(tokenizer, ids[: first + size], skip) for skip in (True, False)] for size in range(1, len(answer) + 1)
+            [whole_text(tokenizer, ids[: first + size], skip) for skip in (True, False)]
+            for size in range(1, len(answer) + 1)
         ]
-        if not texts or not all(text.startswith(start) for pair in texts for text, start in zip(pair, starts, strict=True)):
+        if not texts or not all(
+            text.startswith(start)
+            for pair in texts
+            for text, start in zip(pair, starts, strict=True)
+        ):
             continue  # the prompt ends within a character
-        texts = [[text[len(start) :] for text, start in zip(pair, starts, strict=True)] for pair in texts]
+        texts = [
+            [text[len(start) :] for text, start in zip(pair, starts, strict=True)] for pair in texts
+        ]
         text = texts[-1][0].rstrip("\N{REPLACEMENT CHARACTER}") or "x"
         begin = chance.randrange(len(text))
         stop = (text[begin : begin + chance.randint(1, 4)], "zq")
-        due = next((size for size, pair in enumerate(texts, 1) if any(one in text for one in stop for text in pair)), None)
+        due = next(
+            (
+                size
+                for size, pair in enumerate(texts, 1)
+                if any(one in text for one in stop for text in pair)
+            ),
+            None,
+        )
         assert first_end(StopStrings(stop, tokenizer, prompt), answer, prompt) == due
         if due is not None and stop[0] in texts[due - 1][0]:
             found += 1
             shown = "".join(write(tokenizer, answer[:due], stop, prompt, chance))
-            assert shown == texts[due - 1][0][: texts[due - 1][0].index(stop[0])], (prompt, answer[:due], stop, texts[due - 1])
+            assert shown == texts[due - 1][0][: texts[due - 1][0].index(stop[0])], (
+                prompt,
+                answer[:due],
+                stop,
+                texts[due - 1],
+            )
     assert found > 20
 
 
-@pytest.mark.parametrize("name", ["bytes", "llama", "unigram", "wordpiece", "cleaned wordpiece", "metaspace", "foreign llama"])
+@pytest.mark.parametrize(
+    "name",
+    ["bytes", "llama", "unigram", "wordpiece", "cleaned wordpiece", "metaspace", "foreign llama"],
+)
 def test_a_special_token_that_the_text_hides(name: str) -> None:
     tokenizer = ALL[name]
     the, cat = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" the", " cat"))
     ids = [*the, *cat, 2, *the]
     size = len(the) + len(cat) + 1
     assert first_end(StopStrings(("</s>",), tokenizer), ids, []) == size
-    assert "".join(write(tokenizer, ids[:size], ("</s>",), [], random.Random(0))) == tokenizer.decode([*the, *cat])
+    assert "".join(
+        write(tokenizer, ids[:size], ("</s>",), [], random.Random(0))
+    ) == tokenizer.decode([*the, *cat])
 
 
 @pytest.mark.parametrize(
     ("stop", "end", "shown"),
     [
-        ("</s>", 4, "abc"), ("c</s>", 4, "ab"), ("</s></s>a", 6, "abc"), ("s></s", 5, "abc"), ("bc", 3, "a"),
-        ("ca", 6, "ab"), ("c</s>d", None, "abcad"), ("ad", 7, "abc"),
+        ("</s>", 4, "abc"),
+        ("c</s>", 4, "ab"),
+        ("</s></s>a", 6, "abc"),
+        ("s></s", 5, "abc"),
+        ("bc", 3, "a"),
+        ("ca", 6, "ab"),
+        ("c</s>d", None, "abcad"),
+        ("ad", 7, "abc"),
     ],
-)  # fmt: skip
+)
 def test_stop_strings_around_special_tokens(stop: str, end: int | None, shown: str) -> None:
     """They may begin before one, or end behind it. What the text shows without it counts, too."""
     tokenizer = ALL["llama"]
-    ids = [tokenizer.convert_tokens_to_ids(token) for token in ("a", "b", "c", "</s>", "</s>", "a", "d")]
+    ids = [
+        tokenizer.convert_tokens_to_ids(token)
+        for token in ("a", "b", "c", "</s>", "</s>", "a", "d")
+    ]
     assert first_end(StopStrings((stop,), tokenizer), ids, []) == end
     for seed in range(5):
         assert "".join(write(tokenizer, ids[:end], (stop,), [], random.Random(seed))) == shown
 
 
 def test_what_is_asked_again_has_the_same_answer() -> None:
-    """A run is checked while it is walked, and as a whole; a step may be repeated with other tokens."""
+    """A run is checked while it is walked, and as a whole; a step may be repeated with other
+    tokens.
+    """
     tokenizer = ALL["llama"]
     a, b, c = (tokenizer.convert_tokens_to_ids(token) for token in "abc")
     stops = StopStrings(("bc",), tokenizer, [a])
-    assert [stops.ends([a, a], [b]), stops.ends([a, a], [b, c]), stops.ends([a, a], [b, c])] == [False, True, True]
-    assert [stops.ends([a, a], [b]), stops.ends([a, a], [b, b]), stops.ends([a, a, b, b], [c])] == [False, False, True]
+    assert [stops.ends([a, a], [b]), stops.ends([a, a], [b, c]), stops.ends([a, a], [b, c])] == [
+        False,
+        True,
+        True,
+    ]
+    assert [stops.ends([a, a], [b]), stops.ends([a, a], [b, b]), stops.ends([a, a, b, b], [c])] == [
+        False,
+        False,
+        True,
+    ]
     assert stops.ends([a, c, b], [b]) is False
 
 
@@ -109,12 +165,34 @@ def test_a_stream_shows_no_beginning_of_a_stop_string() -> None:
     ids = tokenizer("one \n ENx é")["input_ids"]
     writer = Writer(tokenizer, [], StopStrings(("\n\n", "END", "é🙂"), tokenizer))
     written = [writer.write([token], [Origin.TARGET], token is ids[-1]) for token in ids]
-    assert [[text for text, _ in step] for step in written[4:]] == [[], ["\n", " "], [], [], ["E", "N", "x"], [" "], [], ["é"]]
-    assert [mark.step for step in written for _, mark in step] == [*range(1, len(ids) - 1), len(ids)]
+    assert [[text for text, _ in step] for step in written[4:]] == [
+        [],
+        ["\n", " "],
+        [],
+        [],
+        ["E", "N", "x"],
+        [" "],
+        [],
+        ["é"],
+    ]
+    assert [mark.step for step in written for _, mark in step] == [
+        *range(1, len(ids) - 1),
+        len(ids),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("text", "held"), [("abc", 0), ("abcE", 1), ("abcEN", 2), ("E", 1), ("", 0), ("abc\n", 1), ("ENE", 1), ("xENDx", 0)]
+    ("text", "held"),
+    [
+        ("abc", 0),
+        ("abcE", 1),
+        ("abcEN", 2),
+        ("E", 1),
+        ("", 0),
+        ("abc\n", 1),
+        ("ENE", 1),
+        ("xENDx", 0),
+    ],
 )
 def test_what_could_become_a_stop_string_is_held_back(text: str, held: int) -> None:
     assert StopStrings(("\n\n", "END"), LOCAL["bytes"]).held_back(text) == held
@@ -127,5 +205,9 @@ def test_any_stop_strings_of_any_ids(data: st.DataObject) -> None:
     text = tokenizer.decode(ids)
     start = data.draw(st.integers(0, len(text) - 1))
     stops = [text[start : start + data.draw(st.integers(1, 5))], "zq"]
-    first = next(size for size in range(1, len(ids) + 1) if any(stop in tokenizer.decode(ids[:size]) for stop in stops))
+    first = next(
+        size
+        for size in range(1, len(ids) + 1)
+        if any(stop in tokenizer.decode(ids[:size]) for stop in stops)
+    )
     assert first_end(StopStrings(stops, tokenizer), ids, []) == first

@@ -1,4 +1,6 @@
-"""One server for the tests of a module: a real uvicorn in a thread, on the embedded target, and the official client."""
+"""One server for the tests of a module: a real uvicorn in a thread, on the embedded target, and
+the official client.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ def llm() -> LLM:
 @pytest.fixture(scope="session")
 def tiny(pair: Pair, tokenizer: Any) -> LLM:
     """A model with random weights that is fast, for what is not about texts."""
-    return LLM(pair.target, "prompt_lookup:budget=false", draft_model=pair.draft, tokenizer=tokenizer, max_batch=16)
+    return LLM(
+        pair.target,
+        "prompt_lookup:budget=false",
+        draft_model=pair.draft,
+        tokenizer=tokenizer,
+        max_batch=16,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ BAD_BODIES = [
     b"", b"{", b"[]", b'"x"', b"null", b'{"prompt": "\xff\xfe"}', b'{"prompt": "\\ud800"}', b"[" * 100_000,
     b'{"prompt": "x", "temperature": NaN}', b'{"prompt": "x", "temperature": 1e999}',
     b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
-    b'{"prompt": "x", "\\ud800": 1, "stop": "\\udfff"}', b'{"prompt": "x", "speculation": "\\ud800"}',
+    b'{"prompt": "x", "\\ud800": 1, "stop": "\\udfff"}', b'{"prompt": "x", "speculation":'
+                                                         b' "\\ud800"}',
 ]  # fmt: skip
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": None}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"),
@@ -83,7 +84,13 @@ def test_bodies_that_are_none(server: Served, body: bytes) -> None:
 @pytest.mark.parametrize(("change", "param"), BAD_COMPLETIONS, ids=str)
 def test_bad_completions(server: Served, change: dict[str, Any], param: str | None) -> None:
     for stream in (False, True):
-        check(server.post("/v1/completions", COMPLETION | {"stream": stream} | change, headers=HEADERS), 400, param)
+        check(
+            server.post(
+                "/v1/completions", COMPLETION | {"stream": stream} | change, headers=HEADERS
+            ),
+            400,
+            param,
+        )
 
 
 @pytest.mark.parametrize(("change", "param"), BAD_CHATS, ids=ascii)
@@ -92,10 +99,18 @@ def test_bad_chats(server: Served, change: dict[str, Any], param: str | None) ->
 
 
 def test_unknown_models_paths_and_methods(server: Served) -> None:
-    check(server.post("/v1/completions", COMPLETION | {"model": "gpt-4"}, headers=HEADERS), 404, "model")
+    check(
+        server.post("/v1/completions", COMPLETION | {"model": "gpt-4"}, headers=HEADERS),
+        404,
+        "model",
+    )
     check(server.post("/v1/nothing", {}, headers=HEADERS), 404)
     assert server.post("/v1/models", {}, headers=HEADERS).status_code == 405
-    check(server.post("/v1/completions", b"prompt=x", headers=HEADERS | {"content-type": "text/plain"}))
+    check(
+        server.post(
+            "/v1/completions", b"prompt=x", headers=HEADERS | {"content-type": "text/plain"}
+        )
+    )
 
 
 def test_bodies_that_are_too_large(server: Served) -> None:
@@ -107,7 +122,10 @@ def test_bodies_that_are_too_large(server: Served) -> None:
     check(server.post("/v1/completions", {}, content=pieces, headers=headers), 413)
 
 
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer x"}, {"authorization": KEY}, {"authorization": "Bearer \xff"}])
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": "Bearer x"}, {"authorization": KEY}, {"authorization": "Bearer \xff"}],
+)
 def test_no_key_no_answer(server: Served, headers: dict[str, str]) -> None:
     encoded = {name: value.encode("latin-1") for name, value in headers.items()}
     found = server.post("/v1/completions", COMPLETION, headers=encoded)

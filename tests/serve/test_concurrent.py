@@ -1,4 +1,6 @@
-"""64 requests at a time with different drafters, lengths, grammars and ends: each says what it says alone."""
+"""64 requests at a time with different drafters, lengths, grammars and ends: each says what it
+says alone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from tests.support.serving import KEY, Served, served
 from tests.support.shared import Pair
 
 COUNT = 64
-DRAFTERS = [None, False, "prompt_lookup:budget=false", "lookahead:window=3,ngram=3,budget=false", "pia"]
+DRAFTERS = [
+    None,
+    False,
+    "prompt_lookup:budget=false",
+    "lookahead:window=3,ngram=3,budget=false",
+    "pia",
+]
 DRAFTERS += ["draft_model:length=3,verification=follow"]
 LENGTHS = [1, 7, 12, 24]
 
@@ -30,16 +38,22 @@ def asked(number: int, prompts: list[list[int]]) -> dict[str, Any]:
     """The fields of a request."""
     options = {"speculation": DRAFTERS[number % len(DRAFTERS)], "ignore_eos": number % 3 == 0}
     return {
-        "prompt": prompts[number % len(prompts)], "max_tokens": LENGTHS[number % len(LENGTHS)], "extra_body": options,
-        "temperature": 0.0 if number % 2 else 0.8, "seed": number,
-    }  # fmt: skip
+        "prompt": prompts[number % len(prompts)],
+        "max_tokens": LENGTHS[number % len(LENGTHS)],
+        "extra_body": options,
+        "temperature": 0.0 if number % 2 else 0.8,
+        "seed": number,
+    }
 
 
 def alone(llm: LLM, request: dict[str, Any]) -> str:
     params = SamplingParams(
-        request["max_tokens"], request["temperature"], seed=request["seed"], speculation="none",
+        request["max_tokens"],
+        request["temperature"],
+        seed=request["seed"],
+        speculation="none",
         ignore_eos=request["extra_body"]["ignore_eos"],
-    )  # fmt: skip
+    )
     return llm.generate([request["prompt"]], params)[0].text
 
 
@@ -50,13 +64,18 @@ async def whole(client: AsyncOpenAI, request: dict[str, Any]) -> str:
 
 async def streamed(client: AsyncOpenAI, request: dict[str, Any]) -> str:
     return "".join(
-        [event.choices[0].text async for event in await client.completions.create(model="demo", stream=True, **request)]
+        [
+            event.choices[0].text
+            async for event in await client.completions.create(model="demo", stream=True, **request)
+        ]
     )
 
 
 async def left(client: AsyncOpenAI, request: dict[str, Any]) -> None:
     """Go away in the middle, at once or after a piece."""
-    stream = await client.completions.create(model="demo", stream=True, **{**request, "max_tokens": 150})
+    stream = await client.completions.create(
+        model="demo", stream=True, **{**request, "max_tokens": 150}
+    )
     if request["seed"] % 2:
         await anext(aiter(stream))
     await stream.close()
@@ -68,8 +87,14 @@ def test_each_says_what_it_says_alone(server: Served, tiny: LLM, pair: Pair) -> 
     random.Random(0).shuffle(requests)
 
     async def run() -> list[str | None]:
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=60) as client:
-            return list(await asyncio.gather(*[ways[place % 4](client, one) for place, one in enumerate(requests)]))
+        async with AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=60
+        ) as client:
+            return list(
+                await asyncio.gather(
+                    *[ways[place % 4](client, one) for place, one in enumerate(requests)]
+                )
+            )
 
     found = asyncio.run(run())
     assert server.left_over() == 0

@@ -1,4 +1,6 @@
-"""Faults of clients, drafters and processes: who is concerned is told, everybody else is untouched, nothing is left behind."""
+"""Faults of clients, drafters and processes: who is concerned is told, everybody else is
+untouched, nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,13 @@ def raw(server: Served, body: dict[str, Any]) -> socket.socket:
     """A connection that has asked and reads nothing yet."""
     content = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", server.port))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
-    connection.sendall(f"{head}Connection: close\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type:"
+        " application/json\r\n"
+    )
+    connection.sendall(
+        f"{head}Connection: close\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+    )
     return connection
 
 
@@ -92,7 +99,11 @@ def test_a_drafter_that_fails(pair: Pair, tokenizer: Any) -> None:
     with served(llm) as one, one.client() as client:
         found = [
             client.completions.create(
-                model="demo", prompt=pair.prompts[0], max_tokens=12, temperature=0, extra_body={"speculation": asked}
+                model="demo",
+                prompt=pair.prompts[0],
+                max_tokens=12,
+                temperature=0,
+                extra_body={"speculation": asked},
             )
             for asked in (None, False)
         ]
@@ -126,9 +137,15 @@ def test_too_many_are_sent_away(tiny: LLM) -> None:
         assert client.completions.create(**LONG).choices[0].finish_reason
 
 
-def test_one_drafter_too_many_is_for_later(pair: Pair, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One before keeps the only place for a drafter besides the engine's own until it ends, and it drafts as long as we like."""
-    llm = LLM(pair.target, "prompt_lookup:budget=false", tokenizer=tokenizer, max_batch=16)  # nobody has named a drafter before
+def test_one_drafter_too_many_is_for_later(
+    pair: Pair, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One before keeps the only place for a drafter besides the engine's own until it ends, and
+    it drafts as long as we like.
+    """
+    llm = LLM(
+        pair.target, "prompt_lookup:budget=false", tokenizer=tokenizer, max_batch=16
+    )  # nobody has named a drafter before
     drafting, go_on = threading.Event(), threading.Event()
     propose = Pia.propose
 
@@ -144,7 +161,9 @@ def test_one_drafter_too_many_is_for_later(pair: Pair, tokenizer: Any, monkeypat
         with raw(small, {**LONG, "ignore_eos": True, "speculation": "pia:nodes=2"}):
             assert drafting.wait(60)
             try:
-                with pytest.raises(RateLimitError, match="got one more drafter while 1 others are in use") as told:
+                with pytest.raises(
+                    RateLimitError, match="got one more drafter while 1 others are in use"
+                ) as told:
                     client.completions.create(**LONG, extra_body=other)
             finally:
                 go_on.set()
@@ -174,22 +193,34 @@ def test_a_second_signal_does_not_wait(tiny: LLM) -> None:
         next(stream)
         for _ in range(2):
             ending.server.handle_exit(signal.SIGINT, None)
-        with pytest.raises(Exception, match=r"."):  # the connection breaks, however the client says it
+        with pytest.raises(
+            Exception, match=r"."
+        ):  # the connection breaks, however the client says it
             assert list(stream)[-1].choices[0].finish_reason is None, "it came to its end"
     assert ending.server.forced == signal.SIGINT
     assert ending.left_over() == 0
 
 
-def test_every_request_has_a_line_of_log(server: Served, client: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_request_has_a_line_of_log(
+    server: Served, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "paceline.serve"):
         found = client.completions.create(**LONG)
         server.post("/v1/completions", {"prompt": 5}, headers=HEADERS)
         assert server.left_over() == 0
-    lines = [json.loads(record.message) for record in caplog.records if record.name == "paceline.serve.requests"]
+    lines = [
+        json.loads(record.message)
+        for record in caplog.records
+        if record.name == "paceline.serve.requests"
+    ]
     assert [line["status"] for line in lines] == [200, 400]
     assert found.usage is not None
     assert lines[0]["id"] in found.id
-    assert (lines[0]["tokens"], lines[0]["prompt_tokens"], lines[0]["finished"]) == (found.usage.completion_tokens, 3, 1)
+    assert (lines[0]["tokens"], lines[0]["prompt_tokens"], lines[0]["finished"]) == (
+        found.usage.completion_tokens,
+        3,
+        1,
+    )
     assert 0 < lines[0]["forwards"] <= lines[0]["tokens"]
     assert lines[1]["error"].startswith("prompt: got 5")
     assert all(line["seconds"] > 0 and line["model"] == "demo" for line in lines)
@@ -198,8 +229,14 @@ def test_every_request_has_a_line_of_log(server: Served, client: Any, caplog: py
 def test_a_thousand_connections(server: Served) -> None:
     """All at a time, every tenth with a prompt; every one is answered."""
     body = json.dumps({"prompt": [5, 6], "max_tokens": 1, "temperature": 0}).encode()
-    rest = f"Host: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    asking = f"POST /v1/completions HTTP/1.1\r\n{rest}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    rest = (
+        f"Host: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\nConnection:"
+        " close\r\n"
+    )
+    asking = (
+        f"POST /v1/completions HTTP/1.1\r\n{rest}Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
     looking = f"GET /health HTTP/1.1\r\n{rest}\r\n".encode()
 
     async def ask(opened: asyncio.Barrier, number: int) -> bytes:
@@ -216,7 +253,10 @@ def test_a_thousand_connections(server: Served) -> None:
 
     answers = asyncio.run(run())
     assert {answer.split(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 200 OK"}
-    texts = {json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] for answer in answers[::10]}
+    texts = {
+        json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"]
+        for answer in answers[::10]
+    }
     assert len(texts) == 1
     assert server.left_over() == 0
 
@@ -226,11 +266,26 @@ def test_a_process_that_ends(end: signal.Signals) -> None:
     """Killed, its clients get an error; asked to end, it gives them their answers first."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    words = ("--port", str(port), "--drafter", "none", "--dtype", "float32", "--batch-invariant", "off")
+    words = (
+        "--port",
+        str(port),
+        "--drafter",
+        "none",
+        "--dtype",
+        "float32",
+        "--batch-invariant",
+        "off",
+    )
     process = start_command("paceline", "serve", "demo", *words)
     try:
-        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0, timeout=60) as client:
-            stream = iter(_when_up(client).completions.create(**{**LONG, "max_tokens": 40}, **ENDLESS, stream=True))
+        with OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0, timeout=60
+        ) as client:
+            stream = iter(
+                _when_up(client).completions.create(
+                    **{**LONG, "max_tokens": 40}, **ENDLESS, stream=True
+                )
+            )
             next(stream)
             assert process.pid is not None
             os.kill(process.pid, end)

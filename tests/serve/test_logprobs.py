@@ -1,4 +1,6 @@
-"""Log-probabilities and echoes over HTTP: texts, bytes and offsets of tokens are those of the text that was sent."""
+"""Log-probabilities and echoes over HTTP: texts, bytes and offsets of tokens are those of the
+text that was sent.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,28 @@ def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("echo", [False, True])
 def test_completions(kind: tuple[str, Any], count: int, echo: bool) -> None:
     _, client = kind
-    asked = {"model": client.models.list().data[0].id, "prompt": "the cat", "max_tokens": count, "seed": 5, "logprobs": 3}
+    asked = {
+        "model": client.models.list().data[0].id,
+        "prompt": "the cat",
+        "max_tokens": count,
+        "seed": 5,
+        "logprobs": 3,
+    }
     asked |= {"echo": echo, "extra_body": {"ignore_eos": True}}
     found = client.completions.create(**asked).choices[0]
     assert "".join(found.logprobs.tokens) == found.text
     assert found.text.startswith("the cat" if echo else "")
     tokens = found.logprobs.tokens
-    assert found.logprobs.text_offset == [len("".join(tokens[:place])) for place in range(len(tokens))]
+    assert found.logprobs.text_offset == [
+        len("".join(tokens[:place])) for place in range(len(tokens))
+    ]
     streamed = [event.choices[0] for event in client.completions.create(**asked, stream=True)]
     assert "".join(one.text for one in streamed) == found.text
     parts = [one.logprobs for one in streamed if one.logprobs is not None]
     for field in ("tokens", "text_offset"):
-        assert [value for part in parts for value in getattr(part, field)] == getattr(found.logprobs, field), field
+        assert [value for part in parts for value in getattr(part, field)] == getattr(
+            found.logprobs, field
+        ), field
     likely = [list(place or {}) for part in parts for place in part.top_logprobs]
     assert likely == [list(place or {}) for place in found.logprobs.top_logprobs]
 
@@ -44,14 +56,24 @@ def test_completions(kind: tuple[str, Any], count: int, echo: bool) -> None:
 def test_prompts_of_token_ids(kind: tuple[str, Any]) -> None:
     name, client = kind
     ids = (LOCAL | FALLBACK)[name]("the cat", add_special_tokens=False)["input_ids"]
-    asked = {"model": client.models.list().data[0].id, "max_tokens": 9, "seed": 7, "extra_body": {"ignore_eos": True}}
+    asked = {
+        "model": client.models.list().data[0].id,
+        "max_tokens": 9,
+        "seed": 7,
+        "extra_body": {"ignore_eos": True},
+    }
     alone = client.completions.create(**asked, prompt=ids).choices[0].text
-    assert client.completions.create(**asked, prompt=ids, echo=True).choices[0].text == f"the cat{alone}"
+    assert (
+        client.completions.create(**asked, prompt=ids, echo=True).choices[0].text
+        == f"the cat{alone}"
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "unigram", "bytes"])
 def test_likely_tokens_have_bytes_of_their_own(name: str) -> None:
-    """Those that came and those that did not; one that ends within a character is a key of its own."""
+    """Those that came and those that did not; one that ends within a character is a key of its
+    own.
+    """
     tokenizer = (LOCAL | FALLBACK)[name]
     a, *parts = tokenizer("a😀", add_special_tokens=False)["input_ids"][-5:]
     other = tokenizer("😃", add_special_tokens=False)["input_ids"][-1]
@@ -59,10 +81,26 @@ def test_likely_tokens_have_bytes_of_their_own(name: str) -> None:
     content = of_chat(Spelling(tokenizer, [a]), parts, found, 4).content
     assert [bytes(one.bytes) for one in content] == [bytes([byte]) for byte in "😀".encode()]
     assert [one.token for one in content] == ["", "", "", "😀"]
-    assert [[bytes(likely.bytes) for likely in one.top_logprobs[1:]] for one in content] == [[b"\x83", b"a", b""]] * 4
-    assert [likely.token for likely in content[-1].top_logprobs] == ["😀", "😃", "\N{REPLACEMENT CHARACTER}a", "</s>"]
-    told = of_completion(Spelling(tokenizer, [a]), parts[:2], [{token: -0.1, parts[2]: -0.2, a: -3.0} for token in parts[:2]], 5)
-    assert told.top_logprobs[1] == {"\N{REPLACEMENT CHARACTER}": -0.1, "bytes:\\x98": -0.2, "\N{REPLACEMENT CHARACTER}a": -3.0}
+    assert [[bytes(likely.bytes) for likely in one.top_logprobs[1:]] for one in content] == [
+        [b"\x83", b"a", b""]
+    ] * 4
+    assert [likely.token for likely in content[-1].top_logprobs] == [
+        "😀",
+        "😃",
+        "\N{REPLACEMENT CHARACTER}a",
+        "</s>",
+    ]
+    told = of_completion(
+        Spelling(tokenizer, [a]),
+        parts[:2],
+        [{token: -0.1, parts[2]: -0.2, a: -3.0} for token in parts[:2]],
+        5,
+    )
+    assert told.top_logprobs[1] == {
+        "\N{REPLACEMENT CHARACTER}": -0.1,
+        "bytes:\\x98": -0.2,
+        "\N{REPLACEMENT CHARACTER}a": -3.0,
+    }
 
 
 def test_an_unfinished_character_is_of_the_last_token() -> None:
@@ -70,12 +108,17 @@ def test_an_unfinished_character_is_of_the_last_token() -> None:
     ids = tokenizer("a😀", add_special_tokens=False)["input_ids"][:-1]
     found = [{token: -0.1} for token in ids]
     told = of_completion(Spelling(tokenizer), ids, found, 0)
-    assert ("".join(told.tokens), told.tokens[-1]) == (" a\N{REPLACEMENT CHARACTER}", "\N{REPLACEMENT CHARACTER}")
+    assert ("".join(told.tokens), told.tokens[-1]) == (
+        " a\N{REPLACEMENT CHARACTER}",
+        "\N{REPLACEMENT CHARACTER}",
+    )
     assert of_completion(Spelling(tokenizer), ids, found, 0, last=False).tokens[-1] == ""
 
 
 def test_bytes_of_no_character_are_told_apart() -> None:
     tokenizer = FALLBACK["llama"]
     ids = tokenizer("€", add_special_tokens=False)["input_ids"][-2:]
-    (place,) = of_completion(Spelling(tokenizer), ids[:1], [{ids[0]: -0.1, ids[1]: -0.2}], 0).top_logprobs
+    (place,) = of_completion(
+        Spelling(tokenizer), ids[:1], [{ids[0]: -0.1, ids[1]: -0.2}], 0
+    ).top_logprobs
     assert place == {"\N{REPLACEMENT CHARACTER}": -0.1, "bytes:\\xac": -0.2}

@@ -12,10 +12,23 @@ from paceline.serve.page import HEADERS
 from tests.support.browser import CHROMIUM, DRIVER, ENTER, ESCAPE, RIGHT, Browser, browser
 from tests.support.serving import KEY, Served, served
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no chromium with chromedriver on this machine")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="no chromium with chromedriver on this machine"
+)
 QUESTION = "A ferry carries 36 cars on each trip. How many cars does the ferry carry on 8 trips?"
-FILES = ("/", "/operator", "/page/chat.js", "/page/page.css", "/page/icon.svg", "/page/about.json", "/page/operator.json")
-GUESSED = "[...document.querySelectorAll('.answer .token')].findIndex((one) => !one.classList.contains('o-target'))"
+FILES = (
+    "/",
+    "/operator",
+    "/page/chat.js",
+    "/page/page.css",
+    "/page/icon.svg",
+    "/page/about.json",
+    "/page/operator.json",
+)
+GUESSED = (
+    "[...document.querySelectorAll('.answer .token')].findIndex((one) =>"
+    " !one.classList.contains('o-target'))"
+)
 _OPTIONS = "document.getElementById('drafter').options.length"
 _NOTE = "document.querySelector('.answer:last-of-type .note')?.textContent"
 
@@ -63,7 +76,12 @@ def test_a_chat_shows_where_tokens_came_from(open_server: Served, window: Browse
     assert window.run("return document.querySelector('.answer .text').textContent") == wanted.text
     assert f"{wanted.stats.tokens_per_forward:.2f} tokens per forward" in note
     assert window.text("#per-forward") == f"{wanted.stats.tokens_per_forward:.2f}"
-    origins = set(window.run("return [...document.querySelectorAll('.answer .token')].map((one) => one.className.slice(8))"))
+    origins = set(
+        window.run(
+            "return [...document.querySelectorAll('.answer .token')].map((one) =>"
+            " one.className.slice(8))"
+        )
+    )
     assert origins <= {"target", "prompt", "output"}
     assert len(origins) > 1
     assert window.run("return document.querySelectorAll('#legend li').length") == len(origins)
@@ -97,8 +115,14 @@ def test_a_token_opens_the_tree_of_its_step(open_server: Served, window: Browser
 def test_text_stays_text(open_server: Served, window: Browser) -> None:
     """Nothing that is said becomes part of the page, nor is it run."""
     window.click("#new")
-    ask(window, '<img src=x onerror="window.bad = 1"><script>window.bad = 2</script> <b>one</b> <b>one</b>', 16)
-    assert window.run("return document.querySelectorAll('#log img, #log script, #log b').length") == 0
+    ask(
+        window,
+        '<img src=x onerror="window.bad = 1"><script>window.bad = 2</script> <b>one</b> <b>one</b>',
+        16,
+    )
+    assert (
+        window.run("return document.querySelectorAll('#log img, #log script, #log b').length") == 0
+    )
     assert "<img src=x" in window.text(".question .text")
     assert not window.run("return window.bad")
     assert not window.errors()
@@ -108,11 +132,16 @@ def test_text_stays_text(open_server: Served, window: Browser) -> None:
 @pytest.mark.browser
 def test_stop_and_go_on(open_server: Served, window: Browser) -> None:
     window.click("#new")
-    window.run("document.getElementById('length').value = 1500; document.getElementById('drafter').value = 'none'")
+    window.run(
+        "document.getElementById('length').value = 1500; document.getElementById('drafter').value"
+        " = 'none'"
+    )
     window.type("#question", "Tell me a long story.")
     window.press(ENTER)
     window.wait("document.querySelectorAll('.answer .token').length > 3")
-    assert window.run("return document.querySelector('.answer .o-prompt, .answer .o-output') === null")
+    assert window.run(
+        "return document.querySelector('.answer .o-prompt, .answer .o-output') === null"
+    )
     window.press(ESCAPE)
     assert "stopped" in str(window.wait(_NOTE)) or "1500" in window.text(".note")
     assert open_server.left_over() == 0

@@ -1,4 +1,6 @@
-"""Parts of the server that need no server: what stands for fields left out, who is let in, how long to wait."""
+"""Parts of the server that need no server: what stands for fields left out, who is let in, how
+long to wait.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_the_gate_counts_and_knows_its_pace(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_left_out(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's own generation config stands for it, as in vLLM; else temperature 1, and a seed of chance."""
+    """The model's own generation config stands for it, as in vLLM; else temperature 1, and a
+    seed of chance.
+    """
     own = tiny.model.model.generation_config
     for name, value in {"temperature": 0.6, "top_k": 20, "top_p": 0.9}.items():
         monkeypatch.setattr(own, name, value)
@@ -45,7 +49,12 @@ def test_what_is_left_out(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         return sampler.params(CompletionRequest(prompt="x", **fields), 10**30, None)
 
     (found,) = made(False)
-    assert (found.temperature, found.top_k, found.top_p, found.max_new_tokens) == (0.6, 20, 0.9, tiny.max_length)
+    assert (found.temperature, found.top_k, found.top_p, found.max_new_tokens) == (
+        0.6,
+        20,
+        0.9,
+        tiny.max_length,
+    )
     (found,) = made(False, temperature=0.1, top_k=-1)
     assert (found.temperature, found.top_k, found.top_p) == (0.1, 0, 0.9)
     (found,) = made(True)
@@ -60,14 +69,21 @@ def test_what_is_left_out(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (ConfigError("n: got 0; expected 1."), 400, "n", None),
         (ConfigError("prompt 3: got no token; expected one."), 400, "prompt", None),
-        (CapacityError("prompt 0: got 9 tokens; expected 8."), 400, None, "context_length_exceeded"),
+        (
+            CapacityError("prompt 0: got 9 tokens; expected 8."),
+            400,
+            None,
+            "context_length_exceeded",
+        ),
         (TimeoutError(), 504, None, None),
         (MemoryError(), 503, None, None),
         (DrafterError("drafter 'x': got a loop"), 500, None, None),
         (RuntimeError("secret"), 500, None, None),
     ],
 )
-def test_what_clients_are_told_of_errors(error: Exception, status: int, param: str | None, code: str | None) -> None:
+def test_what_clients_are_told_of_errors(
+    error: Exception, status: int, param: str | None, code: str | None
+) -> None:
     told = ApiError.of(error)
     assert (told.status, told.param, told.code) == (status, param, code)
     assert "secret" not in told.message
@@ -76,7 +92,8 @@ def test_what_clients_are_told_of_errors(error: Exception, status: int, param: s
 
 def test_half_a_character_can_be_told() -> None:
     assert ApiError(400, "x: got '\ud800'").response().body == (
-        b'{"error":{"message":"x: got \'\\\\ud800\'","type":"invalid_request_error","param":null,"code":null}}'
+        b'{"error":{"message":"x: got'
+        b' \'\\\\ud800\'","type":"invalid_request_error","param":null,"code":null}}'
     )
 
 
@@ -85,8 +102,14 @@ def test_every_figure_is_documented(tiny: LLM) -> None:
 
     page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
     names = {
-        line.split()[2] for line in ServerMetrics(tiny, "x").page().decode().splitlines() if line.startswith("# TYPE paceline:")
+        line.split()[2]
+        for line in ServerMetrics(tiny, "x").page().decode().splitlines()
+        if line.startswith("# TYPE paceline:")
     }
     names = {name.removeprefix("paceline:") for name in names if not name.endswith("_created")}
     assert len(names) > 15
-    assert [name for name in names if f"`{name}" not in page and f"`{name.removesuffix('_total')}" not in page] == []
+    assert [
+        name
+        for name in names
+        if f"`{name}" not in page and f"`{name.removesuffix('_total')}" not in page
+    ] == []

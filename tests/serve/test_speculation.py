@@ -1,4 +1,6 @@
-"""Which drafters a request may name: none that opens a file or imports a module, but those the server allows."""
+"""Which drafters a request may name: none that opens a file or imports a module, but those the
+server allows.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,26 @@ def asked(**fields: Any) -> Speculation:
 @pytest.mark.parametrize(
     ("given", "spec"),
     [
-        (None, (None, None)), (True, (None, None)), (False, ("none", None)), ("auto", (None, None)), ("none", ("none", None)),
-        ("pia:nodes=6", ("pia:nodes=6", None)), ("auto:draft_head=false", ("auto:draft_head=false", None)),
-        (asked(max_nodes=4), (None, 4)), (asked(drafter="auto", max_nodes=4), (None, 4)),
-        (asked(drafter="pia", nodes=6, max_nodes=3), ("pia:nodes=6", 3)), (asked(drafter="pia:nodes=6"), ("pia:nodes=6", None)),
+        (None, (None, None)),
+        (True, (None, None)),
+        (False, ("none", None)),
+        ("auto", (None, None)),
+        ("none", ("none", None)),
+        ("pia:nodes=6", ("pia:nodes=6", None)),
+        ("auto:draft_head=false", ("auto:draft_head=false", None)),
+        (asked(max_nodes=4), (None, 4)),
+        (asked(drafter="auto", max_nodes=4), (None, 4)),
+        (asked(drafter="pia", nodes=6, max_nodes=3), ("pia:nodes=6", 3)),
+        (asked(drafter="pia:nodes=6"), ("pia:nodes=6", None)),
         ("draft_model:rule=confidence", ("draft_model:rule=confidence", None)),
         ("sssd", ("sssd:datastore=/a/store,nodes=8", None)),
         ("sssd: nodes=8, datastore=/a/store", ("sssd:datastore=/a/store,nodes=8", None)),
-        (asked(drafter="sssd", nodes=8, datastore="/a/store"), ("sssd:datastore=/a/store,nodes=8", None)),
+        (
+            asked(drafter="sssd", nodes=8, datastore="/a/store"),
+            ("sssd:datastore=/a/store,nodes=8", None),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_taken(given: Any, spec: Any) -> None:
     assert OWN.spec(given) == spec
 
@@ -39,20 +51,35 @@ def test_what_is_taken(given: Any, spec: Any) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        "os:system", "tests.support.shared:Watch", "nothing", "", ":", "sssd:datastore=/etc", "sssd:datastore=/a/store",
-        "sssd:calibration=x", "ouroboros:pool=x", "specdec_pp:head=x", "token_recycling:tree=x", "auto:pool=x",
+        "os:system",
+        "tests.support.shared:Watch",
+        "nothing",
+        "",
+        ":",
+        "sssd:datastore=/etc",
+        "sssd:datastore=/a/store",
+        "sssd:calibration=x",
+        "ouroboros:pool=x",
+        "specdec_pp:head=x",
+        "token_recycling:tree=x",
+        "auto:pool=x",
         "auto:draft_head=x",
-        asked(drafter="pia", nodes="6'"), asked(drafter="pia", **{"no des": 6}), asked(drafter="pia", nodes=None),
-        asked(drafter="pia:nodes=6", length=3), asked(nodes=6),
+        asked(drafter="pia", nodes="6'"),
+        asked(drafter="pia", **{"no des": 6}),
+        asked(drafter="pia", nodes=None),
+        asked(drafter="pia:nodes=6", length=3),
+        asked(nodes=6),
         asked(drafter="sssd", datastore="demo"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError):
         OWN.spec(given)
 
 
-@pytest.mark.parametrize("value", ["paper,datastore=/etc", "paper datastore=/etc", "paper,datastore=/a/store"])
+@pytest.mark.parametrize(
+    "value", ["paper,datastore=/etc", "paper datastore=/etc", "paper,datastore=/a/store"]
+)
 def test_nothing_is_smuggled_in_a_value(value: str) -> None:
     """It is one value, which the drafter refuses."""
     spec, _ = OWN.spec(asked(drafter="sssd", fusion=value))

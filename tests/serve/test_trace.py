@@ -15,7 +15,13 @@ from paceline.serve.trace import fates_of, step
 from tests.support.serving import KEY, Served
 
 PROMPT = "A ferry carries 36 cars on each trip. How many cars does the ferry carry on 8 trips?"
-TREE = DraftTree([5, 6, 7, 8, 9, 5], [-1, 0, 0, 1, -1, 3], confidence=[0.9] * 6, probes=1, origins=[Origin.PROMPT] * 6)
+TREE = DraftTree(
+    [5, 6, 7, 8, 9, 5],
+    [-1, 0, 0, 1, -1, 3],
+    confidence=[0.9] * 6,
+    probes=1,
+    origins=[Origin.PROMPT] * 6,
+)
 
 
 def outcome(accepted: list[int], new: list[int]) -> Outcome:
@@ -33,17 +39,31 @@ def drafting() -> LLM:
     [
         ([], [4], "other parent parent parent other probe", [0, None, None, None, 0, None]),
         ([0], [5, 4], "accepted other other parent other probe", [None, 1, 1, None, 0, None]),
-        ([0, 1, 3], [5, 6, 8, 4], "accepted accepted other accepted other probe", [None, None, 1, None, 0, None]),
+        (
+            [0, 1, 3],
+            [5, 6, 8, 4],
+            "accepted accepted other accepted other probe",
+            [None, None, 1, None, 0, None],
+        ),
         ([0], [5], "accepted end end parent other probe", [None, None, None, None, 0, None]),
-        ([0, 1, 3], [5, 6], "accepted accepted other end other probe", [None, None, 1, None, 0, None]),
+        (
+            [0, 1, 3],
+            [5, 6],
+            "accepted accepted other end other probe",
+            [None, None, 1, None, 0, None],
+        ),
     ],
 )
-def test_what_became_of_each_node(accepted: list[int], new: list[int], fates: str, instead: list[int | None]) -> None:
+def test_what_became_of_each_node(
+    accepted: list[int], new: list[int], fates: str, instead: list[int | None]
+) -> None:
     assert fates_of(outcome(accepted, new)) == (fates.split(), instead)
 
 
 def test_a_stream_of_steps(drafting: LLM) -> None:
-    """What the steps say adds up to the answer, and every accepted node is what its place in the answer says."""
+    """What the steps say adds up to the answer, and every accepted node is what its place in the
+    answer says.
+    """
     tally, text, tokens = Tally(), "", []
     for chunk in drafting.stream(PROMPT, SamplingParams(40, stop=("zzz",))):
         told = json.loads(json.dumps(step(chunk, drafting.tokenizer)))
@@ -57,29 +77,55 @@ def test_a_stream_of_steps(drafting: LLM) -> None:
             assert [tree["tokens"][node] for node in kept] == told["tokens"][: len(kept)]
             assert [tree["origins"][node] for node in kept] == told["origins"][: len(kept)]
             assert len({len(column) for column in tree.values()}) == 1
-            others = [(tree["tokens"][node], place) for node, place in enumerate(tree["instead"]) if place is not None]
+            others = [
+                (tree["tokens"][node], place)
+                for node, place in enumerate(tree["instead"])
+                if place is not None
+            ]
             assert all(token != told["tokens"][place] for token, place in others)
         assert ("done" in told) == (chunk.completion is not None)
     assert chunk.completion is not None
     assert (text, tokens) == (chunk.completion.text, chunk.completion.token_ids)
     stats = chunk.completion.stats
-    assert (told["done"]["new_tokens"], told["forwards"]) == (stats.new_tokens, stats.target_forwards)
+    assert (told["done"]["new_tokens"], told["forwards"]) == (
+        stats.new_tokens,
+        stats.target_forwards,
+    )
     assert told["done"]["batch_invariant"] is stats.batch_invariant
     rows = {str(row["origin"]): row for row in tally.rows()}
     assert sum(int(row["drafted"]) for row in rows.values()) == stats.drafted_tokens
-    assert sum(int(row["accepted"]) for name, row in rows.items() if name != "target") == stats.accepted_tokens > 0
+    assert (
+        sum(int(row["accepted"]) for name, row in rows.items() if name != "target")
+        == stats.accepted_tokens
+        > 0
+    )
     assert rows["target"]["accepted"] == stats.new_tokens - stats.accepted_tokens
     assert rows.keys() <= {"target", "prompt", "output"}
 
 
 def test_events_have_a_trace_where_it_is_asked_for(server: Served) -> None:
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "stream": True, "max_tokens": 12, "temperature": 0}
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": PROMPT}],
+        "stream": True,
+        "max_tokens": 12,
+        "temperature": 0,
+    }
     told = []
     for trace in (False, True):
-        answer = server.post("/v1/chat/completions", {**body, "trace": trace}, headers={"authorization": f"Bearer {KEY}"}).text
-        events = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+        answer = server.post(
+            "/v1/chat/completions",
+            {**body, "trace": trace},
+            headers={"authorization": f"Bearer {KEY}"},
+        ).text
+        events = [
+            json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")
+        ]
         assert any("paceline" in event for event in events) == trace
         told.append("".join(event["choices"][0]["delta"]["content"] or "" for event in events))
         if trace:
-            pieces = [piece["text"] for event in events for piece in event.get("paceline", {}).get("pieces", [])]
+            pieces = [
+                piece["text"]
+                for event in events
+                for piece in event.get("paceline", {}).get("pieces", [])
+            ]
             assert "".join(pieces) == told[0] == told[1]

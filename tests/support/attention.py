@@ -1,7 +1,9 @@
-"""Attention by position, slow and plain: what the compiled kernel must compute, and in which order it adds up.
+"""Attention by position, slow and plain: what the compiled kernel must compute, and in which order
+it adds up.
 
-Also a text whose tokens have fixed queries, keys and values, put before an attention function in any layout; and a model whose
-matrix products see one row at a time, so that nothing but attention can depend on the layout.
+Also a text whose tokens have fixed queries, keys and values, put before an attention function in
+any layout; and a model whose matrix products see one row at a time, so that nothing but attention
+can depend on the layout.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def slow_attention(
     softcap: float | None = None,
     sink: float | None = None,
 ) -> Tensor:
-    """One query of one head, [dim], over keys and values [places, dim], of which it sees `visible`, by position."""
+    """One query of one head, [dim], over keys and values [places, dim], of which it sees
+    `visible`, by position.
+    """
     q = query.float().numpy() * np.float32(scaling)
     scores = []
     for place in visible:
@@ -61,31 +65,43 @@ def _add_lanes(lanes: np.ndarray) -> np.float32:
 
 
 class Columns:
-    """Random queries, keys and values for the columns of a layout and for the tokens cached before it.
+    """Random queries, keys and values for the columns of a layout and for the tokens cached before
+    it.
 
     Args:
         shape: query heads, key heads, dim, value dim.
     """
 
-    def __init__(self, layout: PaddedBatch, shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(
+        self,
+        layout: PaddedBatch,
+        shape: tuple[int, int, int, int],
+        dtype: torch.dtype,
+        seed: int = 0,
+    ) -> None:
         heads, key_heads, dim, value_dim = shape
         rows, columns = layout.token_ids.shape
         chance = torch.Generator().manual_seed(seed)
         self.layout = layout
         self.visible = int(layout.places.max()) + 1
-        # Columns lie in memory as models make them; what is in the cache behind a row must not matter.
+        # Columns lie in memory as models make them; what is in the cache behind a row must not
+        # matter.
         self.query = _heavy(chance, rows, columns, heads, dim).to(dtype).transpose(1, 2)
         self.key = torch.full((rows, key_heads, self.visible, dim), torch.nan, dtype=dtype)
         self.value = torch.full((rows, key_heads, self.visible, value_dim), torch.nan, dtype=dtype)
         for row, cached in enumerate(layout.cached.tolist()):
             used = torch.cat([torch.arange(cached), torch.from_numpy(layout.places[row])])
             self.key[row, :, used] = _heavy(chance, key_heads, len(used), dim).to(dtype)
-            self.value[row, :, used] = torch.randn(key_heads, len(used), value_dim, generator=chance).to(dtype)
+            self.value[row, :, used] = torch.randn(
+                key_heads, len(used), value_dim, generator=chance
+            ).to(dtype)
 
     @property
     def order(self) -> AttentionMetadata:
         """The keys by position."""
-        return AttentionMetadata.of(self.layout.cached, self.layout.places, self.layout.positions, self.layout.padding)
+        return AttentionMetadata.of(
+            self.layout.cached, self.layout.places, self.layout.positions, self.layout.padding
+        )
 
     def mask(self, window: int | None = None) -> Tensor:
         """What the columns see, bool [rows, 1, columns, places]."""
@@ -99,8 +115,12 @@ class Columns:
         path = [*range(int(layout.cached[row])), *layout.places[row][seen].tolist()]
         return path[-window:] if window else path
 
-    def alone(self, row: int, column: int, window: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, keys and values of a column as plain decoding sees them: one query, the keys of its text side by side."""
+    def alone(
+        self, row: int, column: int, window: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, keys and values of a column as plain decoding sees them: one query, the keys of
+        its text side by side.
+        """
         path = self.path(row, column, window)
         return (
             self.query[row : row + 1, :, column : column + 1],

@@ -14,11 +14,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+CHROMIUM, DRIVER = (
+    shutil.which("chromium") or shutil.which("google-chrome"),
+    shutil.which("chromedriver"),
+)
 _FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars", "--force-color-profile=srgb",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+)
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the standard's name of a reference
 _SECONDS = 90.0
 ENTER, ESCAPE, RIGHT, TAB = "\ue007", "\ue00c", "\ue014", "\ue004"
@@ -69,18 +81,32 @@ class Browser:
 
     def look(self, width: int, height: int, dark: bool = False, scale: float = 1.0) -> None:
         """Set the size of the window, in CSS pixels, and the colours that the system prefers."""
-        self._cdp("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False)
+        self._cdp(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=False,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._cdp("Emulation.setEmulatedMedia", features=[scheme])
 
     def picture(self, path: Path) -> None:
         """Write what can be seen as a PNG file."""
-        path.write_bytes(base64.b64decode(self._cdp("Page.captureScreenshot", format="png")["data"]))
+        path.write_bytes(
+            base64.b64decode(self._cdp("Page.captureScreenshot", format="png")["data"])
+        )
 
     def errors(self) -> list[str]:
-        """What the console has said since the last call, but for answers of the server with an error."""
+        """What the console has said since the last call, but for answers of the server with an
+        error.
+        """
         entries = self._send("se/log", type="browser")
-        return [one["message"] for one in entries if one["level"] == "SEVERE" and one["source"] != "network"]
+        return [
+            one["message"]
+            for one in entries
+            if one["level"] == "SEVERE" and one["source"] != "network"
+        ]
 
     def _find(self, selector: str) -> str:
         return str(self._send("element", using="css selector", value=selector)[_ELEMENT])
@@ -101,18 +127,24 @@ def browser(profile: Path) -> Iterator[Browser]:
     """
     assert CHROMIUM is not None
     assert DRIVER is not None
-    driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    driver = subprocess.Popen(
+        [DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     session = ""
     try:
         port = _port(driver)
         options = {"binary": CHROMIUM, "args": [*_FLAGS, f"--user-data-dir={profile}"]}
-        wanted = {"alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}}
+        wanted = {
+            "alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        }
         base = f"http://127.0.0.1:{port}/session"
         session = f"{base}/{_post(base, {'capabilities': wanted})['sessionId']}"
         yield Browser(session)
     finally:
         if session:
-            urllib.request.urlopen(urllib.request.Request(session, method="DELETE"), timeout=_SECONDS).close()
+            urllib.request.urlopen(
+                urllib.request.Request(session, method="DELETE"), timeout=_SECONDS
+            ).close()
         driver.terminate()
         driver.wait()
         assert driver.stdout is not None
@@ -128,7 +160,9 @@ def _port(driver: subprocess.Popen[str]) -> int:
 
 
 def _post(url: str, body: Any) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
             return json.load(answer)["value"]

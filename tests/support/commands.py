@@ -1,4 +1,6 @@
-"""A command line in a process of its own, forked from one that has imported everything: seconds less than a new interpreter."""
+"""A command line in a process of its own, forked from one that has imported everything: seconds
+less than a new interpreter.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,25 @@ from tests.support.processes import CONTEXT
 
 
 def run_command(
-    *words: str, stdin: str = "", folder: Path | None = None, path: Sequence[Path] = (), seconds: float = 300.0
+    *words: str,
+    stdin: str = "",
+    folder: Path | None = None,
+    path: Sequence[Path] = (),
+    seconds: float = 300.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run `paceline ...`, `-m module ...` or `file.py ...` as a shell would.
 
     Args:
         folder: the working directory; default: the present one.
-        path: folders that are searched for modules first, after the working directory, as with PYTHONPATH.
+        path: folders that are searched for modules first, after the working directory, as with
+            PYTHONPATH.
     """
     with tempfile.TemporaryDirectory() as kept:
         streams = [Path(kept) / name for name in ("in", "out", "err")]
         streams[0].write_text(stdin, encoding="utf-8")
-        process = CONTEXT.Process(target=_run, args=(words, streams, folder or Path.cwd(), list(path)))
+        process = CONTEXT.Process(
+            target=_run, args=(words, streams, folder or Path.cwd(), list(path))
+        )
         process.start()
         process.join(seconds)
         process.kill()
@@ -46,7 +55,9 @@ def start_command(*words: str) -> BaseProcess:
 
 
 def _run(words: Sequence[str], streams: Sequence[Path], folder: Path, path: Sequence[Path]) -> None:
-    for number, (stream, mode) in enumerate(zip(streams, (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT] * 2), strict=True)):
+    for number, (stream, mode) in enumerate(
+        zip(streams, (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT] * 2), strict=True)
+    ):
         os.dup2(os.open(stream, mode), number)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it lives as long as the process
     os.environ |= {"COLUMNS": "200", "HF_HUB_OFFLINE": "1"}

@@ -1,5 +1,6 @@
-"""Run products and attention by AMX on any processor, its instructions emulated, against sums in their order and plain decoding.
-A script of its own, since the instructions are put in place before what uses them is compiled:
+"""Run products and attention by AMX on any processor, its instructions emulated, against sums in
+their order and plain decoding. A script of its own, since the instructions are put in place before
+what uses them is compiled:
 
     NUMBA_CACHE_DIR=$(mktemp -d) python -m tests.support.emulated_amx
 
@@ -18,7 +19,9 @@ from paceline.util.compiled import inlined, load_uint8, load_uint16, store_uint8
 
 _ROOM = np.zeros(8 * amx.TILE // 4 + 16, dtype=np.float32)
 _TILES = (_ROOM.ctypes.data + 63) // 64 * 64
-_WIDENED = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32).copy()  # of every bfloat16 number
+_WIDENED = (
+    (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32).copy()
+)  # of every bfloat16 number
 _TABLE = _WIDENED.ctypes.data
 _ROWS = np.full(8, amx.SIDE, dtype=np.uint8)  # of the tiles
 _ROWS_AT = _ROWS.ctypes.data
@@ -36,7 +39,9 @@ def _configure(place: int) -> None:
 def _copy(source: int, stride: int, target: int, target_stride: int, rows: Any) -> None:
     for row in range(rows):
         for part in range(0, amx.ROW, 32):
-            simd_f32x8.store(target + row * target_stride + part, simd_f32x8.load(source + row * stride + part))
+            simd_f32x8.store(
+                target + row * target_stride + part, simd_f32x8.load(source + row * stride + part)
+            )
 
 
 @inlined
@@ -76,7 +81,8 @@ def _round_row(source: int, target: int) -> None:
 def _round_sum(source: int, target: int, added: int) -> None:
     for part in range(0, amx.ROW, 32):
         simd_f32x8.store_bfloat16(
-            target + part // 2, simd_f32x8.add(simd_f32x8.load(source + part), simd_f32x8.load(added + part))
+            target + part // 2,
+            simd_f32x8.add(simd_f32x8.load(source + part), simd_f32x8.load(added + part)),
         )
 
 
@@ -97,12 +103,15 @@ def _weigh(numbers: int, steps: int, largest: Any) -> Any:
         simd_f32x8.store(_SUMS + part, simd_f32x8.splat(np.float32(0.0)))
     for place in range(numbers, numbers + 128 * steps, 128):
         for part in range(0, 128, 32):  # a half of the weights takes the place of what was read
-            weight = simd_f32x8.exp(simd_f32x8.subtract(simd_f32x8.load(place + part), simd_f32x8.splat(largest)))
+            weight = simd_f32x8.exp(
+                simd_f32x8.subtract(simd_f32x8.load(place + part), simd_f32x8.splat(largest))
+            )
             total = _SUMS + part % 64
             simd_f32x8.store(total, simd_f32x8.add(simd_f32x8.load(total), weight))
             simd_f32x8.store_bfloat16(_MADE + part // 2, weight)
             simd_f32x8.store_bfloat16(
-                _MADE + 64 + part // 2, simd_f32x8.subtract(weight, simd_f32x8.load_bfloat16(_MADE + part // 2))
+                _MADE + 64 + part // 2,
+                simd_f32x8.subtract(weight, simd_f32x8.load_bfloat16(_MADE + part // 2)),
             )
         for part in range(0, 128, 32):
             simd_f32x8.store(place + part, simd_f32x8.load(_MADE + part))
@@ -127,7 +136,9 @@ def _zero(tile: int) -> Any:
 def _load(tile: int) -> Any:
     @inlined
     def load(source: int, stride: int) -> None:
-        _copy(source, stride, _TILES + tile * amx.TILE, amx.ROW, np.int64(load_uint8(_ROWS_AT + tile)))
+        _copy(
+            source, stride, _TILES + tile * amx.TILE, amx.ROW, np.int64(load_uint8(_ROWS_AT + tile))
+        )
 
     return load
 
@@ -135,7 +146,9 @@ def _load(tile: int) -> Any:
 def _store(tile: int) -> Any:
     @inlined
     def store(target: int, stride: int) -> None:
-        _copy(_TILES + tile * amx.TILE, amx.ROW, target, stride, np.int64(load_uint8(_ROWS_AT + tile)))
+        _copy(
+            _TILES + tile * amx.TILE, amx.ROW, target, stride, np.int64(load_uint8(_ROWS_AT + tile))
+        )
 
     return store
 
@@ -150,7 +163,12 @@ def _product_of(out: int, left: int, right: int) -> Any:
 
 def main() -> None:
     """Put the emulation in place, then compare."""
-    amx.configure, amx.release, amx.round_row, amx.round_sum = _configure, _nothing, _round_row, _round_sum
+    amx.configure, amx.release, amx.round_row, amx.round_sum = (
+        _configure,
+        _nothing,
+        _round_row,
+        _round_sum,
+    )
     amx.zero, amx.load, amx.store, amx.add_product = _zero, _load, _store, _product_of
     vars(amx)["available"] = lambda: True
     bf16_pack.weigh, bf16_pack.pair_up = _weigh, _pair_up
@@ -159,7 +177,9 @@ def main() -> None:
     from paceline.cpu.linear.tiled import multiply_tiled
     from tests.cpu.test_product_order import SHAPES, check_bits, tiled_sums
 
-    torch.set_num_threads(1)  # the emulated tiles are there once, those of a processor once for each thread
+    torch.set_num_threads(
+        1
+    )  # the emulated tiles are there once, those of a processor once for each thread
     own._kernel = lambda *_: multiply_tiled
     for shape in SHAPES[:5]:
         check_bits(tiled_sums, *shape)
@@ -167,10 +187,14 @@ def main() -> None:
     from tests.attention import test_by_position, test_tiled
 
     for heads in ((9, 3, 64, 64), (4, 2, 32, 48), (20, 1, 64, 64)):
-        test_by_position.test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(heads, torch.bfloat16)
+        test_by_position.test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(
+            heads, torch.bfloat16
+        )
         test_by_position.test_values_are_those_of_the_reference(heads, torch.bfloat16)
     test_tiled.test_values_are_added_up_in_the_order_that_is_written_down(33, 80)
-    test_tiled.test_keys_and_values_that_are_not_numbers_are_met_by_those_who_see_them(torch.bfloat16, 5)
+    test_tiled.test_keys_and_values_that_are_not_numbers_are_met_by_those_who_see_them(
+        torch.bfloat16, 5
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Exact laws of random experiments in fractions, over a vocabulary of four tokens: a target, a drafter, and every choice.
+"""Exact laws of random experiments in fractions, over a vocabulary of four tokens: a target, a
+drafter, and every choice.
 
-A drafter's draws and the walk's own draws are one experiment. `Oracle` runs it once for every sequence of choices with the
-exact chance of each, so the law of what is emitted comes out as a table of fractions.
+A drafter's draws and the walk's own draws are one experiment. `Oracle` runs it once for every
+sequence of choices with the exact chance of each, so the law of what is emitted comes out as a
+table of fractions.
 """
 
 from __future__ import annotations
@@ -31,13 +33,17 @@ def dist(*weights: int) -> Any:
 def target(context: tuple[int, ...]) -> Any:
     """The target's law after `context`: different after each, with zeros."""
     last = context[-1] if context else 0
-    return (dist(4, 3, 2, 1), dist(0, 1, 5, 2), dist(3, 3, 0, 1), dist(1, 2, 3, 4))[(last + len(context)) % 4]
+    return (dist(4, 3, 2, 1), dist(0, 1, 5, 2), dist(3, 3, 0, 1), dist(1, 2, 3, 4))[
+        (last + len(context)) % 4
+    ]
 
 
 def draft(context: tuple[int, ...]) -> Any:
     """The drafter's: quite another one."""
     last = context[-1] if context else 0
-    return (dist(1, 5, 1, 2), dist(2, 2, 1, 0), dist(0, 1, 4, 3), dist(5, 0, 1, 1))[(2 * last + len(context)) % 4]
+    return (dist(1, 5, 1, 2), dist(2, 2, 1, 0), dist(0, 1, 4, 3), dist(5, 0, 1, 1))[
+        (2 * last + len(context)) % 4
+    ]
 
 
 class Oracle:
@@ -168,7 +174,9 @@ class Growing:
 
     def guess(self, parent: int, *tokens: int) -> list[int]:
         """Guesses that differ from the siblings already there."""
-        there = {token for token, other in zip(self.tokens, self.parents, strict=True) if other == parent}
+        there = {
+            token for token, other in zip(self.tokens, self.parents, strict=True) if other == parent
+        }
         return [self.add(token, parent) for token in tokens if token not in there]
 
     def build(self) -> DraftTree:

@@ -1,4 +1,6 @@
-"""A drafter that does everything wrong, now and then; named by "tests.support.faulty_drafter:Faulty:rate=0.2"."""
+"""A drafter that does everything wrong, now and then; named by
+"tests.support.faulty_drafter:Faulty:rate=0.2".
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from paceline.drafters import create
 
 @dataclass(frozen=True, slots=True)
 class FaultyOptions:
-    """datastore, live: of the `sssd` behind it. rate: of calls that go wrong. kind: how, or "any"."""
+    """datastore, live: of the `sssd` behind it. rate: of calls that go wrong. kind: how, or
+    "any".
+    """
 
     datastore: str | None = None
     live: bool = False

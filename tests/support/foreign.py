@@ -1,4 +1,6 @@
-"""What libraries of quantised weights do to a model, each mechanism by itself: they need not be installed."""
+"""What libraries of quantised weights do to a model, each mechanism by itself: they need not be
+installed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.support.models import make
 
 
 class RaggedSelector(Tensor):
-    """A weight of integers in a class of its own, without memory where its address says (torchao, quanto)."""
+    """A weight of integers in a class of its own, without memory where its address says
+    (torchao, quanto).
+    """
 
     numbers: Tensor
     scales: Tensor
@@ -38,16 +42,24 @@ class RaggedSelector(Tensor):
         return (self.numbers * self.scales).to(self.dtype)
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, given: Any = (), named: Any = None
+    ) -> Any:  # type: ignore[override]
         if function is torch.ops.aten.detach.default:
             return cls(given[0].numbers, given[0].scales, given[0].dtype)
         if cls.normal_mode_alone and torch.is_inference_mode_enabled():
             raise RuntimeError("Cannot set version_counter for inference tensor")
-        if function not in (torch.ops.aten.t.default, torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+        if function not in (
+            torch.ops.aten.t.default,
+            torch.ops.aten.mm.default,
+            torch.ops.aten.addmm.default,
+        ):
             raise NotImplementedError(f"{function} of packed weights")
         if function is torch.ops.aten.t.default:
             return given[0].unpacked().t()
-        return function(*tree_map(lambda one: one.unpacked() if isinstance(one, RaggedSelector) else one, given))
+        return function(
+            *tree_map(lambda one: one.unpacked() if isinstance(one, RaggedSelector) else one, given)
+        )
 
 
 class NormalModePacked(RaggedSelector):
@@ -57,7 +69,9 @@ class NormalModePacked(RaggedSelector):
 
 
 class WritingThrough(MutableMapping[str, Any]):
-    """Parameters in another place: whoever sets one writes its numbers into the real one (compressed-tensors)."""
+    """Parameters in another place: whoever sets one writes its numbers into the real one
+    (compressed-tensors).
+    """
 
     def __init__(self, held: dict[str, Any]) -> None:
         self.held = held
@@ -83,7 +97,9 @@ class OwnError(Exception):
 
 
 class Picky(nn.Linear):
-    """A product that cannot be tried alone: it wants the shapes that a decoder gives it (bitsandbytes)."""
+    """A product that cannot be tried alone: it wants the shapes that a decoder gives it
+    (bitsandbytes).
+    """
 
     error: type[Exception] = AssertionError
     counts = frozenset((1024, 257, 33))  # rows of which no forward of the tests has so many
@@ -153,9 +169,14 @@ def _scaled(module: nn.Linear, hidden: Tensor) -> Tensor:
     return nn.functional.linear(hidden, module.weight.to(hidden.dtype) * 0.5)
 
 
-_PACKED: dict[str, type[RaggedSelector]] = {"a tensor subclass": RaggedSelector, "normal mode alone": NormalModePacked}
+_PACKED: dict[str, type[RaggedSelector]] = {
+    "a tensor subclass": RaggedSelector,
+    "normal mode alone": NormalModePacked,
+}
 _PICKY: dict[str, type[Picky]] = {
-    "an AssertionError": Picky, "an error of its own": PickyOwn, "a RuntimeError": PickyRuntime,
-}  # fmt: skip
+    "an AssertionError": Picky,
+    "an error of its own": PickyOwn,
+    "a RuntimeError": PickyRuntime,
+}
 FOREIGN = (*_PACKED, "writing through", "forward replaced", "integers in buffers", "float8")
 KINDS = (*FOREIGN, *_PICKY)

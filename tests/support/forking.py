@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 
 def in_child(work: Callable[[], str], seconds: float = 30.0) -> str:
-    """What `work()` returns in a forked child, or the error it raises; fails where it takes longer than that."""
+    """What `work()` returns in a forked child, or the error it raises; fails where it takes
+    longer than that.
+    """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         # Python 3.12 warns of forks of a process with threads, which these tests are about.

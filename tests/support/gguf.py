@@ -10,14 +10,29 @@ import numpy as np
 
 EOS, EOT = 2, 7
 TEMPLATE = "{% for message in messages %}<{{ message['content'] }}>{% endfor %}"
-_SIZES = {"vocab": 64, "hidden": 64, "mlp": 96, "layers": 2, "heads": 4, "kv_heads": 2, "context": 256}
+_SIZES = {
+    "vocab": 64,
+    "hidden": 64,
+    "mlp": 96,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "context": 256,
+}
 
 
 def write_gguf(
-    path: Path, kind: str = "F32", architecture: str = "llama", seed: int = 0, leave_out: str = "", parts: int = 1,
+    path: Path,
+    kind: str = "F32",
+    architecture: str = "llama",
+    seed: int = 0,
+    leave_out: str = "",
+    parts: int = 1,
     tokenizer: bool = True,
-) -> Path:  # fmt: skip
-    """A Llama with random weights, its matrices stored as `kind`; the tensor `leave_out` is not written."""
+) -> Path:
+    """A Llama with random weights, its matrices stored as `kind`; the tensor `leave_out` is not
+    written.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_block_count(_SIZES["layers"])
@@ -74,17 +89,32 @@ def _add_tokenizer(writer: Any) -> None:
 
 def _weights(seed: int) -> dict[str, Any]:
     random = np.random.default_rng(seed)
-    hidden, mlp, kv = _SIZES["hidden"], _SIZES["mlp"], _SIZES["hidden"] // _SIZES["heads"] * _SIZES["kv_heads"]
-    shapes: dict[str, tuple[int, ...]] = {"token_embd": (_SIZES["vocab"], hidden), "output_norm": (hidden,)}
+    hidden, mlp, kv = (
+        _SIZES["hidden"],
+        _SIZES["mlp"],
+        _SIZES["hidden"] // _SIZES["heads"] * _SIZES["kv_heads"],
+    )
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd": (_SIZES["vocab"], hidden),
+        "output_norm": (hidden,),
+    }
     shapes["output"] = (_SIZES["vocab"], hidden)
     for layer in range(_SIZES["layers"]):
         of_layer: dict[str, tuple[int, ...]] = {
-            "attn_norm": (hidden,), "ffn_norm": (hidden,), "attn_q": (hidden, hidden), "attn_k": (kv, hidden),
-            "attn_v": (kv, hidden), "attn_output": (hidden, hidden), "ffn_gate": (mlp, hidden), "ffn_up": (mlp, hidden),
+            "attn_norm": (hidden,),
+            "ffn_norm": (hidden,),
+            "attn_q": (hidden, hidden),
+            "attn_k": (kv, hidden),
+            "attn_v": (kv, hidden),
+            "attn_output": (hidden, hidden),
+            "ffn_gate": (mlp, hidden),
+            "ffn_up": (mlp, hidden),
             "ffn_down": (hidden, mlp),
-        }  # fmt: skip
+        }
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in of_layer.items()}
     return {
-        f"{name}.weight": (random.standard_normal(shape) * 0.2 + (len(shape) == 1)).astype(np.float32)
+        f"{name}.weight": (random.standard_normal(shape) * 0.2 + (len(shape) == 1)).astype(
+            np.float32
+        )
         for name, shape in shapes.items()
     }

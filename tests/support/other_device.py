@@ -1,7 +1,7 @@
 """A device that is not there: tensors that say they are on `OTHER`, with real numbers beneath.
 
-They refuse to meet tensors of the CPU. As on CUDA, one of these may only be an index, a scalar, or what is copied to or from the
-device.
+They refuse to meet tensors of the CPU. As on CUDA, one of these may only be an index, a scalar, or
+what is copied to or from the device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ class OtherTensor(Tensor):
     def __new__(cls, inner: Tensor) -> OtherTensor:
         """Wrap a tensor of the CPU."""
         made: OtherTensor = torch.Tensor._make_wrapper_subclass(
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device=OTHER
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=OTHER,
         )
         made.beneath = inner
         return made
@@ -48,10 +53,18 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     there = device == OTHER if device is not None else bool(others)
     if name not in _COPIES and others:
         indexes = {id(one) for one in args[1] if one is not None} if name in _INDEXES else set()
-        mixed = [one for one in tensors if not isinstance(one, OtherTensor) and one.dim() and id(one) not in indexes]
+        mixed = [
+            one
+            for one in tensors
+            if not isinstance(one, OtherTensor) and one.dim() and id(one) not in indexes
+        ]
         if mixed:
-            raise RuntimeError(f"{name}: expected all tensors to be on the same device, got {OTHER} and cpu")
-    inner_args, inner_kwargs = tree_map(lambda one: one.beneath if isinstance(one, OtherTensor) else one, (args, kwargs))
+            raise RuntimeError(
+                f"{name}: expected all tensors to be on the same device, got {OTHER} and cpu"
+            )
+    inner_args, inner_kwargs = tree_map(
+        lambda one: one.beneath if isinstance(one, OtherTensor) else one, (args, kwargs)
+    )
     if device is not None:
         inner_kwargs["device"] = "cpu"
     if inner_kwargs.get("pin_memory") is not None:
@@ -86,7 +99,9 @@ def moved(model: nn.Module) -> nn.Module:
     for module in model.modules():
         for name, weight in list(module._parameters.items()):
             if weight is not None and not isinstance(weight, OtherTensor):
-                made = nn.Parameter(OtherTensor(weight.detach()), requires_grad=weight.requires_grad)
+                made = nn.Parameter(
+                    OtherTensor(weight.detach()), requires_grad=weight.requires_grad
+                )
                 module._parameters[name] = there.setdefault(id(weight), made)
         for name, buffer in list(module._buffers.items()):
             if buffer is not None and not isinstance(buffer, OtherTensor):

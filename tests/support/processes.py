@@ -1,4 +1,6 @@
-"""Other processes: as torchrun would start them, forked from one that has imported everything already; one on its own."""
+"""Other processes: as torchrun would start them, forked from one that has imported everything
+already; one on its own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CONTEXT.set_forkserver_preload(["paceline.llm", "paceline.bench"])
 
 
 class Group:
-    """`size` processes that run `work(*args)`; what rank r prints goes to the files r.out and r.err in `folder`."""
+    """`size` processes that run `work(*args)`; what rank r prints goes to the files r.out and
+    r.err in `folder`.
+    """
 
     def __init__(self, size: int, folder: Path, work: Callable[..., Any], *args: Any) -> None:
         self.folder = folder
@@ -28,7 +32,8 @@ class Group:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.processes = [
-            CONTEXT.Process(target=_run, args=(rank, size, port, folder, work, args), daemon=True) for rank in range(size)
+            CONTEXT.Process(target=_run, args=(rank, size, port, folder, work, args), daemon=True)
+            for rank in range(size)
         ]
         for process in self.processes:
             process.start()
@@ -61,7 +66,9 @@ def command(*words: str) -> None:
 
 
 def leave_in_mid_answer(llm: str) -> None:
-    """A process of its own that begins an answer of `llm`, an expression, and ends before it is whole."""
+    """A process of its own that begins an answer of `llm`, an expression, and ends before it is
+    whole.
+    """
     code = (
         "from paceline import LLM, SamplingParams, demo\n"
         f"llm = {llm}\n"
@@ -70,11 +77,20 @@ def leave_in_mid_answer(llm: str) -> None:
         "next(stream)\n"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], env=environment)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], env=environment
+    )
 
 
-def _run(rank: int, size: int, port: int, folder: Path, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "COLUMNS": "500"}
+def _run(
+    rank: int, size: int, port: int, folder: Path, work: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "COLUMNS": "500",
+    }
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "HF_HUB_OFFLINE": "1"}
     for number, suffix in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / f"{rank}.{suffix}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

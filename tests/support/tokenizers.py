@@ -13,8 +13,30 @@ from tests.support.models import byte_tokenizer, piece_tokenizer
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-WORDS = ["▁", "▁▁", "▁the", "the", "▁cat", "s", "▁.", ".", ",", "'", "▁'", "n't", "▁n", "t", "é", "▁ü", "日", "🙂", "\n"]
-WORDS += [char for char in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSUTVWXYZ:!?" if char not in WORDS]
+WORDS = [
+    "▁",
+    "▁▁",
+    "▁the",
+    "the",
+    "▁cat",
+    "s",
+    "▁.",
+    ".",
+    ",",
+    "'",
+    "▁'",
+    "n't",
+    "▁n",
+    "t",
+    "é",
+    "▁ü",
+    "日",
+    "🙂",
+    "\n",
+]
+WORDS += [
+    char for char in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSUTVWXYZ:!?" if char not in WORDS
+]
 PARTS = "the cat s ##s ##at sat . , ' n t ##t n't ve m re ! ? 你 好 日 é ##é on a ##n don it mat"
 SCRIPTS = [
     "the cat sat on a mat , don't ? it's",
@@ -53,21 +75,38 @@ class Continued:
     """In the manner of CTRL: a token that ends in @@ is joined to the next one."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        return " ".join(["he@@", "llo", "wor@@", "ld", "."][token] for token in token_ids).replace("@@ ", "")
+        return " ".join(["he@@", "llo", "wor@@", "ld", "."][token] for token in token_ids).replace(
+            "@@ ", ""
+        )
 
     def __len__(self) -> int:
         return 5
 
 
 def llama_tokenizer(unigram: bool = False, strip: bool = True, **options: Any) -> Any:
-    """In the manner of Llama 2: what has no token is spelled in bytes, and the decoder strips a space from the start."""
+    """In the manner of Llama 2: what has no token is spelled in bytes, and the decoder strips a
+    space from the start.
+    """
     vocabulary = {word: token for token, word in enumerate(SPECIAL + BYTES + WORDS)}
-    kept: Any = models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    kept: Any = models.BPE(
+        vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True
+    )
     if unigram:
-        kept = models.Unigram([(word, -20.0 if word in BYTES else -1.0) for word in vocabulary], unk_id=0, byte_fallback=True)
+        kept = models.Unigram(
+            [(word, -20.0 if word in BYTES else -1.0) for word in vocabulary],
+            unk_id=0,
+            byte_fallback=True,
+        )
     backend = Tokenizer(kept)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     backend.decoder = decoders.Sequence(steps if strip else steps[:-1])
     return _loaded(backend, **options)
 
@@ -82,14 +121,23 @@ def metaspace_tokenizer(**options: Any) -> Any:
 def wordpiece_tokenizer(cleanup: bool = False, **options: Any) -> Any:
     """In the manner of BERT: words are joined by spaces, and "##" continues one."""
     words = [*SPECIAL, *PARTS.split()]
-    backend = Tokenizer(models.WordPiece({word: token for token, word in enumerate(words)}, unk_token="<unk>"))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(cleanup=cleanup)
+    backend = Tokenizer(
+        models.WordPiece({word: token for token, word in enumerate(words)}, unk_token="<unk>")
+    )
+    backend.pre_tokenizer, backend.decoder = (
+        pre_tokenizers.BertPreTokenizer(),
+        decoders.WordPiece(cleanup=cleanup),
+    )
     return _loaded(backend, **options)
 
 
 def spaced_tokenizer() -> Any:
     """Words that are joined by spaces; it has no decoder."""
-    backend = Tokenizer(models.WordLevel({word: token for token, word in enumerate(SPECIAL + WORDS)}, unk_token="<unk>"))
+    backend = Tokenizer(
+        models.WordLevel(
+            {word: token for token, word in enumerate(SPECIAL + WORDS)}, unk_token="<unk>"
+        )
+    )
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     return _loaded(backend)
 
@@ -116,7 +164,11 @@ LOCAL: dict[str, Any] = {
     "cleaned wordpiece": wordpiece_tokenizer(clean_up_tokenization_spaces=True),
     "spaced": spaced_tokenizer(),
 }
-FOREIGN: dict[str, Any] = {f"foreign {name}": Foreign(kept) for name, kept in (LOCAL | FALLBACK).items() if "clean" not in name}
+FOREIGN: dict[str, Any] = {
+    f"foreign {name}": Foreign(kept)
+    for name, kept in (LOCAL | FALLBACK).items()
+    if "clean" not in name
+}
 
 
 def any_text(chance: random.Random) -> str:
@@ -125,11 +177,17 @@ def any_text(chance: random.Random) -> str:
 
 
 def whole_text(tokenizer: Any, token_ids: list[int], skip_special_tokens: bool = True) -> str:
-    """The text of all tokens of a text that has no U+FFFD: an unfinished character at its end is one, others are kept."""
-    text: str = tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens) if token_ids else ""
+    """The text of all tokens of a text that has no U+FFFD: an unfinished character at its end is
+    one, others are kept.
+    """
+    text: str = (
+        tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens) if token_ids else ""
+    )
     if text.count(REPLACEMENT) < 2:
         return text
     finished = max(
-        size for size in range(len(token_ids)) if REPLACEMENT not in tokenizer.decode(token_ids[:size], skip_special_tokens=True)
+        size
+        for size in range(len(token_ids))
+        if REPLACEMENT not in tokenizer.decode(token_ids[:size], skip_special_tokens=True)
     )
     return whole_text(tokenizer, token_ids[:finished], skip_special_tokens) + REPLACEMENT

@@ -1,4 +1,6 @@
-"""A real vLLM engine in a process of its own: offline, or behind its HTTP server; on a tiny model with random weights."""
+"""A real vLLM engine in a process of its own: offline, or behind its HTTP server; on a tiny
+model with random weights.
+"""
 
 from __future__ import annotations
 
@@ -24,45 +26,71 @@ VOCAB, CONTEXT, EOS = 512, 256, 2
 _SECONDS = 600.0  # until a server answers: it imports for long where the machine is busy
 _BLOCK_BYTES = 32 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, head size, float32
 
-HOOK = {"method": "custom_class", "model": "paceline.integrations.vllm.Proposer", "num_speculative_tokens": 6}
+HOOK = {
+    "method": "custom_class",
+    "model": "paceline.integrations.vllm.Proposer",
+    "num_speculative_tokens": 6,
+}
 
 
 def environment(ranks: int = 1) -> dict[str, str]:
     """What vLLM needs on this machine; offline, one thread for each rank."""
     cores = sorted(os.sched_getaffinity(0))
     ours = {
-        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(ranks)),
-        "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "WARNING",
-    }  # fmt: skip
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(
+            str(cores[rank % len(cores)]) for rank in range(ranks)
+        ),
+        "PYTHONPATH": str(ROOT),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
     return {**os.environ, **ours}
 
 
 def save_tiny(folder: Path) -> Path:
-    """A Llama whose greedy answers come to repeat themselves, and a tokenizer of words w3, w4, ..."""
+    """A Llama whose greedy answers come to repeat themselves, and a tokenizer of words w3, w4,
+    ...
+    """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, max_position_embeddings=512, initializer_range=0.06, bos_token_id=1, eos_token_id=EOS,
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        initializer_range=0.06,
+        bos_token_id=1,
+        eos_token_id=EOS,
         pad_token_id=0,
-    )  # fmt: skip
+    )
     LlamaForCausalLM(config).eval().save_pretrained(folder)
     words = {"<unk>": 0, "<s>": 1, "</s>": EOS, **{f"w{token}": token for token in range(3, VOCAB)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<unk>"
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<unk>",
     ).save_pretrained(folder)
     return folder
 
 
 def some_prompts(count: int, longest: int = 90, seed: int = 1) -> list[list[int]]:
     rng = random.Random(seed)
-    return [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(5, longest))] for _ in range(count)]
+    return [
+        [rng.randrange(3, VOCAB) for _ in range(rng.randrange(5, longest))] for _ in range(count)
+    ]
 
 
 def greedy(model: Path, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
@@ -95,14 +123,27 @@ if __name__ == "__main__":
 
 
 def offline(
-    model: Path, prompts: Sequence[list[int]], counts: Sequence[int], spec: Any = None, paceline: Any = None, **engine: Any
+    model: Path,
+    prompts: Sequence[list[int]],
+    counts: Sequence[int],
+    spec: Any = None,
+    paceline: Any = None,
+    **engine: Any,
 ) -> tuple[list[list[int]], dict[str, float]]:
     """The answers of an engine, and its figures."""
     options = {
-        "model": str(model), "dtype": "float32", "enforce_eager": True, "max_model_len": CONTEXT, "max_num_seqs": 8,
-        "block_size": 32, "kv_cache_memory_bytes": blocks(200), "disable_log_stats": False, "speculative_config": spec,
-        "additional_config": {"paceline": paceline or {}}, **engine,
-    }  # fmt: skip
+        "model": str(model),
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": CONTEXT,
+        "max_num_seqs": 8,
+        "block_size": 32,
+        "kv_cache_memory_bytes": blocks(200),
+        "disable_log_stats": False,
+        "speculative_config": spec,
+        "additional_config": {"paceline": paceline or {}},
+        **engine,
+    }
     given = json.dumps({"engine": options, "prompts": list(prompts), "counts": list(counts)})
     done = subprocess.run(
         [sys.executable, "-c", _OFFLINE, given],
@@ -119,22 +160,50 @@ def offline(
 
 
 @contextmanager
-def served(model: Path, log: Path, spec: Any = None, paceline: Any = None, *options: str, **variables: str) -> Iterator[str]:
+def served(
+    model: Path, log: Path, spec: Any = None, paceline: Any = None, *options: str, **variables: str
+) -> Iterator[str]:
     """A server; where it is. Its log goes to a file."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "tiny",
-        "--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8", "--block-size", "32",
-        "--kv-cache-memory-bytes", str(blocks(40)), "--max-num-batched-tokens", "64", "--host", "127.0.0.1", "--port", str(port),
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--served-model-name",
+        "tiny",
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+        "--max-model-len",
+        str(CONTEXT),
+        "--max-num-seqs",
+        "8",
+        "--block-size",
+        "32",
+        "--kv-cache-memory-bytes",
+        str(blocks(40)),
+        "--max-num-batched-tokens",
+        "64",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
         *([] if spec is None else ["--speculative-config", json.dumps(spec)]),
         *([] if paceline is None else ["--additional-config", json.dumps({"paceline": paceline})]),
         *options,
-    ]  # fmt: skip
+    ]
     with log.open("w") as file:
         process = subprocess.Popen(
-            words, env={**environment(), **variables}, cwd=ROOT, stdout=file, stderr=file, start_new_session=True
+            words,
+            env={**environment(), **variables},
+            cwd=ROOT,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
         )
         try:
             url = f"http://127.0.0.1:{port}"

@@ -1,4 +1,6 @@
-"""vLLM's model runner as its drafter sees it, without vLLM: rows that move, wait, are computed in chunks, and say what is due."""
+"""vLLM's model runner as its drafter sees it, without vLLM: rows that move, wait, are computed
+in chunks, and say what is due.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,20 @@ import numpy as np
 EOS = 2
 
 
-def vllm_config(paceline: dict[str, Any] | None = None, most: int = 8, context: int = 256, vocab: int = 256, **rank: int) -> Any:
+def vllm_config(
+    paceline: dict[str, Any] | None = None,
+    most: int = 8,
+    context: int = 256,
+    vocab: int = 256,
+    **rank: int,
+) -> Any:
     """As much of a `VllmConfig` as is read."""
     return SimpleNamespace(
         additional_config=None if paceline is None else {"paceline": paceline},
         speculative_config=SimpleNamespace(num_speculative_tokens=most),
-        parallel_config=SimpleNamespace(rank=rank.get("rank", 0), tensor_parallel_size=rank.get("size", 1)),
+        parallel_config=SimpleNamespace(
+            rank=rank.get("rank", 0), tensor_parallel_size=rank.get("size", 1)
+        ),
         model_config=SimpleNamespace(
             max_model_len=context,
             get_vocab_size=lambda: vocab,
@@ -33,7 +43,9 @@ def vllm_config(paceline: dict[str, Any] | None = None, most: int = 8, context: 
 
 @dataclass
 class Job:
-    """A request: its prompt, what it is going to say, how much of it was said, what is drafted, and prompt tokens to compute."""
+    """A request: its prompt, what it is going to say, how much of it was said, what is drafted,
+    and prompt tokens to compute.
+    """
 
     prompt: list[int]
     answer: list[int]
@@ -90,7 +102,9 @@ class Runner:
         self.rows[self.rows.index(None)] = job
 
     def take(self, row: int) -> Job:
-        """Out of the batch: it was put back to wait, was aborted, or has finished. The last row moves to its place."""
+        """Out of the batch: it was put back to wait, was aborted, or has finished. The last row
+        moves to its place.
+        """
         job, last = self.rows[row], len(self.batch) - 1
         assert job is not None
         self.rows[row], self.rows[last] = self.rows[last], None
@@ -100,7 +114,9 @@ class Runner:
         self.rows[one], self.rows[other] = self.rows[other], self.rows[one]
 
     def step(self, told: bool = True) -> None:
-        """One forward; those that have said everything leave afterwards. told: whether the drafter is asked."""
+        """One forward; those that have said everything leave afterwards. told: whether the
+        drafter is asked.
+        """
         sampled: list[list[int]] = []
         for row, job in enumerate(self.batch):
             job.to_compute = max(0, job.to_compute - (self.chunk or job.to_compute))
@@ -108,7 +124,9 @@ class Runner:
             text = job.text
             self.token_ids[row, : len(text)], self.sizes[row] = text, len(text)
         if told:
-            self.drafts = self.proposer.propose(sampled, self.sizes, self.token_ids, slot_mappings=None)
+            self.drafts = self.proposer.propose(
+                sampled, self.sizes, self.token_ids, slot_mappings=None
+            )
             for job, draft in zip(self.batch, self.drafts, strict=True):
                 job.draft = draft
         for row in reversed(range(len(self.batch))):

@@ -1,8 +1,10 @@
-"""What is emitted when sampling is distributed as the target says, for every drafter: thousands of seeds against the exact law.
+"""What is emitted when sampling is distributed as the target says, for every drafter: thousands of
+seeds against the exact law.
 
-A model of six tokens makes the law of the first three tokens a table of at most 216 cells, computed with transformers'
-own logits processors. Pearson's chi-square then compares the table with the counts; the seeds are fixed, so a test
-either always passes or never does. That the test notices a wrong law is shown with drafters that break the contract.
+A model of six tokens makes the law of the first three tokens a table of at most 216 cells, computed
+with transformers' own logits processors. Pearson's chi-square then compares the table with the
+counts; the seeds are fixed, so a test either always passes or never does. That the test notices a
+wrong law is shown with drafters that break the contract.
 """
 
 from __future__ import annotations
@@ -37,8 +39,11 @@ PROMPT = [1, 3, 4, 3, 5, 3]
 EOS = 2
 SAMPLES, BATCH = 4000, 250
 PLAIN = SamplingParams(max_new_tokens=4, temperature=1.0)
-TRUNCATED = SamplingParams(max_new_tokens=4, temperature=1.4, top_k=5, top_p=0.9, repetition_penalty=1.2)
-# Of what these draft the target takes a fair part, as `sample` asks; a drafter without a line here runs with its defaults.
+TRUNCATED = SamplingParams(
+    max_new_tokens=4, temperature=1.4, top_k=5, top_p=0.9, repetition_penalty=1.2
+)
+# Of what these draft the target takes a fair part, as `sample` asks; a drafter without a line here
+# runs with its defaults.
 CHOSEN = [
     "draft_model",
     "draft_model:verification=follow",
@@ -64,7 +69,9 @@ def named(specs: Iterable[str]) -> set[str]:
 
 
 def draws(spec: str) -> bool:
-    """Whether what a drafter draws decides, with the target: the same seed then gives another text."""
+    """Whether what a drafter draws decides, with the target: the same seed then gives another
+    text.
+    """
     return spec.startswith(("draft_model", "specdec_pp")) and "verification=follow" not in spec
 
 
@@ -97,27 +104,43 @@ def law(params: SamplingParams, length: int = 3) -> dict[tuple[int, ...], float]
     done: dict[tuple[int, ...], float] = {}
     for _ in range(length):
         ids = torch.tensor([[*PROMPT, *tokens] for tokens in open_ends])
-        probs = process(ids, model(input_ids=ids, use_cache=False).logits[:, -1]).softmax(-1).tolist()
+        probs = (
+            process(ids, model(input_ids=ids, use_cache=False).logits[:, -1]).softmax(-1).tolist()
+        )
         longer = {
-            (*head, token): open_ends[head] * row[token] for head, row in zip(open_ends, probs, strict=True) for token in range(6)
+            (*head, token): open_ends[head] * row[token]
+            for head, row in zip(open_ends, probs, strict=True)
+            for token in range(6)
         }
         done |= {tokens: chance for tokens, chance in longer.items() if tokens[-1] == EOS}
-        open_ends = {tokens: chance for tokens, chance in longer.items() if tokens[-1] != EOS and chance > 0}
+        open_ends = {
+            tokens: chance for tokens, chance in longer.items() if tokens[-1] != EOS and chance > 0
+        }
     return done | open_ends
 
 
-def answers(drafter: str | Drafter, params: SamplingParams, count: int = SAMPLES, batch: int = BATCH) -> list[list[int]]:
+def answers(
+    drafter: str | Drafter, params: SamplingParams, count: int = SAMPLES, batch: int = BATCH
+) -> list[list[int]]:
     """What is emitted under the seeds below `count`, so many at a time."""
     draft = make("six_words_draft") if isinstance(drafter, str) and has_draft(drafter) else None
     documents = tuple(map(tuple, some_documents(vocab_size=6)))
-    chosen = with_store(with_head(without_budget(drafter), draft), documents, 6) if isinstance(drafter, str) else drafter
+    chosen = (
+        with_store(with_head(without_budget(drafter), draft), documents, 6)
+        if isinstance(drafter, str)
+        else drafter
+    )
     llm = LLM(make("six_words"), drafter=chosen, draft_model=draft, max_batch=batch)
     outs = []
     for start in range(0, count, batch):
         seeds = range(start, start + batch)
-        outs += llm.generate([PROMPT] * batch, [dataclasses.replace(params, seed=seed) for seed in seeds])
+        outs += llm.generate(
+            [PROMPT] * batch, [dataclasses.replace(params, seed=seed) for seed in seeds]
+        )
     if drafter != "none":
-        accepted = sum(out.stats.accepted_tokens for out in outs) / sum(out.stats.drafted_tokens for out in outs)
+        accepted = sum(out.stats.accepted_tokens for out in outs) / sum(
+            out.stats.drafted_tokens for out in outs
+        )
         assert 0.1 < accepted < 0.9  # both must happen often: acceptance, and its opposite
     return [out.token_ids for out in outs]
 
@@ -153,17 +176,25 @@ def test_joint_law_of_three_tokens_without_drafts(plain: list[list[int]]) -> Non
     assert fits(beginnings(plain), law(TRUNCATED))
 
 
-@pytest.mark.parametrize("spec", [pytest.param(spec, marks=slow(spec)) for spec in SPECS if spec != "none"])
+@pytest.mark.parametrize(
+    "spec", [pytest.param(spec, marks=slow(spec)) for spec in SPECS if spec != "none"]
+)
 def test_joint_law_of_three_tokens(spec: str, plain: list[list[int]]) -> None:
-    """Where tokens are drawn from the draft, the law; else more, and of fewer seeds: each answer is plain decoding's own."""
+    """Where tokens are drawn from the draft, the law; else more, and of fewer seeds: each answer
+    is plain decoding's own.
+    """
     if draws(spec):
         assert fits(sample(spec, TRUNCATED), law(TRUNCATED))
     else:
         few = SAMPLES // 4
-        assert answers(spec, TRUNCATED, few, few // 4) == plain[:few]  # in several batches: some learn from answers
+        assert (
+            answers(spec, TRUNCATED, few, few // 4) == plain[:few]
+        )  # in several batches: some learn from answers
 
 
-@pytest.mark.parametrize("spec", ["draft_model", "draft_model:length=2", "draft_model:branch_above=0.02"])
+@pytest.mark.parametrize(
+    "spec", ["draft_model", "draft_model:length=2", "draft_model:branch_above=0.02"]
+)
 def test_joint_law_without_truncation(spec: str) -> None:
     assert fits(sample(spec, PLAIN), law(PLAIN))
 
@@ -186,7 +217,9 @@ class Misreporting(DraftModel):
 
 
 class Undrawing(DraftModel):
-    """Takes its first unlikely draw back, and all that follow: the decision depends on a draw that is then not shown."""
+    """Takes its first unlikely draw back, and all that follow: the decision depends on a draw
+    that is then not shown.
+    """
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         return [self._cut(tree) for tree in super().propose(requests, max_nodes)]
@@ -215,7 +248,9 @@ def test_broken_drafters_are_noticed(broken: type[DraftModel]) -> None:
 
 def test_draws_shown_as_guesses_are_harmless() -> None:
     """Following the sample asks nothing of where a guess came from."""
-    assert fits(sample(PassingOffGuesses(DraftModelOptions(length=3), drafter_state()), PLAIN), law(PLAIN))
+    assert fits(
+        sample(PassingOffGuesses(DraftModelOptions(length=3), drafter_state()), PLAIN), law(PLAIN)
+    )
 
 
 def test_a_wrong_temperature_is_noticed() -> None:

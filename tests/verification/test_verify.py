@@ -1,4 +1,5 @@
-"""The two laws by exact enumeration: what is emitted must EQUAL the target's law, as fractions, whatever the tree.
+"""The two laws by exact enumeration: what is emitted must EQUAL the target's law, as fractions,
+whatever the tree.
 
 Every rule the proof needs is then broken once, and the table must differ.
 """
@@ -78,7 +79,9 @@ def nothing(oracle: Oracle) -> DraftTree:
 
 
 def draws_end(oracle: Oracle) -> DraftTree:
-    """Draws go on behind the end of the sequence and beyond its limit; nothing may be emitted there."""
+    """Draws go on behind the end of the sequence and beyond its limit; nothing may be emitted
+    there.
+    """
     tree = Growing(oracle)
     node = -1
     for _ in range(LENGTH + 1):
@@ -95,7 +98,17 @@ def as_many_as_it_likes(oracle: Oracle) -> DraftTree:
     return tree.build()
 
 
-TREES = [chain, one_draw, siblings, siblings_twice, draws_then_guesses, guesses, nothing, draws_end, as_many_as_it_likes]
+TREES = [
+    chain,
+    one_draw,
+    siblings,
+    siblings_twice,
+    draws_then_guesses,
+    guesses,
+    nothing,
+    draws_end,
+    as_many_as_it_likes,
+]
 
 
 @pytest.mark.parametrize("propose", TREES)
@@ -136,7 +149,9 @@ def undrawn(oracle: Oracle) -> DraftTree:
 
 
 def guess_before_draw(oracle: Oracle) -> DraftTree:
-    """A guess that is tried only where the draw differs depends on the draw, so it must come after it."""
+    """A guess that is tried only where the draw differs depends on the draw, so it must come
+    after it.
+    """
     tree = Growing(oracle)
     probs = draft(())
     token = oracle.draw(probs)
@@ -154,7 +169,9 @@ def plain_softmax_shown_for_an_argmax(oracle: Oracle) -> DraftTree:
     return tree.build()
 
 
-@pytest.mark.parametrize("propose", [not_renormalised, undrawn, guess_before_draw, plain_softmax_shown_for_an_argmax])
+@pytest.mark.parametrize(
+    "propose", [not_renormalised, undrawn, guess_before_draw, plain_softmax_shown_for_an_argmax]
+)
 def test_broken_drafters_change_the_law(propose: Callable[[Oracle], DraftTree]) -> None:
     assert emitted(propose) != PLAIN
 
@@ -171,7 +188,9 @@ def residual_forgotten(weights: Any, probs: Any) -> Any:
 def walk_with(residual: Callable[[Any, Any], Any]) -> Walk:
     """Rejection written out once more, with a residual of one's own."""
 
-    def walk(tree: DraftTree, target: Any, coin: Any, draw: Any, ended: Any) -> tuple[list[int], list[int]]:
+    def walk(
+        tree: DraftTree, target: Any, coin: Any, draw: Any, ended: Any
+    ) -> tuple[list[int], list[int]]:
         accepted: list[int] = []
         run: list[int] = []
         tables: list[Any] = list(tree.probs or [])
@@ -214,20 +233,28 @@ def test_a_residual_that_is_not_renormalised_breaks_the_second_sibling() -> None
 
     def walk(*args: Any) -> tuple[list[int], list[int]]:
         tree, target, coin, draw, ended = args
-        return walk_with(unnormalised)(tree, target, coin, lambda depth, weights: draw(depth, weights / weights.sum()), ended)
+        return walk_with(unnormalised)(
+            tree, target, coin, lambda depth, weights: draw(depth, weights / weights.sum()), ended
+        )
 
     assert emitted(one_draw, walk) == PLAIN
     assert emitted(siblings, walk) != PLAIN
 
 
 def test_the_longest_match_of_several_samples_is_not_lossless() -> None:
-    """Sampling the target along every branch and keeping the longest agreement (as REST's typical use does) is biased."""
+    """Sampling the target along every branch and keeping the longest agreement (as REST's
+    typical use does) is biased.
+    """
 
     def experiment(oracle: Oracle) -> tuple[int, ...]:
         best: list[int] = []
         for first in (0, 2):  # two guessed branches, each checked with draws of its own
             token = oracle.draw(target(()))
-            run = [token, oracle.draw(target((token,)))] if token == first and token != EOS else [token]
+            run = (
+                [token, oracle.draw(target((token,)))]
+                if token == first and token != EOS
+                else [token]
+            )
             best = run if len(run) > len(best) else best
         return complete(oracle, best)
 
@@ -235,7 +262,9 @@ def test_the_longest_match_of_several_samples_is_not_lossless() -> None:
 
 
 def test_greedy_by_softmax_ratio_is_not_greedy() -> None:
-    """Draft (0.50, 0.30, 0.20), target (0.45, 0.55, 0): the ratio accepts the draft's token with 0.90; greedy never does."""
+    """Draft (0.50, 0.30, 0.20), target (0.45, 0.55, 0): the ratio accepts the draft's token with
+    0.90; greedy never does.
+    """
     draft_probs, target_probs = dist(50, 30, 20, 0), dist(45, 55, 0, 0)
     tree = DraftTree([0], [-1], [draft_probs])
 
@@ -277,4 +306,8 @@ def test_certain_and_impossible_drafts() -> None:
 
     assert accepted(sure, sure) == {(2,): Fraction(1)}
     assert accepted(other, sure) == {(0,): Fraction(1)}
-    assert accepted(half, sure) == {(0,): Fraction(1, 2), (1,): Fraction(1, 4), (2,): Fraction(1, 4)}
+    assert accepted(half, sure) == {
+        (0,): Fraction(1, 2),
+        (1,): Fraction(1, 4),
+        (2,): Fraction(1, 4),
+    }

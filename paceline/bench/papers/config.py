@@ -19,7 +19,9 @@ _MOMENT = 1e-3  # seconds: a limit of 0 would mean none
 
 @dataclass(frozen=True, slots=True)
 class PaperPrompts(PromptOptions):
-    """Half of the embedded prompts. Tables that compare tasks take the first `limit` prompts of every category instead."""
+    """Half of the embedded prompts. Tables that compare tasks take the first `limit` prompts of
+    every category instead.
+    """
 
     limit: int = 12
     every: int = 2
@@ -27,9 +29,11 @@ class PaperPrompts(PromptOptions):
 
 @dataclass(frozen=True, slots=True)
 class PaperConfig:
-    """What a paper is measured on; its methods and settings are the paper's own. Always greedy, one prompt at a time.
+    """What a paper is measured on; its methods and settings are the paper's own. Always greedy, one
+    prompt at a time.
 
-    A paper's own configuration is derived from this one and adds what only that paper has a use for.
+    A paper's own configuration is derived from this one and adds what only that paper has a use
+    for.
 
     Attributes:
         models: the models.
@@ -37,11 +41,13 @@ class PaperConfig:
         max_new_tokens: most tokens of an answer.
         seed: of what a method draws.
         ignore_eos: go on after an end-of-sequence token.
-        cost_scale: "WIDTHxLAYERS" to enlarge the target to, for tables of speed-ups only; the rest does not depend on cost.
+        cost_scale: "WIDTHxLAYERS" to enlarge the target to, for tables of speed-ups only; the rest
+            does not depend on cost.
         draft_cost_scale: likewise for the draft model.
         repeats: passes over all prompts.
         warmup: untimed answers per method beforehand.
-        max_seconds: the whole takes about this long, with fewer prompts where needed; 0 = as long as it takes.
+        max_seconds: the whole takes about this long, with fewer prompts where needed; 0 = as long
+            as it takes.
 
     Raises:
         ConfigError: a value out of range.
@@ -67,13 +73,20 @@ class PaperConfig:
         self.run_of(("none",))
 
     def run_of(self, drafters: Sequence[str], **changes: Any) -> BenchConfig:
-        """Return the bench run of these drafters beside transformers, `changes` aside with this configuration."""
+        """Return the bench run of these drafters beside transformers, `changes` aside with this
+        configuration.
+        """
         known = flat(BenchConfig())
         mine = {name: value for name, value in flat(self).items() if name in known}
-        return changed(BenchConfig(), **{**mine, "drafters": tuple(drafters), "baselines": (TRANSFORMERS,), **changes})
+        return changed(
+            BenchConfig(),
+            **{**mine, "drafters": tuple(drafters), "baselines": (TRANSFORMERS,), **changes},
+        )
 
     def command(self) -> str:
-        """Return the `paceline paper` command line of this run; options at their defaults are left out."""
+        """Return the `paceline paper` command line of this run; options at their defaults are
+        left out.
+        """
         words = command_words(flat(self), flat(type(self)()), always=("model",))
         return shlex.join(["paceline", "paper", self.paper, *words])
 
@@ -85,11 +98,16 @@ class TimeLimit:
         self._seconds, self._start = seconds, time.perf_counter()
 
     def left(self, share: float = 1.0) -> float:
-        """Return the seconds of this share of the limit that are left, next to nothing once they are used up; 0 = no limit."""
+        """Return the seconds of this share of the limit that are left, next to nothing once they
+        are used up; 0 = no limit.
+        """
         return max(_MOMENT, self._seconds * share - self._used) if self._seconds else 0.0
 
-    def within(self, items: Iterable[T], title: str = "", progress: bool = False, share: float = 1.0) -> Iterator[T]:
-        """Yield the items up to the one during which this share of the time is up, the first one in any case.
+    def within(
+        self, items: Iterable[T], title: str = "", progress: bool = False, share: float = 1.0
+    ) -> Iterator[T]:
+        """Yield the items up to the one during which this share of the time is up, the first one in
+        any case.
 
         Args:
             progress: show a bar with the title on standard error.

@@ -1,4 +1,6 @@
-"""Orders in which prompts of several tasks are asked, for what a drafter keeps between them (Zhao et al. 2024, section 3.3)."""
+"""Orders in which prompts of several tasks are asked, for what a drafter keeps between them
+(Zhao et al. 2024, section 3.3).
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,16 @@ def by_task(prompts: Sequence[Prompt], most: int) -> list[list[Prompt]]:
 
 
 def in_turn(tasks: Sequence[Sequence[Prompt]], consecutive: int) -> list[Prompt]:
-    """Return `consecutive` prompts of each task in turn, until all have been asked; figure 6 of the paper."""
+    """Return `consecutive` prompts of each task in turn, until all have been asked; figure 6 of
+    the paper.
+    """
     longest = max(map(len, tasks))
-    return [prompt for at in range(0, longest, consecutive) for task in tasks for prompt in task[at : at + consecutive]]
+    return [
+        prompt
+        for at in range(0, longest, consecutive)
+        for task in tasks
+        for prompt in task[at : at + consecutive]
+    ]
 
 
 def shuffled(tasks: Sequence[Sequence[Prompt]], seed: int) -> list[Prompt]:
@@ -52,12 +61,15 @@ def shuffled(tasks: Sequence[Sequence[Prompt]], seed: int) -> list[Prompt]:
 
 
 def scaled(consecutive: int, size: int) -> int:
-    """Return the consecutive number that is to tasks of `size` prompts what `consecutive` is to the paper's of 20."""
+    """Return the consecutive number that is to tasks of `size` prompts what `consecutive` is to
+    the paper's of 20.
+    """
     return math.ceil(size * consecutive / TASK_SIZE)
 
 
 def prompts_in_sets(selection: PromptOptions) -> list[Prompt]:
-    """Return prompts, one of every set in turn. Sets are the files if there are several, else the categories.
+    """Return prompts, one of every set in turn. Sets are the files if there are several, else the
+    categories.
 
     Args:
         selection: of the embedded prompts the first `limit` of each category are taken.
@@ -66,6 +78,11 @@ def prompts_in_sets(selection: PromptOptions) -> list[Prompt]:
     if not paths:
         embedded = load_prompts()
         return in_turn(by_task(embedded, limit or len(embedded)), 1)
-    prompts = [(Path(path).stem, prompt) for path in paths for prompt in load_prompts([path], limit, every)]
-    named = [dataclasses.replace(prompt, category=name) if len(paths) > 1 else prompt for name, prompt in prompts]
+    prompts = [
+        (Path(path).stem, prompt) for path in paths for prompt in load_prompts([path], limit, every)
+    ]
+    named = [
+        dataclasses.replace(prompt, category=name) if len(paths) > 1 else prompt
+        for name, prompt in prompts
+    ]
     return in_turn(by_task(named, len(named)), 1)

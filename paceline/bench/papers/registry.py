@@ -1,8 +1,9 @@
 """Papers whose tables and figures are measured again, on any model.
 
-A paper is a line in `PAPERS` and a package: `options.py` has its configuration (a `PaperConfig` with its own options),
-`result.py` a dataclass of what was measured, `run.py` `run(config, **loaded)`, which measures, `tables.py` `sections(result)`,
-`plot.py` `draw(result, path)`. Each is imported when it is needed.
+A paper is a line in `PAPERS` and a package: `options.py` has its configuration (a `PaperConfig`
+with its own options), `result.py` a dataclass of what was measured, `run.py` `run(config,
+**loaded)`, which measures, `tables.py` `sections(result)`, `plot.py` `draw(result, path)`. Each is
+imported when it is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from paceline.bench.papers.part import PaperResult
 from paceline.errors import ConfigError, did_you_mean
 from paceline.util.options import changed, flat
 
-PAPERS = {  # name -> what its classes are called by, in `options.py` (...Config) and `result.py` (...Result)
+# name -> what its classes are called by, in `options.py` (...Config) and `result.py` (...Result)
+PAPERS = {
     "lookahead": "Lookahead",
     "ouroboros": "Ouroboros",
     "specdec_pp": "SpecDec",
@@ -46,7 +48,8 @@ def result_class(name: str) -> Any:
 
 
 def configure(name: str, **options: Any) -> PaperConfig:
-    """Return the configuration of a paper, its options by their names alone: `configure("sssd", threads=1, limit=4)`.
+    """Return the configuration of a paper, its options by their names alone: `configure("sssd",
+    threads=1, limit=4)`.
 
     Raises:
         ConfigError: no such paper, an option that it does not have, or a value out of range.
@@ -56,7 +59,8 @@ def configure(name: str, **options: Any) -> PaperConfig:
         having = [other for other in PAPERS if option in flat(config_class(other)())]
         if having and name not in having:
             raise ConfigError(
-                f"paper {name}: got --{option.replace('_', '-')}, which only paper {', '.join(having)} has a use for; expected"
+                f"paper {name}: got --{option.replace('_', '-')}, which only paper"
+                f" {', '.join(having)} has a use for; expected"
                 " its own options. Leave it out."
             )
     return changed(default, **options)

@@ -1,4 +1,6 @@
-"""Reports of a paper measured again: tables on the console, Markdown, and JSON that can be read back."""
+"""Reports of a paper measured again: tables on the console, Markdown, and JSON that can be read
+back.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def print_paper(result: PaperResult, console: Console | None = None) -> None:
 
 
 def paper_markdown(result: PaperResult, picture: str | None = None) -> str:
-    """Return the paper as a Markdown section: setting, tables, notes, the command that repeats it; `picture` is a link."""
+    """Return the paper as a Markdown section: setting, tables, notes, the command that repeats
+    it; `picture` is a link.
+    """
     lines = [f"### Paper: {result.title}", "", f"{'; '.join(setting(result))}.", ""]
     lines += [f"![{result.config.paper}]({picture})", ""] if picture else []
     for table in tables(result):
@@ -42,10 +46,14 @@ def write_paper_json(result: PaperResult, path: str | Path) -> None:
         ConfigError: the file cannot be written.
     """
     write_document(
-        path, kind(result.config.paper), result,
-        complete=result.complete, command=result.config.command(), convention=CONVENTION,
+        path,
+        kind(result.config.paper),
+        result,
+        complete=result.complete,
+        command=result.config.command(),
+        convention=CONVENTION,
         sections=[table.data() for table in tables(result)],
-    )  # fmt: skip
+    )
 
 
 def read_paper_json(path: str | Path) -> PaperResult:
@@ -63,5 +71,7 @@ def kind(paper: str) -> DocumentKind[Any]:
 
 
 def tables(result: PaperResult) -> list[Table]:
-    """Return its tables and figures in the order of the paper, the paper's own values beside what was measured."""
+    """Return its tables and figures in the order of the paper, the paper's own values beside
+    what was measured.
+    """
     return paper_part(result.config.paper, "tables").sections(result)  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""Loads as a server has them: users and random arrivals, drafters in turn on one engine, every answer compared.
+"""Loads as a server has them: users and random arrivals, drafters in turn on one engine, every
+answer compared.
 
 result = run_serving(ServingConfig(drafters=("sssd",), load=LoadOptions(users="1,8,32")))
 print_table(result)
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from paceline.bench.serving.run import run_serving
     from paceline.bench.serving.settings import LoadOptions, ServingConfig
 
-_MODULES = {  # imported when one of their names is asked for: settings, and the command line's help, need no torch
+# imported when one of their names is asked for: settings, and the command line's help, need no
+# torch
+_MODULES = {
     "plot": ("write_png",),
     "report": ("markdown", "print_table", "read_json", "write_json"),
     "result": ("ServingResult",),
@@ -25,9 +28,16 @@ _MODULES = {  # imported when one of their names is asked for: settings, and the
 }
 
 __all__ = [
-    "LoadOptions", "ServingConfig", "ServingResult", "markdown", "print_table", "read_json", "run_serving", "write_json",
+    "LoadOptions",
+    "ServingConfig",
+    "ServingResult",
+    "markdown",
+    "print_table",
+    "read_json",
+    "run_serving",
+    "write_json",
     "write_png",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str) -> Any:

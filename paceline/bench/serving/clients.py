@@ -1,4 +1,6 @@
-"""Clients: some who ask again as soon as they have their answer, and some who come when they like."""
+"""Clients: some who ask again as soon as they have their answer, and some who come when they
+like.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
         raise first from errors
 
 
-async def ask(transport: Transport, request: ClientRequest, most_pieces: int | None = None) -> Reply:
+async def ask(
+    transport: Transport, request: ClientRequest, most_pieces: int | None = None
+) -> Reply:
     """Ask, and wait for the answer, or leave after so many pieces of it."""
     reply = Reply(request, time.perf_counter())
     async with aclosing(transport.pieces(request)) as pieces:
@@ -57,13 +61,17 @@ async def ask(transport: Transport, request: ClientRequest, most_pieces: int | N
                 continue
             reply.times.append(time.perf_counter())
             # Both are texts, or both are tuples of tokens.
-            reply.content = piece.content if reply.content is None else reply.content + piece.content  # type: ignore[operator]
+            reply.content = (
+                piece.content if reply.content is None else reply.content + piece.content
+            )  # type: ignore[operator]
             if most_pieces is not None and len(reply.times) >= most_pieces:
                 break
     return reply
 
 
-async def closed_loop(transport: Transport, requests: Sequence[ClientRequest], users: int) -> list[Reply]:
+async def closed_loop(
+    transport: Transport, requests: Sequence[ClientRequest], users: int
+) -> list[Reply]:
     """All requests, by so many users; each asks the next one when it has its answer."""
     waiting = deque(enumerate(requests))
     replies: dict[int, Reply] = {}
@@ -79,7 +87,9 @@ async def closed_loop(transport: Transport, requests: Sequence[ClientRequest], u
     return [replies[place] for place in range(len(requests))]
 
 
-async def open_loop(transport: Transport, requests: Sequence[ClientRequest], arrivals: Sequence[float]) -> list[Reply]:
+async def open_loop(
+    transport: Transport, requests: Sequence[ClientRequest], arrivals: Sequence[float]
+) -> list[Reply]:
     """All requests, each at its time in seconds, however many are open."""
 
     async def one(request: ClientRequest, at: float) -> Reply:
@@ -87,12 +97,17 @@ async def open_loop(transport: Transport, requests: Sequence[ClientRequest], arr
         return await ask(transport, request)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(request, at)) for request, at in zip(requests, arrivals, strict=True)]
+        tasks = [
+            group.create_task(one(request, at))
+            for request, at in zip(requests, arrivals, strict=True)
+        ]
     return [task.result() for task in tasks]
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
-    """Times in seconds at which `count` requests come, `rate` of them per second; the same for a seed."""
+    """Times in seconds at which `count` requests come, `rate` of them per second; the same for a
+    seed.
+    """
     chance = random.Random(seed)
     at, times = 0.0, []
     for _ in range(count):

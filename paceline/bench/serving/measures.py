@@ -1,4 +1,6 @@
-"""What a server owes its users besides speed: a second turn that begins at once, streams that do not stall, flat memory."""
+"""What a server owes its users besides speed: a second turn that begins at once, streams that do
+not stall, flat memory.
+"""
 
 from __future__ import annotations
 
@@ -29,26 +31,36 @@ _ABORTED = 0.1  # of the answers, after a few pieces
 
 
 def second_turn(config: ServingConfig, prompts: Sequence[Prompt], llm: LLM) -> SecondTurn:
-    """Time the first token of a turn behind one that has just been answered, and of the same behind one that is new.
+    """Time the first token of a turn behind one that has just been answered, and of the same behind
+    one that is new.
 
     Raises:
         CapacityError: no room for so many tokens.
     """
     keeping = LLM(
-        llm.model.model, PLAIN, tokenizer=llm.tokenizer, max_batch=2, keep_prefixes=_TIMES,
+        llm.model.model,
+        PLAIN,
+        tokenizer=llm.tokenizer,
+        max_batch=2,
+        keep_prefixes=_TIMES,
         batch_invariant=config.models.invariance,
-    )  # fmt: skip
+    )
     before, room = config.load.turn, llm.max_length - 4 * _TURN_TOKENS
     reused, afresh = [], []
     for number in range(_TIMES):
         place = number % len(prompts)
         whole = grown(prompts, place, before, llm.tokenizer, room)
-        one, other = (_turned(whole, (2 * number + side + 1) * before // (2 * _TIMES + 2)) for side in (0, 1))
+        one, other = (
+            _turned(whole, (2 * number + side + 1) * before // (2 * _TIMES + 2)) for side in (0, 1)
+        )
         said = keeping.generate([one], SamplingParams(_TURN_TOKENS))[0].token_ids
         more = [*said, *grown(prompts, place, None, llm.tokenizer, _TURN_TOKENS)]
         reused.append(_first_token(keeping, [*one, *more]))
         afresh.append(_first_token(keeping, [*other, *more]))
-    return SecondTurn(before, *(tuple(values) for pairs in (reused, afresh) for values in zip(*pairs, strict=True)))
+    return SecondTurn(
+        before,
+        *(tuple(values) for pairs in (reused, afresh) for values in zip(*pairs, strict=True)),
+    )
 
 
 def _turned(ids: list[int], by: int) -> list[int]:
@@ -66,8 +78,11 @@ def _first_token(llm: LLM, ids: list[int]) -> tuple[float, int]:
     return seconds, completion.stats.cached_tokens
 
 
-def intrusion(transport: Transport, config: ServingConfig, prompts: Sequence[Prompt], llm: LLM) -> Intrusion:
-    """Time the gaps of a stream of plain decoding, alone and while long prompts come one after the other.
+def intrusion(
+    transport: Transport, config: ServingConfig, prompts: Sequence[Prompt], llm: LLM
+) -> Intrusion:
+    """Time the gaps of a stream of plain decoding, alone and while long prompts come one after the
+    other.
 
     Raises:
         CapacityError: no room for such prompts or such a stream.
@@ -76,10 +91,18 @@ def intrusion(transport: Transport, config: ServingConfig, prompts: Sequence[Pro
     short = grown(prompts, 0, None, llm.tokenizer, room)
     length = min(_STREAM_TOKENS, llm.max_length - len(short))
     if length < 2:
-        raise CapacityError(f"bench: got a context of {llm.max_length} tokens; expected room for a stream. Leave intruders out.")
+        raise CapacityError(
+            f"bench: got a context of {llm.max_length} tokens; expected room for a stream. Leave"
+            " intruders out."
+        )
     stream = ClientRequest("", short, length, PLAIN, whole=True)
     long = [
-        ClientRequest("", grown(prompts, place % len(prompts), config.load.intruders, llm.tokenizer, room, place), 2, PLAIN)
+        ClientRequest(
+            "",
+            grown(prompts, place % len(prompts), config.load.intruders, llm.tokenizer, room, place),
+            2,
+            PLAIN,
+        )
         for place in range(len(prompts))
     ]
     alone = waited(ask(transport, stream))
@@ -89,7 +112,9 @@ def intrusion(transport: Transport, config: ServingConfig, prompts: Sequence[Pro
     return Intrusion(config.load.intruders, begun, _gaps(alone), _gaps(beside))
 
 
-async def _disturbed(transport: Transport, stream: ClientRequest, long: Sequence[ClientRequest]) -> Reply:
+async def _disturbed(
+    transport: Transport, stream: ClientRequest, long: Sequence[ClientRequest]
+) -> Reply:
     async def intrude() -> None:
         place = 0
         while True:
@@ -105,12 +130,16 @@ async def _disturbed(transport: Transport, stream: ClientRequest, long: Sequence
         await asyncio.gather(others, return_exceptions=True)
 
 
-def soak(transport: Transport, requests: Sequence[ClientRequest], users: int, minutes: float, llm: LLM) -> Soak:
+def soak(
+    transport: Transport, requests: Sequence[ClientRequest], users: int, minutes: float, llm: LLM
+) -> Soak:
     """Let users ask at random, some of whom leave early, and look at the memory of this process."""
     return waited(_soak(transport, requests, users, 60 * minutes, llm))
 
 
-async def _soak(transport: Transport, requests: Sequence[ClientRequest], users: int, seconds: float, llm: LLM) -> Soak:
+async def _soak(
+    transport: Transport, requests: Sequence[ClientRequest], users: int, seconds: float, llm: LLM
+) -> Soak:
     start, counts = time.perf_counter(), [0, 0]
     sizes: list[tuple[float, int]] = []
 
@@ -118,7 +147,9 @@ async def _soak(transport: Transport, requests: Sequence[ClientRequest], users: 
         chance = random.Random(number)
         while time.perf_counter() - start < seconds:
             leaves = chance.random() < _ABORTED
-            await ask(transport, chance.choice(requests), chance.randrange(1, 6) if leaves else None)
+            await ask(
+                transport, chance.choice(requests), chance.randrange(1, 6) if leaves else None
+            )
             counts[leaves] += 1
 
     async def look() -> None:

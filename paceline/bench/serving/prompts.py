@@ -13,22 +13,37 @@ from paceline.report.prompts import Prompt, encode, shortened
 
 
 def prompts_of(
-    context: str, load: LoadOptions, prompts: Sequence[Prompt], tokenizer: Any, room: int, drop: int = 0
+    context: str,
+    load: LoadOptions,
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    room: int,
+    drop: int = 0,
 ) -> list[tuple[str, list[int]]]:
     """The name and token ids of every prompt in a context.
 
     Args:
-        room: most tokens of one. drop: tokens left out of a long text's front, so that other ones begin otherwise.
+        room: most tokens of one. drop: tokens left out of a long text's front, so that other ones
+            begin otherwise.
     Raises:
         CapacityError: the context leaves no room for them.
     """
     return [
-        (prompt.id, grown(prompts, place, load.tokens(context), tokenizer, room, drop)) for place, prompt in enumerate(prompts)
+        (prompt.id, grown(prompts, place, load.tokens(context), tokenizer, room, drop))
+        for place, prompt in enumerate(prompts)
     ]
 
 
-def grown(prompts: Sequence[Prompt], place: int, tokens: int | None, tokenizer: Any, room: int, drop: int = 0) -> list[int]:
-    """Token ids of a prompt, behind the texts of the others until there are `tokens` (None = alone).
+def grown(
+    prompts: Sequence[Prompt],
+    place: int,
+    tokens: int | None,
+    tokenizer: Any,
+    room: int,
+    drop: int = 0,
+) -> list[int]:
+    """Token ids of a prompt, behind the texts of the others until there are `tokens` (None =
+    alone).
 
     Raises:
         CapacityError: there is no room for so many.
@@ -37,7 +52,8 @@ def grown(prompts: Sequence[Prompt], place: int, tokens: int | None, tokenizer: 
         return shortened(encode(prompts[place], tokenizer), room)
     if tokens > room:
         raise CapacityError(
-            f"bench: got prompts of {tokens} tokens, and the model's context leaves {room} for one; expected less. Choose a"
+            f"bench: got prompts of {tokens} tokens, and the model's context leaves {room} for"
+            " one; expected less. Choose a"
             " smaller medium, long, turn or intruders, or fewer new tokens."
         )
     text, others = prompts[place].text, islice(cycle(prompts), place + 1 + drop, None)

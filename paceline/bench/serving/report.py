@@ -28,9 +28,12 @@ _MEASURES: dict[Column, str] = {
     Column("over- head", ".1%"): "overhead",
 }
 _LEGEND = (
-    "of plain: tokens/s over those of plain decoding under the same load. latency: users / (tokens/s), with the prompts' share."
-    " first: ms to the first piece of an answer; gap: ms between pieces; token: ms between tokens, per answer on average; end:"
-    " seconds to the last piece. overhead: share of the engine's time that is neither forward nor drafting. equal: answers that"
+    "of plain: tokens/s over those of plain decoding under the same load. latency: users /"
+    " (tokens/s), with the prompts' share."
+    " first: ms to the first piece of an answer; gap: ms between pieces; token: ms between tokens,"
+    " per answer on average; end:"
+    " seconds to the last piece. overhead: share of the engine's time that is neither forward nor"
+    " drafting. equal: answers that"
     " say what plain decoding said."
 )
 _NARROW = ("load", "drafter", "tokens/s", "of plain", "first p99", "gap p99", "end p99 s", "equal")
@@ -56,7 +59,12 @@ def markdown(result: ServingResult, picture: str | None = None) -> str:
     lines = [f"### {result.target} under load", "", f"{'; '.join(setting_parts(result))}.", ""]
     lines += [f"![Latency and cost under load]({picture})", ""] if picture else []
     lines += figures_table(result).markdown()
-    lines += [_LEGEND, "", *(f"- {note}" for note in [*notes(result), f"{provenance(result.environment)}."]), ""]
+    lines += [
+        _LEGEND,
+        "",
+        *(f"- {note}" for note in [*notes(result), f"{provenance(result.environment)}."]),
+        "",
+    ]
     return "\n".join([*lines, "```", result.config.command(), "```", ""])
 
 
@@ -66,7 +74,14 @@ def write_json(result: ServingResult, path: str | Path) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    write_document(path, KIND, result, command=result.config.command(), summary=result.figures(), notes=notes(result))
+    write_document(
+        path,
+        KIND,
+        result,
+        command=result.config.command(),
+        summary=result.figures(),
+        notes=notes(result),
+    )
 
 
 def read_json(path: str | Path) -> ServingResult:
@@ -82,7 +97,13 @@ def setting_parts(result: ServingResult) -> list[str]:
     """Return what was run where, in short pieces."""
     config = result.config
     way = "over HTTP" if config.load.transport == "http" else "asyncio calls"
-    parts = [f"target model: {result.target}", result.dtype, way, "greedy", f"up to {config.max_new_tokens} new tokens"]
+    parts = [
+        f"target model: {result.target}",
+        result.dtype,
+        way,
+        "greedy",
+        f"up to {config.max_new_tokens} new tokens",
+    ]
     parts += ["the same bits in any batch" if result.invariant else "bits may depend on the batch"]
     parts += [f"{config.repeats} repeats"] if config.repeats > 1 else []
     parts += [result.environment.hardware]
@@ -93,12 +114,23 @@ def figures_table(result: ServingResult) -> Table:
     """Return the table of all drafters under all loads."""
     rows = [
         (
-            f"{one.load.context}, {one.load.name}", one.drafter, *(getattr(one, name) for name in _MEASURES.values()),
+            f"{one.load.context}, {one.load.name}",
+            one.drafter,
+            *(getattr(one, name) for name in _MEASURES.values()),
             (one.equal, one.compared) if one.compared else None,
         )
         for one in result.figures()
-    ]  # fmt: skip
-    return Table.of("", [Column("load"), Column("drafter", left=True, code=True), *_MEASURES, Column("equal", "{}/{}")], rows)
+    ]
+    return Table.of(
+        "",
+        [
+            Column("load"),
+            Column("drafter", left=True, code=True),
+            *_MEASURES,
+            Column("equal", "{}/{}"),
+        ],
+        rows,
+    )
 
 
 def notes(result: ServingResult) -> list[str]:
@@ -107,23 +139,29 @@ def notes(result: ServingResult) -> list[str]:
     if result.turn is not None:
         one = result.turn
         found.append(
-            f"Second turn of a chat, {one.before} tokens before it: first token after {_ms(one.reused, 0.5)} with the first"
-            f" turn's cache ({min(one.reused_tokens)} tokens of it), {_ms(one.afresh, 0.5)} without ({max(one.afresh_tokens)}):"
+            f"Second turn of a chat, {one.before} tokens before it: first token after"
+            f" {_ms(one.reused, 0.5)} with the first"
+            f" turn's cache ({min(one.reused_tokens)} tokens of it), {_ms(one.afresh, 0.5)}"
+            f" without ({max(one.afresh_tokens)}):"
             f" {one.ratio:.1f} times sooner (medians of {len(one.reused)})."
         )
     if result.intrusion is not None:
         gaps = result.intrusion
         found.append(
-            f"Gaps of a stream: 99th percentile {_ms(gaps.alone, 0.99)} alone, {_ms(gaps.beside, 0.99)} while prompts of"
-            f" {gaps.tokens} tokens arrive ({gaps.begun} of them are begun): {gaps.ratio:.1f} times; longest"
+            f"Gaps of a stream: 99th percentile {_ms(gaps.alone, 0.99)} alone,"
+            f" {_ms(gaps.beside, 0.99)} while prompts of"
+            f" {gaps.tokens} tokens arrive ({gaps.begun} of them are begun): {gaps.ratio:.1f}"
+            " times; longest"
             f" {_ms(gaps.alone, 1)} and {_ms(gaps.beside, 1)}."
         )
     if result.soak is not None:
         soak = result.soak
         sizes = [size / 1e6 for _, size in soak.resident]
         found.append(
-            f"Soak of {soak.resident[-1][0] / 60:.1f} minutes: {soak.answers} answers, {soak.aborted} left by their clients,"
-            f" {soak.left_open} held by the engine at the end; memory from {min(sizes):.0f} to {max(sizes):.0f} MB, last quarter"
+            f"Soak of {soak.resident[-1][0] / 60:.1f} minutes: {soak.answers} answers,"
+            f" {soak.aborted} left by their clients,"
+            f" {soak.left_open} held by the engine at the end; memory from {min(sizes):.0f} to"
+            f" {max(sizes):.0f} MB, last quarter"
             f" over second {soak.growth:.3f}."
         )
     return [*found, *_repeating(result), *_differing(result.figures())]
@@ -133,14 +171,19 @@ def _repeating(result: ServingResult) -> list[str]:
     """That a load was longer than the list of prompts, by which drafters that remember gain."""
     most = max((len(cell.answers) for cell in result.cells), default=0)
     prompts = max((len({one.prompt for one in cell.answers}) for cell in result.cells), default=0)
-    return [f"A load has up to {most} requests of {prompts} prompts: drafters that remember answers gain by it."] * (
-        most > prompts
-    )
+    return [
+        f"A load has up to {most} requests of {prompts} prompts: drafters that remember answers"
+        " gain by it."
+    ] * (most > prompts)
 
 
 def _differing(figures: list[LoadFigures]) -> list[str]:
     bad = [one for one in figures if one.equal < one.compared]
-    return [f"{one.load.context}, {one.load.name}, {one.drafter}: {one.compared - one.equal} answers differ." for one in bad]
+    return [
+        f"{one.load.context}, {one.load.name}, {one.drafter}: {one.compared - one.equal} answers"
+        " differ."
+        for one in bad
+    ]
 
 
 def _ms(values: tuple[float, ...], share: float) -> str:

@@ -42,8 +42,8 @@ class LoadLevel:
     """How much there was to do at a time.
 
     Attributes:
-        kind: closed: `level` users, who ask again when they have their answer. poisson: requests at random times, `level` times
-            as many as the server answers without speculation.
+        kind: closed: `level` users, who ask again when they have their answer. poisson: requests at
+            random times, `level` times as many as the server answers without speculation.
         rate: requests per second of the latter; 0 = closed.
     """
 
@@ -55,7 +55,11 @@ class LoadLevel:
     @property
     def name(self) -> str:
         """What reports call it."""
-        return f"{self.level:g} user{'s' if self.level > 1 else ''}" if self.kind == "closed" else f"{self.level:.0%} of capacity"
+        return (
+            f"{self.level:g} user{'s' if self.level > 1 else ''}"
+            if self.kind == "closed"
+            else f"{self.level:.0%} of capacity"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ class Cell:
     """One load under one drafter.
 
     Attributes:
-        seconds: from the first request to the last token. cpu_seconds: of this process, clients and server included.
+        seconds: from the first request to the last token. cpu_seconds: of this process, clients and
+            server included.
         timing: where the engine's time went; None where that is not known (on an accelerator).
     """
 
@@ -78,13 +83,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """One drafter under one load, all repeats together. Times in milliseconds, except `end_*`, in seconds.
+    """One drafter under one load, all repeats together. Times in milliseconds, except `end_*`, in
+    seconds.
 
     Attributes:
         throughput: new tokens per second. speedup: that over plain decoding's.
-        cost: milliseconds of the machine per token, 1000 / throughput. latency: users times that, as the paper has it (section
-            4.4: batch size / throughput), prefill included; None without a number of users.
-        first_*: to the first piece of an answer. gap_*: between pieces. token_*: per answer, between tokens on average.
+        cost: milliseconds of the machine per token, 1000 / throughput. latency: users times that,
+            as the paper has it (section 4.4: batch size / throughput), prefill included; None
+            without a number of users.
+        first_*: to the first piece of an answer. gap_*: between pieces. token_*: per answer,
+            between tokens on average.
         end_*: to the last piece.
         overhead: share of the engine's steps that is neither forward nor drafting.
         equal, compared: answers that say what plain decoding says.
@@ -116,7 +124,8 @@ class SecondTurn:
 
     Attributes:
         before: tokens before the turn's own text.
-        reused, afresh: seconds; reused_tokens, afresh_tokens: how many tokens of the prompt were in the cache.
+        reused, afresh: seconds; reused_tokens, afresh_tokens: how many tokens of the prompt were in
+            the cache.
     """
 
     before: int
@@ -133,7 +142,9 @@ class SecondTurn:
 
 @dataclass(frozen=True, slots=True)
 class Intrusion:
-    """Gaps of a running stream in seconds, alone and while prompts of `tokens` arrive, of which `begun` got a place."""
+    """Gaps of a running stream in seconds, alone and while prompts of `tokens` arrive, of which
+    `begun` got a place.
+    """
 
     tokens: int
     begun: int
@@ -163,7 +174,9 @@ class Soak:
 
     @property
     def growth(self) -> float:
-        """Memory of the last quarter over that of the second, on average: the first one fills caches."""
+        """Memory of the last quarter over that of the second, on average: the first one fills
+        caches.
+        """
         bytes_ = [size for _, size in self.resident]
         quarter = max(1, len(bytes_) // 4)
         return _mean(bytes_[-quarter:]) / _mean(bytes_[quarter : 2 * quarter] or bytes_)
@@ -171,7 +184,9 @@ class Soak:
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:
-    """A finished, or interrupted, run. `target`: name of the model; `dtype`: of it; `invariant`: see `LLM.invariance`."""
+    """A finished, or interrupted, run. `target`: name of the model; `dtype`: of it; `invariant`:
+    see `LLM.invariance`.
+    """
 
     config: ServingConfig
     environment: Environment
@@ -205,7 +220,9 @@ class ServingResult:
         answers = [answer for cell in mine for answer in cell.answers]
         timing = sum((cell.timing for cell in mine if cell.timing is not None), Timing())
         rate = throughput(mine)
-        firsts, ends, each = ([pick(one) for one in answers] for pick in (_first, _last, _per_token))
+        firsts, ends, each = (
+            [pick(one) for one in answers] for pick in (_first, _last, _per_token)
+        )
         gaps = [gap for one in answers for gap in one.gaps] or [0.0]
         return LoadFigures(
             load=load,
@@ -232,7 +249,9 @@ class ServingResult:
 def throughput(cells: Iterable[Cell]) -> float:
     """New tokens per second over cells, which ran one after the other."""
     kept = list(cells)
-    return sum(one.new_tokens for cell in kept for one in cell.answers) / sum(cell.seconds for cell in kept)
+    return sum(one.new_tokens for cell in kept for one in cell.answers) / sum(
+        cell.seconds for cell in kept
+    )
 
 
 def percentile(values: Sequence[float], share: float) -> float:

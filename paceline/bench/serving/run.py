@@ -1,4 +1,6 @@
-"""The load bench: every load goes through every drafter in turn, on one engine, and answers are compared."""
+"""The load bench: every load goes through every drafter in turn, on one engine, and answers are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,18 @@ _LEAST_ROOM = 16  # context tokens for a prompt
 _SEED = 0
 
 
-def run_serving(config: ServingConfig, *, prompts: Sequence[Prompt] | None = None, progress: bool = True) -> ServingResult:
-    """Run a load bench. Ctrl-C ends it early: the loads that every drafter has answered by then are kept.
+def run_serving(
+    config: ServingConfig, *, prompts: Sequence[Prompt] | None = None, progress: bool = True
+) -> ServingResult:
+    """Run a load bench. Ctrl-C ends it early: the loads that every drafter has answered by then are
+    kept.
 
     Args:
         prompts: to be asked in place of those `config` names.
         progress: show progress on standard error, updated between loads only.
     Raises:
-        ConfigError, CapacityError, UnsupportedModelError: something cannot be run; nothing has been timed then.
+        ConfigError, CapacityError, UnsupportedModelError: something cannot be run; nothing has been
+            timed then.
         PacelineError: the server refused a request.
     """
     with torch_threads(config.models.threads):
@@ -50,17 +56,22 @@ def run_serving(config: ServingConfig, *, prompts: Sequence[Prompt] | None = Non
 
 
 class _Bench:
-    def __init__(self, config: ServingConfig, prompts: Sequence[Prompt] | None, progress: bool) -> None:
+    def __init__(
+        self, config: ServingConfig, prompts: Sequence[Prompt] | None, progress: bool
+    ) -> None:
         self._config, self._progress = config, progress
         selection = config.selection
         self._prompts = prompts or load_prompts(selection.prompts, selection.limit, selection.every)
         self._users = max(config.load.user_counts)
-        places = max(self._users, 2) if config.load.intruders else self._users  # else they would wait for the stream's end
+        places = (
+            max(self._users, 2) if config.load.intruders else self._users
+        )  # else they would wait for the stream's end
         self._llm, self._make = _engine(config, places)
         self._room = self._llm.max_length - config.max_new_tokens
         if self._room < _LEAST_ROOM:
             raise CapacityError(
-                f"bench: got max_new_tokens {config.max_new_tokens} and a context of {self._llm.max_length} tokens; expected room"
+                f"bench: got max_new_tokens {config.max_new_tokens} and a context of"
+                f" {self._llm.max_length} tokens; expected room"
                 f" for prompts of {_LEAST_ROOM}. Reduce max_new_tokens."
             )
         self._asked = {
@@ -68,7 +79,9 @@ class _Bench:
             for name in config.load.context_names
         }
         self._cells: list[Cell] = []
-        self._said: dict[tuple[str, str], Reply] = {}  # what plain decoding answered first, by context and prompt
+        self._said: dict[
+            tuple[str, str], Reply
+        ] = {}  # what plain decoding answered first, by context and prompt
 
     def run(self) -> ServingResult:
         """All that is asked for."""
@@ -80,11 +93,20 @@ class _Bench:
             complete = self._all(transport)
             for name, measure in self._measures(transport).items() if complete else ():
                 extras[name] = measure()
-        environment = dataclasses.replace(environment, load_end=load_average(), peak_memory=peak_memory())
+        environment = dataclasses.replace(
+            environment, load_end=load_average(), peak_memory=peak_memory()
+        )
         return ServingResult(
-            config, environment, complete, config.models.model, str(llm.model.model.dtype).removeprefix("torch."),
-            llm.invariance.on, tuple(self._cells), invariance=llm.invariance.reason, **extras,
-        )  # fmt: skip
+            config,
+            environment,
+            complete,
+            config.models.model,
+            str(llm.model.model.dtype).removeprefix("torch."),
+            llm.invariance.on,
+            tuple(self._cells),
+            invariance=llm.invariance.reason,
+            **extras,
+        )
 
     def _measures(self, transport: Transport) -> dict[str, Callable[[], Any]]:
         """What is measured besides, as far as it is asked for."""
@@ -93,7 +115,9 @@ class _Bench:
         if load.turn:
             found["turn"] = partial(second_turn, self._config, self._prompts, self._llm)
         if load.intruders:
-            found["intrusion"] = partial(intrusion, transport, self._config, self._prompts, self._llm)
+            found["intrusion"] = partial(
+                intrusion, transport, self._config, self._prompts, self._llm
+            )
         if load.soak:
             requests = [
                 ClientRequest(name, ids, length, drafter)
@@ -108,7 +132,12 @@ class _Bench:
         """Whether the loads came to their end."""
         load, steps = self._config.load, self._config.repeats * len(self._config.drafters)
         total = steps * len(self._asked) * (len(load.user_counts) + len(load.shares))
-        with Progress(console=Console(stderr=True), auto_refresh=False, transient=True, disable=not self._progress) as bar:
+        with Progress(
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+            disable=not self._progress,
+        ) as bar:
             task = bar.add_task("warm-up", total=total)
 
             def show(text: str) -> None:
@@ -118,12 +147,17 @@ class _Bench:
                 self._warm_up(transport)
                 for context in self._asked:
                     for users in load.user_counts:
-                        self._round(transport, LoadLevel(context, "closed", users), load.count(users), show)
+                        self._round(
+                            transport, LoadLevel(context, "closed", users), load.count(users), show
+                        )
                     capacity = self._capacity(context)
                     for share in load.shares:
                         self._round(
-                            transport, LoadLevel(context, "poisson", share, share * capacity), load.count(self._users), show
-                        )  # fmt: skip
+                            transport,
+                            LoadLevel(context, "poisson", share, share * capacity),
+                            load.count(self._users),
+                            show,
+                        )
             except KeyboardInterrupt:
                 return False
         return True
@@ -134,7 +168,9 @@ class _Bench:
             self._llm.change_drafter(self._make(drafter))
             waited(ask(transport, ClientRequest(name, ids, _WARMUP_TOKENS, None)))
 
-    def _round(self, transport: Transport, load: LoadLevel, count: int, show: Callable[[str], None]) -> None:
+    def _round(
+        self, transport: Transport, load: LoadLevel, count: int, show: Callable[[str], None]
+    ) -> None:
         """One load under every drafter, repeated; the drafters take turns at being the first."""
         done: list[tuple[Cell, list[Reply]]] = []
         drafters = self._config.drafters
@@ -147,12 +183,18 @@ class _Bench:
             for reply in replies if cell.drafter == PLAIN else ():
                 self._said.setdefault((load.context, reply.request.prompt), reply)
         self._cells += [
-            dataclasses.replace(cell, answers=tuple(self._answer(load, reply) for reply in replies)) for cell, replies in done
+            dataclasses.replace(cell, answers=tuple(self._answer(load, reply) for reply in replies))
+            for cell, replies in done
         ]
 
-    def _cell(self, transport: Transport, load: LoadLevel, drafter: str, repeat: int, count: int) -> tuple[Cell, list[Reply]]:
+    def _cell(
+        self, transport: Transport, load: LoadLevel, drafter: str, repeat: int, count: int
+    ) -> tuple[Cell, list[Reply]]:
         asked = self._asked[load.context]
-        requests = [ClientRequest(*asked[place % len(asked)], self._config.max_new_tokens, None) for place in range(count)]
+        requests = [
+            ClientRequest(*asked[place % len(asked)], self._config.max_new_tokens, None)
+            for place in range(count)
+        ]
         if load.kind == "closed":
             work = closed_loop(transport, requests, int(load.level))
         else:
@@ -162,7 +204,9 @@ class _Bench:
         before, cpu, start = self._llm.timing, time.process_time(), time.perf_counter()
         replies = waited(work)
         seconds, cpu = max(reply.times[-1] for reply in replies) - start, time.process_time() - cpu
-        timing: Timing | None = self._llm.timing - before if self._llm.model.device.type == "cpu" else None
+        timing: Timing | None = (
+            self._llm.timing - before if self._llm.model.device.type == "cpu" else None
+        )
         return Cell(load, drafter, repeat, seconds, cpu, timing, ()), replies
 
     def _answer(self, load: LoadLevel, reply: Reply) -> TimedAnswer:
@@ -170,13 +214,22 @@ class _Bench:
         said = self._said[load.context, request.prompt]
         gaps = tuple(round(after - before, 6) for before, after in itertools.pairwise(times))
         return TimedAnswer(
-            request.prompt, len(request.token_ids), reply.tokens, times[0] - reply.began, times[-1] - reply.began, gaps,
+            request.prompt,
+            len(request.token_ids),
+            reply.tokens,
+            times[0] - reply.began,
+            times[-1] - reply.began,
+            gaps,
             None if said is reply else said.content == reply.content,
-        )  # fmt: skip
+        )
 
     def _capacity(self, context: str) -> float:
-        """Requests per second that the engine answers without speculation, at the number of users where it answers most."""
-        plain = [cell for cell in self._cells if cell.drafter == PLAIN and cell.load.context == context]
+        """Requests per second that the engine answers without speculation, at the number of
+        users where it answers most.
+        """
+        plain = [
+            cell for cell in self._cells if cell.drafter == PLAIN and cell.load.context == context
+        ]
         return max(len(cell.answers) / cell.seconds for cell in plain if cell.load.kind == "closed")
 
 
@@ -189,7 +242,13 @@ def _engine(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
     takes = any(one.needs_draft_model or (named and one.takes_draft_model) for one in found)
     draft = demo.draft_of(wanted) if takes and wanted is not None else None
     llm = LLM(
-        demo.target_of(asked.model), PLAIN, draft, dtype=asked.dtype, device=asked.device, max_batch=users,
-        max_nodes=config.max_nodes, batch_invariant=asked.invariance,
-    )  # fmt: skip
+        demo.target_of(asked.model),
+        PLAIN,
+        draft,
+        dtype=asked.dtype,
+        device=asked.device,
+        max_batch=users,
+        max_nodes=config.max_nodes,
+        batch_invariant=asked.invariance,
+    )
     return llm, Maker(draft, asked.dtype, str(llm.model.device))

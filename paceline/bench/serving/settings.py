@@ -1,4 +1,6 @@
-"""What a load bench does: a frozen dataclass, checked when it is made, and the command line that repeats it."""
+"""What a load bench does: a frozen dataclass, checked when it is made, and the command line that
+repeats it.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,21 @@ class LoadOptions:
     """How much a server has to do.
 
     Attributes:
-        users: how many at a time, each of whom asks again when it has its answer; separated by commas.
-        rates: requests that come at random, as shares of what the server answers without speculation; separated by commas.
-        contexts: out of short (a prompt alone), medium and long (text before it); separated by commas.
+        users: how many at a time, each of whom asks again when it has its answer; separated by
+            commas.
+        rates: requests that come at random, as shares of what the server answers without
+            speculation; separated by commas.
+        contexts: out of short (a prompt alone), medium and long (text before it); separated by
+            commas.
         medium: tokens of a medium prompt.
         long: tokens of a long prompt.
         requests: of a load; 0 = two per user, at least 8.
-        transport: http: a server on a port of its own in this process; direct: the engine's own asyncio calls.
-        turn: tokens before the second turn of a chat, whose first token is timed with and without prefix reuse; 0 = leave out.
-        intruders: tokens of prompts that arrive while an answer is streamed, whose gaps are timed; 0 = leave out.
+        transport: http: a server on a port of its own in this process; direct: the engine's own
+            asyncio calls.
+        turn: tokens before the second turn of a chat, whose first token is timed with and without
+            prefix reuse; 0 = leave out.
+        intruders: tokens of prompts that arrive while an answer is streamed, whose gaps are timed;
+            0 = leave out.
         soak: minutes of mixed load with aborted answers, whose memory is recorded; 0 = leave out.
 
     Raises:
@@ -65,12 +73,18 @@ class LoadOptions:
         for name in ("requests", "turn", "intruders", "soak"):
             require_range("load", name, getattr(self, name), 0)
         if min(self.user_counts) < 1:
-            raise ConfigError(f"users: got {self.users!r}; expected numbers of at least 1, as 1,8,32.")
+            raise ConfigError(
+                f"users: got {self.users!r}; expected numbers of at least 1, as 1,8,32."
+            )
         if any(not 0 < share <= 2 for share in self.shares):
-            raise ConfigError(f"rates: got {self.rates!r}; expected shares above 0 and at most 2, as 0.5,0.9.")
+            raise ConfigError(
+                f"rates: got {self.rates!r}; expected shares above 0 and at most 2, as 0.5,0.9."
+            )
         unknown = [name for name in self.context_names if name not in CONTEXTS]
         if unknown or not self.context_names:
-            raise ConfigError(f"contexts: got {self.contexts!r}; expected some of {', '.join(CONTEXTS)}.")
+            raise ConfigError(
+                f"contexts: got {self.contexts!r}; expected some of {', '.join(CONTEXTS)}."
+            )
 
     @property
     def user_counts(self) -> list[int]:
@@ -126,11 +140,17 @@ class ServingConfig:
             require_range("bench", name, getattr(self, name), least)
         for spec in self.drafters:
             entry(parse_spec(spec)[0])
-        object.__setattr__(self, "drafters", (PLAIN, *(spec for spec in self.drafters if spec != PLAIN)))
+        object.__setattr__(
+            self, "drafters", (PLAIN, *(spec for spec in self.drafters if spec != PLAIN))
+        )
         if len(set(self.drafters)) < len(self.drafters):
-            raise ConfigError(f"bench: got {', '.join(self.drafters)}; expected every drafter once.")
+            raise ConfigError(
+                f"bench: got {', '.join(self.drafters)}; expected every drafter once."
+            )
 
     def command(self) -> str:
-        """Return the `paceline bench` command line of this run; options at their defaults are left out."""
+        """Return the `paceline bench` command line of this run; options at their defaults are
+        left out.
+        """
         words = command_words(flat(self), flat(ServingConfig()), always=("model", "drafters"))
         return shlex.join(["paceline", "bench", "--serve", *words])

@@ -1,4 +1,6 @@
-"""What one call of the kernel of attention by position is given, and what it holds of a tile of queries."""
+"""What one call of the kernel of attention by position is given, and what it holds of a tile of
+queries.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ BLOCK = 64  # keys that are read together
 
 
 class AttentionCall:
-    """One call: where the tensors lie (addresses, strides in bytes, neighbours in the last dim adjacent), how large they are."""
+    """One call: where the tensors lie (addresses, strides in bytes, neighbours in the last dim
+    adjacent), how large they are.
+    """
 
     query: int  # [rows, heads, columns, dim], or [1, heads, columns of all rows, dim]
     query_row: int
@@ -59,15 +63,20 @@ TAKEN = CALL.fields["taken"][1]
 
 
 class Tile(NamedTuple):
-    """The queries `first` .. `first + length - 1` of a row and a key head; query i is of column i // groups, member i % groups.
+    """The queries `first` .. `first + length - 1` of a row and a key head; query i is of column i
+    // groups, member i % groups.
 
     Attributes:
-        origin: address of the row's first column in the queries; outputs: its number among all queries.
-        runs, begin: what the columns of the row see, see `VisibleRanges`; cached, tail: its keys by position, see `AttentionMetadata`.
-        queries: [more than tile, dim], multiplied by the scaling, or as `dotted` has them; scores: [tile, more than keys];
-            sums: [tile, value dim]; totals: [tile].
-        cursors: [tile], the run of each query that reaches into the block under way, or a run before it.
-        block: room for the keys or values of a block; products: for its scores, as `dotted` makes them.
+        origin: address of the row's first column in the queries; outputs: its number among all
+            queries.
+        runs, begin: what the columns of the row see, see `VisibleRanges`; cached, tail: its keys by
+            position, see `AttentionMetadata`.
+        queries: [more than tile, dim], multiplied by the scaling, or as `dotted` has them; scores:
+            [tile, more than keys]; sums: [tile, value dim]; totals: [tile].
+        cursors: [tile], the run of each query that reaches into the block under way, or a run
+            before it.
+        block: room for the keys or values of a block; products: for its scores, as `dotted` makes
+            them.
         places: [4], where the weights of queries lie whose sums are made together.
     """
 

@@ -1,4 +1,6 @@
-"""Batch-invariant attention: `paceline.cpu.attention.kernel` over tensors, on as many threads as torch uses."""
+"""Batch-invariant attention: `paceline.cpu.attention.kernel` over tensors, on as many threads as
+torch uses.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,14 @@ def attention_by_position(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return attention whose bits, for each query, depend on itself and the keys it sees only; a query that sees none gets zeros.
+    """Return attention whose bits, for each query, depend on itself and the keys it sees only; a
+    query that sees none gets zeros.
 
     Args:
-        query: [rows, heads, columns, dim], float32, bfloat16 or float16, on the CPU, or [1, heads, columns of all rows, dim];
-            key, value: [rows, key heads, places, dim].
-        mask: bool [rows or 1, 1, columns, places]; without one a single query sees all keys of its row, and of several each
-            sees those up to its own ordinal.
+        query: [rows, heads, columns, dim], float32, bfloat16 or float16, on the CPU, or [1, heads,
+            columns of all rows, dim]; key, value: [rows, key heads, places, dim].
+        mask: bool [rows or 1, 1, columns, places]; without one a single query sees all keys of its
+            row, and of several each sees those up to its own ordinal.
         order: the keys by position.
         scaling: of the scores; default 1 / sqrt(dim).
         softcap: scores are bounded by it, smoothly.
@@ -56,27 +59,51 @@ def attention_by_position(
     out_dtype = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
     out = torch.empty(batch, columns, heads, value.shape[3], dtype=out_dtype)
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
-    kind, tile = KINDS[query.dtype], min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), visible.columns * groups)
+    kind, tile = (
+        KINDS[query.dtype],
+        min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), visible.columns * groups),
+    )
     tiled = takes(kind, query.shape[3], value.shape[3])
     if tiled:
         unit = max(lanes_of(groups), groups)
         tile = -(-tile // unit) * unit
     place = _arguments.write(
-        *_places(query), *_places(key), *_places(value), out.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
-        len(order.cached), key_heads, groups, visible.columns, visible.packed, query.shape[3], value.shape[3],
-        kind, tile, keys,
-        1 / math.sqrt(dim) if scaling is None else scaling, softcap or 0.0,
-        *visible.places, *order.places, len(visible.runs), order.tail.shape[1], 0,
-    )  # fmt: skip
+        *_places(query),
+        *_places(key),
+        *_places(value),
+        out.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
+        len(order.cached),
+        key_heads,
+        groups,
+        visible.columns,
+        visible.packed,
+        query.shape[3],
+        value.shape[3],
+        kind,
+        tile,
+        keys,
+        1 / math.sqrt(dim) if scaling is None else scaling,
+        softcap or 0.0,
+        *visible.places,
+        *order.places,
+        len(visible.runs),
+        order.tail.shape[1],
+        0,
+    )
     others, work = torch.get_num_threads() - 1, batch * heads * columns * keys * dim
-    (attend_tiled if tiled else attend).share(place, min(others, work // _SHARE), work < _SHARE_AWAKE)
+    (attend_tiled if tiled else attend).share(
+        place, min(others, work // _SHARE), work < _SHARE_AWAKE
+    )
     if value_dim % WIDTH:
         out = out[..., :value_dim]
     return out if query.dtype == out_dtype else out.to(query.dtype)
 
 
 def _readable(states: Tensor, dim: int) -> Tensor:
-    """The same numbers as the kernel reads them: neighbours in the last dim adjacent, dims in eights (zeros appended)."""
+    """The same numbers as the kernel reads them: neighbours in the last dim adjacent, dims in
+    eights (zeros appended).
+    """
     if dim % WIDTH:
         return pad(states, (0, -dim % WIDTH))
     return states if states.stride(3) == 1 else states.contiguous()

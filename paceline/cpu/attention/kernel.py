@@ -1,17 +1,21 @@
-"""Attention by position, compiled: a query's output depends on itself and on the keys it sees, to the last bit.
+"""Attention by position, compiled: a query's output depends on itself and on the keys it sees, to
+the last bit.
 
-It does not depend on other queries, the place of a key in the cache, the cache's length, the threads. All is in float32, and in
-this order:
+It does not depend on other queries, the place of a key in the cache, the cache's length, the
+threads. All is in float32, and in this order:
 
-- score of a query and a key: lane l of eight sums the products of the dims l, l + 8, ... in order, each by a fused multiply-add;
-  then lanes l and l + 4 are added, l and l + 2, 0 and 1. The query was multiplied by the scaling before. In bfloat16, where the
-  processor has instructions for it, see `dotted`.
+- score of a query and a key: lane l of eight sums the products of the dims l, l + 8, ... in order,
+  each by a fused multiply-add; then lanes l and l + 4 are added, l and l + 2, 0 and 1. The query
+  was multiplied by the scaling before. In bfloat16, where the processor has instructions for it,
+  see `dotted`.
 - the largest score of all keys the query sees; every score's exponential of its difference to that.
-- their sum: lane l sums those of the keys of rank l, l + 8, ... (rank 0 is the first key the query sees, by position); the
-  lanes are added as above; an attention sink's exponential comes last.
-- output of each dim: fused multiply-adds of exponential and value, key by key in order of position; then the division.
+- their sum: lane l sums those of the keys of rank l, l + 8, ... (rank 0 is the first key the query
+  sees, by position); the lanes are added as above; an attention sink's exponential comes last.
+- output of each dim: fused multiply-adds of exponential and value, key by key in order of position;
+  then the division.
 
-Blocks of keys and tiles of queries decide only when a number is computed, never with which others it is added up.
+Blocks of keys and tiles of queries decide only when a number is computed, never with which others
+it is added up.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ from paceline.util.compiled import as_pointer, inlined, take_number
 
 
 def _attend(place: int) -> int:
-    """Do tiles of the `AttentionCall` that lies at a place until none is left; returns how many this thread did."""
+    """Do tiles of the `AttentionCall` that lies at a place until none is left; returns how many
+    this thread did.
+    """
     call = numba.carray(as_pointer(place), 1, CALL)[0]
     runs = numba.carray(as_pointer(call.runs), call.run_count, RUN)
     starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)
@@ -63,15 +69,36 @@ def _attend(place: int) -> int:
         task = take_number(place + TAKEN)
         if task >= call.rows * call.key_heads * tiles:
             return done
-        row, head, first = task // tiles // call.key_heads, task // tiles % call.key_heads, task % tiles * call.tile
+        row, head, first = (
+            task // tiles // call.key_heads,
+            task // tiles % call.key_heads,
+            task % tiles * call.tile,
+        )
         done += 1
         length = min(call.tile, (starts[row + 1] - starts[row]) * call.groups - first)
         if length <= 0:  # other rows have more columns
             continue
-        origin = call.query + (starts[row] * call.query_column if call.packed else row * call.query_row)
+        origin = call.query + (
+            starts[row] * call.query_column if call.packed else row * call.query_row
+        )
         seen = begin[starts[row] : starts[row + 1] + 1]
         scratch = queries, scores, sums, totals, cursors, block, products, places
-        _attend_tile(call, Tile(row, head, first, length, origin, starts[row], runs, seen, cached[row], tail[row], *scratch))
+        _attend_tile(
+            call,
+            Tile(
+                row,
+                head,
+                first,
+                length,
+                origin,
+                starts[row],
+                runs,
+                seen,
+                cached[row],
+                tail[row],
+                *scratch,
+            ),
+        )
 
 
 attend = TeamJob(_attend)
@@ -115,7 +142,9 @@ def _load_queries(call: AttentionCall, tile: Tile) -> None:
 def _span(call: AttentionCall, tile: Tile) -> tuple[int, int]:
     """First key that any query of the tile sees, and the one behind the last."""
     low, high = call.keys, 0
-    for column in range(tile.first // call.groups, (tile.first + tile.length - 1) // call.groups + 1):
+    for column in range(
+        tile.first // call.groups, (tile.first + tile.length - 1) // call.groups + 1
+    ):
         begin, end = tile.begin[column], tile.begin[column + 1]
         if begin < end:
             low, high = min(low, tile.runs[begin].start), max(high, tile.runs[end - 1].stop)
@@ -124,9 +153,17 @@ def _span(call: AttentionCall, tile: Tile) -> tuple[int, int]:
 
 @inlined
 def _stage(
-    call: AttentionCall, tile: Tile, source: int, stride: int, dim: int, start: int, stop: int, fours: bool
+    call: AttentionCall,
+    tile: Tile,
+    source: int,
+    stride: int,
+    dim: int,
+    start: int,
+    stop: int,
+    fours: bool,
 ) -> tuple[int, int]:
-    """Return an address and a stride at which the keys (or values) start .. stop - 1 lie as float32.
+    """Return an address and a stride at which the keys (or values) start .. stop - 1 lie as
+    float32.
 
     Args:
         fours: the number of keys must be a multiple of four: others, of zeros, are appended.
@@ -159,14 +196,20 @@ def _score(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) 
         target = address(tile.scores) + i * row + start * FLOAT
         for four in range((stop - start + 3) // 4):
             if i < last:
-                multiply_two(query, size, keys + 4 * four * stride, stride, target + 4 * four * FLOAT, row)
+                multiply_two(
+                    query, size, keys + 4 * four * stride, stride, target + 4 * four * FLOAT, row
+                )
             else:
-                multiply_one(query, size, keys + 4 * four * stride, stride, target + 4 * four * FLOAT)
+                multiply_one(
+                    query, size, keys + 4 * four * stride, stride, target + 4 * four * FLOAT
+                )
 
 
 @inlined
 def _softmax(call: AttentionCall, tile: Tile, i: int) -> Any:
-    """Turn the scores that query i sees into exponentials, side by side from its first key's place on; their sum, float32."""
+    """Turn the scores that query i sees into exponentials, side by side from its first key's
+    place on; their sum, float32.
+    """
     column, member = divmod(tile.first + i, call.groups)
     begin, end = tile.begin[column], tile.begin[column + 1]
     tile.cursors[i] = begin
@@ -191,25 +234,46 @@ def _softmax(call: AttentionCall, tile: Tile, i: int) -> Any:
         sink = simd_f32x8.load_float(call.sinks + (tile.head * call.groups + member) * FLOAT)
         largest = max(largest, sink)
     total = softmax_weighted_sum.weigh(first, vectors, np.float32(largest))
-    return np.float32(total + simd_f32x8.largest(simd_f32x8.exp(simd_f32x8.splat(np.float32(sink - largest)))))
+    return np.float32(
+        total + simd_f32x8.largest(simd_f32x8.exp(simd_f32x8.splat(np.float32(sink - largest))))
+    )
 
 
 @inlined
 def _weigh(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Add the values of a block of keys, each times its weight, to the sums of the queries that see it."""
+    """Add the values of a block of keys, each times its weight, to the sums of the queries that
+    see it.
+    """
     halves = call.kind == BFLOAT16 and stop <= tile.cached and call.value_dim % 16 == 0
     if halves:
         values, stride = source + start * call.value_place, call.value_place
     else:
-        values, stride = _stage(call, tile, source, call.value_place, call.value_dim, start, stop, False)
+        values, stride = _stage(
+            call, tile, source, call.value_place, call.value_dim, start, stop, False
+        )
     row, size = tile.scores.shape[1] * FLOAT, call.value_dim * FLOAT
     i = 0
     while i < tile.length:
-        count = _all_see(call, tile, i, min(softmax_weighted_sum.QUERIES, tile.length - i), start, stop)
+        count = _all_see(
+            call, tile, i, min(softmax_weighted_sum.QUERIES, tile.length - i), start, stop
+        )
         if count:
             for other in range(count):
-                tile.places[other] = address(tile.scores) + (i + other) * row + _weight_place(call, tile, i + other, start)
-            add_values(address(tile.places), values, stride, stop - start, address(tile.sums) + i * size, size, count, halves)
+                tile.places[other] = (
+                    address(tile.scores)
+                    + (i + other) * row
+                    + _weight_place(call, tile, i + other, start)
+                )
+            add_values(
+                address(tile.places),
+                values,
+                stride,
+                stop - start,
+                address(tile.sums) + i * size,
+                size,
+                count,
+                halves,
+            )
             i += count
             continue
         end = tile.begin[(tile.first + i) // call.groups + 1]
@@ -219,7 +283,16 @@ def _weigh(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) 
             if low < high:
                 tile.places[0] = address(tile.scores) + i * row + _weight_place(call, tile, i, low)
                 target = address(tile.sums) + i * size
-                add_values(address(tile.places), values + (low - start) * stride, stride, high - low, target, size, 1, halves)
+                add_values(
+                    address(tile.places),
+                    values + (low - start) * stride,
+                    stride,
+                    high - low,
+                    target,
+                    size,
+                    1,
+                    halves,
+                )
             if run.stop > stop:
                 break
             tile.cursors[i] += 1
@@ -228,20 +301,29 @@ def _weigh(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) 
 
 @inlined
 def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int, stop: int) -> int:
-    """Return `count` if so many queries see all of a block, else 0; moves their cursors to the run that reaches into it."""
+    """Return `count` if so many queries see all of a block, else 0; moves their cursors to the
+    run that reaches into it.
+    """
     runs, cursors = tile.runs, tile.cursors
     all_see = True
     for i in range(first, first + count):
         end = tile.begin[(tile.first + i) // call.groups + 1]
         while cursors[i] < end and runs[cursors[i]].stop <= start:
             cursors[i] += 1
-        all_see = all_see and cursors[i] < end and runs[cursors[i]].start <= start and runs[cursors[i]].stop >= stop
+        all_see = (
+            all_see
+            and cursors[i] < end
+            and runs[cursors[i]].start <= start
+            and runs[cursors[i]].stop >= stop
+        )
     return count if all_see else 0
 
 
 @inlined
 def _weight_place(call: AttentionCall, tile: Tile, i: int, ordinal: int) -> int:
-    """Bytes from the beginning of the scores of query i to the weight of a key of the run at its cursor."""
+    """Bytes from the beginning of the scores of query i to the weight of a key of the run at its
+    cursor.
+    """
     first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
     return (first.start + run.rank + ordinal - run.start) * FLOAT
 
@@ -252,7 +334,11 @@ def _write_out(call: AttentionCall, tile: Tile) -> None:
     size = call.value_dim * FLOAT
     for i in range(tile.length):
         column, member = divmod(tile.first + i, call.groups)
-        place = (tile.outputs + column) * call.key_heads * call.groups + tile.head * call.groups + member
+        place = (
+            (tile.outputs + column) * call.key_heads * call.groups
+            + tile.head * call.groups
+            + member
+        )
         total = simd_f32x8.splat(tile.totals[i])
         for d in range(0, size, LANES):
             quotient = simd_f32x8.divide(simd_f32x8.load(address(tile.sums) + i * size + d), total)

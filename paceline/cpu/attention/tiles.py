@@ -1,7 +1,9 @@
-"""The inner loops of attention by position: products of a few queries with a few keys, weighted sums of values, exponentials.
+"""The inner loops of attention by position: products of a few queries with a few keys, weighted
+sums of values, exponentials.
 
-Rows of float32 lie at addresses, a stride of so many bytes apart. Sizes are in bytes, multiples of 32. How many rows a loop takes
-at a time is a matter of registers; every number is made of the same operations in the same order in all of them.
+Rows of float32 lie at addresses, a stride of so many bytes apart. Sizes are in bytes, multiples of
+32. How many rows a loop takes at a time is a matter of registers; every number is made of the same
+    operations in the same order in all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def address(array: NDArray[Any]) -> Any:
 
 @inlined
 def aligned(store: NDArray[np.float32]) -> Any:
-    """Where in an array a line of the cache begins: a vector, or a row of a tile, is then read from one line."""
+    """Where in an array a line of the cache begins: a vector, or a row of a tile, is then read
+    from one line.
+    """
     return (address(store) + LINE - 1) // LINE * LINE
 
 
@@ -93,7 +97,11 @@ def multiply_one(query: int, size: int, key: int, stride: int, out: int) -> None
 @inlined
 def cap(softcap: np.float32, first: int, last: int) -> None:
     """Replace scores by softcap * tanh(score / softcap)."""
-    cap, one, zero = simd_f32x8.splat(softcap), simd_f32x8.splat(np.float32(1.0)), simd_f32x8.splat(np.float32(0.0))
+    cap, one, zero = (
+        simd_f32x8.splat(softcap),
+        simd_f32x8.splat(np.float32(1.0)),
+        simd_f32x8.splat(np.float32(0.0)),
+    )
     for address in range(first, last, LANES):
         part = simd_f32x8.divide(simd_f32x8.load(address), cap)
         size = simd_f32x8.larger(part, simd_f32x8.subtract(zero, part))
@@ -102,12 +110,24 @@ def cap(softcap: np.float32, first: int, last: int) -> None:
         simd_f32x8.store(address, simd_f32x8.multiply(cap, simd_f32x8.with_sign(tanh, part)))
 
 
-_add, _add_vector = softmax_weighted_sum.add_weighted(softmax_weighted_sum.VECTORS), softmax_weighted_sum.add_weighted(1)
+_add, _add_vector = (
+    softmax_weighted_sum.add_weighted(softmax_weighted_sum.VECTORS),
+    softmax_weighted_sum.add_weighted(1),
+)
 _VECTORS = softmax_weighted_sum.VECTORS * softmax_weighted_sum.STEP
 
 
 @inlined
-def add_values(weights: int, values: int, stride: int, count: int, sums: int, size: int, queries: int, halves: bool) -> None:
+def add_values(
+    weights: int,
+    values: int,
+    stride: int,
+    count: int,
+    sums: int,
+    size: int,
+    queries: int,
+    halves: bool,
+) -> None:
     """Add `count` values to the sums of up to four queries.
 
     Args:
@@ -126,7 +146,9 @@ def add_values(weights: int, values: int, stride: int, count: int, sums: int, si
         _add_vector(queries, shift, weights, values + (d >> shift), stride, count, sums + d, size)
     for query in range(queries):
         for d in range(vectors, size, LANES):
-            add_lanes(load_int64(weights + 8 * query), values + d, stride, count, sums + query * size + d)
+            add_lanes(
+                load_int64(weights + 8 * query), values + d, stride, count, sums + query * size + d
+            )
 
 
 @inlined
@@ -134,6 +156,8 @@ def add_lanes(weight: int, value: int, stride: int, count: int, target: int) -> 
     """Add eight dims of `count` values to the sums of one query."""
     a = simd_f32x8.load(target)
     for j in range(0, count * FLOAT, FLOAT):
-        a = simd_f32x8.fused(simd_f32x8.splat(simd_f32x8.load_float(weight + j)), simd_f32x8.load(value), a)
+        a = simd_f32x8.fused(
+            simd_f32x8.splat(simd_f32x8.load_float(weight + j)), simd_f32x8.load(value), a
+        )
         value += stride
     simd_f32x8.store(target, a)

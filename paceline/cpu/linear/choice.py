@@ -1,6 +1,8 @@
-"""Whose products are faster, by the number of rows: tried on the model's own weights, once on a machine, and kept.
+"""Whose products are faster, by the number of rows: tried on the model's own weights, once on a
+machine, and kept.
 
-A trial that other programs disturbed is used, and repeated at a later load, once the machine has less to do.
+A trial that other programs disturbed is used, and repeated at a later load, once the machine has
+less to do.
 """
 
 from __future__ import annotations
@@ -21,10 +23,20 @@ from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
 
 COUNTS = (1, 4, 16, 64, 256)  # of rows that are tried; the last stands for any more
 _KIND = "products-v8"  # another number when what is tried or written changes
-_WORTH = 1 << 25  # weights: a smaller model stays in the processor's caches, and torch's kernels do as well there
-_BEYOND = 1 << 27  # weights of a shape that are tried one after the other: fewer would stay in a cache
-_NARROW, _MANY = 1 << 24, 64  # weights of a module that is not tried with so many rows: heads of a vocabulary get few
-_ROUNDS, _MANY_ROUNDS = 3, 8  # the least time counts; with many rows a single product is tried, which is soon disturbed
+_WORTH = (
+    1 << 25
+)  # weights: a smaller model stays in the processor's caches, and torch's kernels do as well there
+_BEYOND = (
+    1 << 27
+)  # weights of a shape that are tried one after the other: fewer would stay in a cache
+_NARROW, _MANY = (
+    1 << 24,
+    64,
+)  # weights of a module that is not tried with so many rows: heads of a vocabulary get few
+_ROUNDS, _MANY_ROUNDS = (
+    3,
+    8,
+)  # the least time counts; with many rows a single product is tried, which is soon disturbed
 _TIE = 1.03  # of torch's time: as fast, for a clock that wanders
 _STEPS = 64
 _PRODUCTS: tuple[Callable[..., Any], ...] = (product, torch.nn.functional.linear)
@@ -32,7 +44,8 @@ _PRODUCTS: tuple[Callable[..., Any], ...] = (product, torch.nn.functional.linear
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Seconds of all products of a model with each of `COUNTS` rows, ours and torch's; empty where none can be ours.
+    """Seconds of all products of a model with each of `COUNTS` rows, ours and torch's; empty where
+    none can be ours.
 
     Attributes:
         conditions: under which they were timed; None where nothing was.
@@ -45,7 +58,9 @@ class Trial:
     @property
     def doubtful(self) -> bool:
         """Whether other programs disturbed it, and fewer would now."""
-        return self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
+        return (
+            self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
+        )
 
     @property
     def range(self) -> tuple[int, int]:
@@ -61,10 +76,14 @@ class Trial:
     def cost_everywhere(self) -> float:
         """Time of an answer's products with ours throughout, over the least it could be.
 
-        The answer is 64 steps behind a prompt of 256 tokens; they feed one row, 4 or 16, whichever is worst for ours.
+        The answer is 64 steps behind a prompt of 256 tokens; they feed one row, 4 or 16, whichever
+        is worst for ours.
         """
         best = [min(pair) for pair in zip(self.ours, self.torchs, strict=True)]
-        return max((self.ours[-1] + _STEPS * self.ours[few]) / (best[-1] + _STEPS * best[few]) for few in range(3))
+        return max(
+            (self.ours[-1] + _STEPS * self.ours[few]) / (best[-1] + _STEPS * best[few])
+            for few in range(3)
+        )
 
 
 def fastest(model: PreTrainedModel) -> Products:
@@ -74,7 +93,9 @@ def fastest(model: PreTrainedModel) -> Products:
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
-    """Return our products for any number of rows; None where some products of a model cannot be ours."""
+    """Return our products for any number of rows; None where some products of a model cannot be
+    ours.
+    """
     ours = Products.ours(model)
     weights = {id(one.weight) for one in ours.modules}
     others = [one for one in model.parameters() if one.dim() > 1 and id(one) not in weights]
@@ -84,11 +105,15 @@ def everywhere(model: PreTrainedModel) -> Products | None:
 
 
 def trial(model: PreTrainedModel) -> Trial:
-    """Return the times of both; found before on this machine in the same circumstances, or tried now."""
+    """Return the times of both; found before on this machine in the same circumstances, or tried
+    now.
+    """
     modules = replaceable(model)
     if not modules:
         return Trial()
-    place = cache.CacheKey(_KIND, environment_key(model), f"product times of {model.__class__.__name__}", "trial.json")
+    place = cache.CacheKey(
+        _KIND, environment_key(model), f"product times of {model.__class__.__name__}", "trial.json"
+    )
     kept = cache.remember(place, lambda: _try(modules), _read)
     if not kept.doubtful:
         return kept
@@ -102,7 +127,9 @@ def _read(kept: dict[str, Any]) -> Trial:
 
 
 def is_large(model: PreTrainedModel) -> bool:
-    """Whether our products may be faster than torch's for some numbers of rows: then it is worth trying."""
+    """Whether our products may be faster than torch's for some numbers of rows: then it is worth
+    trying.
+    """
     return sum(one.weight.numel() for one in replaceable(model)) >= _WORTH
 
 
@@ -126,7 +153,13 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
             some = alike[: -(-_BEYOND // (inner * outer)) if count < _MANY else 1]
             rounds = range(_ROUNDS if count < _MANY else _MANY_ROUNDS)
             # By turns: both in any weather.
-            taken = [[_seconds(stopwatch, multiply, rows, some, awake_with) for multiply, awake_with in tried] for _ in rounds]
+            taken = [
+                [
+                    _seconds(stopwatch, multiply, rows, some, awake_with)
+                    for multiply, awake_with in tried
+                ]
+                for _ in rounds
+            ]
             for who, seconds in enumerate(zip(*taken, strict=True)):
                 spreads.append(spread_of(seconds[1:]))  # the first warms up
                 totals[who] += min(seconds) * len(alike) / len(some)
@@ -135,7 +168,13 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
     return Trial(tuple(times[0]), tuple(times[1]), Conditions.of(spreads, stopwatch))
 
 
-def _seconds(stopwatch: Stopwatch, multiply: Callable[..., Any], rows: Tensor, modules: list[nn.Linear], helpers: int) -> float:
+def _seconds(
+    stopwatch: Stopwatch,
+    multiply: Callable[..., Any],
+    rows: Tensor,
+    modules: list[nn.Linear],
+    helpers: int,
+) -> float:
     def all_products() -> None:
         for one in modules:
             multiply(rows, one.weight, one.bias)

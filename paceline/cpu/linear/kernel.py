@@ -1,12 +1,14 @@
-"""Products of rows with a weight, compiled: a row's numbers depend on that row alone, to the last bit.
+"""Products of rows with a weight, compiled: a row's numbers depend on that row alone, to the last
+bit.
 
-Verification multiplies a handful of rows with each weight. The libraries' kernels are made for one row or for hundreds: between,
-they read a weight at a fraction of the memory's speed, or, in half precision on a processor without instructions for it,
-repeat all their work for every row. Here a weight is read once, four outputs at a time, the next four being fetched meanwhile.
+Verification multiplies a handful of rows with each weight. The libraries' kernels are made for one
+row or for hundreds: between, they read a weight at a fraction of the memory's speed, or, in half
+precision on a processor without instructions for it, repeat all their work for every row. Here a
+weight is read once, four outputs at a time, the next four being fetched meanwhile.
 
-All sums are in float32, and in this order: lane l of eight adds up the products of the numbers l, l + 8, ... of row and weight,
-each by a fused multiply-add; then lanes l and l + 4 are added, l and l + 2, 0 and 1. How many rows and outputs are computed
-together is a matter of registers.
+All sums are in float32, and in this order: lane l of eight adds up the products of the numbers l, l
++ 8, ... of row and weight, each by a fused multiply-add; then lanes l and l + 4 are added, l and l
++ 2, 0 and 1. How many rows and outputs are computed together is a matter of registers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ import numpy as np
 import torch
 
 from paceline.cpu import simd_f32x8
-from paceline.cpu.attention.tiles import BFLOAT16, FLOAT, FLOAT32, LANES, LINE, address, load_lanes, load_row
+from paceline.cpu.attention.tiles import (
+    BFLOAT16,
+    FLOAT,
+    FLOAT32,
+    LANES,
+    LINE,
+    address,
+    load_lanes,
+    load_row,
+)
 from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import as_pointer, inlined, record_dtype, take_number
 
@@ -51,7 +62,9 @@ _TAKEN = PRODUCT.fields["taken"][1]
 
 def helpers_for(multiply_adds: int) -> int:
     """Return how many threads are worth waking for so much work."""
-    return 0 if multiply_adds < _SHARE else min(torch.get_num_threads() - 1, multiply_adds // _SHARE)
+    return (
+        0 if multiply_adds < _SHARE else min(torch.get_num_threads() - 1, multiply_adds // _SHARE)
+    )
 
 
 @inlined
@@ -77,12 +90,38 @@ def _multiply(place: int) -> int:
     done = 0
     while first < outer:
         width = min(TASK, outer - first)
-        read = product.rows if kind == FLOAT32 else address(wide)  # here, since an array lives until its last use
+        read = (
+            product.rows if kind == FLOAT32 else address(wide)
+        )  # here, since an array lives until its last use
         if few:
-            _multiply_few(read, product.weight, address(sums), address(scratch), kind, count, inner, first, width, outer)
+            _multiply_few(
+                read,
+                product.weight,
+                address(sums),
+                address(scratch),
+                kind,
+                count,
+                inner,
+                first,
+                width,
+                outer,
+            )
         else:
-            _multiply_many(read, product.weight, address(sums), address(scratch), kind, count, inner, first, width, block)
-        write_out(address(sums), product.bias, product.out, product.out_kind, count, first, width, outer)
+            _multiply_many(
+                read,
+                product.weight,
+                address(sums),
+                address(scratch),
+                kind,
+                count,
+                inner,
+                first,
+                width,
+                block,
+            )
+        write_out(
+            address(sums), product.bias, product.out, product.out_kind, count, first, width, outer
+        )
         done += 1
         first = take_task(place)
     return done
@@ -93,7 +132,16 @@ multiply = TeamJob(_multiply)
 
 @inlined
 def _multiply_few(
-    rows: int, weight: int, sums: int, scratch: int, kind: int, count: int, inner: int, first: int, width: int, outer: int
+    rows: int,
+    weight: int,
+    sums: int,
+    scratch: int,
+    kind: int,
+    count: int,
+    inner: int,
+    first: int,
+    width: int,
+    outer: int,
 ) -> None:
     """All rows with the weights of four outputs, while those of the next four are fetched."""
     stride = inner * (FLOAT if kind == FLOAT32 else FLOAT // 2)
@@ -113,9 +161,20 @@ def _multiply_few(
 
 @inlined
 def _multiply_many(
-    rows: int, weight: int, sums: int, scratch: int, kind: int, count: int, inner: int, first: int, width: int, block: int
+    rows: int,
+    weight: int,
+    sums: int,
+    scratch: int,
+    kind: int,
+    count: int,
+    inner: int,
+    first: int,
+    width: int,
+    block: int,
 ) -> None:
-    """As many rows as stay in the nearest cache with the weights of four outputs, and all outputs of the task with these."""
+    """As many rows as stay in the nearest cache with the weights of four outputs, and all
+    outputs of the task with these.
+    """
     size = inner * FLOAT
     if kind != FLOAT32:
         load_row(kind, weight + first * size // 2, scratch, width * inner)
@@ -123,11 +182,22 @@ def _multiply_many(
     for row in range(0, count, block):
         for output in range(0, width, _OUTPUTS):
             target = sums + (row * TASK + output) * FLOAT
-            _multiply_rows(FLOAT32, rows + row * size, source + output * size, size, target, min(block, count - row), inner, 0)
+            _multiply_rows(
+                FLOAT32,
+                rows + row * size,
+                source + output * size,
+                size,
+                target,
+                min(block, count - row),
+                inner,
+                0,
+            )
 
 
 @inlined
-def write_out(sums: int, bias: int, out: int, out_kind: int, count: int, first: int, width: int, outer: int) -> None:
+def write_out(
+    sums: int, bias: int, out: int, out_kind: int, count: int, first: int, width: int, outer: int
+) -> None:
     """Write the sums of `width` outputs, [count, TASK], to their places, with the bias."""
     for row in range(count):
         for output in range(0, width, simd_f32x8.WIDTH):
@@ -142,7 +212,9 @@ def write_out(sums: int, bias: int, out: int, out_kind: int, count: int, first: 
 
 
 @inlined
-def _multiply_rows(kind: int, rows: int, weight: int, stride: int, out: int, count: int, inner: int, ahead: int) -> None:
+def _multiply_rows(
+    kind: int, rows: int, weight: int, stride: int, out: int, count: int, inner: int, ahead: int
+) -> None:
     size, step = inner * FLOAT, TASK * FLOAT
     done = 0
     while done + 3 <= count:
@@ -183,7 +255,9 @@ def _one(kind: int, rows: int, size: int, weight: int, stride: int, out: int, ah
 
 
 @inlined
-def _two(kind: int, rows: int, size: int, weight: int, stride: int, out: int, step: int, ahead: int) -> None:
+def _two(
+    kind: int, rows: int, size: int, weight: int, stride: int, out: int, step: int, ahead: int
+) -> None:
     zero = simd_f32x8.splat(np.float32(0.0))
     a0, a1, a2, a3 = zero, zero, zero, zero
     b0, b1, b2, b3 = zero, zero, zero, zero
@@ -206,7 +280,9 @@ def _two(kind: int, rows: int, size: int, weight: int, stride: int, out: int, st
 
 
 @inlined
-def _three(kind: int, rows: int, size: int, weight: int, stride: int, out: int, step: int, ahead: int) -> None:
+def _three(
+    kind: int, rows: int, size: int, weight: int, stride: int, out: int, step: int, ahead: int
+) -> None:
     zero = simd_f32x8.splat(np.float32(0.0))
     a0, a1, a2, a3 = zero, zero, zero, zero
     b0, b1, b2, b3 = zero, zero, zero, zero
@@ -216,15 +292,35 @@ def _three(kind: int, rows: int, size: int, weight: int, stride: int, out: int, 
         place = weight + offset
         if ahead:
             _fetch(place + ahead, stride, offset)
-        a, b, c = simd_f32x8.load(rows + d), simd_f32x8.load(rows + size + d), simd_f32x8.load(rows + 2 * size + d)
+        a, b, c = (
+            simd_f32x8.load(rows + d),
+            simd_f32x8.load(rows + size + d),
+            simd_f32x8.load(rows + 2 * size + d),
+        )
         w = load_lanes(kind, place)
-        a0, b0, c0 = simd_f32x8.fused(a, w, a0), simd_f32x8.fused(b, w, b0), simd_f32x8.fused(c, w, c0)
+        a0, b0, c0 = (
+            simd_f32x8.fused(a, w, a0),
+            simd_f32x8.fused(b, w, b0),
+            simd_f32x8.fused(c, w, c0),
+        )
         w = load_lanes(kind, place + stride)
-        a1, b1, c1 = simd_f32x8.fused(a, w, a1), simd_f32x8.fused(b, w, b1), simd_f32x8.fused(c, w, c1)
+        a1, b1, c1 = (
+            simd_f32x8.fused(a, w, a1),
+            simd_f32x8.fused(b, w, b1),
+            simd_f32x8.fused(c, w, c1),
+        )
         w = load_lanes(kind, place + 2 * stride)
-        a2, b2, c2 = simd_f32x8.fused(a, w, a2), simd_f32x8.fused(b, w, b2), simd_f32x8.fused(c, w, c2)
+        a2, b2, c2 = (
+            simd_f32x8.fused(a, w, a2),
+            simd_f32x8.fused(b, w, b2),
+            simd_f32x8.fused(c, w, c2),
+        )
         w = load_lanes(kind, place + 3 * stride)
-        a3, b3, c3 = simd_f32x8.fused(a, w, a3), simd_f32x8.fused(b, w, b3), simd_f32x8.fused(c, w, c3)
+        a3, b3, c3 = (
+            simd_f32x8.fused(a, w, a3),
+            simd_f32x8.fused(b, w, b3),
+            simd_f32x8.fused(c, w, c3),
+        )
     simd_f32x8.store_sums(out, a0, a1, a2, a3)
     simd_f32x8.store_sums(out + step, b0, b1, b2, b3)
     simd_f32x8.store_sums(out + 2 * step, c0, c1, c2, c3)

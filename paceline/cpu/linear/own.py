@@ -1,4 +1,5 @@
-"""Other products in the place of torch's: ours, or torch's with a fixed number of rows. With ours come our norms.
+"""Other products in the place of torch's: ours, or torch's with a fixed number of rows. With ours
+come our norms.
 
 What only guesses may be made of can have weights of integers besides (`int8`).
 
@@ -33,12 +34,17 @@ from paceline.util.threads import ForkableLock
 
 ANY = 1 << 40  # rows: no bound
 _TORCHS_SHARE = 1 << 15  # numbers that torch's own operations share among threads
-_TILE = 16  # rows that matrix instructions take at once: with more, they take less time than anything else
+# rows that matrix instructions take at once: with more, they take less time than anything else
+_TILE = 16
 _CREW = 7  # helpers at most: a handful of cores read memory as fast as all of them
-_HEAD = 16  # times as many outputs as inputs: a vocabulary's head, behind which no operation follows
+_HEAD = (
+    16  # times as many outputs as inputs: a vocabulary's head, behind which no operation follows
+)
 
 _arguments = Arguments(PRODUCT)
-_held: dict[int, int] = {}  # id of the first module -> forwards under way with our products, in any thread
+_held: dict[
+    int, int
+] = {}  # id of the first module -> forwards under way with our products, in any thread
 _lock = ForkableLock()
 
 
@@ -46,24 +52,44 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return rows @ weight.T + bias; each row's bits depend on that row alone.
 
     Args:
-        rows: [..., inner]. weight: [outer, inner], contiguous, on the CPU, of the same dtype. bias: [outer].
+        rows: [..., inner]. weight: [outer, inner], contiguous, on the CPU, of the same dtype. bias:
+            [outer].
     """
     outer, inner = weight.shape
     rows, dtype = rows.contiguous(), rows.dtype
     count = rows.numel() // inner
-    out = torch.empty(*rows.shape[:-1], outer, dtype=dtype if dtype == torch.bfloat16 else torch.float32)
+    out = torch.empty(
+        *rows.shape[:-1], outer, dtype=dtype if dtype == torch.bfloat16 else torch.float32
+    )
     added = None if bias is None else bias.to(torch.float32).contiguous()
-    places = rows.data_ptr(), weight.data_ptr(), 0 if added is None else added.data_ptr(), out.data_ptr()
+    places = (
+        rows.data_ptr(),
+        weight.data_ptr(),
+        0 if added is None else added.data_ptr(),
+        out.data_ptr(),
+    )
     place = _arguments.write(*places, KINDS[dtype], KINDS[out.dtype], count, inner, outer, 0)
     _kernel(dtype, inner, outer).share(place, helpers_for(count * inner * outer), outer <= TASK)
     return out if out.dtype == dtype else out.to(dtype)
 
 
 def _kernel(dtype: torch.dtype, inner: int, outer: int) -> TeamJob:
-    """Return the compiled product of a shape: always the same one, since their sums have different orders."""
-    if dtype == torch.bfloat16 and amx.available() and inner % tiled.INNER == 0 and outer % tiled.OUTER == 0:
+    """Return the compiled product of a shape: always the same one, since their sums have
+    different orders.
+    """
+    if (
+        dtype == torch.bfloat16
+        and amx.available()
+        and inner % tiled.INNER == 0
+        and outer % tiled.OUTER == 0
+    ):
         return tiled.multiply_tiled
-    if dtype == torch.bfloat16 and avx512_dot.available() and inner % dotted.INNER == 0 and outer % dotted.OUTER == 0:
+    if (
+        dtype == torch.bfloat16
+        and avx512_dot.available()
+        and inner % dotted.INNER == 0
+        and outer % dotted.OUTER == 0
+    ):
         return dotted.multiply_dotted
     return multiply
 
@@ -88,11 +114,15 @@ def replaceable(model: PreTrainedModel) -> tuple[nn.Linear, ...]:
 
 def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
     """Return the modules of a model that are torch's products and nothing more, on any device."""
-    return tuple(one for one in model.modules() if type(one) in (nn.Linear, Conv1D) and is_plain_product(one))
+    return tuple(
+        one for one in model.modules() if type(one) in (nn.Linear, Conv1D) and is_plain_product(one)
+    )
 
 
 def is_plain_product(module: nn.Module) -> bool:
-    """Return whether a product is what its class computes, of a weight and a bias that are plain tensors."""
+    """Return whether a product is what its class computes, of a weight and a bias that are plain
+    tensors.
+    """
     held = module._parameters
     whole = type(held) is dict and held.keys() == {"weight", "bias"} and is_plain(held["weight"])
     return whole and (held["bias"] is None or is_plain(held["bias"])) and is_free(module)
@@ -109,7 +139,10 @@ class StandIn:
     __slots__ = ("_module", "_own", "_plain")
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._own = module, vars(module)  # an attribute of a module takes longer to find
+        self._module, self._own = (
+            module,
+            vars(module),
+        )  # an attribute of a module takes longer to find
         self._plain: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
 
     def of(self, module: nn.Module) -> StandIn:
@@ -134,8 +167,16 @@ class _ProductStandIn(StandIn):
         weight, bias = held.get("weight"), held.get("bias")
         ours = products.least * self._inner <= rows.numel() <= products.most * self._inner
         # A weight may have been replaced since, also by one of quantised numbers.
-        plain = type(weight) in PLAIN and type(rows) in PLAIN and (bias is None or type(bias) in PLAIN)
-        if ours and plain and rows.dtype == weight.dtype and weight.is_contiguous() and not torch.is_grad_enabled():
+        plain = (
+            type(weight) in PLAIN and type(rows) in PLAIN and (bias is None or type(bias) in PLAIN)
+        )
+        if (
+            ours
+            and plain
+            and rows.dtype == weight.dtype
+            and weight.is_contiguous()
+            and not torch.is_grad_enabled()
+        ):
             return products.product(rows, weight, bias)
         return self._plain(self._module, rows)
 
@@ -149,7 +190,12 @@ class _NormStandIn(StandIn):
 
     def __call__(self, rows: Tensor) -> Tensor:
         weight = self._own["_parameters"].get("weight")
-        ours = _under_way.products.norms and type(weight) in PLAIN and type(rows) in PLAIN and rows.dtype == weight.dtype
+        ours = (
+            _under_way.products.norms
+            and type(weight) in PLAIN
+            and type(rows) in PLAIN
+            and rows.dtype == weight.dtype
+        )
         if not ours or torch.is_grad_enabled():
             return self._plain(self._module, rows)
         return norm(rows, weight, self._eps)
@@ -162,7 +208,8 @@ class Products:
     Attributes:
         modules: whose; none = all are torch's.
         least, most: with so many rows.
-        fixed: they are torch's, always of so many rows: more are cut into pieces, and zeros fill up the last; 0 = they are ours.
+        fixed: they are torch's, always of so many rows: more are cut into pieces, and zeros fill up
+            the last; 0 = they are ours.
         norms: modules whose norms are ours, with any number of rows.
         in_int8: with up to so many rows weights are integers, where they can be.
     """
@@ -173,59 +220,93 @@ class Products:
     fixed: int = 0
     norms: tuple[nn.Module, ...] = ()
     in_int8: int = 0
-    _integers: dict[int, tuple[Tensor, Int8Weight | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _stand_ins: tuple[tuple[dict[str, Any], StandIn], ...] = field(default=(), init=False, repr=False, compare=False)
+    _integers: dict[int, tuple[Tensor, Int8Weight | None]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _stand_ins: tuple[tuple[dict[str, Any], StandIn], ...] = field(
+        default=(), init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         products = ((vars(one), _ProductStandIn(one)) for one in self.modules)
-        object.__setattr__(self, "_stand_ins", (*products, *((vars(one), _NormStandIn(one)) for one in self.norms)))
+        object.__setattr__(
+            self, "_stand_ins", (*products, *((vars(one), _NormStandIn(one)) for one in self.norms))
+        )
 
     @staticmethod
     def ours(model: PreTrainedModel, least: int = 1, most: int = ANY) -> Products:
         """Return our products, with so many rows, and our norms."""
         modules = replaceable(model)
-        return Products(modules, least, most, norms=tuple(filter(is_free, own_norms(model))) if modules else ())
+        return Products(
+            modules, least, most, norms=tuple(filter(is_free, own_norms(model))) if modules else ()
+        )
 
     @staticmethod
     def for_guesses(model: PreTrainedModel) -> Products:
-        """Return ours for a model that only guesses: the fastest, whatever it does to the numbers."""
+        """Return ours for a model that only guesses: the fastest, whatever it does to the
+        numbers.
+        """
         multiply_int8.prepare()
         return replace(Products.ours(model), in_int8=_TILE if amx.available() else ANY)
 
     def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return rows @ weight.T + bias by our products, with weights of integers where these are asked for."""
+        """Return rows @ weight.T + bias by our products, with weights of integers where these
+        are asked for.
+        """
         if rows.numel() <= self.in_int8 * rows.shape[-1]:
             found = self._integers.get(id(weight))
             if found is None:  # the weight is kept, so that no other one gets its id
-                found = self._integers[id(weight)] = weight, Int8Weight.of(weight, bias) if suits(weight) else None
+                found = self._integers[id(weight)] = (
+                    weight,
+                    Int8Weight.of(weight, bias) if suits(weight) else None,
+                )
             if found[1] is not None:
                 return found[1].product(rows)
         return product(rows, weight, bias)
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return rows @ weight.T + bias as the modules would make it; `weight` [outer, inner] is a part of one of theirs."""
+        """Return rows @ weight.T + bias as the modules would make it; `weight` [outer, inner] is
+        a part of one of theirs.
+        """
         count = rows.numel() // rows.shape[-1]
-        ours = self.modules and not self.fixed and self.least <= count <= self.most and weight.shape[0] % WIDTH == 0
-        ours = ours and type(weight) in PLAIN and weight.device.type == "cpu" and rows.dtype == weight.dtype
+        ours = (
+            self.modules
+            and not self.fixed
+            and self.least <= count <= self.most
+            and weight.shape[0] % WIDTH == 0
+        )
+        ours = (
+            ours
+            and type(weight) in PLAIN
+            and weight.device.type == "cpu"
+            and rows.dtype == weight.dtype
+        )
         if ours and weight.is_contiguous() and weight.shape[1] % WIDTH == 0:
             return self.product(rows, weight, bias)
         return torch.nn.functional.linear(rows, weight, bias)
 
     def helpers(self, rows: int) -> int:
-        """Threads that may wait awake in a forward of so many rows: none where torch has work for them as well."""
+        """Threads that may wait awake in a forward of so many rows: none where torch has work
+        for them as well.
+        """
         threads = torch.get_num_threads()
         if threads == 1 or self.fixed:
             return 0
-        layers = (one for one in self.modules if isinstance(one, nn.Linear) and one.out_features < _HEAD * one.in_features)
+        layers = (
+            one
+            for one in self.modules
+            if isinstance(one, nn.Linear) and one.out_features < _HEAD * one.in_features
+        )
         widest = max((one.out_features for one in layers), default=ANY)
         return min(threads - 1, _CREW) if rows * widest < _TORCHS_SHARE else 0
 
     @contextmanager
     def in_force(self, helpers: int = 0) -> Iterator[None]:
-        """Use them in the forward inside, in this thread, with so many threads that wait awake for a part of the work.
+        """Use them in the forward inside, in this thread, with so many threads that wait awake for
+        a part of the work.
 
-        Each of the modules has a `forward` of its own meanwhile, as accelerate gives them; other threads get what they
-        always got.
+        Each of the modules has a `forward` of its own meanwhile, as accelerate gives them; other
+        threads get what they always got.
         """
         if not self.modules:
             yield

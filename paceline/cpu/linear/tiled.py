@@ -1,9 +1,11 @@
-"""Products of rows with a weight by Intel's matrix instructions: sixteen rows in the time it takes to read the weight once.
+"""Products of rows with a weight by Intel's matrix instructions: sixteen rows in the time it takes
+to read the weight once.
 
-What is computed is the transposed product, weight @ rows.T: then the weight is read in place, 16 outputs by 32 numbers at a time,
-and only the rows, which are few, have to be put in another order. A row's numbers depend on that row alone, to the last bit: each
-sum is made by the same instructions in the same order (`paceline.cpu.amx`), 32 numbers of row and weight after the other, and
-how many rows and outputs are computed together is a matter of registers.
+What is computed is the transposed product, weight @ rows.T: then the weight is read in place, 16
+outputs by 32 numbers at a time, and only the rows, which are few, have to be put in another order.
+A row's numbers depend on that row alone, to the last bit: each sum is made by the same instructions
+in the same order (`paceline.cpu.amx`), 32 numbers of row and weight after the other, and how many
+rows and outputs are computed together is a matter of registers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ INNER, OUTER = 32, amx.SIDE  # sizes of a weight are multiples of these
 _BLOCK = 2 * OUTER  # of them, and rows, computed at once
 _TALL = 16  # blocks of rows with which 16 outputs at a time are made, where there are more than two
 _AHEAD = 2  # times 16 outputs from those that are computed to those that are fetched
-_STREAMS = 4  # places of memory that are read from at a time: more than one, as a processor fetches ahead in each by itself
+# places of memory that are read from at a time: more than one, as a processor fetches ahead in each
+# by itself
+_STREAMS = 4
 _STEP = INNER * FLOAT // 2  # bytes of a row or weight in one tile
 _CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)  # 64 bytes
 
@@ -31,7 +35,11 @@ _load_weight0, _load_weight1, _load_rows0, _load_rows1 = (amx.load(tile) for til
 _multiply00, _multiply10 = amx.add_product(0, 4, 6), amx.add_product(1, 5, 6)
 _multiply01, _multiply11 = amx.add_product(2, 4, 7), amx.add_product(3, 5, 7)
 # Of one weight with the second, third and fourth rows.
-_multiply01_alone, _multiply02, _multiply03 = amx.add_product(1, 4, 7), amx.add_product(2, 4, 6), amx.add_product(3, 4, 7)
+_multiply01_alone, _multiply02, _multiply03 = (
+    amx.add_product(1, 4, 7),
+    amx.add_product(2, 4, 6),
+    amx.add_product(3, 4, 7),
+)
 
 
 def _multiply_all(place: int) -> int:
@@ -42,7 +50,9 @@ def _multiply_all(place: int) -> int:
     if first >= outer:
         return 0
     blocks = (count + amx.SIDE - 1) // amx.SIDE
-    store = np.empty((4 * amx.TILE + amx.ROW) // FLOAT + (blocks + 1) * amx.SIDE * inner // 2, dtype=np.float32)
+    store = np.empty(
+        (4 * amx.TILE + amx.ROW) // FLOAT + (blocks + 1) * amx.SIDE * inner // 2, dtype=np.float32
+    )
     _pack(product.rows, aligned(store) + 4 * amx.TILE, count, inner, blocks)
     amx.configure(address(_CONFIGURATION))
     done = 0
@@ -67,7 +77,9 @@ def _multiply_all(place: int) -> int:
                 else:
                     _multiply_two(source, origin, sums, inner, width, fetched, last)
                 fetched = last
-                _write_out(sums, product, block * amx.SIDE, output, width, 4 if block + 1 < blocks else 2)
+                _write_out(
+                    sums, product, block * amx.SIDE, output, width, 4 if block + 1 < blocks else 2
+                )
         done += 1
         first = take_task(place)
     amx.release()
@@ -79,13 +91,17 @@ multiply_tiled = TeamJob(_multiply_all)
 
 @inlined
 def _part(rest: int, left: int) -> int:
-    """Return how much of what is left to do the next of `left` equal passes does, in whole numbers."""
+    """Return how much of what is left to do the next of `left` equal passes does, in whole
+    numbers.
+    """
     return (rest + left - 1) // left
 
 
 @inlined
 def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
-    """Write rows, 16 at a time, as the tiles that follow one another in a product; zeros for those that fill up the last 16."""
+    """Write rows, 16 at a time, as the tiles that follow one another in a product; zeros for
+    those that fill up the last 16.
+    """
     size = inner * FLOAT // 2
     spare = packed + blocks * amx.SIDE * size
     for block in range(blocks):
@@ -103,9 +119,11 @@ def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
 
 @inlined
 def _multiply_tall(product: Product, rows: int, sums: int, blocks: int, output: int) -> None:
-    """16 outputs of all rows, up to 64 at a time: groups as equal as can be, each of which fetches its part of what lies ahead.
+    """16 outputs of all rows, up to 64 at a time: groups as equal as can be, each of which fetches
+    its part of what lies ahead.
 
-    Memory is read all the time, and not by the first group alone, while the others wait or find it idle.
+    Memory is read all the time, and not by the first group alone, while the others wait or find it
+    idle.
     """
     size = OUTER * product.inner * FLOAT // 2
     ahead = output + (_AHEAD + 1) * OUTER <= product.outer
@@ -120,11 +138,15 @@ def _multiply_tall(product: Product, rows: int, sums: int, blocks: int, output: 
 
 
 @inlined
-def _multiply_column(product: Product, rows: int, sums: int, blocks: int, output: int, fetched: int, last: int) -> None:
+def _multiply_column(
+    product: Product, rows: int, sums: int, blocks: int, output: int, fetched: int, last: int
+) -> None:
     """16 outputs of 32, 48 or 64 rows, as four tiles."""
     stride = product.inner * FLOAT // 2
     weight, size = product.weight + output * stride, OUTER * stride
-    third = rows + (2 * size if blocks > 2 else 0)  # where there are no more rows come others, whose numbers go nowhere
+    third = rows + (
+        2 * size if blocks > 2 else 0
+    )  # where there are no more rows come others, whose numbers go nowhere
     _clear0(), _clear1(), _clear2(), _clear3()
     for step in range(product.inner // INNER):
         _fetch(weight + _AHEAD * size, size, step, amx.TILE, fetched, last)
@@ -146,7 +168,9 @@ def _multiply_column(product: Product, rows: int, sums: int, blocks: int, output
 
 
 @inlined
-def _multiply_four(rows: int, weight: int, sums: int, inner: int, width: int, fetched: int, last: int) -> None:
+def _multiply_four(
+    rows: int, weight: int, sums: int, inner: int, width: int, fetched: int, last: int
+) -> None:
     """32 outputs of 32 rows, as four tiles."""
     stride = inner * FLOAT // 2
     other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
@@ -163,7 +187,9 @@ def _multiply_four(rows: int, weight: int, sums: int, inner: int, width: int, fe
 
 
 @inlined
-def _multiply_two(rows: int, weight: int, sums: int, inner: int, width: int, fetched: int, last: int) -> None:
+def _multiply_two(
+    rows: int, weight: int, sums: int, inner: int, width: int, fetched: int, last: int
+) -> None:
     """32 outputs of 16 rows, as two tiles."""
     stride = inner * FLOAT // 2
     other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
@@ -175,8 +201,12 @@ def _multiply_two(rows: int, weight: int, sums: int, inner: int, width: int, fet
 
 
 @inlined
-def _multiply_step(rows: int, weight: int, other: int, stride: int, step: int, fetched: int, last: int) -> None:
-    """Add the products of the next 32 numbers of 32 outputs and 16 rows; the outputs' stay in their tiles."""
+def _multiply_step(
+    rows: int, weight: int, other: int, stride: int, step: int, fetched: int, last: int
+) -> None:
+    """Add the products of the next 32 numbers of 32 outputs and 16 rows; the outputs' stay in
+    their tiles.
+    """
     _fetch(weight + _BLOCK * stride, _BLOCK * stride, step, 2 * amx.TILE, fetched, last)
     _load_weight0(weight + step * _STEP, stride)
     _load_weight1(other + step * _STEP, stride)
@@ -187,8 +217,8 @@ def _multiply_step(rows: int, weight: int, other: int, stride: int, step: int, f
 
 @inlined
 def _fetch(place: int, size: int, step: int, each: int, first: int, last: int) -> None:
-    """Have a part of the weights that lie at a place, `size` bytes, brought nearer: what belongs to a step, `each` bytes, but of
-    some streams only."""
+    """Have a part of the weights that lie at a place, `size` bytes, brought nearer: what belongs to
+    a step, `each` bytes, but of some streams only."""
     for stream in range(first, last):
         part = place + stream * size // _STREAMS + step * (each // _STREAMS)
         for line in range(0, each // _STREAMS, amx.ROW):
@@ -200,7 +230,12 @@ def _write_out(sums: int, product: Product, row: int, output: int, width: int, t
     """Write up to four tiles to their places, two of them side by side."""
     for tile in range(tiles):
         if tile % 2 * amx.SIDE < width:
-            _write_tile(sums + tile * amx.TILE, product, row + tile // 2 * amx.SIDE, output + tile % 2 * amx.SIDE)
+            _write_tile(
+                sums + tile * amx.TILE,
+                product,
+                row + tile // 2 * amx.SIDE,
+                output + tile % 2 * amx.SIDE,
+            )
 
 
 @inlined

@@ -1,12 +1,14 @@
-"""Whether a source that takes time is asked: what it adds to the trees of the others, against its seconds.
+"""Whether a source that takes time is asked: what it adds to the trees of the others, against its
+seconds.
 
-Both trees of a step are known where it is asked, the others' and that with it, so one text says what each is worth: how far the
-others' tree, cut to as many nodes, would have come, which may be farther; that shows in what the next steps say. The difference
-scatters much less than two texts do.
+Both trees of a step are known where it is asked, the others' and that with it, so one text says
+what each is worth: how far the others' tree, cut to as many nodes, would have come, which may be
+farther; that shows in what the next steps say. The difference scatters much less than two texts do.
 
-The source is asked where that many tokens, at the speed of all steps, take longer than it does; what is not well known yet is
-taken for more, since few trials decide nothing; the cheaper it is, the surer must be that it does not pay. What it adds differs
-little by how much the others expect: to decide by that as well is to decide by noise (docs/one-tree.md).
+The source is asked where that many tokens, at the speed of all steps, take longer than it does;
+what is not well known yet is taken for more, since few trials decide nothing; the cheaper it is,
+the surer must be that it does not pay. What it adds differs little by how much the others expect:
+to decide by that as well is to decide by noise (docs/one-tree.md).
 """
 
 from __future__ import annotations
@@ -20,8 +22,13 @@ from paceline.core.drafter import Outcome
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 
-_FIRST, _PRIOR = 1.0, 1.0  # tokens that it adds before anything was counted, and how many sequences' word that is
-_PATIENCE = 0.15  # over its share of a step's time: by so many standard deviations is what it adds taken for more, or by one
+_FIRST, _PRIOR = (
+    1.0,
+    1.0,
+)  # tokens that it adds before anything was counted, and how many sequences' word that is
+# over its share of a step's time: by so many standard deviations is what it adds taken for more, or
+# by one
+_PATIENCE = 0.15
 _MEMORY = 400.0  # sequences that are remembered
 _KEPT = 0.98  # of what earlier steps say of time, with every one
 _SHORTEST, _LONGEST = 16, 256  # steps that do not ask between two trials
@@ -48,8 +55,13 @@ class DraftModelGate:
         # Tokens that it added: their sum, that of their squares, and of how many sequences.
         self._sum, self._squares, self._count = _FIRST * _PRIOR, (_FIRST**2 + 1) * _PRIOR, _PRIOR
         self._token, self._step = _Mean(), _Mean()  # seconds of one
-        self._price = _Mean()  # logarithms of the seconds of asking, of which outliers, as a prompt is, change little
-        self._refused, self._pause = 0, _SHORTEST  # steps since the last that asked; so many before the next trial
+        self._price = (
+            _Mean()
+        )  # logarithms of the seconds of asking, of which outliers, as a prompt is, change little
+        self._refused, self._pause = (
+            0,
+            _SHORTEST,
+        )  # steps since the last that asked; so many before the next trial
 
     def asks(self, sequences: int) -> bool:
         """Whether the next step asks: where that pays, and now and then where it does not."""
@@ -67,9 +79,13 @@ class DraftModelGate:
         return True
 
     def _gain_upper_bound(self, deviations: float) -> float:
-        """Return the mean of what it adds to a sequence, and so many standard deviations of that mean."""
+        """Return the mean of what it adds to a sequence, and so many standard deviations of that
+        mean.
+        """
         mean = self._sum / self._count
-        return mean + deviations * math.sqrt(max(0.0, self._squares / self._count - mean * mean) / self._count)
+        return mean + deviations * math.sqrt(
+            max(0.0, self._squares / self._count - mean * mean) / self._count
+        )
 
     def note(self, tokens: int, seconds: float) -> None:
         """Take in a step, the source's time included."""
@@ -81,10 +97,20 @@ class DraftModelGate:
         self._price.add(math.log(max(seconds, 1e-9)))
 
     def record_gain(self, tokens: int) -> None:
-        """Take in what asking was worth to a sequence: its tokens less those that the others' tree would have had."""
+        """Take in what asking was worth to a sequence: its tokens less those that the others'
+        tree would have had.
+        """
         if self._count >= _MEMORY:
-            self._sum, self._squares, self._count = self._sum / 2, self._squares / 2, self._count / 2
-        self._sum, self._squares, self._count = self._sum + tokens, self._squares + tokens * tokens, self._count + 1
+            self._sum, self._squares, self._count = (
+                self._sum / 2,
+                self._squares / 2,
+                self._count / 2,
+            )
+        self._sum, self._squares, self._count = (
+            self._sum + tokens,
+            self._squares + tokens * tokens,
+            self._count + 1,
+        )
 
 
 @dataclass(slots=True)
@@ -104,7 +130,8 @@ class _Open:
     node: int = -1
 
     def resolve_batch_invariance(self, token_ids: Sequence[int], ended: bool) -> bool:
-        """Go on along the text, and return whether it is known what asking was worth; if so, that is taken in.
+        """Go on along the text, and return whether it is known what asking was worth; if so, that
+        is taken in.
 
         Args:
             ended: no more text comes.
@@ -156,7 +183,9 @@ class DraftModelGates:
         """End the step."""
         if self._running is None:
             return
-        self._running.note(sum(len(one.new_token_ids) for one in outcomes), perf_counter() - self._begun)
+        self._running.note(
+            sum(len(one.new_token_ids) for one in outcomes), perf_counter() - self._begun
+        )
         if self.has_asked:
             self._running.record_cost(self._seconds)
         for one in outcomes:
@@ -174,6 +203,8 @@ class DraftModelGates:
         self._settle(request, self._open.pop(request.id, []), ended=True)
 
     def _settle(self, request: Request, waiting: list[_Open], ended: bool) -> None:
-        left = [one for one in waiting if not one.resolve_batch_invariance(request.token_ids, ended)]
+        left = [
+            one for one in waiting if not one.resolve_batch_invariance(request.token_ids, ended)
+        ]
         if left:
             self._open[request.id] = left

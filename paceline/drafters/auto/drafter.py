@@ -1,9 +1,11 @@
-"""One tree from everything that is known: retrieval, the target's own distributions, kept, and a draft model where there is one.
+"""One tree from everything that is known: retrieval, the target's own distributions, kept, and a
+draft model where there is one.
 
-Retrieval (`sssd`: the request itself and a datastore) gives long runs, the kept distributions (`shared/recycled`) the
-alternatives at each fork. A child's chance is counted online by what both say about it (`shared/chances`), by what the target's
-hidden state foretells (`engine/draft_head`), and by what the draft model says, where it was asked (`model_source`; with the budget
-where that pays: `asking`). The tree takes what is likeliest on its whole path, from any source.
+Retrieval (`sssd`: the request itself and a datastore) gives long runs, the kept distributions
+(`shared/recycled`) the alternatives at each fork. A child's chance is counted online by what both
+say about it (`shared/chances`), by what the target's hidden state foretells (`engine/draft_head`),
+and by what the draft model says, where it was asked (`model_source`; with the budget where that
+pays: `asking`). The tree takes what is likeliest on its whole path, from any source.
 """
 
 from __future__ import annotations
@@ -26,8 +28,18 @@ from paceline.model.cached_lm import CachedLM
 
 _RETRIEVED = 48  # nodes that retrieval may propose
 _FAR = 16  # tokens that are foreseen at most
-_BESIDE, _MANY = 1, 12  # beside what a draft model says; drafts that are fed for each sequence, from which on it is one more
-_DEEP, _WORTH_IT = 3.0, 0.5  # drafts that are fed for each sequence, from which on all of these are worth their time, or one is
+_BESIDE, _MANY = (
+    1,
+    12,
+    # beside what a draft model says; drafts that are fed for each sequence, from which on it is one
+    # more
+)
+_DEEP, _WORTH_IT = (
+    3.0,
+    0.5,
+    # drafts that are fed for each sequence, from which on all of these are worth their time, or one
+    # is
+)
 _AGAIN = 16  # steps until it is tried again
 
 
@@ -44,12 +56,18 @@ class Auto(RecyclingDrafter):
         self.node_rule = node_rule_of(options.nodes, options.budget)
         self._retrieval = Sssd(
             SssdOptions(
-                options.datastore, calibration=options.calibration, nodes=_RETRIEVED, remember=options.remember, live=options.live
+                options.datastore,
+                calibration=options.calibration,
+                nodes=_RETRIEVED,
+                remember=options.remember,
+                live=options.live,
             )
         )
         self._recycler = Recycler(options.keys, pool=options.pool)
         self.ids_below = self._retrieval.ids_below
-        self._model = None if draft is None or not options.draft else ModelSource(draft, brief=self.budget)
+        self._model = (
+            None if draft is None or not options.draft else ModelSource(draft, brief=self.budget)
+        )
         self._askings = DraftModelGates()
         self._head_draft: dict[int, DraftTree] = {}  # by sequence
         if isinstance(options.draft_head, str):
@@ -86,7 +104,9 @@ class Auto(RecyclingDrafter):
             self._model.attach(target, tokenizer)
 
     def num_head_tokens(self) -> int:
-        """Ask for what follows; with the budget only as far as drafts are fed, less beside a draft model, and now and then."""
+        """Ask for what follows; with the budget only as far as drafts are fed, less beside a
+        draft model, and now and then.
+        """
         if self._options.draft_head is False:
             return 0
         if not self.budget:
@@ -103,7 +123,9 @@ class Auto(RecyclingDrafter):
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence."""
-        retrieved = self._retrieval.propose(requests, [_RETRIEVED if limit else 0 for limit in max_nodes])
+        retrieved = self._retrieval.propose(
+            requests, [_RETRIEVED if limit else 0 for limit in max_nodes]
+        )
         head_draft = [self._head_draft.pop(request.id, EMPTY_TREE) for request in requests]
         others = self._joined(requests, max_nodes, retrieved, head_draft)
         if self._model is None:
@@ -119,8 +141,12 @@ class Auto(RecyclingDrafter):
         self._askings.asked()
         return self._joined(requests, max_nodes, retrieved, head_draft, modelled)
 
-    def _joined(self, requests: Sequence[Request], max_nodes: list[int], *sources: list[DraftTree]) -> list[DraftTree]:
-        """Return trees of what is kept and of what was retrieved, foreseen and, if it was asked, said by a draft model."""
+    def _joined(
+        self, requests: Sequence[Request], max_nodes: list[int], *sources: list[DraftTree]
+    ) -> list[DraftTree]:
+        """Return trees of what is kept and of what was retrieved, foreseen and, if it was asked,
+        said by a draft model.
+        """
         return [
             self._recycler.draft(request, limit, self._options.least, *trees)
             for request, limit, *trees in zip(requests, max_nodes, *sources, strict=True)
@@ -132,7 +158,9 @@ class Auto(RecyclingDrafter):
         self._recycler.observe(outcomes)
         self._steps += 1
         self._fed = sum(len(outcome.tree) for outcome in outcomes) / max(1, len(outcomes))
-        self._head_draft.update((one.request.id, one.head_draft) for one in outcomes if one.head_draft is not None)
+        self._head_draft.update(
+            (one.request.id, one.head_draft) for one in outcomes if one.head_draft is not None
+        )
         if self._model is not None:
             self._model.observe(outcomes)
             self._askings.end(outcomes)

@@ -1,4 +1,6 @@
-"""A draft model as one source among others: its trees are guesses, and it learns from the text, whatever was fed."""
+"""A draft model as one source among others: its trees are guesses, and it learns from the text,
+whatever was fed.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.model.cached_lm import CachedLM
 
 _ROOM = 256  # nodes the draft model may propose, but for its own rule
-_MAX_SEED_NODES = (
-    11  # nodes of others that it is asked about, of all sequences: with a root, as many rows as cost little more than one
-)
-_STOP_THRESHOLD = 0.8  # summed confidence of newest guesses below which it stops; others' guesses take it far in one forward
+# nodes of others that it is asked about, of all sequences: with a root, as many rows as cost little
+# more than one
+_MAX_SEED_NODES = 11
+# summed confidence of newest guesses below which it stops; others' guesses take it far in one
+# forward
+_STOP_THRESHOLD = 0.8
 _CHAIN_CONFIDENCE = 0.7  # confidence in the nodes of a chain, which has none
 
 
@@ -29,7 +33,10 @@ class ModelSource(DelegatingDrafter):
     """
 
     def __init__(self, draft: CachedLM, brief: bool) -> None:
-        self._drafter = DraftModel(DraftModelOptions(stop_below=_STOP_THRESHOLD if brief else None, verification="follow"), draft)
+        self._drafter = DraftModel(
+            DraftModelOptions(stop_below=_STOP_THRESHOLD if brief else None, verification="follow"),
+            draft,
+        )
         super().__init__(self._drafter)
 
     def seed_trees(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
@@ -40,11 +47,15 @@ class ModelSource(DelegatingDrafter):
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Propose a tree per sequence, of as many nodes as the draft model is sure of."""
-        most = [node_limit(self.node_rule, len(requests), _ROOM) if limit else 0 for limit in max_nodes]
+        most = [
+            node_limit(self.node_rule, len(requests), _ROOM) if limit else 0 for limit in max_nodes
+        ]
         return [_with_confidence(tree) for tree in self.inner.propose(requests, most)]
 
 
 def _with_confidence(tree: DraftTree) -> DraftTree:
     return (
-        tree if tree.confidence is not None or not tree.token_ids else replace(tree, confidence=[_CHAIN_CONFIDENCE] * len(tree))
+        tree
+        if tree.confidence is not None or not tree.token_ids
+        else replace(tree, confidence=[_CHAIN_CONFIDENCE] * len(tree))
     )

@@ -14,14 +14,15 @@ _MOST_NODES = 256
 class AutoOptions:
     """Attributes:
     datastore: folder of a store, or "demo", that of the embedded target; none = without.
-    calibration: of the retrieval: a file of `paceline replay --fit`; none = the one that comes with the package.
-    keys: most newest tokens under which a distribution is kept.
-    nodes: most nodes of a tree. Not given: 48 with the budget; without it 16, and in a larger batch what makes 48 in all.
-    budget: of these, the engine feeds what pays for its forward.
+    calibration: of the retrieval: a file of `paceline replay --fit`; none = the one that comes with
+    the package. keys: most newest tokens under which a distribution is kept.
+    nodes: most nodes of a tree. Not given: 48 with the budget; without it 16, and in a larger batch
+    what makes 48 in all. budget: of these, the engine feeds what pays for its forward.
     least: chance of a path below which it is not proposed.
     remember, live: as those of `sssd`.
-    draft: a draft model, where one is given, is a source, too: with the budget while that pays, else at every step.
-    foresight: what follows the newest token is guessed from the target's hidden state; or the file of `paceline draft-head train`
+    draft: a draft model, where one is given, is a source, too: with the budget while that pays,
+    else at every step. foresight: what follows the newest token is guessed from the target's hidden
+    state; or the file of `paceline draft-head train`
         to do so with.
     pool: file that the kept distributions are read from, if it is there, and saved to.
     """

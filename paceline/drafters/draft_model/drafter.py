@@ -1,8 +1,10 @@
-"""Speculative decoding with a small model that drafts a chain (Leviathan et al. 2023, Chen et al. 2023), or a tree.
+"""Speculative decoding with a small model that drafts a chain (Leviathan et al. 2023, Chen et al.
+2023), or a tree.
 
-What is different here: draws make a chain as in the papers (`shared/chains.py`); guesses, greedy ones above all, make a tree
-(`guess_tree.py`), unless a length or a length rule is given. A tree has as many nodes as the draft model's confidence is worth;
-of these the engine feeds what pays for its forward.
+What is different here: draws make a chain as in the papers (`shared/chains.py`); guesses, greedy
+ones above all, make a tree (`guess_tree.py`), unless a length or a length rule is given. A tree has
+as many nodes as the draft model's confidence is worth; of these the engine feeds what pays for its
+forward.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.cpu.topk import likeliest
 from paceline.drafters.draft_model.draft_calibration import DraftCalibration
-from paceline.drafters.draft_model.draft_tree_builder import CHOICES, LOOKED_UP, DraftForwardInput, GuessTree, NodePrediction
+from paceline.drafters.draft_model.draft_tree_builder import (
+    CHOICES,
+    LOOKED_UP,
+    DraftForwardInput,
+    GuessTree,
+    NodePrediction,
+)
 from paceline.drafters.draft_model.options import MOST_NODES, DraftModelOptions
 from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
 from paceline.drafters.shared.length_rules import LengthRule
@@ -33,7 +41,8 @@ from paceline.sampling import sampler
 
 __all__ = ["DraftModel", "DraftModelOptions"]
 
-_FEWEST = 3  # nodes of each sequence of a batch, at least: together they have as many as one sequence alone
+# nodes of each sequence of a batch, at least: together they have as many as one sequence alone
+_FEWEST = 3
 
 
 @dataclass(slots=True)
@@ -66,9 +75,13 @@ class DraftModel(ChainDrafter):
     needs_draft_model = True
     Options = DraftModelOptions
 
-    def __init__(self, options: DraftModelOptions, draft: CachedLM, rule: LengthRule | None = None) -> None:
+    def __init__(
+        self, options: DraftModelOptions, draft: CachedLM, rule: LengthRule | None = None
+    ) -> None:
         spare = max(options.longest, MOST_NODES) + LOOKED_UP * LOOKUP_LENGTH
-        super().__init__(draft, rule or options.length_rule(), options.verification, options.looks_up, spare)
+        super().__init__(
+            draft, rule or options.length_rule(), options.verification, options.looks_up, spare
+        )
         self._options = options
         self._grows = rule is None and options.branch_threshold < 1 and draft.takes_trees
         self.budget = rule is None and options.cuts
@@ -87,7 +100,9 @@ class DraftModel(ChainDrafter):
         self._records[request.id] = _Record()
 
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
-        """Have the next draft begin with what the draft model says to others' guesses: one forward more goes further then."""
+        """Have the next draft begin with what the draft model says to others' guesses: one
+        forward more goes further then.
+        """
         self._records[request.id].likely = tree
 
     def stop(self, request: Request) -> None:
@@ -103,29 +118,45 @@ class DraftModel(ChainDrafter):
             if record is not None and record.tree.token_ids:
                 record.rates.learn(outcome_of(record.tree, outcome), record.first_choice_probs)
 
-    def _draft_trees(self, requests: list[Request], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
+    def _draft_trees(
+        self, requests: list[Request], limits: list[int], max_nodes: list[int]
+    ) -> list[DraftTree]:
         """Grow trees for sequences that may have one, then draft chains for the others."""
         branching = [self._grows and not self.draws(request) for request in requests]
-        sizes = [limit if branches else 0 for limit, branches in zip(max_nodes, branching, strict=True)]
+        sizes = [
+            limit if branches else 0 for limit, branches in zip(max_nodes, branching, strict=True)
+        ]
         grown = self._grow_trees(requests, limits, sizes)
         chains = self._draft_chains(
-            requests, [0 if branches else limit for limit, branches in zip(limits, branching, strict=True)]
+            requests,
+            [0 if branches else limit for limit, branches in zip(limits, branching, strict=True)],
         )
         trees = []
         for request, branches, tree, chain in zip(requests, branching, grown, chains, strict=True):
             record = self._records[request.id]
-            record.tree, record.first_choice_probs = tree.finished() if branches else (EMPTY_TREE, [])
+            record.tree, record.first_choice_probs = (
+                tree.finished() if branches else (EMPTY_TREE, [])
+            )
             trees.append(record.tree if branches else chain)
         return trees
 
-    def _grow_trees(self, requests: list[Request], longest: list[int], sizes: list[int]) -> list[GuessTree]:
-        """Grow a tree of at most so many nodes for every sequence; those that are finished, or have none, run along.
+    def _grow_trees(
+        self, requests: list[Request], longest: list[int], sizes: list[int]
+    ) -> list[GuessTree]:
+        """Grow a tree of at most so many nodes for every sequence; those that are finished, or have
+        none, run along.
 
         Nothing drafted stays in the draft's cache: every forward is fed the root and the tree anew.
         """
         options = self._options
         trees = [
-            GuessTree(self._records[request.id].rates, size, depth, options.branch_threshold, options.tree_stop_threshold)
+            GuessTree(
+                self._records[request.id].rates,
+                size,
+                depth,
+                options.branch_threshold,
+                options.tree_stop_threshold,
+            )
             for request, size, depth in zip(requests, sizes, longest, strict=True)
         ]
         shadows = [self._shadows[request.id] for request in requests]
@@ -136,7 +167,9 @@ class DraftModel(ChainDrafter):
                 tree.question(nodes, partial(self._continuation, shadow), others) if nodes else None
                 for tree, nodes, shadow, others in zip(trees, newest, shadows, likely, strict=True)
             ]
-            for tree, question, answer in zip(trees, questions, self._answers(copies, questions), strict=True):
+            for tree, question, answer in zip(
+                trees, questions, self._answers(copies, questions), strict=True
+            ):
                 if question:
                     tree.learn_answers(question, answer)
             self._draft.commit([()] * len(copies))
@@ -144,7 +177,9 @@ class DraftModel(ChainDrafter):
                 self._draft.rewind(copy, len(copy) - 1)
         return trees
 
-    def _answers(self, copies: list[Request], questions: list[DraftForwardInput | None]) -> list[list[NodePrediction]]:
+    def _answers(
+        self, copies: list[Request], questions: list[DraftForwardInput | None]
+    ) -> list[list[NodePrediction]]:
         """Return what the draft model says at the places asked about."""
         fed = [question.tree if question else EMPTY_TREE for question in questions]
         if not sampler.is_greedy(copies):
@@ -155,12 +190,15 @@ class DraftModel(ChainDrafter):
 
 
 def greedy_answers(
-    logits: Tensor, questions: list[DraftForwardInput | None], kept_ids: NDArray[np.int64] | None = None
+    logits: Tensor,
+    questions: list[DraftForwardInput | None],
+    kept_ids: NDArray[np.int64] | None = None,
 ) -> list[list[NodePrediction]]:
     """Return what a draft model says at the places asked about, by its logits as they are.
 
     Args:
-        logits: [batch, 1 + width, kept], after the root and each node fed. kept_ids: [kept]; None = the whole vocabulary.
+        logits: [batch, 1 + width, kept], after the root and each node fed. kept_ids: [kept]; None =
+            the whole vocabulary.
     """
     answers = []
     for own, question in zip(logits, questions, strict=True):
@@ -172,9 +210,13 @@ def greedy_answers(
 
 
 def adjusted_answers(
-    logits: Tensor, copies: list[Request], fed: list[DraftTree], questions: list[DraftForwardInput | None]
+    logits: Tensor,
+    copies: list[Request],
+    fed: list[DraftTree],
+    questions: list[DraftForwardInput | None],
 ) -> list[list[NodePrediction]]:
-    """Return what a draft model says at the places asked about, by what sampling makes of its logits.
+    """Return what a draft model says at the places asked about, by what sampling makes of its
+    logits.
 
     Args:
         logits: [batch, 1 + width, vocab], after the root and each node fed.
@@ -186,5 +228,10 @@ def adjusted_answers(
         asked = question.asked if question else []
         token_ids, probs = likeliest(own[asked], CHOICES)
         choices = [said[place] for place in asked]
-        answers.append([NodePrediction(*one) for one in zip(choices, token_ids.tolist(), probs.tolist(), strict=True)])
+        answers.append(
+            [
+                NodePrediction(*one)
+                for one in zip(choices, token_ids.tolist(), probs.tolist(), strict=True)
+            ]
+        )
     return answers

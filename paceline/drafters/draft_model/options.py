@@ -25,18 +25,24 @@ class DraftModelOptions:
     """Options of `draft_model`.
 
     Attributes:
-        length: K, most tokens drafted per step. Not given: as long as the draft is sure, at most 24 (in a batch of 8: 3). With
-            rule heuristic: most tokens of the first draft, 5 if not given.
-        rule: what ends a chain: the "product" of the draft's highest probabilities; the probability of the newest token
-            ("confidence"); the "entropy" it was drawn with; or "heuristic", what became of the last draft.
-        stop_below: stop drafting once the rule's figure falls below this; 0 = never. Not given: 0 with a length and rule product;
-            else 0.5 for trees, 0.1 for chains by rule product, 0.4 by the other rules.
-        branch_above: guess the draft's further choices wherever their confidence is above this; 1 = never. Not given: 0.06, or 1
-            with a length. Not for draws.
-        lookup: speed up the draft model itself by prompt lookup. Not given: on, but off with a length or another rule.
-        budget: of a tree, the engine feeds what pays for its forward, and drafts are left out while they do not pay; never of
-            draws, which the text depends on. Not given: on, but off with a length or another rule.
-        verification: "reject" (the papers' rule) or "follow" (same noise as the target). Greedy is the same under both.
+        length: K, most tokens drafted per step. Not given: as long as the draft is sure, at most 24
+            (in a batch of 8: 3). With rule heuristic: most tokens of the first draft, 5 if not
+            given.
+        rule: what ends a chain: the "product" of the draft's highest probabilities; the probability
+            of the newest token ("confidence"); the "entropy" it was drawn with; or "heuristic",
+            what became of the last draft.
+        stop_below: stop drafting once the rule's figure falls below this; 0 = never. Not given: 0
+            with a length and rule product; else 0.5 for trees, 0.1 for chains by rule product, 0.4
+            by the other rules.
+        branch_above: guess the draft's further choices wherever their confidence is above this; 1 =
+            never. Not given: 0.06, or 1 with a length. Not for draws.
+        lookup: speed up the draft model itself by prompt lookup. Not given: on, but off with a
+            length or another rule.
+        budget: of a tree, the engine feeds what pays for its forward, and drafts are left out while
+            they do not pay; never of draws, which the text depends on. Not given: on, but off with
+            a length or another rule.
+        verification: "reject" (the papers' rule) or "follow" (same noise as the target). Greedy is
+            the same under both.
     """
 
     length: int | None = None
@@ -51,14 +57,18 @@ class DraftModelOptions:
         if self.length is not None:
             require_range("draft_model", "length", self.length, 1)
         if self.rule not in _RULES:
-            raise ConfigError(f"draft_model: got rule={self.rule!r}; expected a known value.{did_you_mean(self.rule, _RULES)}")
+            raise ConfigError(
+                f"draft_model: got rule={self.rule!r}; expected a known"
+                f" value.{did_you_mean(self.rule, _RULES)}"
+            )
         for name, rules in (("stop_below", _RULES[:3]), ("branch_above", _RULES[:1])):
             value = getattr(self, name)
             if value is not None:
                 require_range("draft_model", name, value, 0, 1)
                 if self.rule not in rules:
                     raise ConfigError(
-                        f"draft_model: got {name} with rule={self.rule!r}; expected rule {', '.join(rules)} with it. Leave one of"
+                        f"draft_model: got {name} with rule={self.rule!r}; expected rule"
+                        f" {', '.join(rules)} with it. Leave one of"
                         " the two out."
                     )
         require_verification("draft_model", self.verification)
@@ -82,7 +92,11 @@ class DraftModelOptions:
 
         if self.rule == "heuristic":
             return HeuristicRule(self.longest)
-        rules: dict[str, type[ThresholdRule]] = {"product": ProductRule, "confidence": ConfidenceRule, "entropy": EntropyRule}
+        rules: dict[str, type[ThresholdRule]] = {
+            "product": ProductRule,
+            "confidence": ConfidenceRule,
+            "entropy": EntropyRule,
+        }
         bound = self._stop_threshold(_STOP_CHAIN_BELOW[self.rule])
         return rules[self.rule](self.longest, bound) if bound > 0 else LengthRule(self.longest)
 
@@ -115,5 +129,7 @@ class DraftModelOptions:
 
     @property
     def shares(self) -> bool:
-        """Whether drafts are as long as pays, and the sequences of a batch share the nodes one of them may have."""
+        """Whether drafts are as long as pays, and the sequences of a batch share the nodes one
+        of them may have.
+        """
         return self.length is None and self.rule == "product"

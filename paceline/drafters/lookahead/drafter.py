@@ -1,19 +1,22 @@
 """Lookahead Decoding (Fu et al. 2024): the target drafts for itself.
 
-Section 3, algorithm 1. Beside the newest token every forward also feeds a window of guesses for the positions ahead (section
-3.1, the lookahead branch: `window.py`) and up to G n-grams that began with the newest token before (section 3.2, the
-verification branch; its algorithms 3 and 4 are here the verification that all drafters share). The target's answers at the
-window's newest level complete W n-grams per step, which go into a pool and are the guesses of later steps.
+Section 3, algorithm 1. Beside the newest token every forward also feeds a window of guesses for the
+positions ahead (section 3.1, the lookahead branch: `window.py`) and up to G n-grams that began with
+the newest token before (section 3.2, the verification branch; its algorithms 3 and 4 are here the
+verification that all drafters share). The target's answers at the window's newest level complete W
+n-grams per step, which go into a pool and are the guesses of later steps.
 
 What is different here; `compat=true` turns all of it off, and repeats the public code:
 
-- the token after a fully matched n-gram is emitted (as the paper's algorithm 3 has it and the code has not);
-- guesses and window share their common prefixes, and what that saves extends the first guesses by what the pool has behind them;
+- the token after a fully matched n-gram is emitted (as the paper's algorithm 3 has it and the code
+  has not);
+- guesses and window share their common prefixes, and what that saves extends the first guesses by
+  what the pool has behind them;
 - window nodes can be accepted; the window is full and guesses are verified from the first step on;
-- the two newest tokens are looked up before the one; where the pool has too few n-grams for a key, those that have it further
-  inside are guessed;
-- the text the target has confirmed becomes the newest entry; a guess whose first token was wrong leaves the pool until it is
-  generated again;
+- the two newest tokens are looked up before the one; where the pool has too few n-grams for a key,
+  those that have it further inside are guessed;
+- the text the target has confirmed becomes the newest entry; a guess whose first token was wrong
+  leaves the pool until it is generated again;
 - the window is left out while long runs are accepted anyway, and at the very end.
 """
 
@@ -42,14 +45,18 @@ class _State:
     """What belongs to one sequence.
 
     Attributes:
-        window: None once it is known that only chains are verified, as no answer would ever come back.
+        window: None once it is known that only chains are verified, as no answer would ever come
+            back.
         pool: n-grams by the one or two tokens before.
-        inner_ngrams: the window's n-grams without their first tokens, for keys the pool does not know.
-        drops_wrong_guesses: whether wrong guesses leave the pool; not where it is shared, as its owner knows better.
+        inner_ngrams: the window's n-grams without their first tokens, for keys the pool does not
+            know.
+        drops_wrong_guesses: whether wrong guesses leave the pool; not where it is shared, as its
+            owner knows better.
         pooled_tokens: tokens of the text whose n-grams are in the pool.
         accepted: tokens accepted in the last step.
         tree: the last proposal.
-        newest_level: in `tree`, the nodes of the window's newest level; None = the window was left out.
+        newest_level: in `tree`, the nodes of the window's newest level; None = the window was left
+            out.
         guesses: n-grams in `tree`.
     """
 
@@ -65,7 +72,9 @@ class _State:
 
 
 class Lookahead(Drafter):
-    """Guesses only: lossless and seed-identical at any temperature. A pool is shared only where one is given."""
+    """Guesses only: lossless and seed-identical at any temperature. A pool is shared only where
+    one is given.
+    """
 
     name = "lookahead"
     needs_predictions = True
@@ -91,7 +100,8 @@ class Lookahead(Drafter):
         """Fill the window with the prompt's own tokens.
 
         Args:
-            pool: one that is shared with whoever gave it; else the sequence gets an empty one of its own.
+            pool: one that is shared with whoever gave it; else the sequence gets an empty one of
+                its own.
         """
         options = self._options
         fill = LookaheadWindow.from_tokens if options.compat else LookaheadWindow.from_phrases
@@ -99,7 +109,9 @@ class Lookahead(Drafter):
         window = fill(request.token_ids, options.window, options.ngram, rng)
         size = options.pool or max(1, options.guesses)
         own = NgramPool(size, longest_key=1 if options.compat else 2)
-        self._states[request.id] = _State(window, own if pool is None else pool, NgramPool(size), pool is None)
+        self._states[request.id] = _State(
+            window, own if pool is None else pool, NgramPool(size), pool is None
+        )
 
     def stop(self, request: Request) -> None:
         """Drop the state."""
@@ -108,7 +120,8 @@ class Lookahead(Drafter):
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return window and guesses of every sequence, as one tree each."""
         return [
-            self._propose(request, self._states[request.id], limit) for request, limit in zip(requests, max_nodes, strict=True)
+            self._propose(request, self._states[request.id], limit)
+            for request, limit in zip(requests, max_nodes, strict=True)
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -117,7 +130,8 @@ class Lookahead(Drafter):
             self._learn(outcome, self._states[outcome.request.id])
 
     def phrases(self, request: Request, text: list[int], count: int) -> list[Ngram]:
-        """Return up to `count` n-grams that followed the newest tokens of `text`, as `request` has them pooled.
+        """Return up to `count` n-grams that followed the newest tokens of `text`, as `request` has
+        them pooled.
 
         Longer keys come first, newest first; inner n-grams where there are fewer.
         """
@@ -151,31 +165,45 @@ class Lookahead(Drafter):
         state.tree = builder.build()
         return state.tree
 
-    def _window_to_feed(self, request: Request, state: _State, limit: int) -> LookaheadWindow | None:
+    def _window_to_feed(
+        self, request: Request, state: _State, limit: int
+    ) -> LookaheadWindow | None:
         """Return the window, or None where it would not pay or does not fit."""
         options, window = self._options, state.window
-        if not options.compat and (request.remaining <= options.ngram or state.accepted > options.ngram):
-            return None  # nobody would use its n-grams any more, or the pool knows what comes anyway
+        if not options.compat and (
+            request.remaining <= options.ngram or state.accepted > options.ngram
+        ):
+            return (
+                None  # nobody would use its n-grams any more, or the pool knows what comes anyway
+            )
         if window is not None and len(window) > limit:
             request.counters.note(WINDOW_LEFT_OUT)
             return None
         return window
 
     def _add_guesses(self, builder: TreeBuilder, state: _State, depth: int) -> None:
-        """Add the guesses, then the continuations of the first ones; the further, the more was accepted last time."""
+        """Add the guesses, then the continuations of the first ones; the further, the more was
+        accepted last time.
+        """
         for ngram in state.guesses:
             builder.add_path(ngram[:depth], origin=Origin.POOL)
         for ngram in state.guesses[:_EXTENDED_GUESSES]:
             text = ngram
             for _ in range(1 + state.accepted // (self._options.ngram - 1)):
-                more = next(state.pool.newest_first(text[-2:]), None) or next(state.pool.newest_first(text[-1:]), None)
+                more = next(state.pool.newest_first(text[-2:]), None) or next(
+                    state.pool.newest_first(text[-1:]), None
+                )
                 if more is None:
                     break
                 text += more
             builder.add_path(text[:depth], origin=Origin.POOL)
 
-    def _add_as_published(self, builder: TreeBuilder, window: LookaheadWindow | None, state: _State) -> None:
-        """Feed every token of every guess; the last one of each and the window are never accepted."""
+    def _add_as_published(
+        self, builder: TreeBuilder, window: LookaheadWindow | None, state: _State
+    ) -> None:
+        """Feed every token of every guess; the last one of each and the window are never
+        accepted.
+        """
         probes: list[tuple[int, int]] = []
         for ngram in state.guesses:
             node = -1
@@ -206,7 +234,9 @@ class Lookahead(Drafter):
             state.window.slide(answers)
 
     def _judge_guesses(self, context: Ngram, new: list[int], state: _State) -> None:
-        """Forget the guesses that were wrong at once; what the target said in place of a right one is the newest entry."""
+        """Forget the guesses that were wrong at once; what the target said in place of a right
+        one is the newest entry.
+        """
         for ngram in state.guesses:
             if ngram[0] != new[0]:
                 state.pool.remove(context, ngram)
@@ -215,7 +245,9 @@ class Lookahead(Drafter):
         if state.accepted and len(new) >= length:
             state.pool.add(context, tuple(new[:length]))
 
-    def _pool_window(self, state: _State, window: LookaheadWindow, context: Ngram, answers: list[int]) -> None:
+    def _pool_window(
+        self, state: _State, window: LookaheadWindow, context: Ngram, answers: list[int]
+    ) -> None:
         """Add the n-grams that the target's answers to the window complete."""
         for key, ngram in window.ngrams(context, answers):
             state.pool.add(key, ngram)

@@ -17,7 +17,8 @@ class LookaheadOptions:
         ngram: N, tokens of an n-gram, its key included.
         guesses: G, most n-grams verified per step; 0 = the window's own nodes only.
         pool: n-grams kept per key; none = as many as guesses.
-        prompt_pool: put the n-grams of the prompt and of the answer into the pool too ("prompt as reference").
+        prompt_pool: put the n-grams of the prompt and of the answer into the pool too ("prompt as
+            reference").
         budget: leave the drafts out while they do not pay for their forward.
         compat: take exactly the public code's steps, for comparison.
     """
@@ -38,7 +39,8 @@ class LookaheadOptions:
             require_range("lookahead", "pool", self.pool, 1)
         if self.compat and self.ngram < 3:
             raise ConfigError(
-                f"lookahead: got ngram={self.ngram} with compat=true; expected 3 or more, as the public code needs. Raise ngram."
+                f"lookahead: got ngram={self.ngram} with compat=true; expected 3 or more, as the"
+                " public code needs. Raise ngram."
             )
 
     @property

@@ -1,10 +1,13 @@
-"""The lookahead branch (Fu et al. 2024, section 3.1): N - 1 levels of guesses for the W positions ahead, refined in parallel.
+"""The lookahead branch (Fu et al. 2024, section 3.1): N - 1 levels of guesses for the W positions
+ahead, refined in parallel.
 
-Level 0 is the oldest iteration and holds W - 1 tokens, one per position after the newest token, which is its column 0; every
-other level holds W tokens, each the target's answer to the level before it. As a draft tree, level 0 is a chain from the root
-and node (level l, column i) the child of (l - 1, i), which gives the paper's mask and positions without a second mask.
+Level 0 is the oldest iteration and holds W - 1 tokens, one per position after the newest token,
+which is its column 0; every other level holds W tokens, each the target's answer to the level
+before it. As a draft tree, level 0 is a chain from the root and node (level l, column i) the child
+of (l - 1, i), which gives the paper's mask and positions without a second mask.
 
-For W = 3, N = 3, with c the newest token (the root), and the target's answers x to the newest level:
+For W = 3, N = 3, with c the newest token (the root), and the target's answers x to the newest
+level:
 
     column      0   1   2
     level 0     c   a1  a2
@@ -36,15 +39,26 @@ class LookaheadWindow:
         self._ngram = ngram
 
     @staticmethod
-    def from_phrases(prompt: list[int], width: int, ngram: int, rng: random.Random) -> LookaheadWindow:
-        """Return a full window whose columns are phrases from random places of the prompt, so n-grams come from step one."""
+    def from_phrases(
+        prompt: list[int], width: int, ngram: int, rng: random.Random
+    ) -> LookaheadWindow:
+        """Return a full window whose columns are phrases from random places of the prompt, so
+        n-grams come from step one.
+        """
         starts = [rng.randrange(max(1, len(prompt) - ngram + 2)) for _ in range(width)]
-        levels = [[prompt[(start + level) % len(prompt)] for start in starts] for level in range(ngram - 1)]
+        levels = [
+            [prompt[(start + level) % len(prompt)] for start in starts]
+            for level in range(ngram - 1)
+        ]
         return LookaheadWindow([levels[0][1:], *levels[1:]], ngram)
 
     @staticmethod
-    def from_tokens(prompt: list[int], width: int, ngram: int, rng: random.Random) -> LookaheadWindow:
-        """Return one level of random prompt tokens; the others come one per step (the public code's warm-up)."""
+    def from_tokens(
+        prompt: list[int], width: int, ngram: int, rng: random.Random
+    ) -> LookaheadWindow:
+        """Return one level of random prompt tokens; the others come one per step (the public
+        code's warm-up).
+        """
         return LookaheadWindow([[rng.choice(prompt) for _ in range(width + ngram - 3)]], ngram)
 
     @property
@@ -56,7 +70,9 @@ class LookaheadWindow:
         return sum(map(len, self.levels))
 
     def add_to_tree(self, add: AddNode) -> list[int]:
-        """Add the window to a tree, and return the nodes of the newest level, by column (-1 = the root)."""
+        """Add the window to a tree, and return the nodes of the newest level, by column (-1 =
+        the root).
+        """
         chain = [-1]
         for token in self.levels[0]:
             chain.append(add(token, chain[-1], Origin.WINDOW))
@@ -64,14 +80,17 @@ class LookaheadWindow:
             return chain if self.full else chain[1:]
         nodes = chain[: len(self.levels[1])]
         for level in self.levels[1:]:
-            nodes = [add(token, node, Origin.WINDOW) for token, node in zip(level, nodes, strict=True)]
+            nodes = [
+                add(token, node, Origin.WINDOW) for token, node in zip(level, nodes, strict=True)
+            ]
         return nodes
 
     def ngrams(self, context: Ngram, answers: list[int]) -> Iterator[tuple[Ngram, Ngram]]:
         """Return the n-grams this step completes, column by column; only when the window is full.
 
         Args:
-            context: the newest token of the text, the root, and in front of it the one before, if there is one.
+            context: the newest token of the text, the root, and in front of it the one before, if
+                there is one.
             answers: the target's token after each node of the newest level.
         Returns:
             pairs of a key, the one or two tokens before, and the N - 1 tokens that followed.
@@ -82,7 +101,9 @@ class LookaheadWindow:
             yield text[max(0, end - 2) : end], ngram
 
     def slide(self, answers: list[int]) -> None:
-        """Move one position ahead: the newest level becomes `answers`, the oldest is dropped once the window is full."""
+        """Move one position ahead: the newest level becomes `answers`, the oldest is dropped
+        once the window is full.
+        """
         if self.full:
             levels = [*self.levels[1:], answers]
             self.levels = [levels[0][1:], *levels[1:]]

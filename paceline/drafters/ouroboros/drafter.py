@@ -1,19 +1,23 @@
-"""Ouroboros (Zhao et al. 2024): a small model drafts phrase by phrase, and the target teaches the phrases.
+"""Ouroboros (Zhao et al. 2024): a small model drafts phrase by phrase, and the target teaches the
+phrases.
 
-Algorithm 1. The draft model runs Lookahead Decoding through `decode_step`, so it drafts several tokens per forward (section 2.4).
-The target verifies the drafted chain together with K phrases of the pool behind its end (sections 2.2 and 2.3). One pool serves
-both: the draft model fills it with its window, the target with the accepted text and with what it said about nodes that were not
+Algorithm 1. The draft model runs Lookahead Decoding through `decode_step`, so it drafts several
+tokens per forward (section 2.4). The target verifies the drafted chain together with K phrases of
+the pool behind its end (sections 2.2 and 2.3). One pool serves both: the draft model fills it with
+its window, the target with the accepted text and with what it said about nodes that were not
 accepted (section 2.5: `learning.py`); it may be kept for later requests (section 2.6).
 
 What is different here, both from the paper and from its public code:
 
-- the draft is not cut to gamma tokens; the token after a fully matched suffix is emitted, as for all drafters;
+- the draft is not cut to gamma tokens; the token after a fully matched suffix is emitted, as for
+  all drafters;
 - prompt and answer go into the pool; every node teaches, not only those behind a rejection;
-- phrases of the pool are verified behind the newest token as well; where the draft model was unsure, its alternatives are
-  verified too, each with the phrase that follows it;
+- phrases of the pool are verified behind the newest token as well; where the draft model was
+  unsure, its alternatives are verified too, each with the phrase that follows it;
 - of all this the engine feeds what pays for its forward, likeliest paths first (`budget`);
-- any temperature, and batches. Drafts of sampled requests are drawn with the target's own keyed noise, so they agree with it more
-  often than a draft model's arg-max would; all of them are guesses, so the text is that of plain decoding.
+- any temperature, and batches. Drafts of sampled requests are drawn with the target's own keyed
+  noise, so they agree with it more often than a draft model's arg-max would; all of them are
+  guesses, so the text is that of plain decoding.
 """
 
 from __future__ import annotations
@@ -52,11 +56,15 @@ __all__ = ["Ouroboros", "OuroborosOptions"]
 
 _LEAST_ENTRIES = 15  # phrases kept per key, where the window is no wider: they cost memory only
 _WARM_KEYS = 1 << 16  # keys of a pool that all requests share
-_BATCH_NODES = 64  # per step, for the target; each sequence has room for its draft and a phrase at least
+_BATCH_NODES = (
+    64  # per step, for the target; each sequence has room for its draft and a phrase at least
+)
 
 
 class Ouroboros(Drafter):
-    """Drafts chains by a `CachedLM` that holds a shadow of every sequence, sped up by a phrase drafter. Guesses only."""
+    """Drafts chains by a `CachedLM` that holds a shadow of every sequence, sped up by a phrase
+    drafter. Guesses only.
+    """
 
     name = "ouroboros"
     needs_predictions = True
@@ -70,8 +78,16 @@ class Ouroboros(Drafter):
         self._draft = draft
         self._entries = max(options.window, _LEAST_ENTRIES)
         guesses = max(options.window, options.suffixes)
-        self._phrases = Lookahead(LookaheadOptions(options.window, options.ngram, guesses, pool=self._entries, prompt_pool=False))
-        self._warm = NgramPool(self._entries, _WARM_KEYS) if options.warm or options.pool is not None else None
+        self._phrases = Lookahead(
+            LookaheadOptions(
+                options.window, options.ngram, guesses, pool=self._entries, prompt_pool=False
+            )
+        )
+        self._warm = (
+            NgramPool(self._entries, _WARM_KEYS)
+            if options.warm or options.pool is not None
+            else None
+        )
         self._kept: PoolFile | None = None
         if self._warm is not None and options.pool is not None:
             cold = options.bad_pool == "cold"
@@ -105,12 +121,20 @@ class Ouroboros(Drafter):
         context = self._draft.context_length
         if len(request) > context:
             return
-        self._draft.reserve(0, min(request.max_length, context) + self._options.gamma + 2 * self._phrases.most_nodes)
+        self._draft.reserve(
+            0, min(request.max_length, context) + self._options.gamma + 2 * self._phrases.most_nodes
+        )
         params = replace(
-            request.params, max_new_tokens=context, min_tokens=min(request.params.min_tokens, context), stop=(), logits_processors=(),
+            request.params,
+            max_new_tokens=context,
+            min_tokens=min(request.params.min_tokens, context),
+            stop=(),
+            logits_processors=(),
             logprobs=None,
-        )  # fmt: skip
-        shadow = Request(request.token_ids, params, eos_token_ids=request.eos_token_ids, max_length=context)
+        )
+        shadow = Request(
+            request.token_ids, params, eos_token_ids=request.eos_token_ids, max_length=context
+        )
         PhraseSequence.open_for(request, shadow, self._draft)
         pool = NgramPool(self._entries) if self._warm is None else self._warm
         self._phrases.start(shadow, pool)
@@ -134,7 +158,10 @@ class Ouroboros(Drafter):
             ConfigError: there is no file, or it cannot be written.
         """
         if self._kept is None:
-            raise ConfigError("ouroboros: got no file to save the pool to; expected the option pool. Choose one with pool=PATH.")
+            raise ConfigError(
+                "ouroboros: got no file to save the pool to; expected the option pool. Choose one"
+                " with pool=PATH."
+            )
         self._kept.save()
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
@@ -146,7 +173,11 @@ class Ouroboros(Drafter):
             if shadow is not None:
                 shadow.proposal = Proposal()
                 shadow.goal = min(
-                    self._options.gamma, shadow.reach, limit, request.remaining - 1, self._draft.context_length - len(request)
+                    self._options.gamma,
+                    shadow.reach,
+                    limit,
+                    request.remaining - 1,
+                    self._draft.context_length - len(request),
                 )
                 if shadow.goal > 0:
                     rows.append(row)
@@ -172,10 +203,16 @@ class Ouroboros(Drafter):
                 shadow.note_fed(sum(node < fed for node in proposal.chain))
             if not fed:
                 continue
-            known = proposal.begins_with(outcome.tree)  # else this target takes chains, and got the best branch
+            known = proposal.begins_with(
+                outcome.tree
+            )  # else this target takes chains, and got the best branch
             if options.refinement and known and proposal.suffixes:
                 refine(shadow.pool, outcome, proposal, options.ngram)
-            chain = [node for node in proposal.chain if node < fed] if known else range(min(fed, len(proposal.chain)))
+            chain = (
+                [node for node in proposal.chain if node < fed]
+                if known
+                else range(min(fed, len(proposal.chain)))
+            )
             for context, phrase in inspirations(outcome, chain, options.inspiration, options.ngram):
                 shadow.pool.add(context, phrase)
 
@@ -188,11 +225,19 @@ class Ouroboros(Drafter):
         shadow.begin()
 
     def _draft_phrases(self, shadows: list[PhraseSequence]) -> None:
-        """Draft until every shadow has reached its goal; those that have run along, as rows of one batch."""
+        """Draft until every shadow has reached its goal; those that have run along, as rows of
+        one batch.
+        """
         requests = [shadow.request for shadow in shadows]
         check = partial(self._verify_draft, {shadow.request.id: shadow for shadow in shadows})
-        least = (self._options.ngram - 1) * (self._options.window + 1) - 1  # the window, and a phrase
-        most = node_limit(NodeRule(batch=self._phrases.most_nodes, least=least), len(requests), self._phrases.most_nodes)
+        least = (self._options.ngram - 1) * (
+            self._options.window + 1
+        ) - 1  # the window, and a phrase
+        most = node_limit(
+            NodeRule(batch=self._phrases.most_nodes, least=least),
+            len(requests),
+            self._phrases.most_nodes,
+        )
         alone = is_greedy(requests)
         while any(shadow.open for shadow in shadows):
             limits = [most if shadow.open else 0 for shadow in shadows]
@@ -200,9 +245,15 @@ class Ouroboros(Drafter):
                 decode_step(self._draft, self._phrases, requests, limits, check)
 
     def _verify_draft(
-        self, shadows: dict[int, PhraseSequence], requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
+        self,
+        shadows: dict[int, PhraseSequence],
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        logits: NodeLogits,
     ) -> list[Outcome]:
-        """Verify phrases with the draft model, in its own `decode_step`; beside it, note what else it might have said."""
+        """Verify phrases with the draft model, in its own `decode_step`; beside it, note what
+        else it might have said.
+        """
         if is_greedy(requests):
             logits = logits.with_top(CHOICES, self._draft.kept_ids)
         outcomes = verify(requests, trees, logits)
@@ -221,12 +272,19 @@ class Ouroboros(Drafter):
         return outcomes
 
     def _propose_tree(self, request: Request, shadow: PhraseSequence, limit: int) -> Proposal:
-        """Return the drafted chain, suffixes behind it, the draft model's alternatives, and phrases behind the root."""
+        """Return the drafted chain, suffixes behind it, the draft model's alternatives, and
+        phrases behind the root.
+        """
         options = self._options
         builder = ProposalBuilder(
-            request.token_ids[-2:], shadow.drafted, shadow.probs, limit, min(limit, request.remaining - 1),
-            partial(self._phrases.phrases, shadow.request), self._rates if self.budget else None,
-        )  # fmt: skip
+            request.token_ids[-2:],
+            shadow.drafted,
+            shadow.probs,
+            limit,
+            min(limit, request.remaining - 1),
+            partial(self._phrases.phrases, shadow.request),
+            self._rates if self.budget else None,
+        )
         if shadow.request.finish_reason is None:
             builder.add_suffixes(options.suffixes)
         if options.branches:

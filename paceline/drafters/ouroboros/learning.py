@@ -1,6 +1,8 @@
-"""What the pool learns from the target's answers to a tree: inspiration and refinement (Zhao et al. 2024, section 2.5).
+"""What the pool learns from the target's answers to a tree: inspiration and refinement (Zhao et al.
+2024, section 2.5).
 
-Both are pure functions of an outcome. What is different here: the rule "every" learns from all nodes.
+Both are pure functions of an outcome. What is different here: the rule "every" learns from all
+nodes.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ def context_of(outcome: Outcome, node: int) -> Ngram:
     return (text[root] if parent < 0 else tree.token_ids[parent], tree.token_ids[node])
 
 
-def inspirations(outcome: Outcome, chain: Sequence[int], rule: str, ngram: int) -> Iterator[tuple[Ngram, Ngram]]:
-    """Return phrases the target has confirmed beside the accepted text, each with the tokens before it (inspiration).
+def inspirations(
+    outcome: Outcome, chain: Sequence[int], rule: str, ngram: int
+) -> Iterator[tuple[Ngram, Ngram]]:
+    """Return phrases the target has confirmed beside the accepted text, each with the tokens before
+    it (inspiration).
 
-    A phrase is what the target says after a node, after the child that carries this, and so on, at most N - 1 tokens.
+    A phrase is what the target says after a node, after the child that carries this, and so on, at
+    most N - 1 tokens.
 
     Args:
         outcome: what the target said about a tree.
@@ -45,20 +51,28 @@ def inspirations(outcome: Outcome, chain: Sequence[int], rule: str, ngram: int) 
                 yield context_of(outcome, node), phrase
         return
     tree = outcome.tree
-    right = [tree.token_ids[node] == outcome.target_argmax[tree.parents[node] + 1] for node in chain]
+    right = [
+        tree.token_ids[node] == outcome.target_argmax[tree.parents[node] + 1] for node in chain
+    ]
     wrong = right.index(False) if False in right else len(chain)
     child = {(tree.parents[node], tree.token_ids[node]): node for node in chain}
     for place in range(wrong + (rule == "paper"), len(chain)):
         node = chain[place]
         if rule == "paper" and not right[place]:
-            continue  # the paper wants the key itself confirmed; its code does not, and begins at the wrong token
+            # the paper wants the key itself confirmed; its code does not, and begins at the wrong
+            # token
+            continue
         phrase = _said_after(outcome, node, child, ngram - 1)
         if len(phrase) == ngram - 1:
             yield context_of(outcome, node), phrase
 
 
-def _said_after(outcome: Outcome, node: int, child: dict[tuple[int, int], int], length: int) -> Ngram:
-    """Return up to `length` tokens that the target says from `node` on, along the tree's edges `child`."""
+def _said_after(
+    outcome: Outcome, node: int, child: dict[tuple[int, int], int], length: int
+) -> Ngram:
+    """Return up to `length` tokens that the target says from `node` on, along the tree's edges
+    `child`.
+    """
     phrase = [outcome.target_argmax[node + 1]]
     while len(phrase) < length:
         following = child.get((node, phrase[-1]))
@@ -70,13 +84,17 @@ def _said_after(outcome: Outcome, node: int, child: dict[tuple[int, int], int], 
 
 
 def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) -> None:
-    """Replace every suffix in the pool by what the target says in its place (refinement); by value, so none is there twice."""
+    """Replace every suffix in the pool by what the target says in its place (refinement); by
+    value, so none is there twice.
+    """
     last, fed = (proposal.chain[-1] if proposal.chain else -1), len(outcome.tree)
     if last >= fed:
         return
     context = context_of(outcome, last)
     for phrase, nodes in proposal.suffixes:
-        said = tuple(outcome.target_argmax[node + 1] for node in (last, *nodes) if node < fed)[: ngram - 1]
+        said = tuple(outcome.target_argmax[node + 1] for node in (last, *nodes) if node < fed)[
+            : ngram - 1
+        ]
         if len(said) >= len(phrase):  # else too little of it was verified
             for key in {context, context[-1:]}:
                 pool.replace(key, phrase, said)

@@ -1,4 +1,6 @@
-"""How often what Ouroboros proposes comes true, by where it came from: counted while decoding, one table for all requests."""
+"""How often what Ouroboros proposes comes true, by where it came from: counted while decoding,
+one table for all requests.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ _FADING = 1000.0  # trials of a step that are remembered
 
 
 class NodeSource(IntEnum):
-    """Where a node came from: the drafted chain, another choice of the draft model, a phrase behind the chain or any other's
-    first token, or a later token of a phrase."""
+    """Where a node came from: the drafted chain, another choice of the draft model, a phrase behind
+    the chain or any other's first token, or a later token of a phrase."""
 
     CHAIN = 0
     ALTERNATIVE = 1
@@ -53,7 +55,9 @@ class Evidence(NamedTuple):
 
 
 class PhraseAcceptance:
-    """Trials and hits by kind and probability. A node is tried when the target has spoken at its parent, fed or not."""
+    """Trials and hits by kind and probability. A node is tried when the target has spoken at its
+    parent, fed or not.
+    """
 
     def __init__(self) -> None:
         self._trials = [[0.0] * _STEPS for _ in NodeSource]

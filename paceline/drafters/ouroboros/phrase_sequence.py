@@ -1,4 +1,6 @@
-"""A sequence in the draft model's cache while Ouroboros drafts for it, and what else the draft model might have said."""
+"""A sequence in the draft model's cache while Ouroboros drafts for it, and what else the draft
+model might have said.
+"""
 
 from __future__ import annotations
 
@@ -62,14 +64,18 @@ class PhraseSequence(DraftSequence):
         self.prob, self.probs, self.alternatives = 1.0, [], []
 
     def note_probs(self, run: list[int], own: list[float], top: TopTokens) -> None:
-        """Keep the probabilities of `run`, which is about to be added to the draft, and the likeliest other tokens in its places.
+        """Keep the probabilities of `run`, which is about to be added to the draft, and the
+        likeliest other tokens in its places.
 
         Args:
-            run, own: the tokens that the draft model says, and their probabilities. top: the likeliest tokens in their places.
+            run, own: the tokens that the draft model says, and their probabilities. top: the
+                likeliest tokens in their places.
         """
         first = len(self.request) - self.agreed
         likely = zip(top.token_ids.tolist(), top.probs.tolist(), strict=True)
-        for place, (said, prob, (tokens, values)) in enumerate(zip(run, own, likely, strict=True), first):
+        for place, (said, prob, (tokens, values)) in enumerate(
+            zip(run, own, likely, strict=True), first
+        ):
             for token, value in zip(tokens, values, strict=True):
                 if token != said and self.prob * value >= _LEAST_PROB:
                     self.alternatives.append(Alternative(self.prob * value, value, place, token))
@@ -83,6 +89,10 @@ def probs_of(run: list[int], logits: Tensor) -> tuple[list[float], TopTokens]:
     Args:
         logits: [len(run), vocab], from which each of them was chosen.
     """
-    probs = logits.float().softmax(-1).nan_to_num(0.0)  # of a draft model whose logits are not numbers
-    own: list[float] = probs[torch.arange(len(run)), torch.tensor(run, device=probs.device)].tolist()
+    probs = (
+        logits.float().softmax(-1).nan_to_num(0.0)
+    )  # of a draft model whose logits are not numbers
+    own: list[float] = probs[
+        torch.arange(len(run)), torch.tensor(run, device=probs.device)
+    ].tolist()
     return own, TopTokens(*likeliest(logits, CHOICES))

@@ -1,4 +1,6 @@
-"""The tree Ouroboros proposes: the drafted chain, phrases behind it and behind the newest token, and the draft's alternatives."""
+"""The tree Ouroboros proposes: the drafted chain, phrases behind it and behind the newest token,
+and the draft's alternatives.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,17 @@ from paceline.drafters.ouroboros.phrase_acceptance import Evidence, NodeSource, 
 from paceline.drafters.shared.ngram_pool import Ngram
 from paceline.drafters.shared.trees import likeliest_first
 
-Phrases = Callable[[list[int], int], Sequence[Ngram]]  # (tokens, most) -> phrases that may follow them
+Phrases = Callable[
+    [list[int], int], Sequence[Ngram]
+]  # (tokens, most) -> phrases that may follow them
 
 
 class Alternative(NamedTuple):
     """A token the draft model might have said instead.
 
     Attributes:
-        path_prob: the probability, by the draft model, that the draft is right up to there and this token follows.
+        path_prob: the probability, by the draft model, that the draft is right up to there and this
+            token follows.
         prob: that this token follows where the draft is right so far.
         place: its place in the drafted chain.
         token: its id.
@@ -36,9 +41,11 @@ class Proposal:
     """What was proposed for one sequence.
 
     Attributes:
-        tree: all of it. What is fed may be less: its first nodes, or where the target takes chains, its best one.
+        tree: all of it. What is fed may be less: its first nodes, or where the target takes chains,
+            its best one.
         chain: the nodes of the drafted chain.
-        suffixes: per phrase behind the chain the phrase itself and its nodes, fewer where it was cut.
+        suffixes: per phrase behind the chain the phrase itself and its nodes, fewer where it was
+            cut.
         evidence: per node what speaks for it, where the tree has confidence.
     """
 
@@ -52,14 +59,19 @@ class Proposal:
         fed = len(tree)
         return tree is self.tree or (
             tree.token_ids == self.tree.token_ids[:fed] and tree.parents == self.tree.parents[:fed]
-        )  # fmt: skip
+        )
 
     def likeliest_first(self) -> Proposal:
         """The same with the nodes of the tree in another order."""
         tree, before = likeliest_first(self.tree)
         place = {node: at for at, node in enumerate(before)}
         suffixes = [(phrase, [place[node] for node in nodes]) for phrase, nodes in self.suffixes]
-        return Proposal(tree, [place[node] for node in self.chain], suffixes, [self.evidence[node] for node in before])
+        return Proposal(
+            tree,
+            [place[node] for node in self.chain],
+            suffixes,
+            [self.evidence[node] for node in before],
+        )
 
 
 class ProposalBuilder:
@@ -74,26 +86,45 @@ class ProposalBuilder:
     """
 
     def __init__(
-        self, text: Sequence[int], chain: Sequence[int], probs: Sequence[float], most: int, deepest: int, phrases: Phrases,
+        self,
+        text: Sequence[int],
+        chain: Sequence[int],
+        probs: Sequence[float],
+        most: int,
+        deepest: int,
+        phrases: Phrases,
         rates: PhraseAcceptance | None = None,
-    ) -> None:  # fmt: skip
-        self._text, self._chain, self._deepest, self._phrases = list(text), list(chain[:deepest]), deepest, phrases
+    ) -> None:
+        self._text, self._chain, self._deepest, self._phrases = (
+            list(text),
+            list(chain[:deepest]),
+            deepest,
+            phrases,
+        )
         self._rates = rates
         self._tree = TreeBuilder(most)
         self._last = self._tree.add_path(self._chain, origin=Origin.MODEL)
         self._chain_nodes = range(len(self._tree))
-        self._evidence = [] if rates is None else [Evidence(NodeSource.CHAIN, probs[node]) for node in self._chain_nodes]
+        self._evidence = (
+            []
+            if rates is None
+            else [Evidence(NodeSource.CHAIN, probs[node]) for node in self._chain_nodes]
+        )
         self._suffixes: list[tuple[Ngram, list[int]]] = []
 
     def add_suffixes(self, most: int) -> None:
         """Add phrases behind the chain."""
         for phrase in self._phrases([*self._text[-1:], *self._chain], most):
-            self._suffixes.append((phrase, self._add_suffix(phrase[: self._deepest - len(self._chain)])))
+            self._suffixes.append(
+                (phrase, self._add_suffix(phrase[: self._deepest - len(self._chain)]))
+            )
 
     def add_alternatives(self, alternatives: Sequence[Alternative]) -> None:
-        """Add tokens the draft model might have said instead, each with the newest phrase that follows it.
+        """Add tokens the draft model might have said instead, each with the newest phrase that
+        follows it.
 
-        None goes deeper than the chain: where the target takes chains only, the chain is what it gets.
+        None goes deeper than the chain: where the target takes chains only, the chain is what it
+        gets.
         """
         chain = self._chain
         for alternative in alternatives:
@@ -120,10 +151,14 @@ class ProposalBuilder:
         if self._rates is None:
             return Proposal(tree, self._chain_nodes, self._suffixes)
         confidence = [self._rates.confidence(one) for one in self._evidence]
-        return Proposal(replace(tree, confidence=confidence), self._chain_nodes, self._suffixes, self._evidence).likeliest_first()
+        return Proposal(
+            replace(tree, confidence=confidence), self._chain_nodes, self._suffixes, self._evidence
+        ).likeliest_first()
 
     def _note(self, first: Evidence) -> None:
-        """Note what speaks for the nodes that were added last: the first one, and those behind it."""
+        """Note what speaks for the nodes that were added last: the first one, and those behind
+        it.
+        """
         if self._rates is None:
             return
         for _ in range(len(self._evidence), len(self._tree)):

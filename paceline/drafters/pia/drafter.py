@@ -1,7 +1,9 @@
-"""PIA's "Lookahead": phrases of the request's prompt and of all outputs so far, from tries that hold one by first token.
+"""PIA's "Lookahead": phrases of the request's prompt and of all outputs so far, from tries that
+hold one by first token.
 
-Zhao, Xie, Liang, Zhuang, Gu 2024, "Lookahead: An Inference Acceleration Framework for Large Language Model with Lossless
-Generation Accuracy" (public code: alipay/PainlessInferenceAcceleration). Not the Lookahead Decoding of `lookahead`.
+Zhao, Xie, Liang, Zhuang, Gu 2024, "Lookahead: An Inference Acceleration Framework for Large
+Language Model with Lossless Generation Accuracy" (public code:
+alipay/PainlessInferenceAcceleration). Not the Lookahead Decoding of `lookahead`.
 docs/retrieval-baselines.md says where paper, public code and this differ.
 """
 
@@ -22,7 +24,9 @@ _OUTPUT_WEIGHT = 1e-4  # what an occurrence in an output counts beside one in th
 
 
 class Pia(Drafter):
-    """Guesses only: lossless and seed-identical at any temperature. Outputs are shared by all requests of the engine."""
+    """Guesses only: lossless and seed-identical at any temperature. Outputs are shared by all
+    requests of the engine.
+    """
 
     name = "pia"
     Options = PiaOptions
@@ -30,7 +34,9 @@ class Pia(Drafter):
     def __init__(self, options: PiaOptions) -> None:
         self._options = options
         self._tries = PhraseTries(options.length + 1)
-        self._learned: dict[int, int] = {}  # sequence -> the first position whose phrase is not in the tries yet
+        self._learned: dict[
+            int, int
+        ] = {}  # sequence -> the first position whose phrase is not in the tries yet
 
     @classmethod
     def build(cls, options: PiaOptions) -> Pia:
@@ -44,7 +50,10 @@ class Pia(Drafter):
 
     def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft what followed the newest tokens."""
-        return [self._draft(seq, min(limit, self._options.nodes)) for seq, limit in zip(seqs, max_nodes, strict=True)]
+        return [
+            self._draft(seq, min(limit, self._options.nodes))
+            for seq, limit in zip(seqs, max_nodes, strict=True)
+        ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Put in the phrases of the outputs that have become complete."""
@@ -52,7 +61,9 @@ class Pia(Drafter):
             self._learn(outcome.request, self._tries.depth)
 
     def stop(self, seq: Request) -> None:
-        """Put in the last, shorter phrases of the output, take the prompt out, and keep the tries small."""
+        """Put in the last, shorter phrases of the output, take the prompt out, and keep the
+        tries small.
+        """
         if seq.id in self._learned:
             self._learn(seq, 1)
             del self._learned[seq.id]
@@ -60,13 +71,17 @@ class Pia(Drafter):
             self._tries.squeeze()
 
     def _learn(self, seq: Request, shortest: int) -> None:
-        """Put in the phrases of the output that have `shortest` tokens or more behind their first one."""
+        """Put in the phrases of the output that have `shortest` tokens or more behind their
+        first one.
+        """
         first, end = self._learned[seq.id], len(seq) - shortest
         self._tries.add_output(seq.token_ids, first, end)
         self._learned[seq.id] = max(first, end)
 
     def _draft(self, seq: Request, limit: int) -> DraftTree:
-        """Draft the tree of the first query, longest first, with as many nodes as a branch; else of the last that gives any."""
+        """Draft the tree of the first query, longest first, with as many nodes as a branch; else
+        of the last that gives any.
+        """
         depth = min(self._options.length, seq.remaining - 1)
         tree = EMPTY_TREE
         if limit < 1 or depth < 1:
@@ -84,8 +99,9 @@ class Selection:
     """A draft tree in the making, of the phrases that one request knows.
 
     Attributes:
-        limit: most nodes. Where there are more, those stay that are among the best limit / 2 by output, or score as well
-            as the best others; ties may be too many, and go in depth-first order, the best child first.
+        limit: most nodes. Where there are more, those stay that are among the best limit / 2 by
+            output, or score as well as the best others; ties may be too many, and go in depth-first
+            order, the best child first.
     """
 
     request: int
@@ -96,14 +112,18 @@ class Selection:
     origins: list[int] = field(default_factory=list)
 
     def tree_below(self, children: Children, depth: int) -> DraftTree:
-        """Return the tree below a query, at most `depth` deep; `confidence` is a child's share of its parent's score."""
+        """Return the tree below a query, at most `depth` deep; `confidence` is a child's share
+        of its parent's score.
+        """
         least_output, least_score = self._least(list(self._counted(children, depth)))
         self._add(children, -1, depth, least_output, least_score)
         tree = DraftTree(self.tokens, self.parents, confidence=self.shares, origins=self.origins)
         return tree if self.tokens else EMPTY_TREE
 
     def _score(self, node: Node) -> float:
-        return (1 - _OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + _OUTPUT_WEIGHT * node.output
+        return (1 - _OUTPUT_WEIGHT) * node.inputs.get(
+            self.request, 0
+        ) + _OUTPUT_WEIGHT * node.output
 
     def _counted(self, children: Children, depth: int) -> Iterator[tuple[float, float]]:
         """Yield output count and score of all nodes that the request knows."""
@@ -117,15 +137,26 @@ class Selection:
         """Return the output count and the score of which either is enough to stay."""
         if len(counted) <= self.limit:
             return 0.0, 0.0
-        outputs = sorted((node for node in range(len(counted)) if counted[node][0]), key=lambda node: -counted[node][0])
+        outputs = sorted(
+            (node for node in range(len(counted)) if counted[node][0]),
+            key=lambda node: -counted[node][0],
+        )
         kept = outputs[: self.limit // 2]
         among = set(kept)
-        others = sorted((score for node, (_, score) in enumerate(counted) if node not in among), reverse=True)
+        others = sorted(
+            (score for node, (_, score) in enumerate(counted) if node not in among), reverse=True
+        )
         room = self.limit - len(kept)
         return counted[kept[-1]][0] if kept else math.inf, others[room - 1]
 
-    def _add(self, children: Children, parent: int, depth: int, least_output: float, least_score: float) -> None:
-        known = [(token, node, self._score(node)) for token, node in children.items() if node.known_to(self.request)]
+    def _add(
+        self, children: Children, parent: int, depth: int, least_output: float, least_score: float
+    ) -> None:
+        known = [
+            (token, node, self._score(node))
+            for token, node in children.items()
+            if node.known_to(self.request)
+        ]
         total = sum(score for _, _, score in known)
         for token, node, score in sorted(known, key=lambda one: -one[2]):
             if len(self.tokens) == self.limit:
@@ -135,6 +166,8 @@ class Selection:
             self.tokens.append(token)
             self.parents.append(parent)
             self.shares.append(score / total)
-            self.origins.append(Origin.PROMPT if self.request in node.inputs else Origin.POOL)  # outputs are everybody's
+            self.origins.append(
+                Origin.PROMPT if self.request in node.inputs else Origin.POOL
+            )  # outputs are everybody's
             if depth > 1:
                 self._add(node.children, len(self.tokens) - 1, depth - 1, least_output, least_score)

@@ -1,7 +1,8 @@
-"""The phrase tries of the `pia` drafter: for every token a trie of what followed it, in prompts and in outputs.
+"""The phrase tries of the `pia` drafter: for every token a trie of what followed it, in prompts and
+in outputs.
 
-A node counts how often its path occurred in the prompt of each running request, and in all outputs together. The path to a node
-has occurred at least as often as the node, in each of these counts.
+A node counts how often its path occurred in the prompt of each running request, and in all outputs
+together. The path to a node has occurred at least as often as the node, in each of these counts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ Children = dict[int, Node]
 
 @dataclass(slots=True)
 class Tree:
-    """What followed one token; `nodes` counts all its nodes, `outputs` those that occurred in outputs."""
+    """What followed one token; `nodes` counts all its nodes, `outputs` those that occurred in
+    outputs.
+    """
 
     children: Children = field(default_factory=dict)
     nodes: int = 0
@@ -47,7 +50,8 @@ class Limits:
 
     Attributes:
         nodes, outputs: a tree with more nodes, or more nodes of outputs, is squeezed
-        touched: once outputs have been added to so many trees. More `nodes` are not borne beyond the end of a request.
+        touched: once outputs have been added to so many trees. More `nodes` are not borne beyond
+            the end of a request.
     """
 
     nodes: int = 65_536
@@ -66,7 +70,9 @@ class PhraseTries:
         self.depth = depth
         self._limits = limits or Limits()
         self._trees: dict[int, Tree] = {}
-        self._touched: set[int] = set()  # first tokens of trees that outputs were added to since the last squeeze
+        self._touched: set[int] = (
+            set()
+        )  # first tokens of trees that outputs were added to since the last squeeze
 
     def add_prompt(self, tokens: list[int], request: int) -> None:
         """Count the phrases that start anywhere in a prompt."""
@@ -103,7 +109,9 @@ class PhraseTries:
         return children
 
     def squeeze(self) -> None:
-        """Halve the outputs of trees that are too large, and drop what occurred once only; called at the end of a request."""
+        """Halve the outputs of trees that are too large, and drop what occurred once only;
+        called at the end of a request.
+        """
         limits = self._limits
         everything = len(self._touched) >= limits.touched
         for first in sorted(self._touched):
@@ -122,7 +130,9 @@ class PhraseTries:
         return {first: (tree.nodes, tree.outputs) for first, tree in self._trees.items()}
 
     def _path(self, tokens: list[int], start: int) -> tuple[Tree, list[Node]]:
-        """Return the tree and the nodes of the phrase that starts at `start`; what is not there is made."""
+        """Return the tree and the nodes of the phrase that starts at `start`; what is not there
+        is made.
+        """
         tree = self._trees.setdefault(tokens[start], Tree())
         children, path = tree.children, []
         for token in tokens[start + 1 : start + 1 + self.depth]:
@@ -148,7 +158,9 @@ def _forget(children: Children, request: int) -> int:
 
 
 def _halve(children: Children) -> tuple[int, int]:
-    """Halve the outputs of a forest, those of 1 or less to 0; return the nodes left, and how many of them are of outputs."""
+    """Halve the outputs of a forest, those of 1 or less to 0; return the nodes left, and how
+    many of them are of outputs.
+    """
     nodes = outputs = 0
     for token, node in list(children.items()):
         node.output = node.output / 2 if node.output > 1 else 0.0

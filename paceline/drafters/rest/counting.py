@@ -1,7 +1,9 @@
-"""What REST does with a store, compiled: the first suffixes of a range, their continuations, and the prefixes found most often.
+"""What REST does with a store, compiled: the first suffixes of a range, their continuations, and
+the prefixes found most often.
 
-The prefixes of all continuations of one query form a trie, an array of nodes in the order in which they were first seen, so
-that a parent stands before its children. The continuations (3 4), (3 5) and (6) give:
+The prefixes of all continuations of one query form a trie, an array of nodes in the order in which
+they were first seen, so that a parent stands before its children. The continuations (3 4), (3 5)
+and (6) give:
 
     node           0   1   2   3
     token          3   4   5   6
@@ -9,7 +11,8 @@ that a parent stands before its children. The continuations (3 4), (3 5) and (6)
     depth          1   2   2   1
     occurrences    2   1   1   1
 
-The most frequent ones are kept: with three nodes 3, 6 and 3-4, as the shallower and then the earlier one comes first.
+The most frequent ones are kept: with three nodes 3, 6 and 3-4, as the shallower and then the
+earlier one comes first.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ def draft(
     shares: NDArray[np.float64],
     sizes: NDArray[np.int64],
 ) -> int:
-    """Draw a tree for each query: the prefixes most frequent behind its longest suffix that the store continues.
+    """Draw a tree for each query: the prefixes most frequent behind its longest suffix that the
+    store continues.
 
     Args:
         table: of a snapshot, which the caller keeps alive.
@@ -57,7 +61,8 @@ def draft(
         shortest, longest: tokens of the suffixes of a query that are looked up.
         matches: most suffixes read in each shard: the first ones of the range.
         depths, limits: [batch] most tokens of a continuation, and most nodes of the tree.
-        tokens, parents, shares: [batch, nodes] filled; `shares` is the frequency of a prefix over that of its parent.
+        tokens, parents, shares: [batch, nodes] filled; `shares` is the frequency of a prefix over
+            that of its parent.
         sizes: [batch] filled: nodes of each tree; 0 where nothing was found.
     Returns:
         -1, or the index of a damaged shard; then the rest is not filled.
@@ -71,12 +76,16 @@ def draft(
         for length in range(lengths[query, 0], shortest - 1, -1):
             if min(depths[query], limits[query]) < 1:
                 break
-            damaged, rows, ends = _continuations(table, ids, end - length, end, matches, depths[query])
+            damaged, rows, ends = _continuations(
+                table, ids, end - length, end, matches, depths[query]
+            )
             if damaged >= 0:
                 return damaged
             if ends.sum() > 0:
                 trie = _prefixes(rows, ends)
-                sizes[query] = _keep(trie, len(rows), limits[query], tokens[query], parents[query], shares[query])
+                sizes[query] = _keep(
+                    trie, len(rows), limits[query], tokens[query], parents[query], shares[query]
+                )
                 break
     return damaged
 
@@ -114,7 +123,9 @@ def _continuations(
 
 @compiled
 def _prefixes(rows: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.void]:
-    """Return the trie of all prefixes of rows[i, :ends[i]], [prefixes] in the order of their first occurrence."""
+    """Return the trie of all prefixes of rows[i, :ends[i]], [prefixes] in the order of their
+    first occurrence.
+    """
     trie: NDArray[np.void] = np.empty(ends.sum(), dtype=TRIE_NODE)
     bits = 1
     while 1 << bits < 2 * trie.size:
@@ -151,15 +162,19 @@ def _keep(
     parents: NDArray[np.int64],
     shares: NDArray[np.float64],
 ) -> int:
-    """Write the `limit` most frequent prefixes of `total` continuations; among equals the shallower, then the one seen first.
+    """Write the `limit` most frequent prefixes of `total` continuations; among equals the
+    shallower, then the one seen first.
 
-    A parent is never behind its child in this order, so what is kept is a tree. Returns how many there are.
+    A parent is never behind its child in this order, so what is kept is a tree. Returns how many
+    there are.
     """
     deepest, most = 0, 0
     for node in range(len(trie)):
         deepest, most = max(deepest, trie[node].depth), max(most, trie[node].occurrences)
     places = np.empty(len(trie), dtype=np.int64)
-    having = np.zeros(most * deepest, dtype=np.int64)  # how many prefixes have each place in the order
+    having = np.zeros(
+        most * deepest, dtype=np.int64
+    )  # how many prefixes have each place in the order
     for node in range(len(trie)):
         places[node] = (most - trie[node].occurrences) * deepest + trie[node].depth - 1
         having[places[node]] += 1

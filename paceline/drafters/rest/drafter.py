@@ -1,8 +1,10 @@
-"""REST: what followed the newest tokens in a datastore, the most frequent prefixes of all continuations as one tree.
+"""REST: what followed the newest tokens in a datastore, the most frequent prefixes of all
+continuations as one tree.
 
-He, Zhong, Cai, Lee, He 2023, "REST: Retrieval-Based Speculative Decoding" (public code: FasterDecoding/REST). The longest suffix
-of the text that the store has is looked up, its first matches in the order of the suffix array are read, and their continuations
-are counted. docs/retrieval-baselines.md says where paper, public code and this differ.
+He, Zhong, Cai, Lee, He 2023, "REST: Retrieval-Based Speculative Decoding" (public code:
+FasterDecoding/REST). The longest suffix of the text that the store has is looked up, its first
+matches in the order of the suffix array are read, and their continuations are counted.
+docs/retrieval-baselines.md says where paper, public code and this differ.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from paceline.drafters.rest.options import RestOptions
 
 
 class Rest(Drafter):
-    """Guesses only: lossless and seed-identical at any temperature. Nothing is kept of a sequence."""
+    """Guesses only: lossless and seed-identical at any temperature. Nothing is kept of a
+    sequence.
+    """
 
     name = "rest"
     needs_store = True
@@ -66,7 +70,8 @@ class Rest(Drafter):
         return self._limited
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft the most frequent prefixes of what follows in the store; the whole batch in one call.
+        """Draft the most frequent prefixes of what follows in the store; the whole batch in one
+        call.
 
         Raises:
             DatastoreError: a page of the store that was needed is damaged; the shard is named.
@@ -75,10 +80,16 @@ class Rest(Drafter):
         queries = [request.token_ids[-options.longest :] for request in requests]
         ids = np.array([token for query in queries for token in query], dtype=np.int64)
         offsets = np.array([0, *accumulate(map(len, queries))], dtype=np.int64)
-        depths = np.array([min(options.length, request.remaining - 1) for request in requests], dtype=np.int64)
+        depths = np.array(
+            [min(options.length, request.remaining - 1) for request in requests], dtype=np.int64
+        )
         limits = np.array([min(options.nodes, limit) for limit in max_nodes], dtype=np.int64)
         tokens = np.empty((len(requests), max(limits, default=0)), dtype=np.int64)
-        parents, shares, sizes = np.empty_like(tokens), np.empty(tokens.shape), np.empty(len(requests), dtype=np.int64)
+        parents, shares, sizes = (
+            np.empty_like(tokens),
+            np.empty(tokens.shape),
+            np.empty(len(requests), dtype=np.int64),
+        )
         sources = snapshot.table, ids, offsets, options.shortest, options.longest, options.matches
         snapshot.check(draft(*sources, depths, limits, tokens, parents, shares, sizes))
         return [

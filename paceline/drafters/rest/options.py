@@ -29,7 +29,8 @@ class RestOptions:
     def __post_init__(self) -> None:
         if not self.datastore:
             raise ConfigError(
-                "rest: got no datastore; expected one to guess from. Build it with `paceline datastore build PATH --tokenizer"
+                "rest: got no datastore; expected one to guess from. Build it with `paceline"
+                " datastore build PATH --tokenizer"
                 " ...` and say rest:datastore=PATH."
             )
         for name in ("shortest", "matches", "length", "nodes"):
@@ -37,6 +38,7 @@ class RestOptions:
         require_range("rest", "longest", self.longest, self.shortest)
         if self.longest + self.length > SORTED:
             raise ConfigError(
-                f"rest: got longest={self.longest} and length={self.length}; expected at most {SORTED} together, the tokens by"
+                f"rest: got longest={self.longest} and length={self.length}; expected at most"
+                f" {SORTED} together, the tokens by"
                 " which a store is sorted. Reduce one."
             )

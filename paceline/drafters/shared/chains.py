@@ -1,12 +1,14 @@
-"""Chains drafted by a small model: speculative decoding as Leviathan et al. 2023 and Chen et al. 2023 describe it.
+"""Chains drafted by a small model: speculative decoding as Leviathan et al. 2023 and Chen et al.
+2023 describe it.
 
-The draft model continues a sequence token by token, all sequences of a batch in each of its forwards, and the target verifies
-the chain at once. Greedy sequences get guesses; sampled ones get draws with their distributions (`verification="reject"`, the
-papers' rejection rule), or, with `verification="follow"`, guesses drawn with the target's own keyed noise, which agree with it
-often and keep the text of a seed.
+The draft model continues a sequence token by token, all sequences of a batch in each of its
+forwards, and the target verifies the chain at once. Greedy sequences get guesses; sampled ones get
+draws with their distributions (`verification="reject"`, the papers' rejection rule), or, with
+`verification="follow"`, guesses drawn with the target's own keyed noise, which agree with it often
+and keep the text of a seed.
 
-Beyond the papers: how long a chain gets is up to a rule (`length_rules.py`), and prompt lookup may guess what the draft model
-will say, so that one of its forwards adds several tokens.
+Beyond the papers: how long a chain gets is up to a rule (`length_rules.py`), and prompt lookup may
+guess what the draft model will say, so that one of its forwards adds several tokens.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ class ChainDrafter(Drafter):
         spare: cache positions of the draft model set aside for drafted tokens.
     """
 
-    def __init__(self, draft: CachedLM, rule: LengthRule, verification: str, looks_up: bool, spare: int) -> None:
+    def __init__(
+        self, draft: CachedLM, rule: LengthRule, verification: str, looks_up: bool, spare: int
+    ) -> None:
         self._draft = draft
         self._rule = rule
         self._rejects = verification == "reject"
@@ -92,10 +96,14 @@ class ChainDrafter(Drafter):
     def start(self, request: Request) -> None:
         """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
         if len(request) <= self._draft.context_length:
-            self._draft.reserve(0, min(request.max_length, self._draft.context_length) + self._spare)
+            self._draft.reserve(
+                0, min(request.max_length, self._draft.context_length) + self._spare
+            )
             shadow = Request(request.token_ids, request.params, eos_token_ids=request.eos_token_ids)
             DraftSequence.open_for(request, shadow, self._draft)
-            self._shadows[request.id] = ChainSequence(shadow, len(request), NgramIndex(*_LOOKUP_NGRAMS), self._rule.length)
+            self._shadows[request.id] = ChainSequence(
+                shadow, len(request), NgramIndex(*_LOOKUP_NGRAMS), self._rule.length
+            )
 
     def stop(self, request: Request) -> None:
         """Close the shadow."""
@@ -114,13 +122,22 @@ class ChainDrafter(Drafter):
             self._catch_up(requests[row])
         mine = [requests[row] for row in rows]
         self._prefill([self._shadows[request.id].request for request in mine])
-        for row, request, tree in zip(rows, mine, self._draft_trees(mine, limits, [max_nodes[row] for row in rows]), strict=True):
-            request.counters.draft_forwards = self._shadows[request.id].request.counters.target_forwards
+        for row, request, tree in zip(
+            rows,
+            mine,
+            self._draft_trees(mine, limits, [max_nodes[row] for row in rows]),
+            strict=True,
+        ):
+            request.counters.draft_forwards = self._shadows[
+                request.id
+            ].request.counters.target_forwards
             trees[row] = tree
         return trees
 
     def draws(self, request: Request) -> bool:
-        """Whether drafts of `request` come with their distributions: sampled ones, under "reject"."""
+        """Whether drafts of `request` come with their distributions: sampled ones, under
+        "reject".
+        """
         return self._rejects and not request.params.greedy
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -128,9 +145,13 @@ class ChainDrafter(Drafter):
         for outcome in outcomes:
             shadow = self._shadows.get(outcome.request.id)
             if shadow is not None and outcome.tree.token_ids:
-                shadow.length = self._rule.next_length(shadow.length, len(outcome.tree), len(outcome.accepted))
+                shadow.length = self._rule.next_length(
+                    shadow.length, len(outcome.tree), len(outcome.accepted)
+                )
 
-    def _draft_trees(self, requests: list[Request], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
+    def _draft_trees(
+        self, requests: list[Request], limits: list[int], max_nodes: list[int]
+    ) -> list[DraftTree]:
         """Draft for sequences whose shadows have caught up.
 
         Args:
@@ -140,20 +161,24 @@ class ChainDrafter(Drafter):
         return self._draft_chains(requests, limits)
 
     def _draft_chains(self, requests: list[Request], limits: list[int]) -> list[DraftTree]:
-        """Draft until every chain has reached its limit or the rule ends it; a limit of 0 gives none.
+        """Draft until every chain has reached its limit or the rule ends it; a limit of 0 gives
+        none.
 
         Sequences that have stopped run along, as rows of one batch.
         """
         shadows = [self._shadows[request.id] for request in requests]
         chains = [
-            self._new_chain(request, shadow, limit) for request, shadow, limit in zip(requests, shadows, limits, strict=True)
+            self._new_chain(request, shadow, limit)
+            for request, shadow, limit in zip(requests, shadows, limits, strict=True)
         ]
         copies = [shadow.request for shadow in shadows]
         stream = sampler.DRAFT if self._rejects else sampler.TARGET
         alone = sampler.is_greedy(copies)
         kept = self._draft.kept_ids if alone else None
         while any(chain.open for chain in chains):
-            guesses = [self._look_up(shadow, chain) for shadow, chain in zip(shadows, chains, strict=True)]
+            guesses = [
+                self._look_up(shadow, chain) for shadow, chain in zip(shadows, chains, strict=True)
+            ]
             with kept_alone(alone):
                 logits, hidden = self._forward(copies, guesses)
             scores = sampler.target_scores(logits, copies, guesses)
@@ -168,14 +193,21 @@ class ChainDrafter(Drafter):
         end_ids = request.eos_token_ids if self._rule.stops_at_end else frozenset()
         return Chain(shadow.request, limit, limit > 0, self.draws(request), end_ids)
 
-    def _forward(self, copies: list[Request], guesses: list[DraftTree]) -> tuple[Tensor, Tensor | None]:
+    def _forward(
+        self, copies: list[Request], guesses: list[DraftTree]
+    ) -> tuple[Tensor, Tensor | None]:
         """Return logits, and hidden states for a rule that reads them."""
         if self._rule.reads_hidden:
             return self._draft.forward_with_hidden(copies, guesses)
         return self._draft.forward(copies, guesses), None
 
     def _extend(
-        self, chains: list[Chain], steps: list[DraftStep], scores: Tensor, hidden: Tensor | None, kept: IntArray | None
+        self,
+        chains: list[Chain],
+        steps: list[DraftStep],
+        scores: Tensor,
+        hidden: Tensor | None,
+        kept: IntArray | None,
     ) -> list[list[int]]:
         """Add to every chain and to its copy what the draft model says, up to where the rule stops.
 
@@ -195,7 +227,9 @@ class ChainDrafter(Drafter):
             first = 0
             for row, stop_after in zip(rows, stops, strict=True):
                 last = first + len(runs[row])
-                runs[row] = chains[row].extend(runs[row], stop_after, None if probs is None else probs[first:last])
+                runs[row] = chains[row].extend(
+                    runs[row], stop_after, None if probs is None else probs[first:last]
+                )
                 first = last
         else:
             for row in rows:
@@ -206,19 +240,27 @@ class ChainDrafter(Drafter):
 
     def _look_up(self, shadow: ChainSequence, chain: Chain) -> DraftTree:
         """Guess what the draft model will say, so that it says more in one forward."""
-        return DraftTree.chain(self._continuation(shadow, [], chain.room - 1)) if chain.open else EMPTY_TREE
+        return (
+            DraftTree.chain(self._continuation(shadow, [], chain.room - 1))
+            if chain.open
+            else EMPTY_TREE
+        )
 
     def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
         """Return up to `room` tokens that followed the shadow's text and `path` earlier."""
         if not self._looks_up or room <= 0:
             return []
-        return shadow.index.continuation(shadow.request.token_ids + path, min(LOOKUP_LENGTH, room)).tokens
+        return shadow.index.continuation(
+            shadow.request.token_ids + path, min(LOOKUP_LENGTH, room)
+        ).tokens
 
     def _as_tree(self, chain: Chain) -> DraftTree:
         return chain_tree(chain)
 
     def _limit(self, request: Request, limit: int) -> int:
-        """Return the most tokens to draft for `request`: by its rule, `limit`, the end of the answer, and the draft's context."""
+        """Return the most tokens to draft for `request`: by its rule, `limit`, the end of the
+        answer, and the draft's context.
+        """
         room = self._draft.context_length - len(request)
         return min(self._shadows[request.id].length, limit, request.remaining - 1, room)
 
@@ -242,16 +284,24 @@ def chain_tree(chain: Chain, confidence: list[float] | None = None) -> DraftTree
 
 
 def _follow(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
-    """Follow what the draft model drew through the looked-up guess: one token or more, at most the chain's room.
+    """Follow what the draft model drew through the looked-up guess: one token or more, at most the
+    chain's room.
 
     Args:
         drawn: the draft model's token after the root and after each node of `guess`.
     """
-    return DraftStep(*follow(guess, lambda node: drawn[node + 1], lambda run: len(run) >= chain.room))
+    return DraftStep(
+        *follow(guess, lambda node: drawn[node + 1], lambda run: len(run) >= chain.room)
+    )
 
 
 def _new_tokens(
-    rows: list[int], chains: list[Chain], steps: list[DraftStep], scores: Tensor, hidden: Tensor | None, kept: IntArray | None
+    rows: list[int],
+    chains: list[Chain],
+    steps: list[DraftStep],
+    scores: Tensor,
+    hidden: Tensor | None,
+    kept: IntArray | None,
 ) -> NewTokens:
     """Gather the new tokens of the open chains `rows`, and what they were drawn from.
 
@@ -263,6 +313,16 @@ def _new_tokens(
     if scores.shape[1] == 1:
         where = (rows, 0) if len(rows) < len(chains) else (slice(None), 0)
     else:
-        columns = [column for row in rows for column in [0, *(node + 1 for node in steps[row].looked_up)][: len(steps[row].run)]]
+        columns = [
+            column
+            for row in rows
+            for column in [0, *(node + 1 for node in steps[row].looked_up)][: len(steps[row].run)]
+        ]
         where = ([row for row, run in zip(rows, runs, strict=True) for _ in run], columns)
-    return NewTokens([chains[row] for row in rows], runs, scores[where], None if hidden is None else hidden[where], kept)
+    return NewTokens(
+        [chains[row] for row in rows],
+        runs,
+        scores[where],
+        None if hidden is None else hidden[where],
+        kept,
+    )

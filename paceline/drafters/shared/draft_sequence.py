@@ -1,4 +1,6 @@
-"""A sequence of the target as a draft model sees it: shared by the drafters that own a draft model."""
+"""A sequence of the target as a draft model sees it: shared by the drafters that own a draft
+model.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,28 @@ class DraftSequence:
 
     @staticmethod
     def open_for(request: Request, copy: Request, draft: CachedLM) -> None:
-        """Open `copy` in the draft's cache, and have the target's states kept for it where the draft reads them."""
+        """Open `copy` in the draft's cache, and have the target's states kept for it where the
+        draft reads them.
+        """
         draft.open(copy)
         if draft.uses_target_states:
-            request.states = copy.states = request.states or HiddenStateLog(layers_read(draft.model))
+            request.states = copy.states = request.states or HiddenStateLog(
+                layers_read(draft.model)
+            )
 
     def sync_with_target(self, draft: CachedLM, text: list[int]) -> None:
-        """Take over the target's `text`, rewinding the draft to the common prefix; the newest token stays to be fed.
+        """Take over the target's `text`, rewinding the draft to the common prefix; the newest token
+        stays to be fed.
 
-        A draft that reads states reads again what it has drafted itself, now that its states are known.
+        A draft that reads states reads again what it has drafted itself, now that its states are
+        known.
         """
         mine, common = self.request.token_ids, self.agreed
-        while not draft.uses_target_states and common < min(len(mine), len(text)) and mine[common] == text[common]:
+        while (
+            not draft.uses_target_states
+            and common < min(len(mine), len(text))
+            and mine[common] == text[common]
+        ):
             common += 1
         draft.rewind(self.request, min(common, len(text) - 1))
         mine[common:] = text[common:]

@@ -24,8 +24,8 @@ class PromptLookupOptions:
         min_ngram: tokens of the shortest n-gram looked up.
         length: most tokens proposed in a row.
         matches: most different continuations proposed, as branches of a tree; 1 = a chain.
-        frequent: most tokens proposed beside them because they are the text's most frequent ones. Not given: 16 with the budget,
-            else 0.
+        frequent: most tokens proposed beside them because they are the text's most frequent ones.
+            Not given: 16 with the budget, else 0.
         budget: of these, the engine feeds what pays for its forward.
     """
 
@@ -44,7 +44,8 @@ class PromptLookupOptions:
             require_range("prompt_lookup", "frequent", self.frequent, 0)
         if self.max_ngram < self.min_ngram:
             raise ConfigError(
-                f"prompt_lookup: got max_ngram={self.max_ngram} with min_ngram={self.min_ngram}; expected max_ngram not to be"
+                f"prompt_lookup: got max_ngram={self.max_ngram} with min_ngram={self.min_ngram};"
+                " expected max_ngram not to be"
                 " smaller. Raise it."
             )
 

@@ -1,4 +1,6 @@
-"""The tokens of a growing text by how often they are in it, the most frequent first: a few look-ups for every token."""
+"""The tokens of a growing text by how often they are in it, the most frequent first: a few
+look-ups for every token.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _TokenRank:
-    """Attributes: times: a token is there. rank: its place in the order. first: its first place in the text."""
+    """Attributes: times: a token is there. rank: its place in the order. first: its first place
+    in the text.
+    """
 
     times: int
     rank: int
@@ -15,12 +19,15 @@ class _TokenRank:
 
 
 class Frequencies:
-    """Counts the tokens of one text; of equally frequent ones that comes first which was so often first."""
+    """Counts the tokens of one text; of equally frequent ones that comes first which was so
+    often first.
+    """
 
     def __init__(self) -> None:
         self._order: list[int] = []
         self._known: dict[int, _TokenRank] = {}
-        # By times: where in the order the tokens begin that are there so often; where the next ones do, if there are none.
+        # By times: where in the order the tokens begin that are there so often; where the next ones
+        # do, if there are none.
         self._begin: dict[int, int] = {}
         self._counted = 0  # tokens of the text
 
@@ -40,7 +47,8 @@ class Frequencies:
             known = self._known[token] = _TokenRank(0, len(self._order), place)
             self._order.append(token)
             self._begin[0] = known.rank
-        # It goes before all that are there as often; the one that was first of them takes its place.
+        # It goes before all that are there as often; the one that was first of them takes its
+        # place.
         rank = self._begin[known.times]
         other = self._order[rank]
         self._order[known.rank], self._known[other].rank = other, known.rank

@@ -1,9 +1,11 @@
 """Length rules: how many tokens a draft model drafts before the target verifies them.
 
-The trade (Huang et al. 2024, "SpecDec++", equation 2.3): a longer draft has more tokens discarded after a rejection, a shorter
-one costs more forwards of the target. A rule is asked after every forward of the draft model, once for all chains of the
-batch. It may go by anything known of the tokens drafted so far, the newest one included, but that one is verified in any case:
-whether a drawn token is shown to the target must not depend on which token was drawn, or the output would follow another law.
+The trade (Huang et al. 2024, "SpecDec++", equation 2.3): a longer draft has more tokens discarded
+after a rejection, a shorter one costs more forwards of the target. A rule is asked after every
+forward of the draft model, once for all chains of the batch. It may go by anything known of the
+tokens drafted so far, the newest one included, but that one is verified in any case: whether a
+drawn token is shown to the target must not depend on which token was drawn, or the output would
+follow another law.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class DrawnToken(NamedTuple):
     Attributes:
         log_prob: its log-probability in the distribution it was drawn from.
         entropy: of that distribution, in nats.
-        early_confidence: the rule's first estimate, from these two alone, that the token is accepted.
+        early_confidence: the rule's first estimate, from these two alone, that the token is
+            accepted.
         second: the likeliest other token there; second_prob: its probability.
     """
 
@@ -50,7 +53,8 @@ class Chain:
         seq: the draft model's copy of the sequence; it ends in `tokens`.
         limit: most tokens.
         open: whether drafting continues.
-        draws: whether the tokens are draws, to be verified by their distributions; else they are guesses.
+        draws: whether the tokens are draws, to be verified by their distributions; else they are
+            guesses.
         end_ids: token ids after which the draft ends.
         tokens: the draft.
         probs: for draws, per token the distribution [vocab] it was drawn from.
@@ -76,14 +80,16 @@ class Chain:
         return self.limit - len(self.tokens)
 
     def extend(self, run: list[int], stop_after: int | None, probs: Tensor | None) -> list[int]:
-        """Add new tokens, and close the chain where the rule stops, after an end id, or at the limit.
+        """Add new tokens, and close the chain where the rule stops, after an end id, or at the
+        limit.
 
         Args:
             run: the new tokens, one or more.
             stop_after: after how many of them the rule stops; None = it does not.
             probs: [len(run), vocab], the distributions they were drawn from; only draws need them.
         Returns:
-            the part of `run` that stays in the draft model's copy: what was added, and one token at least.
+            the part of `run` that stays in the draft model's copy: what was added, and one token at
+            least.
         """
         kept = len(run) if stop_after is None else stop_after
         self.open = stop_after is None
@@ -106,7 +112,8 @@ class NewTokens:
         chains: the open chains, as they are without the new tokens.
         runs: per chain its new tokens, one or more.
         scores: [n, vocab, or kept], whose softmax is the distribution each token was drawn from.
-        hidden: [n, hidden], the last hidden state of the token before each of them; None unless the rule reads it.
+        hidden: [n, hidden], the last hidden state of the token before each of them; None unless the
+            rule reads it.
         kept: ids, ascending, of the tokens that `scores` is about; None = all.
     """
 
@@ -115,7 +122,9 @@ class NewTokens:
     scores: Tensor
     hidden: Tensor | None
     kept: IntArray | None = None
-    _likely: tuple[IntArray, NDArray[np.float32]] | None = field(default=None, init=False, repr=False)
+    _likely: tuple[IntArray, NDArray[np.float32]] | None = field(
+        default=None, init=False, repr=False
+    )
 
     @property
     def probs(self) -> Tensor:
@@ -139,9 +148,13 @@ class NewTokens:
         """Return the likeliest token at each place besides the new one, and its probability."""
         likely, probs = self._two_likeliest()
         rows = np.arange(len(likely))
-        which = (likely[:, 0] == self._places()).astype(np.int64)  # 1 = the second, the first being the new token
+        which = (likely[:, 0] == self._places()).astype(
+            np.int64
+        )  # 1 = the second, the first being the new token
         places = likely[rows, which]
-        return (places if self.kept is None else self.kept[places]).tolist(), probs[rows, which].tolist()
+        return (places if self.kept is None else self.kept[places]).tolist(), probs[
+            rows, which
+        ].tolist()
 
     def entropies(self) -> Tensor:
         """Return the entropies [n] of the distributions, in nats."""
@@ -187,14 +200,17 @@ class LengthRule:
         return length
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Return per chain after how many of its new tokens drafting stops, None where it continues; for draws at least 1."""
+        """Return per chain after how many of its new tokens drafting stops, None where it
+        continues; for draws at least 1.
+        """
         return [None] * len(new.chains)
 
 
 class HeuristicRule(LengthRule):
     """Two tokens more after a draft that was accepted whole, else one less.
 
-    This is transformers' `num_assistant_tokens_schedule` "heuristic", a baseline of SpecDec++'s public code.
+    This is transformers' `num_assistant_tokens_schedule` "heuristic", a baseline of SpecDec++'s
+    public code.
     """
 
     stops_at_end = True
@@ -205,14 +221,16 @@ class HeuristicRule(LengthRule):
 
 
 class ThresholdRule(LengthRule):
-    """Stop once the confidence in the draft falls below a bound. Subclasses say what the confidence is.
+    """Stop once the confidence in the draft falls below a bound. Subclasses say what the confidence
+    is.
 
     Args:
         length: most tokens.
         stop_below: the bound.
         least: fewest tokens.
     Attributes:
-        multiplies: whether the draft's confidence is the product over its tokens; else it is the newest figure alone.
+        multiplies: whether the draft's confidence is the product over its tokens; else it is the
+            newest figure alone.
     """
 
     checks_tokens = True
@@ -229,7 +247,9 @@ class ThresholdRule(LengthRule):
         raise NotImplementedError
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Stop at the first token that brings the confidence below the bound; that token is the last of the draft."""
+        """Stop at the first token that brings the confidence below the bound; that token is the
+        last of the draft.
+        """
         confidences = self.confidences(new)
         first, stops = 0, []
         for chain, run in zip(new.chains, new.runs, strict=True):
@@ -240,19 +260,28 @@ class ThresholdRule(LengthRule):
     def _stop_in_chain(self, chain: Chain, confidences: list[float]) -> int | None:
         for count, confidence in enumerate(confidences, 1):
             chain.confidences.append(confidence)
-            chain.draft_confidence = chain.draft_confidence * confidence if self.multiplies else confidence
+            chain.draft_confidence = (
+                chain.draft_confidence * confidence if self.multiplies else confidence
+            )
             drafted = len(chain.tokens) + count
-            if chain.draft_confidence * self.early_confidence(chain, drafted - 1) < self.stop_below and drafted >= self._least:
+            if (
+                chain.draft_confidence * self.early_confidence(chain, drafted - 1) < self.stop_below
+                and drafted >= self._least
+            ):
                 return count
         return None
 
     def early_confidence(self, chain: Chain, place: int) -> float:
-        """Return the confidence in the newest token, in `place` of the chain, where `confidences` is about the one before it."""
+        """Return the confidence in the newest token, in `place` of the chain, where
+        `confidences` is about the one before it.
+        """
         return 1.0
 
 
 class ProductRule(ThresholdRule):
-    """The product of the draft model's highest probabilities: its own belief that every token of a greedy draft is right."""
+    """The product of the draft model's highest probabilities: its own belief that every token of
+    a greedy draft is right.
+    """
 
     stops_at_end = False
     multiplies = True
@@ -263,7 +292,9 @@ class ProductRule(ThresholdRule):
 
 
 class ConfidenceRule(ThresholdRule):
-    """The probability of the newest token: transformers' `assistant_confidence_threshold`, held fixed."""
+    """The probability of the newest token: transformers' `assistant_confidence_threshold`, held
+    fixed.
+    """
 
     def confidences(self, new: NewTokens) -> list[float]:
         """Return the probability of each token."""
@@ -272,7 +303,8 @@ class ConfidenceRule(ThresholdRule):
 
 
 class EntropyRule(ThresholdRule):
-    """1 - sqrt(0.2 entropy), a lower bound of the acceptance probability after Agrawal et al. 2024, "AdaEDL".
+    """1 - sqrt(0.2 entropy), a lower bound of the acceptance probability after Agrawal et al. 2024,
+    "AdaEDL".
 
     The bound that it is held against is fixed here and adapted there.
     """

@@ -1,10 +1,12 @@
-"""One tree of guesses, best first: from the kept distributions, another drafter's tree, what was foreseen, and a draft model's.
+"""One tree of guesses, best first: from the kept distributions, another drafter's tree, what was
+foreseen, and a draft model's.
 
 drafted: 7 - 4        kept: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
 
 tree = [root]                            frontier = [7 (both): 0.7, 9 (kept): 0.25]
 take 7, offer what follows it            frontier = [7-5 (kept): 0.5, 9: 0.25, 7-4 (drafted): 0.2]
-take 7-5, ...                            until the tree has all its nodes, or nothing is worth taking
+take 7-5, ...                            until the tree has all its nodes, or nothing is worth
+taking
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from numpy.typing import NDArray
 from paceline.core.origin import Origin
 from paceline.core.tree import IntArray
 from paceline.drafters.shared.recycled import ABSENT, TOP, SuccessorTable, look_up
-from paceline.drafters.shared.source_calibration import SourceCalibration, cell_of, cell_of_asked, count_trial
+from paceline.drafters.shared.source_calibration import (
+    SourceCalibration,
+    cell_of,
+    cell_of_asked,
+    count_trial,
+)
 from paceline.util.compiled import Records, compiled, kernel, record_dtype
 from paceline.util.limits import LONGEST_KEY
 
@@ -48,7 +55,9 @@ GUESS = record_dtype(TreeCandidate)
 
 
 class Drafted(NamedTuple):
-    """Another drafter's tree. Attributes: token_ids, parents: [n]; confidence: [n] given the parent; origins: [n]."""
+    """Another drafter's tree. Attributes: token_ids, parents: [n]; confidence: [n] given the
+    parent; origins: [n].
+    """
 
     token_ids: IntArray
     parents: IntArray
@@ -76,7 +85,8 @@ def grow(
         newest: up to LONGEST_KEY tokens, the root's the last. keys: most tokens of a key.
         temperature: of the request; 0 = greedy. levels: most levels.
         least: chance of a path below which nothing is taken.
-        tree: [most nodes], filled in the order taken: each path's chance is at most that of the one before.
+        tree: [most nodes], filled in the order taken: each path's chance is at most that of the one
+            before.
     """
     most = len(tree)
     others = len(drafted.token_ids) + len(head_draft.token_ids) + len(modelled.token_ids)
@@ -85,9 +95,25 @@ def grow(
     tail[LONGEST_KEY - len(newest) :] = newest
     scratch = np.empty(TOP)
     waiting = _offer(
-        table, chances, drafted, head_draft, modelled, tail, len(newest), keys, temperature, -1, 0, -1, -1, -1, 1.0, frontier, 0,
+        table,
+        chances,
+        drafted,
+        head_draft,
+        modelled,
+        tail,
+        len(newest),
+        keys,
+        temperature,
+        -1,
+        0,
+        -1,
+        -1,
+        -1,
+        1.0,
+        frontier,
+        0,
         scratch,
-    )  # fmt: skip
+    )
     size = 0
     while size < most and waiting > 0:
         best = 0
@@ -102,9 +128,25 @@ def grow(
         node = tree[size]
         if node.depth < levels and size + 1 < most:
             waiting = _offer(
-                table, chances, drafted, head_draft, modelled, node.tail, node.known, keys, temperature, size, node.depth,
-                node.drafted, node.head_draft, node.modelled, node.path_confidence, frontier, waiting, scratch,
-            )  # fmt: skip
+                table,
+                chances,
+                drafted,
+                head_draft,
+                modelled,
+                node.tail,
+                node.known,
+                keys,
+                temperature,
+                size,
+                node.depth,
+                node.drafted,
+                node.head_draft,
+                node.modelled,
+                node.path_confidence,
+                frontier,
+                waiting,
+                scratch,
+            )
         size += 1
     return size
 
@@ -133,8 +175,8 @@ def _offer(
     """Put what may follow a node on the frontier; return how many wait now.
 
     Args:
-        base, foreseen_base, model_base: the node in each of the three trees, -1 = the root. Nodes that are not there have
-            `parent` >= 0 and ABSENT.
+        base, foreseen_base, model_base: the node in each of the three trees, -1 = the root. Nodes
+            that are not there have `parent` >= 0 and ABSENT.
     """
     first = waiting
     place, size = look_up(table, tail, min(keys, known))
@@ -161,16 +203,22 @@ def _offer(
             guess.token, guess.drafted = drafted.token_ids[node], node
             if found == waiting or drafted.confidence[node] > chance:
                 guess.origin = drafted.origins[node]
-            guess.cell = cell_of(temperature > 0, 0 if found == waiting else size, chance, drafted.confidence[node])
+            guess.cell = cell_of(
+                temperature > 0, 0 if found == waiting else size, chance, drafted.confidence[node]
+            )
             waiting += found == waiting
     for index in range(first, waiting):
         guess = frontier[index]
         guess.head_draft, guess.beside, guess.modelled, guess.asked = ABSENT, ABSENT, ABSENT, ABSENT
         guess.confidence = chances.hits[guess.cell] / chances.trials[guess.cell]
     if parent < 0 or foreseen_base >= 0:
-        waiting = _weigh(chances, head_draft, True, temperature > 0, foreseen_base, frontier, first, waiting)
+        waiting = _weigh(
+            chances, head_draft, True, temperature > 0, foreseen_base, frontier, first, waiting
+        )
     if parent < 0 or model_base >= 0:
-        waiting = _weigh(chances, modelled, False, temperature > 0, model_base, frontier, first, waiting)
+        waiting = _weigh(
+            chances, modelled, False, temperature > 0, model_base, frontier, first, waiting
+        )
     for index in range(first, waiting):
         guess = frontier[index]
         guess.parent, guess.depth = parent, depth + 1
@@ -193,8 +241,8 @@ def _weigh(
     first: int,
     waiting: int,
 ) -> int:
-    """Weigh guesses, the children of one node from `first` on, by what was foreseen, or by what a draft model says there; return
-    how many wait now."""
+    """Weigh guesses, the children of one node from `first` on, by what was foreseen, or by what a
+    draft model says there; return how many wait now."""
     others, asked = waiting, False
     for node in range(len(said.token_ids)):
         if said.parents[node] != base or waiting == len(frontier):
@@ -206,8 +254,18 @@ def _weigh(
                 break
         guess = frontier[found]
         if found == waiting:
-            guess.token, guess.drafted, guess.cell, guess.confidence = said.token_ids[node], ABSENT, ABSENT, 0.0
-            guess.head_draft, guess.beside, guess.modelled, guess.asked = ABSENT, ABSENT, ABSENT, ABSENT
+            guess.token, guess.drafted, guess.cell, guess.confidence = (
+                said.token_ids[node],
+                ABSENT,
+                ABSENT,
+                0.0,
+            )
+            guess.head_draft, guess.beside, guess.modelled, guess.asked = (
+                ABSENT,
+                ABSENT,
+                ABSENT,
+                ABSENT,
+            )
             guess.origin = said.origins[node]
             waiting += 1
         if head_draft:
@@ -220,7 +278,9 @@ def _weigh(
         for index in range(first, waiting):
             guess = frontier[index]
             at = guess.head_draft if head_draft else guess.modelled
-            cell = cell_of_asked(head_draft, sampled, guess.confidence, -1.0 if at == ABSENT else said.confidence[at])
+            cell = cell_of_asked(
+                head_draft, sampled, guess.confidence, -1.0 if at == ABSENT else said.confidence[at]
+            )
             if head_draft:
                 guess.beside = cell
             else:
@@ -231,7 +291,9 @@ def _weigh(
 
 @kernel
 def _at_temperature(probs: Any, count: int, temperature: float, out: Any) -> None:
-    """Write probabilities of temperature 1 as what they are at another one; those of a greedy request stay."""
+    """Write probabilities of temperature 1 as what they are at another one; those of a greedy
+    request stay.
+    """
     total = 0.0
     for index in range(count):
         out[index] = probs[index] ** (1.0 / temperature) if temperature > 0 else probs[index]
@@ -242,8 +304,12 @@ def _at_temperature(probs: Any, count: int, temperature: float, out: Any) -> Non
 
 
 @compiled
-def learn(chances: SourceCalibration, tree: Records[TreeCandidate], size: int, emitted: IntArray) -> None:
-    """Count the guesses the target has decided: all children of the nodes it passed, whether they were fed or not."""
+def learn(
+    chances: SourceCalibration, tree: Records[TreeCandidate], size: int, emitted: IntArray
+) -> None:
+    """Count the guesses the target has decided: all children of the nodes it passed, whether
+    they were fed or not.
+    """
     parent = -1
     for place in range(len(emitted)):
         passed = ABSENT

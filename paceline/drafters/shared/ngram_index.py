@@ -1,4 +1,6 @@
-"""An index of where every n-gram of a growing text occurred: for prompt lookup, and for what speeds up a draft model."""
+"""An index of where every n-gram of a growing text occurred: for prompt lookup, and for what
+speeds up a draft model.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import NamedTuple
 class Continuation(NamedTuple):
     """What followed an n-gram. Attributes:
 
-    tokens: that followed. matched: tokens of the n-gram; 0 = none was found. place: of the first of `tokens` in the text.
+    tokens: that followed. matched: tokens of the n-gram; 0 = none was found. place: of the first of
+    `tokens` in the text.
     """
 
     tokens: list[int]
@@ -43,7 +46,8 @@ class NgramIndex:
         self._indexed = max(self._indexed, len(tokens) - 1)
 
     def continuation(self, tokens: list[int], length: int) -> Continuation:
-        """Return up to `length` tokens that followed the latest earlier occurrence of the longest matching suffix of `tokens`.
+        """Return up to `length` tokens that followed the latest earlier occurrence of the longest
+        matching suffix of `tokens`.
 
         Args:
             tokens: the indexed text, and possibly more behind it.
@@ -51,7 +55,9 @@ class NgramIndex:
         return next(self.continuations(tokens, length), Continuation([], 0, 0))
 
     def continuations(self, tokens: list[int], length: int) -> Iterator[Continuation]:
-        """Yield what followed each earlier occurrence of a suffix of `tokens`: of the longest first, of these the latest."""
+        """Yield what followed each earlier occurrence of a suffix of `tokens`: of the longest
+        first, of these the latest.
+        """
         seen = set()
         for size in self._sizes:
             place = self._latest.get(tuple(tokens[-size:]), -1) if size < len(tokens) else -1

@@ -1,7 +1,8 @@
-"""The n-gram pool of Lookahead Decoding (Fu et al. 2024, section 3.2): continuations by the tokens they followed.
+"""The n-gram pool of Lookahead Decoding (Fu et al. 2024, section 3.2): continuations by the tokens
+they followed.
 
-A key is the tuple of one or more tokens before the continuation. Under each key lie at most `size` continuations; one that
-is inserted again becomes the newest, and the oldest makes room.
+A key is the tuple of one or more tokens before the continuation. Under each key lie at most `size`
+continuations; one that is inserted again becomes the newest, and the oldest makes room.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ class NgramPool:
 
     Args:
         size: most continuations kept per key.
-        keys: most keys kept, for a pool that outlives its sequences; the one used longest ago makes room.
+        keys: most keys kept, for a pool that outlives its sequences; the one used longest ago makes
+            room.
         longest_key: most tokens of a key: 1 or 2.
     """
 
@@ -42,12 +44,16 @@ class NgramPool:
         entries[ngram] = None
 
     def add(self, context: Ngram, ngram: Ngram) -> None:
-        """Make `ngram` the newest continuation of the last token of `context`, and of the last two."""
+        """Make `ngram` the newest continuation of the last token of `context`, and of the last
+        two.
+        """
         for size in range(1, min(len(context), self._longest_key) + 1):
             self.insert(context[-size:], ngram)
 
     def replace(self, key: Ngram, old: Ngram, new: Ngram) -> None:
-        """Put `new` in the place of `old`, if that is there; where `new` is there already, `old` only leaves."""
+        """Put `new` in the place of `old`, if that is there; where `new` is there already, `old`
+        only leaves.
+        """
         entries = self._entries.get(key, {})
         if old not in entries or old == new:
             return
@@ -57,7 +63,9 @@ class NgramPool:
             self._entries[key] = {new if ngram == old else ngram: None for ngram in entries}
 
     def add_text(self, text: list[int], since: int, size: int) -> None:
-        """Add the n-grams of `size` tokens of `text` that end behind its first `since` tokens, in order."""
+        """Add the n-grams of `size` tokens of `text` that end behind its first `since` tokens,
+        in order.
+        """
         for end in range(max(size, since + 1), len(text) + 1):
             start = end - size
             self.add(tuple(text[max(0, start - 1) : start + 1]), tuple(text[start + 1 : end]))

@@ -1,11 +1,13 @@
-"""The target's own next-token distributions, kept: what it said would follow the newest tokens, the last time it saw them.
+"""The target's own next-token distributions, kept: what it said would follow the newest tokens, the
+last time it saw them.
 
-Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling" (section 3):
-every verification computes the target's distribution after every node, also behind rejected ones. The paper keeps the best 8
-tokens after each single token; here keys have one to `LONGEST_KEY` tokens, and the longest one that is known is asked first.
+Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
+Token Recycling" (section 3): every verification computes the target's distribution after every
+node, also behind rejected ones. The paper keeps the best 8 tokens after each single token; here
+keys have one to `LONGEST_KEY` tokens, and the longest one that is known is asked first.
 
-A table of fixed size: a key's entry is one of the `_WAYS` of its bucket, and a new key takes the place of the oldest there.
-Keys are hashes of 64 bits; two that collide cost a wrong guess.
+A table of fixed size: a key's entry is one of the `_WAYS` of its bucket, and a new key takes the
+place of the oldest there. Keys are hashes of 64 bits; two that collide cost a wrong guess.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
     Args:
         tail: [LONGEST_KEY] the newest tokens. known: how many of them may be a key.
     Returns:
-        the place of the entry of the longest key that is known, and the length of that key; (ABSENT, 0) if none is.
+        the place of the entry of the longest key that is known, and the length of that key;
+        (ABSENT, 0) if none is.
     """
     for size in range(known, 0, -1):
         key = key_of(tail, size)
@@ -88,7 +91,9 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
 
 @kernel
 def _place_for(table: SuccessorTable, key: Any) -> Any:
-    """Return the entry that a key has, or gets in the place of the oldest of its bucket, marked as the newest."""
+    """Return the entry that a key has, or gets in the place of the oldest of its bucket, marked
+    as the newest.
+    """
     first = _bucket(table, key)
     chosen = first
     for place in range(first, first + _WAYS):
@@ -105,8 +110,18 @@ def _place_for(table: SuccessorTable, key: Any) -> Any:
 
 
 @kernel
-def write(table: SuccessorTable, tail: IntArray, size: int, token_ids: Any, probs: Any, offset: int, count: int) -> None:
-    """Keep what follows a key of the last `size` tokens: token_ids and probs [offset : offset + count], the likeliest first."""
+def write(
+    table: SuccessorTable,
+    tail: IntArray,
+    size: int,
+    token_ids: Any,
+    probs: Any,
+    offset: int,
+    count: int,
+) -> None:
+    """Keep what follows a key of the last `size` tokens: token_ids and probs [offset : offset +
+    count], the likeliest first.
+    """
     entry = _place_for(table, key_of(tail, size))
     kept = 0
     while kept < min(count, TOP) and probs[offset + kept] >= _LEAST_PROB:
@@ -125,7 +140,8 @@ def remember(
     token_ids: IntArray,
     probs: NDArray[np.float32],
 ) -> None:
-    """Keep what the target said after the root and after every node of a tree, under keys of 1 to `keys` tokens.
+    """Keep what the target said after the root and after every node of a tree, under keys of 1 to
+    `keys` tokens.
 
     Args:
         newest: up to LONGEST_KEY tokens, the root's the last.
@@ -152,7 +168,13 @@ def remember(
 
 
 @compiled
-def restore(table: SuccessorTable, keys: NDArray[np.uint64], sizes: Any, tokens: Any, probs: NDArray[np.float32]) -> None:
+def restore(
+    table: SuccessorTable,
+    keys: NDArray[np.uint64],
+    sizes: Any,
+    tokens: Any,
+    probs: NDArray[np.float32],
+) -> None:
     """Put entries into a table, the oldest first.
 
     Args:

@@ -17,22 +17,38 @@ from paceline.errors import ConfigError
 _KIND = FileKind(
     "paceline kept distributions",
     "2",
-    ("keys", "sizes", "tokens", "probs", "hits", "trials"),  # [n], [n], [n, TOP], [n, TOP]; [CELLS], [CELLS]
+    (
+        "keys",
+        "sizes",
+        "tokens",
+        "probs",
+        "hits",
+        "trials",
+    ),  # [n], [n], [n, TOP], [n, TOP]; [CELLS], [CELLS]
     "Delete it or name another file.",
 )
-_TYPES = {"keys": np.uint64, "sizes": np.int32, "tokens": np.int32, "probs": np.float32, "hits": np.float64, "trials": np.float64}
+_TYPES = {
+    "keys": np.uint64,
+    "sizes": np.int32,
+    "tokens": np.int32,
+    "probs": np.float32,
+    "hits": np.float64,
+    "trials": np.float64,
+}
 
 
 class SuccessorTableFile(StateFile):
     """A table, the counts of its guesses, and their file.
 
-    The vocabulary and the tokenizer are known when an engine takes the drafter (`check_...`); before that nothing is written.
+    The vocabulary and the tokenizer are known when an engine takes the drafter (`check_...`);
+    before that nothing is written.
 
     Args:
         path: the file.
         table, chances: filled from the file.
     Raises:
-        ConfigError: the file is there and cannot be used, or its folder is not there; it says what is wrong.
+        ConfigError: the file is there and cannot be used, or its folder is not there; it says what
+            is wrong.
     """
 
     def __init__(self, path: str, table: SuccessorTable, chances: SourceCalibration) -> None:
@@ -50,11 +66,16 @@ class SuccessorTableFile(StateFile):
         """Hold the model's vocabulary against that of what is kept.
 
         Args:
-            vocab_size: rows of the model's LM head. tokenizer: of the model; the file's fits under any padding of the rows.
+            vocab_size: rows of the model's LM head. tokenizer: of the model; the file's fits under
+                any padding of the rows.
         Raises:
             ConfigError: they differ; both sizes are named.
         """
-        if self._tokenizer and fingerprint_of(tokenizer) == self._tokenizer and self._highest_id() < vocab_size:
+        if (
+            self._tokenizer
+            and fingerprint_of(tokenizer) == self._tokenizer
+            and self._highest_id() < vocab_size
+        ):
             self._vocab_size = str(vocab_size)
         self._vocab_size = self._vocab_size or str(vocab_size)
         _KIND.check_vocabulary(self.path, self._vocab_size, vocab_size)
@@ -79,11 +100,13 @@ class SuccessorTableFile(StateFile):
         """Write the file now.
 
         Raises:
-            ConfigError: it cannot be written, or no engine has had the drafter, which leaves the vocabulary unknown.
+            ConfigError: it cannot be written, or no engine has had the drafter, which leaves the
+                vocabulary unknown.
         """
         if not self._vocab_size:
             raise ConfigError(
-                f"pool {str(self.path)!r}: got no vocabulary to save it with; expected a drafter that an engine has used. Use it"
+                f"pool {str(self.path)!r}: got no vocabulary to save it with; expected a drafter"
+                " that an engine has used. Use it"
                 " in an LLM first."
             )
         super().save()
@@ -93,10 +116,17 @@ class SuccessorTableFile(StateFile):
         filled = entries_of(self._table)
         beyond = np.arange(TOP) >= filled["size"][:, None]  # left over from what stood there before
         columns = (
-            filled["key"], filled["size"], np.where(beyond, 0, filled["tokens"]), np.where(beyond, 0, filled["probs"]),
-            self._chances.hits, self._chances.trials,
-        )  # fmt: skip
-        arrays = {name: np.ascontiguousarray(column, _TYPES[name]) for name, column in zip(_KIND.arrays, columns, strict=True)}
+            filled["key"],
+            filled["size"],
+            np.where(beyond, 0, filled["tokens"]),
+            np.where(beyond, 0, filled["probs"]),
+            self._chances.hits,
+            self._chances.trials,
+        )
+        arrays = {
+            name: np.ascontiguousarray(column, _TYPES[name])
+            for name, column in zip(_KIND.arrays, columns, strict=True)
+        }
         return _KIND.to_bytes(arrays, vocab_size=self._vocab_size, tokenizer=self._tokenizer)
 
 
@@ -112,14 +142,30 @@ def read_table(path: Path) -> tuple[Head, Arrays]:
     """Return the head of a file, and its arrays.
 
     Raises:
-        ConfigError: the file cannot be read, is of another kind or version, is damaged, or has ids beyond its own vocabulary.
+        ConfigError: the file cannot be read, is of another kind or version, is damaged, or has ids
+            beyond its own vocabulary.
     """
     head, arrays = _KIND.read(path)
     rows = len(arrays["keys"])
-    shapes = dict(zip(_KIND.arrays, ((rows,), (rows,), (rows, TOP), (rows, TOP), (CELLS,), (CELLS,)), strict=True))
-    if any(arrays[name].shape != shapes[name] or arrays[name].dtype != _TYPES[name] for name in shapes):
-        _KIND.refuse(path, "arrays of other shapes", f"distributions of {TOP} tokens and {CELLS} counts")
+    shapes = dict(
+        zip(
+            _KIND.arrays,
+            ((rows,), (rows,), (rows, TOP), (rows, TOP), (CELLS,), (CELLS,)),
+            strict=True,
+        )
+    )
+    if any(
+        arrays[name].shape != shapes[name] or arrays[name].dtype != _TYPES[name] for name in shapes
+    ):
+        _KIND.refuse(
+            path, "arrays of other shapes", f"distributions of {TOP} tokens and {CELLS} counts"
+        )
     sizes, tokens, vocab_size = arrays["sizes"], arrays["tokens"], head["vocab_size"]
-    if rows and not (sizes.min() >= 0 and sizes.max() <= TOP and tokens.min() >= 0 and tokens.max() < int(vocab_size)):
+    if rows and not (
+        sizes.min() >= 0
+        and sizes.max() <= TOP
+        and tokens.min() >= 0
+        and tokens.max() < int(vocab_size)
+    ):
         _KIND.refuse(path, f"ids up to {tokens.max()}", f"ids below its vocabulary of {vocab_size}")
     return head, arrays

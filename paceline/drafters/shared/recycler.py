@@ -1,4 +1,6 @@
-"""What drafters that keep the target's distributions share: the table, the counts, the tree of every sequence."""
+"""What drafters that keep the target's distributions share: the table, the counts, the tree of
+every sequence.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from paceline.errors import ConfigError
 from paceline.util.limits import LONGEST_KEY, ROWS
 
 _NODES, _BATCH_NODES = 16, 48  # without a budget: of a tree, and of a batch
-_NOTHING_DRAFTED = Drafted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0, np.int8))
+_NOTHING_DRAFTED = Drafted(
+    np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0, np.int8)
+)
 
 
 def node_rule_of(nodes: int | None, budget: bool) -> NodeRule:
@@ -38,8 +42,8 @@ class Recycler:
     Args:
         keys: most tokens of a key.
         rows: of the table.
-        pool: file that the table and the counts are read from, if it is there, and saved to: while nobody waits, and when the
-            recycler is gone or the process ends.
+        pool: file that the table and the counts are read from, if it is there, and saved to: while
+            nobody waits, and when the recycler is gone or the process ends.
     Attributes:
         kept: that file; None = without.
     Raises:
@@ -53,12 +57,19 @@ class Recycler:
         if self.kept is not None:
             weakref.finalize(self, self.kept.save_changes)
         self._keys = keys
-        self._trees: dict[int, tuple[NDArray[np.void], int]] = {}  # sequence -> its newest tree, and that one's size
+        self._trees: dict[
+            int, tuple[NDArray[np.void], int]
+        ] = {}  # sequence -> its newest tree, and that one's size
 
     def draft(
-        self, request: Request, nodes: int, least: float, beside: DraftTree = EMPTY_TREE, head_draft: DraftTree = EMPTY_TREE,
+        self,
+        request: Request,
+        nodes: int,
+        least: float,
+        beside: DraftTree = EMPTY_TREE,
+        head_draft: DraftTree = EMPTY_TREE,
         modelled: DraftTree = EMPTY_TREE,
-    ) -> DraftTree:  # fmt: skip
+    ) -> DraftTree:
         """Return a tree of up to `nodes` nodes, the likeliest first.
 
         Args:
@@ -73,9 +84,18 @@ class Recycler:
         tree: NDArray[np.void] = np.empty(nodes, dtype=GUESS)
         newest = _array(request.token_ids[-LONGEST_KEY:])
         size = grow(
-            self.table, self.chances, _drafted(beside), _drafted(head_draft), _drafted(modelled), newest, self._keys,
-            request.params.temperature, levels, least, tree,
-        )  # fmt: skip
+            self.table,
+            self.chances,
+            _drafted(beside),
+            _drafted(head_draft),
+            _drafted(modelled),
+            newest,
+            self._keys,
+            request.params.temperature,
+            levels,
+            least,
+            tree,
+        )
         self._trees[request.id] = tree, size
         return as_draft(tree, size)
 
@@ -88,7 +108,15 @@ class Recycler:
             assert top is not None, "a drafter with top_k gets them"
             before = len(request.token_ids) - len(outcome.new_token_ids)
             newest = _array(request.token_ids[max(0, before - LONGEST_KEY) : before])
-            remember(self.table, newest, self._keys, _array(tree.token_ids), _array(tree.parents), top.token_ids, top.probs)
+            remember(
+                self.table,
+                newest,
+                self._keys,
+                _array(tree.token_ids),
+                _array(tree.parents),
+                top.token_ids,
+                top.probs,
+            )
             known = self._trees.get(request.id)
             if known is not None:
                 learn(self.chances, *known, _array(outcome.new_token_ids))
@@ -124,7 +152,8 @@ class RecyclingDrafter(Drafter):
         """
         if self._recycler.kept is None:
             raise ConfigError(
-                f"{self.name}: got no file to save the pool to; expected the option pool. Choose one with pool=PATH."
+                f"{self.name}: got no file to save the pool to; expected the option pool. Choose"
+                " one with pool=PATH."
             )
         self._recycler.kept.save()
 
@@ -135,7 +164,11 @@ def as_draft(tree: NDArray[np.void], size: int) -> DraftTree:
         return EMPTY_TREE
     taken = tree[:size]
     return DraftTree(
-        taken["token"].tolist(), taken["parent"].tolist(), None, taken["confidence"].tolist(), origins=taken["origin"].tolist()
+        taken["token"].tolist(),
+        taken["parent"].tolist(),
+        None,
+        taken["confidence"].tolist(),
+        origins=taken["origin"].tolist(),
     )
 
 
@@ -145,7 +178,9 @@ def _drafted(tree: DraftTree) -> Drafted:
         return _NOTHING_DRAFTED
     origins = [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins
     confidence = np.array(tree.confidence, dtype=np.float64)
-    return Drafted(_array(tree.token_ids), _array(tree.parents), confidence, np.array(origins, dtype=np.int8))
+    return Drafted(
+        _array(tree.token_ids), _array(tree.parents), confidence, np.array(origins, dtype=np.int8)
+    )
 
 
 def _array(numbers: Any) -> IntArray:

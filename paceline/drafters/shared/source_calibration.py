@@ -1,17 +1,19 @@
-"""How often a guess comes true, by what speaks for it: counted while decoding, one table for all requests of an engine.
+"""How often a guess comes true, by what speaks for it: counted while decoding, one table for all
+requests of an engine.
 
-Two sources may offer a token: the kept distributions (a key of so many tokens, a probability) and the tree of another drafter (a
-confidence). Each pair of what they say is a cell that counts trials and hits, from a prior on; a guess is tried when the target
-has spoken at its parent, whether it was fed or not.
+Two sources may offer a token: the kept distributions (a key of so many tokens, a probability) and
+the tree of another drafter (a confidence). Each pair of what they say is a cell that counts trials
+and hits, from a prior on; a guess is tried when the target has spoken at its parent, whether it was
+fed or not.
 
                        | kept: absent   below .01   .01-.03  ...  above .95     of keys of 1, 2, 3, 4 tokens
     drafted: absent    |   -             1/90        2/110        160/175
              below .01 |  3/80          ...
              ...
 
-What was foreseen from the target's state is weighed against that chance, in further cells: the chance by the cell above, and its
-probability. Where a draft model has been asked what follows, what it says is weighed against what came out of that, in cells of
-the same form.
+What was foreseen from the target's state is weighed against that chance, in further cells: the
+chance by the cell above, and its probability. Where a draft model has been asked what follows, what
+it says is weighed against what came out of that, in cells of the same form.
 """
 
 from __future__ import annotations
@@ -25,16 +27,47 @@ from paceline.draft_budget.acceptance_calibration import step_of
 from paceline.util.compiled import kernel
 from paceline.util.limits import LONGEST_KEY
 
-_EDGES = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)  # between the steps of a probability or a confidence
+_EDGES = (
+    0.01,
+    0.03,
+    0.07,
+    0.15,
+    0.25,
+    0.4,
+    0.55,
+    0.7,
+    0.85,
+    0.95,
+)  # between the steps of a probability or a confidence
 _SIDE = 1 + len(_EDGES) + 1  # absent, then the steps
 _PAIRS = 2 * (LONGEST_KEY + 1) * _SIDE * _SIDE  # greedy requests, then sampled ones
-CELLS = _PAIRS + 4 * _SIDE * _SIDE  # and then those of guesses a draft model was asked about, and of places that were foreseen
-_PRIOR_TRIALS, _FORESEEN_TRIALS = 4.0, 20.0  # of a cell, and of one of what was foreseen: draft models differ more among them
-_TRUST = (0.0, 0.6, 0.75, 0.85, 0.9)  # in the probability kept under a key of so many tokens, before anything was counted
-# What is foreseen, and what a draft model says, is worth so much beside the chance by all before it, until it is counted: the
-# odds are the first * those before ** the second * its own ** the third; without the factor of a side that has not got it.
-_FORESEEN = ((4.4, 0.71, 0.83), (0.23, 1.0), (0.84, 1.13))  # both have it; only those before; only what was foreseen
-_MODELLED = ((1.4, 0.40, 0.64), (0.35, 0.9), (0.35, 0.66))  # both counted on 110 prompts, with SmolLM2's foresight and draft
+CELLS = (
+    _PAIRS + 4 * _SIDE * _SIDE
+)  # and then those of guesses a draft model was asked about, and of places that were foreseen
+_PRIOR_TRIALS, _FORESEEN_TRIALS = (
+    4.0,
+    20.0,
+)  # of a cell, and of one of what was foreseen: draft models differ more among them
+_TRUST = (
+    0.0,
+    0.6,
+    0.75,
+    0.85,
+    0.9,
+)  # in the probability kept under a key of so many tokens, before anything was counted
+# What is foreseen, and what a draft model says, is worth so much beside the chance by all before
+# it, until it is counted: the odds are the first * those before ** the second * its own ** the
+# third; without the factor of a side that has not got it.
+_FORESEEN = (
+    (4.4, 0.71, 0.83),
+    (0.23, 1.0),
+    (0.84, 1.13),
+)  # both have it; only those before; only what was foreseen
+_MODELLED = (
+    (1.4, 0.40, 0.64),
+    (0.35, 0.9),
+    (0.35, 0.66),
+)  # both counted on 110 prompts, with SmolLM2's foresight and draft
 _FADING = 2000.0  # trials of a cell that are remembered
 
 
@@ -46,7 +79,9 @@ class SourceCalibration(NamedTuple):
 
 
 def new_source_calibration() -> SourceCalibration:
-    """Return a table of the prior: the larger of what both sources say, and fits to counts for what is weighed against that."""
+    """Return a table of the prior: the larger of what both sources say, and fits to counts for
+    what is weighed against that.
+    """
     hits = np.empty((2, LONGEST_KEY + 1, _SIDE, _SIDE))
     asked = np.empty((2, 2, _SIDE, _SIDE))
     edges = np.array((0.002, *_EDGES, 1.0))
@@ -61,9 +96,14 @@ def new_source_calibration() -> SourceCalibration:
 
 
 def _weighed(
-    middle: NDArray[np.float64], both: tuple[float, float, float], before: tuple[float, float], own: tuple[float, float]
+    middle: NDArray[np.float64],
+    both: tuple[float, float, float],
+    before: tuple[float, float],
+    own: tuple[float, float],
 ) -> NDArray[np.float64]:
-    """Return chances [chance by those before, its own] of guesses that either has; `middle` of each step, 0 = absent."""
+    """Return chances [chance by those before, its own] of guesses that either has; `middle` of
+    each step, 0 = absent.
+    """
     odds = middle[1:] / (1 - middle[1:])
     found = np.zeros((len(middle), len(middle)))
     found[1:, 1:] = both[0] * odds[:, None] ** both[1] * odds[None, :] ** both[2]
@@ -90,11 +130,14 @@ def cell_of_asked(head_draft: bool, sampled: bool, chance: float, modelled: floa
     """Return the cell of a guess at a place where a draft model was asked, or that was foreseen.
 
     Args:
-        chance: by its other cell; 0 = no other source has it. modelled: the confidence there; below 0 = it has not got it.
+        chance: by its other cell; 0 = no other source has it. modelled: the confidence there; below
+            0 = it has not got it.
     """
     column = 0 if chance <= 0 else 1 + step_of(_EDGES, chance)
     row = 0 if modelled < 0 else 1 + step_of(_EDGES, modelled)
-    return _PAIRS + (((2 if head_draft else 0) + (1 if sampled else 0)) * _SIDE + column) * _SIDE + row
+    return (
+        _PAIRS + (((2 if head_draft else 0) + (1 if sampled else 0)) * _SIDE + column) * _SIDE + row
+    )
 
 
 @kernel

@@ -1,4 +1,6 @@
-"""What a drafter has learned, kept for later processes: one safetensors file, versioned, checksummed, whole or not there."""
+"""What a drafter has learned, kept for later processes: one safetensors file, versioned,
+checksummed, whole or not there.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,15 @@ _Read = TypeVar("_Read")
 
 
 class StateFile:
-    """A file and when it is written. Several processes may share it; each save is all the saver knows, the last one stays.
+    """A file and when it is written. Several processes may share it; each save is all the saver
+    knows, the last one stays.
 
     A subclass says what is written, in `content`.
 
     Args:
         path: the file.
-        cold: begin with nothing where the file is refused, with a warning. It is then set aside as PATH.refused before anything
-            is written in its place.
+        cold: begin with nothing where the file is refused, with a warning. It is then set aside as
+            PATH.refused before anything is written in its place.
     Attributes:
         changed: there may be something to save.
     Raises:
@@ -44,14 +47,18 @@ class StateFile:
         self.path, self.changed = Path(path), False
         self._cold, self._refused, self._due = cold, False, 0.0
         if not self.path.parent.is_dir():
-            raise ConfigError(f"pool {path!r}: got no folder {str(self.path.parent)!r}; expected an existing one. Make it first.")
+            raise ConfigError(
+                f"pool {path!r}: got no folder {str(self.path.parent)!r}; expected an existing"
+                " one. Make it first."
+            )
 
     def content(self) -> bytes | None:
         """Return what is to be written; None = that cannot be said yet."""
         raise NotImplementedError
 
     def load(self, read: Callable[[Path], _Read]) -> _Read | None:
-        """Return what `read` finds in the file; None where there is none, or it is refused and that is no matter.
+        """Return what `read` finds in the file; None where there is none, or it is refused and that
+        is no matter.
 
         Raises:
             ConfigError: the file is there and cannot be used; it says what is wrong.
@@ -159,10 +166,13 @@ class FileKind:
     def _open(self, path: Path) -> tuple[Head, Arrays]:
         try:
             with safetensors.safe_open(path, framework="numpy") as file:
-                return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return dict(file.metadata() or {}), {
+                    name: file.get_tensor(name) for name in file.keys()
+                }  # noqa: SIM118
         except (OSError, safetensors.SafetensorError, TypeError, ValueError, LookupError) as error:
             raise ConfigError(
-                f"pool {str(path)!r}: got a file that cannot be read: {error}; expected safetensors. {self.help}"
+                f"pool {str(path)!r}: got a file that cannot be read: {error}; expected"
+                f" safetensors. {self.help}"
             ) from error
 
 

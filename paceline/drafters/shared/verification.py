@@ -15,4 +15,6 @@ def require_verification(owner: str, verification: str) -> None:
     """
     if verification not in _VERIFICATIONS:
         hint = did_you_mean(verification, _VERIFICATIONS)
-        raise ConfigError(f"{owner}: got verification={verification!r}; expected a known value.{hint}")
+        raise ConfigError(
+            f"{owner}: got verification={verification!r}; expected a known value.{hint}"
+        )

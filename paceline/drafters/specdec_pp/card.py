@@ -17,14 +17,20 @@ from paceline.util.files import digest_of, parse_json
 from paceline.util.token_ids import is_padded
 
 KIND, VERSION = "paceline acceptance head", 2
-SCALARS = ("log_prob", "log_rest", "entropy")  # of the drafted token's distribution; log_rest: the log of all the others' share
+SCALARS = (
+    "log_prob",
+    "log_rest",
+    "entropy",
+)  # of the drafted token's distribution; log_rest: the log of all the others' share
 INPUTS = (("hidden",), ("hidden", *SCALARS))  # the published heads', and ours
 MOST_BLOCKS = 4
 _NAME = 8  # digits of a prompt's name
 
 
 class RuleCost(Protocol):
-    """What a rule for the length of drafts costs, per new token of the answers (Huang et al. 2024, section 2)."""
+    """What a rule for the length of drafts costs, per new token of the answers (Huang et al.
+    2024, section 2).
+    """
 
     @property
     def verification_rate(self) -> float:
@@ -62,16 +68,19 @@ class HeadCard:
     Attributes:
         target: name of the target it was trained on, for people.
         draft: name of the draft model, for people.
-        draft_fingerprint: the draft model's fingerprint (`model_identity`), which recordings are held against.
-        draft_sketch: the draft model's sketch (`Sketch.encode`), by which its copies are recognised.
+        draft_fingerprint: the draft model's fingerprint (`model_identity`), which recordings are
+            held against.
+        draft_sketch: the draft model's sketch (`Sketch.encode`), by which its copies are
+            recognised.
         hidden_size: hidden size of the draft model.
         vocab_size: vocabulary of the draft model.
         depth: D, residual blocks.
-        inputs: what the last layer reads, one of `INPUTS`. The paper's heads read the hidden state alone.
+        inputs: what the last layer reads, one of `INPUTS`. The paper's heads read the hidden state
+            alone.
         scale: calibration; the acceptance probability is sigmoid(scale * logit + shift).
         shift: see `scale`.
-        prior: weights of `SCALARS` and of a constant in the logit for a token whose hidden state is not yet known; empty = the
-            draft's own probability is taken for it.
+        prior: weights of `SCALARS` and of a constant in the logit for a token whose hidden state is
+            not yet known; empty = the draft's own probability is taken for it.
         recipe: how it was recorded and trained.
         metrics: how good it is, on prompts it was not trained on.
         curve: what thresholds cost; empty = not measured, then `threshold=auto` is refused.
@@ -132,14 +141,23 @@ class HeadCard:
         try:
             entries = parse_json(content)
         except ValueError as error:
-            raise ConfigError(f"head {where!r}: got a card that cannot be read ({error}); expected JSON. {HELP}") from error
+            raise ConfigError(
+                f"head {where!r}: got a card that cannot be read ({error}); expected JSON. {HELP}"
+            ) from error
         if not isinstance(entries, dict) or entries.get("kind") != KIND:
-            raise ConfigError(f"head {where!r}: got some other JSON; expected the card of an acceptance head. {HELP}")
+            raise ConfigError(
+                f"head {where!r}: got some other JSON; expected the card of an acceptance head."
+                f" {HELP}"
+            )
         if entries.pop("sha256", None) != digest_of(entries):
-            raise ConfigError(f"head {where!r}: got a changed card; expected content that fits its checksum. {HELP}")
+            raise ConfigError(
+                f"head {where!r}: got a changed card; expected content that fits its checksum."
+                f" {HELP}"
+            )
         if entries.get("version") != VERSION:
             raise ConfigError(
-                f"head {where!r}: got version {entries.get('version')}; expected {VERSION}, which this release reads. {HELP}"
+                f"head {where!r}: got version {entries.get('version')}; expected {VERSION}, which"
+                f" this release reads. {HELP}"
             )
         del entries["kind"], entries["version"]
         try:
@@ -152,16 +170,19 @@ class HeadCard:
             return card
         except ValueError as error:
             raise ConfigError(
-                f"head {where!r}: got a card with other entries ({error}); expected those of this release. {HELP}"
+                f"head {where!r}: got a card with other entries ({error}); expected those of this"
+                f" release. {HELP}"
             ) from error
 
     def check_draft(self, draft: PreTrainedModel, where: str) -> None:
         """Refuse another draft model than the one the head was trained for.
 
-        Quantised, fine-tuned and padded copies of the head's draft are taken: a head that errs costs time only.
+        Quantised, fine-tuned and padded copies of the head's draft are taken: a head that errs
+        costs time only.
 
         Raises:
-            ConfigError: hidden size, vocabulary or weights are not those of the head's draft; both are named.
+            ConfigError: hidden size, vocabulary or weights are not those of the head's draft; both
+                are named.
         """
         sketch = Sketch.decode(self.draft_sketch)
         hidden_size, vocab_size = model_identity(draft)[1], _text_config(draft).vocab_size
@@ -169,19 +190,28 @@ class HeadCard:
         for what, mine, theirs, fits in (
             ("hidden size", self.hidden_size, hidden_size, self.hidden_size == hidden_size),
             ("vocabulary", self.vocab_size, vocab_size, padded),
-            ("closeness", f"at least {CLOSE_ENOUGH}", f"{sketch.closeness(draft):.2f}", sketch.resembles(draft)),
+            (
+                "closeness",
+                f"at least {CLOSE_ENOUGH}",
+                f"{sketch.closeness(draft):.2f}",
+                sketch.resembles(draft),
+            ),
         ):
             if not fits:
                 raise ConfigError(
-                    f"head {where!r}: got a draft model whose {what} is {theirs}; expected {mine}, as it was trained for the"
-                    f" draft model {self.draft!r}. Use the head's own draft model, or train a head for this one (paceline head)."
+                    f"head {where!r}: got a draft model whose {what} is {theirs}; expected {mine},"
+                    " as it was trained for the"
+                    f" draft model {self.draft!r}. Use the head's own draft model, or train a head"
+                    " for this one (paceline head)."
                 )
 
 
 HELP = "Train it anew, or copy it again from where it came."
 
 
-def new_card(target: str, draft: str, model: PreTrainedModel, depth: int, inputs: tuple[str, ...] = INPUTS[0]) -> HeadCard:
+def new_card(
+    target: str, draft: str, model: PreTrainedModel, depth: int, inputs: tuple[str, ...] = INPUTS[0]
+) -> HeadCard:
     """Return the card of a head for a draft model, which says no more than that.
 
     Args:
@@ -193,7 +223,16 @@ def new_card(target: str, draft: str, model: PreTrainedModel, depth: int, inputs
     """
     fingerprint, hidden_size = model_identity(model)
     vocab_size = int(_text_config(model).vocab_size)
-    return HeadCard(target, draft, fingerprint, Sketch.of(model).encode(), hidden_size, vocab_size, depth, inputs)
+    return HeadCard(
+        target,
+        draft,
+        fingerprint,
+        Sketch.of(model).encode(),
+        hidden_size,
+        vocab_size,
+        depth,
+        inputs,
+    )
 
 
 def _text_config(model: PreTrainedModel) -> Any:

@@ -1,16 +1,20 @@
-"""SpecDec++ (Huang, Guo, Wang 2024): a small model drafts until a trained head expects the target to reject something.
+"""SpecDec++ (Huang, Guo, Wang 2024): a small model drafts until a trained head expects the target
+to reject something.
 
-Section 3.2, algorithm 2: an acceptance head reads the draft model's last hidden state of every drafted token and estimates the
-probability that the token is accepted, given that all before it are (equation 3.1). Drafting stops once 1 - the product of these
-probabilities exceeds a threshold; theorem 3.1 says that the best policy is of this form.
+Section 3.2, algorithm 2: an acceptance head reads the draft model's last hidden state of every
+drafted token and estimates the probability that the token is accepted, given that all before it are
+(equation 3.1). Drafting stops once 1 - the product of these probabilities exceeds a threshold;
+theorem 3.1 says that the best policy is of this form.
 
-What is different here. As in the public code, the token before the first drafted one is not judged (algorithm 2 would), and the
-token drawn in the stopping forward is verified with the others. Beyond the paper, the newest token, which the head can judge only
-one forward after it was drawn, counts at once by the distribution it was drawn from (`AcceptanceHead.early_confidences`), if the
-head was trained to; `newest=false` leaves that out. `threshold=auto` picks the threshold by measured times. And the engine cuts
-a chain to what pays for its forward: the threshold bounds a rejection, whatever one more row costs this target on this machine.
-Where the head doubts a token, the draft's second choice is often worth more than a further one behind it; so guesses offer both,
-and the engine feeds the likelier (`seconds`).
+What is different here. As in the public code, the token before the first drafted one is not judged
+(algorithm 2 would), and the token drawn in the stopping forward is verified with the others. Beyond
+the paper, the newest token, which the head can judge only one forward after it was drawn, counts at
+once by the distribution it was drawn from (`AcceptanceHead.early_confidences`), if the head was
+trained to; `newest=false` leaves that out. `threshold=auto` picks the threshold by measured times.
+And the engine cuts a chain to what pays for its forward: the threshold bounds a rejection, whatever
+one more row costs this target on this machine. Where the head doubts a token, the draft's second
+choice is often worth more than a further one behind it; so guesses offer both, and the engine feeds
+the likelier (`seconds`).
 """
 
 from __future__ import annotations
@@ -57,7 +61,9 @@ class CostClock:
             self._proposed = time.perf_counter()
 
     def verified(self) -> tuple[float, float] | None:
-        """Note that the target is done. Now and then, return the seconds per forward of the target and of the draft model."""
+        """Note that the target is done. Now and then, return the seconds per forward of the
+        target and of the draft model.
+        """
         if self._proposed is None:
             return None
         self._target.append(time.perf_counter() - self._proposed)
@@ -71,9 +77,10 @@ class CostClock:
 class SpecDecPP(ChainDrafter):
     """Drafts chains as long as an acceptance head believes in them.
 
-    With `threshold="auto"` the lengths of drafts depend on measured times. The distribution of the text does not, and neither
-    does a greedy text or one of verification "follow"; but a sampled text under "reject" is then another draw in every run. A
-    number as threshold makes it reproducible.
+    With `threshold="auto"` the lengths of drafts depend on measured times. The distribution of the
+    text does not, and neither does a greedy text or one of verification "follow"; but a sampled
+    text under "reject" is then another draw in every run. A number as threshold makes it
+    reproducible.
 
     Attributes:
         threshold: the one in force.
@@ -92,7 +99,13 @@ class SpecDecPP(ChainDrafter):
         self._clock = CostClock() if isinstance(chosen, str) else None
         self.threshold = chosen if isinstance(chosen, float) else head.threshold(_FIRST_RATIO, 1.0)
         self._head_rule = HeadRule(head, self.threshold, options.min, options.max, options.newest)
-        super().__init__(draft, self._head_rule, options.verification, options.lookup, options.max + LOOKUP_LENGTH)
+        super().__init__(
+            draft,
+            self._head_rule,
+            options.verification,
+            options.lookup,
+            options.max + LOOKUP_LENGTH,
+        )
         self.budget, self._seconds = options.budget, options.seconds
 
     @classmethod
@@ -108,7 +121,8 @@ class SpecDecPP(ChainDrafter):
             head = AcceptanceHead.shipped(draft.model)
         except ConfigError as error:
             raise ConfigError(
-                "specdec_pp: got no head; expected one, since those that are shipped belong to the shipped drafts. Train"
+                "specdec_pp: got no head; expected one, since those that are shipped belong to the"
+                " shipped drafts. Train"
                 f" one for this draft model (`paceline head`) and pass head=DIRECTORY. [{error}]"
             ) from error
         return cls(options, draft, head)
@@ -120,9 +134,13 @@ class SpecDecPP(ChainDrafter):
             self.threshold = self._head.threshold(*times)
             self._head_rule.stop_below = 1.0 - self.threshold
 
-    def _draft_trees(self, requests: list[Request], limits: list[int], max_nodes: list[int]) -> list[DraftTree]:
+    def _draft_trees(
+        self, requests: list[Request], limits: list[int], max_nodes: list[int]
+    ) -> list[DraftTree]:
         """Draft chains, and note the time they take."""
-        self._head_rule.keep_second_choices = self._seconds and self.budget  # the budget may be switched off
+        self._head_rule.keep_second_choices = (
+            self._seconds and self.budget
+        )  # the budget may be switched off
         counters = self._shadows[requests[0].id].request.counters
         before, start = counters.target_forwards, time.perf_counter()
         trees = super()._draft_trees(requests, limits, max_nodes)
@@ -131,7 +149,8 @@ class SpecDecPP(ChainDrafter):
         return trees
 
     def _as_tree(self, chain: Chain) -> DraftTree:
-        """Return the chain with the head's confidences, and the early one for the last token, which it has not judged.
+        """Return the chain with the head's confidences, and the early one for the last token, which
+        it has not judged.
 
         Guesses have second choices beside them, as many as there is room for.
         """
@@ -142,7 +161,9 @@ class SpecDecPP(ChainDrafter):
             return tree
         chances = [_second_chance(*one) for one in zip(chain.drawn, confidence, strict=False)]
         reached = [1.0, *tree.path_chances()]
-        places = sorted(range(count), key=lambda place: -reached[place] * chances[place])[: chain.room]
+        places = sorted(range(count), key=lambda place: -reached[place] * chances[place])[
+            : chain.room
+        ]
         return DraftTree(
             [*tree.token_ids, *(chain.drawn[place].second for place in places)],
             [*tree.parents, *(place - 1 for place in places)],
@@ -153,6 +174,8 @@ class SpecDecPP(ChainDrafter):
 
 
 def _second_chance(drawn: DrawnToken, confidence: float) -> float:
-    """Return the chance of the second choice: that the token is rejected, and this is the one in its place."""
+    """Return the chance of the second choice: that the token is rejected, and this is the one in
+    its place.
+    """
     others = max(1.0 - math.exp(drawn.log_prob), drawn.second_prob, 1e-6)
     return (1.0 - confidence) * drawn.second_prob / others

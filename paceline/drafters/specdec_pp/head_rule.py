@@ -13,8 +13,9 @@ _NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # stands for a token that is not the dr
 class HeadRule(ThresholdRule):
     """Stop once the head believes that something will be rejected: section 3.2, algorithm 2.
 
-    A token is judged one forward after it was drawn, when its hidden state is known. So `confidences` is about the token
-    before each new one, and the newest token has its early confidence only.
+    A token is judged one forward after it was drawn, when its hidden state is known. So
+    `confidences` is about the token before each new one, and the newest token has its early
+    confidence only.
 
     Args:
         threshold: the paper's h, a bound on the probability that something is rejected.
@@ -28,13 +29,17 @@ class HeadRule(ThresholdRule):
     reads_hidden = True
     multiplies = True
 
-    def __init__(self, head: AcceptanceHead, threshold: float, least: int, most: int, newest: bool) -> None:
+    def __init__(
+        self, head: AcceptanceHead, threshold: float, least: int, most: int, newest: bool
+    ) -> None:
         super().__init__(most, 1.0 - threshold, least)
         self._head, self._newest = head, newest and bool(head.card.prior)
         self.keep_second_choices = False
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return the confidence in the token before each new one; 1 before the first of a chain, which is not the draft's."""
+        """Return the confidence in the token before each new one; 1 before the first of a chain,
+        which is not the draft's.
+        """
         assert new.hidden is not None
         drawn = self._drawn_tokens(new)
         before: list[DrawnToken] = []
@@ -47,8 +52,12 @@ class HeadRule(ThresholdRule):
             before += [chain.drawn[-1] if chain.tokens else _NOT_JUDGED, *own[:-1]]
             chain.drawn += own
             first += len(run)
-        figures = torch.tensor([(token.log_prob, token.entropy) for token in before], device=new.hidden.device)
-        confidences: list[float] = self._head.confidences(new.hidden, figures[:, 0], figures[:, 1]).tolist()
+        figures = torch.tensor(
+            [(token.log_prob, token.entropy) for token in before], device=new.hidden.device
+        )
+        confidences: list[float] = self._head.confidences(
+            new.hidden, figures[:, 0], figures[:, 1]
+        ).tolist()
         for place in unjudged:
             confidences[place] = 1.0
         return confidences
@@ -61,5 +70,7 @@ class HeadRule(ThresholdRule):
         return [DrawnToken(*token) for token in zip(*columns, *seconds, strict=True)]
 
     def early_confidence(self, chain: Chain, place: int) -> float:
-        """Return the confidence in the newest token, which the head has not judged yet; 1 where it does not count."""
+        """Return the confidence in the newest token, which the head has not judged yet; 1 where
+        it does not count.
+        """
         return chain.drawn[place].early_confidence if self._newest else 1.0

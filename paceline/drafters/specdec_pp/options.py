@@ -17,16 +17,20 @@ class SpecDecPPOptions:
 
     Attributes:
         head: folder of the acceptance head. Not given: the head of the embedded draft model.
-        threshold: stop drafting once a rejection is likelier than this, between 0 and 1; "auto" chooses the fastest by the head's
-            card and measured times. Not given: "auto" if the card has a curve, else 0.7.
+        threshold: stop drafting once a rejection is likelier than this, between 0 and 1; "auto"
+            chooses the fastest by the head's card and measured times. Not given: "auto" if the card
+            has a curve, else 0.7.
         min: fewest tokens drafted per step.
         max: most tokens drafted per step.
         newest: count the newest token too, by the distribution it was drawn from.
         lookup: speed up the draft model itself by prompt lookup.
-        budget: of a draft, the engine feeds what pays for its forward, by the head's confidences, and drafts are left out while
-            they do not pay; never of draws, which the text depends on.
-        seconds: with the budget, guesses have the draft's second choice beside each token, for the case that it is rejected.
-        verification: "reject" (the papers' rule) or "follow" (same noise as the target). Greedy is the same under both.
+        budget: of a draft, the engine feeds what pays for its forward, by the head's confidences,
+            and drafts are left out while they do not pay; never of draws, which the text depends
+            on.
+        seconds: with the budget, guesses have the draft's second choice beside each token, for the
+            case that it is rejected.
+        verification: "reject" (the papers' rule) or "follow" (same noise as the target). Greedy is
+            the same under both.
     """
 
     head: str | None = None
@@ -42,10 +46,14 @@ class SpecDecPPOptions:
     def __post_init__(self) -> None:
         if isinstance(self.threshold, str) and self.threshold != AUTO:
             hint = did_you_mean(self.threshold, [AUTO])
-            raise ConfigError(f"specdec_pp: got threshold={self.threshold!r}; expected a number between 0 and 1.{hint}")
+            raise ConfigError(
+                f"specdec_pp: got threshold={self.threshold!r}; expected a number between 0 and"
+                f" 1.{hint}"
+            )
         if isinstance(self.threshold, float) and not 0.0 < self.threshold < 1.0:
             raise ConfigError(
-                f"specdec_pp: got threshold={self.threshold}; expected a number above 0 and below 1, or {AUTO!r}. A higher one"
+                f"specdec_pp: got threshold={self.threshold}; expected a number above 0 and below"
+                f" 1, or {AUTO!r}. A higher one"
                 " makes longer drafts."
             )
         require_range("specdec_pp", "min", self.min, 1)

@@ -1,7 +1,8 @@
-"""Heads as the public SpecDec++ code saves them: config.json with `hidden_size` and `num_layers`, and model.safetensors.
+"""Heads as the public SpecDec++ code saves them: config.json with `hidden_size` and `num_layers`,
+and model.safetensors.
 
-There all D blocks are one module (a list multiplied by D). A checkpoint holds its tensors under D keys, or once, the other
-keys left out as duplicates; either way every block gets its own copy here.
+There all D blocks are one module (a list multiplied by D). A checkpoint holds its tensors under D
+keys, or once, the other keys left out as duplicates; either way every block gets its own copy here.
 """
 
 from __future__ import annotations
@@ -36,21 +37,31 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
     where = str(folder)
     if not (folder / _WEIGHTS).exists() and (folder / _PICKLE).exists():
         raise ConfigError(
-            f"head {where!r}: got a pickled file ({_PICKLE}), which can run code when it is read; expected {_WEIGHTS}. Save it"
+            f"head {where!r}: got a pickled file ({_PICKLE}), which can run code when it is read;"
+            f" expected {_WEIGHTS}. Save it"
             " as that where it is trusted."
         )
     try:
         config = parse_json((folder / _CONFIG).read_bytes())
         hidden_size, depth = int(config["hidden_size"]), int(config.get("num_layers", 0))
         found = load_file(folder / _WEIGHTS)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        safetensors.SafetensorError,
+    ) as error:
         raise ConfigError(
-            f"head {where!r}: got files that cannot be read: {error}; expected a published head. Download it again."
+            f"head {where!r}: got files that cannot be read: {error}; expected a published head."
+            " Download it again."
         ) from error
     card = replace(new_card("", draft.config._name_or_path, draft, depth), recipe={"source": where})
     if hidden_size != card.hidden_size:
         raise ConfigError(
-            f"head {where!r}: got a draft model with hidden size {card.hidden_size}; expected {hidden_size}, as it was trained"
+            f"head {where!r}: got a draft model with hidden size {card.hidden_size}; expected"
+            f" {hidden_size}, as it was trained"
             " for. Use its own draft model, or train a head for this one (paceline head)."
         )
     return card, _untied(found, depth, where)
@@ -58,7 +69,13 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
 
 def _untied(found: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
     """One copy of the tensors per block, under our names."""
-    blocks = sorted({int(match[1]) for name in found if (match := re.fullmatch(r"model\.(\d+)\.linear\.weight", name))})
+    blocks = sorted(
+        {
+            int(match[1])
+            for name in found
+            if (match := re.fullmatch(r"model\.(\d+)\.linear\.weight", name))
+        }
+    )
     last = f"model.{depth}"
     if (
         not 0 <= depth <= MOST_BLOCKS
@@ -67,7 +84,8 @@ def _untied(found: dict[str, Tensor], depth: int, where: str) -> dict[str, Tenso
         or any(b >= depth for b in blocks)
     ):
         raise ConfigError(
-            f"head {where!r}: got {', '.join(sorted(found))}; expected {depth} residual blocks 'model.I.linear' as its config"
+            f"head {where!r}: got {', '.join(sorted(found))}; expected {depth} residual blocks"
+            " 'model.I.linear' as its config"
             f" says, 0 to {MOST_BLOCKS}, and the last layer 'model.D'. Download it again."
         )
     tensors = {"last.weight": found[f"{last}.weight"], "last.bias": found.get(f"{last}.bias")}

@@ -1,8 +1,9 @@
-"""What an engine has answered so far, searched as a datastore is, in memory alone: no file, no thread.
+"""What an engine has answered so far, searched as a datastore is, in memory alone: no file, no
+thread.
 
-Answers that have ended lie in one shard, those that ended since it was sorted and those that go on in another. Each is sorted
-anew when a quarter more has come: a token is sorted about ten times, in all about a microsecond, and what cannot be found yet is
-the newest fifth of the smaller shard.
+Answers that have ended lie in one shard, those that ended since it was sorted and those that go on
+in another. Each is sorted anew when a quarter more has come: a token is sorted about ten times, in
+all about a microsecond, and what cannot be found yet is the newest fifth of the smaller shard.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from paceline.datastore.running import RunningOutputs
 from paceline.datastore.shard import Shard
 
 _GROWTH = 4  # a shard is sorted anew when this part of it has come
-_LEAST, _LEAST_OLD = 64, 1024  # tokens that are worth sorting, and worth sorting with all that is old
+_LEAST, _LEAST_OLD = (
+    64,
+    1024,
+)  # tokens that are worth sorting, and worth sorting with all that is old
 _WIDTH = 4  # bytes of a token
 _ANY_TOKEN = 256**_WIDTH - 1  # tokens are below it; it separates answers
 
@@ -28,7 +32,8 @@ class AnswerMemory:
     """Answers, learnt and searched as those of a live datastore are.
 
     Args:
-        most: tokens of ended answers that are kept, the newest; as many at most of those that go on.
+        most: tokens of ended answers that are kept, the newest; as many at most of those that go
+            on.
     Attributes:
         shards: what can be searched now; a new tuple whenever that changes.
     """
@@ -41,7 +46,9 @@ class AnswerMemory:
         self._old_shard: tuple[Shard, ...] = ()
         self._sorted = 0  # tokens in the other shard
         self.shards: tuple[Shard, ...] = ()
-        _shard([np.zeros(2, dtype=np.uint32)])  # what sorts is compiled now: no request waits for that
+        _shard(
+            [np.zeros(2, dtype=np.uint32)]
+        )  # what sorts is compiled now: no request waits for that
 
     def follow(self, outputs: Mapping[int, Sequence[int]]) -> None:
         """Let answers that go on be searched as well, and sort what came since if that is due.

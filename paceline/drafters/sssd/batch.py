@@ -1,4 +1,6 @@
-"""A batch of requests, drafted by any number of threads at a time: each takes the next request that none has taken yet."""
+"""A batch of requests, drafted by any number of threads at a time: each takes the next request
+that none has taken yet.
+"""
 
 from __future__ import annotations
 

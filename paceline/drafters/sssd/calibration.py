@@ -1,4 +1,6 @@
-"""The calibration of `sssd`: weights of the small network that turns evidence into confidence, in a checked file."""
+"""The calibration of `sssd`: weights of the small network that turns evidence into confidence,
+in a checked file.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ class Calibration:
         Raises:
             ConfigError: it cannot be written.
         """
-        content = {"format": _FORMAT, "version": VERSION, "inputs": list(FEATURES), "hidden": HIDDEN, "about": self.about}
+        content = {
+            "format": _FORMAT,
+            "version": VERSION,
+            "inputs": list(FEATURES),
+            "hidden": HIDDEN,
+            "about": self.about,
+        }
         content["weights"] = base64.b64encode(self.weights.astype("<f4").tobytes()).decode()
         content["sha256"] = digest_of(content)
         write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
@@ -46,28 +54,38 @@ class Calibration:
         """Read one; None = the one that comes with the package.
 
         Raises:
-            ConfigError: not there, no calibration, damaged, or of another version; the file is named.
+            ConfigError: not there, no calibration, damaged, or of another version; the file is
+                named.
         """
         path = SHIPPED if path is None else Path(path)
         try:
             content = parse_json(path.read_bytes())
         except OSError as error:
             raise ConfigError(
-                f"calibration {str(path)!r}: got {error}; expected a file that can be read. Fit one: paceline replay --fit FILE."
+                f"calibration {str(path)!r}: got {error}; expected a file that can be read. Fit"
+                " one: paceline replay --fit FILE."
             ) from error
         except ValueError as error:
             raise ConfigError(_broken(path)) from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ConfigError(_broken(path))
-        if content.get("version") != VERSION or content.get("inputs") != list(FEATURES) or content.get("hidden") != HIDDEN:
+        if (
+            content.get("version") != VERSION
+            or content.get("inputs") != list(FEATURES)
+            or content.get("hidden") != HIDDEN
+        ):
             raise ConfigError(
-                f"calibration {str(path)!r}: got version {content.get('version')!r} and {len(content.get('inputs', ()))} inputs;"
-                f" expected version {VERSION} and the {len(FEATURES)} inputs of this release. Fit it again: paceline replay"
+                f"calibration {str(path)!r}: got version {content.get('version')!r} and"
+                f" {len(content.get('inputs', ()))} inputs;"
+                f" expected version {VERSION} and the {len(FEATURES)} inputs of this release. Fit"
+                " it again: paceline replay"
                 " --fit FILE."
             )
         if content.pop("sha256", None) != digest_of(content):
             raise ConfigError(_broken(path))
-        weights = np.frombuffer(base64.b64decode(content["weights"]), dtype="<f4").astype(np.float32)
+        weights = np.frombuffer(base64.b64decode(content["weights"]), dtype="<f4").astype(
+            np.float32
+        )
         if weights.shape != (WEIGHTS,) or not np.isfinite(weights).all():
             raise ConfigError(_broken(path))
         return cls(weights, content["about"])
@@ -75,6 +93,7 @@ class Calibration:
 
 def _broken(path: Path) -> str:
     return (
-        f"calibration {str(path)!r}: got a file that is damaged or no calibration; expected a sound one. Fit it again: paceline"
+        f"calibration {str(path)!r}: got a file that is damaged or no calibration; expected a"
+        " sound one. Fit it again: paceline"
         " replay --fit FILE."
     )

@@ -1,7 +1,8 @@
-"""The pointers of one node, counted: which tokens may follow it, and what prompt, own output and datastore say about each.
+"""The pointers of one node, counted: which tokens may follow it, and what prompt, own output and
+datastore say about each.
 
-Matches are counted by source and by band of length (1, 2, 3, 4-5, 6-8, 9-15, 16 and more tokens); hints are counted apart. A node
-with the pointers
+Matches are counted by source and by band of length (1, 2, 3, 4-5, 6-8, 9-15, 16 and more tokens);
+hints are counted apart. A node with the pointers
 
     place   shard     match   token                        source
         3   REQUEST       2       7    place < prompt      prompt
@@ -13,7 +14,8 @@ has two tokens:
     tokens[0]   token 7   by_band[prompt, band of 2] = 1    longest (2, 0, 0)   nearest 3
     tokens[1]   token 8   by_band[output, band of 2] = 1    longest (0, 2, 5)   nearest 9
                           by_band[store, band of 5] = 1
-    node                  the sums of both                  longest (2, 2, 5)   tokens (1, 1, 1)   matches 3
+    node                  the sums of both                  longest (2, 2, 5)   tokens (1, 1, 1)
+    matches 3
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _REMEMBERED = np.int8(Origin.POOL)
 BANDS = 7
 MOST_TOKENS = 192  # different tokens that follow one node
 FAR = 1023  # the most that a place is off the copied text
-_BAND_OF = np.array([0, 0, 1, 2, 3, 3, 4, 4, 4] + [5] * 7 + [6] * (LONGEST - 15), dtype=np.int64)  # by length of match
+_BAND_OF = np.array(
+    [0, 0, 1, 2, 3, 3, 4, 4, 4] + [5] * 7 + [6] * (LONGEST - 15), dtype=np.int64
+)  # by length of match
 _SLOTS = 512  # of the hash table over tokens
 _MANY = 12  # different tokens behind one node
 
@@ -52,13 +56,15 @@ class TokenCounts:
     token: int
     by_band: BySourceAndBand  # pointers that match
     longest: BySource  # length of the longest match; 0 = the source does not offer the token
-    remembered: Int32  # length of the longest match in a shard that is in no file, of what was answered before
+    # length of the longest match in a shard that is in no file, of what was answered before
+    remembered: Int32
     pointers: Int32  # of all kinds
     skips: Int32  # pointers that skip the newest token
     votes: Int32  # of places in the same relation
     hinted: Int32  # source of the latest pointer that is no match
     nearest: int  # the latest place in the request behind a match, -1 = none
-    off: int  # tokens between the copied text and the place in the request that is closest to it; at most FAR
+    # tokens between the copied text and the place in the request that is closest to it; at most FAR
+    off: int
 
 
 class NodeCounts:
@@ -96,9 +102,16 @@ def new_counts() -> SuccessorCounts:
 
 @kernel
 def count_tokens(
-    table: Records[ShardRow], pool: Pool, begin: int, end: int, prompt_length: int, copy_place: int, counts: SuccessorCounts
+    table: Records[ShardRow],
+    pool: Pool,
+    begin: int,
+    end: int,
+    prompt_length: int,
+    copy_place: int,
+    counts: SuccessorCounts,
 ) -> int:
-    """Sort the pointers [begin, end) by the token that follows; return how many different ones there are.
+    """Sort the pointers [begin, end) by the token that follows; return how many different ones
+    there are.
 
     Args:
         copy_place: where the text that is being copied goes on in the request.
@@ -115,7 +128,13 @@ def count_tokens(
         if which < 0:
             continue
         one, match = counts.tokens[which], pointer.match
-        source = STORE if pointer.shard != REQUEST else OUTPUT if pointer.place >= prompt_length else PROMPT
+        source = (
+            STORE
+            if pointer.shard != REQUEST
+            else OUTPUT
+            if pointer.place >= prompt_length
+            else PROMPT
+        )
         one.pointers += 1
         if match < 0:
             one.hinted = source
@@ -142,7 +161,9 @@ def count_tokens(
 
 @kernel
 def _find(counts: SuccessorCounts, token: int, different: int) -> tuple[int, int]:
-    """Return the index of a token, made if it is not there (-1 if there is no room), and how many there are now."""
+    """Return the index of a token, made if it is not there (-1 if there is no room), and how
+    many there are now.
+    """
     slot = (token * 0x9E3779B1 >> 7) & (_SLOTS - 1)
     while counts.slots[slot] >= 0 and counts.tokens[counts.slots[slot]].token != token:
         slot = (slot + 1) & (_SLOTS - 1)
@@ -158,7 +179,9 @@ def _find(counts: SuccessorCounts, token: int, different: int) -> tuple[int, int
 
 @kernel
 def hopeless(counts: SuccessorCounts, which: int, different: int) -> bool:
-    """Whether a token need not be looked at: one of many, seen once, behind a match shorter than others by two or more."""
+    """Whether a token need not be looked at: one of many, seen once, behind a match shorter than
+    others by two or more.
+    """
     one, node = counts.tokens[which], counts.node[0]
     if different <= _MANY or one.pointers > 1 or one.votes > 0:
         return False
@@ -168,7 +191,9 @@ def hopeless(counts: SuccessorCounts, which: int, different: int) -> bool:
 
 @kernel
 def origin_of(counts: SuccessorCounts, which: int) -> Any:
-    """Return where a token comes from: the source with the longest match, of several the one with most of that length."""
+    """Return where a token comes from: the source with the longest match, of several the one
+    with most of that length.
+    """
     one = counts.tokens[which]
     best, longest, most = one.hinted, 0, 0
     for source in range(len(SOURCES)):
@@ -184,7 +209,9 @@ def origin_of(counts: SuccessorCounts, which: int) -> Any:
 
 @kernel
 def guess_of_request(counts: SuccessorCounts, different: int) -> int:
-    """Return the token with the longest match in prompt or output, the latest one on ties; -1 if there is none."""
+    """Return the token with the longest match in prompt or output, the latest one on ties; -1 if
+    there is none.
+    """
     best, longest = -1, 0
     for which in range(different):
         one = counts.tokens[which]
@@ -196,7 +223,9 @@ def guess_of_request(counts: SuccessorCounts, different: int) -> int:
 
 @kernel
 def guess_of_store(counts: SuccessorCounts, different: int) -> int:
-    """Return the token with the longest match in the datastore, the most frequent one on ties; -1 if there is none."""
+    """Return the token with the longest match in the datastore, the most frequent one on ties;
+    -1 if there is none.
+    """
     best, longest, most = -1, 0, 0
     for which in range(different):
         one = counts.tokens[which]

@@ -1,14 +1,18 @@
-"""SSSD: guesses from the request itself and from a large datastore, fused into one tree by how likely each is right.
+"""SSSD: guesses from the request itself and from a large datastore, fused into one tree by how
+likely each is right.
 
-Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` has its sources and its hand-set weights;
-`fusion=calibrated` predicts the confidence of each child from the evidence of both sources (`features`, fitted by
-`paceline replay --fit`), and takes what the engine has answered so far for a part of the datastore.
+Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` has its sources
+and its hand-set weights; `fusion=calibrated` predicts the confidence of each child from the
+evidence of both sources (`features`, fitted by `paceline replay --fit`), and takes what the engine
+has answered so far for a part of the datastore.
 
-    request_index   where the newest tokens occurred before        features   the 36 inputs of a small network
-    evidence        match pointers of a node, of both sources      network    these inputs -> a confidence
-    hints           weaker evidence                                search     the tree, best first; paper: that of fusion=paper
-    counting        what the pointers say, token by token          batch      all requests of a step, in one compiled call
-                                                                   memory     what was answered so far
+    request_index   where the newest tokens occurred before        features   the 36 inputs of a
+    small network evidence        match pointers of a node, of both sources      network    these
+    inputs -> a confidence hints           weaker evidence                                search
+    the tree, best first; paper: that of fusion=paper counting        what the pointers say, token
+    by token          batch      all requests of a step, in one compiled call
+                                                                   memory     what was answered so
+                                                                   far
 """
 
 from __future__ import annotations
@@ -37,11 +41,16 @@ from paceline.util.threads import Threads
 
 _SHARE = 4  # sequences of a batch that are worth a thread
 _JOINT = 3  # tokens of the prompt that an answer is kept with
-_NODES, _BATCH_NODES = 7, 24  # of a tree (with the root 8 tokens, a number that products like), and of a batch
+_NODES, _BATCH_NODES = (
+    7,
+    24,
+)  # of a tree (with the root 8 tokens, a number that products like), and of a batch
 
 
 class Sssd(Drafter):
-    """Guesses only: lossless and seed-identical at any temperature. A batch is searched in one call, by all cores."""
+    """Guesses only: lossless and seed-identical at any temperature. A batch is searched in one
+    call, by all cores.
+    """
 
     name = "sssd"
     Options = SssdOptions
@@ -62,7 +71,9 @@ class Sssd(Drafter):
         self._learning = self._store if options.live else self._memory
         self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
         self._index: dict[int, RequestIndex] = {}
-        RequestIndex().append([])  # what makes room for longer texts is compiled now: no request waits for that
+        RequestIndex().append(
+            []
+        )  # what makes room for longer texts is compiled now: no request waits for that
         self._workers = usable_cores()
         self._threads = Threads(max(1, self._workers - 1), "paceline sssd")
 
@@ -105,12 +116,14 @@ class Sssd(Drafter):
     def record(
         self, request: Request, truth: Sequence[int], nodes: int, room: int = 4096
     ) -> tuple[DraftTree, NDArray[np.float32], NDArray[np.float32]]:
-        """Propose for one sequence, and return what was offered behind the tokens that are known to follow.
+        """Propose for one sequence, and return what was offered behind the tokens that are known to
+        follow.
 
         Args:
             truth: the tokens that follow. nodes: of the tree.
         Returns:
-            the tree; for each token offered the inputs of the network [offered, inputs], and whether it was right [offered].
+            the tree; for each token offered the inputs of the network [offered, inputs], and
+            whether it was right [offered].
         """
         offers = np.empty(room, OFFER)
         known = KnownContinuation(np.array(truth, dtype=np.int64), offers, np.zeros(1, np.int64))
@@ -120,32 +133,60 @@ class Sssd(Drafter):
 
     def stop(self, request: Request) -> None:
         """Drop the index; the answer, joined to the end of the prompt, is remembered."""
-        if self._index.pop(request.id, None) is not None and self._learning is not None and request.output_ids:
+        if (
+            self._index.pop(request.id, None) is not None
+            and self._learning is not None
+            and request.output_ids
+        ):
             self._learning.unfollow(request.id)
-            self._learning.append(self._storable(request.token_ids[max(0, request.prompt_length - _JOINT) :]))
+            self._learning.append(
+                self._storable(request.token_ids[max(0, request.prompt_length - _JOINT) :])
+            )
 
     def _said_since(self, request: Request) -> list[int]:
-        """Return what a request has said since it was drafted for; at first, joined to the end of the prompt."""
+        """Return what a request has said since it was drafted for; at first, joined to the end
+        of the prompt.
+        """
         known, begins = len(self._index[request.id]), request.prompt_length
         if len(request) <= begins:
             return []
-        return self._storable(request.token_ids[known if known > begins else max(0, begins - _JOINT) :])
+        return self._storable(
+            request.token_ids[known if known > begins else max(0, begins - _JOINT) :]
+        )
 
     def _storable(self, token_ids: list[int]) -> list[int]:
-        """Return tokens up to the first one that the store has no id for: rows that pad the target's vocabulary."""
-        if self._store is None or self._learning is not self._store or max(token_ids, default=0) < self._store.vocab_size:
+        """Return tokens up to the first one that the store has no id for: rows that pad the
+        target's vocabulary.
+        """
+        if (
+            self._store is None
+            or self._learning is not self._store
+            or max(token_ids, default=0) < self._store.vocab_size
+        ):
             return token_ids
-        return token_ids[: next(place for place, token in enumerate(token_ids) if token >= self.ids_below)]
+        return token_ids[
+            : next(place for place, token in enumerate(token_ids) if token >= self.ids_below)
+        ]
 
-    def _drafted(self, requests: Sequence[Request], max_nodes: list[int], known: KnownContinuation) -> list[DraftTree]:
+    def _drafted(
+        self, requests: Sequence[Request], max_nodes: list[int], known: KnownContinuation
+    ) -> list[DraftTree]:
         if self._learning is not None:
-            self._learning.follow({request.id: fresh for request in requests if (fresh := self._said_since(request))})
+            self._learning.follow(
+                {request.id: fresh for request in requests if (fresh := self._said_since(request))}
+            )
         most = self._options.nodes or MOST_NODES
         batch = _SearchBatch(
-            requests, [self._index[request.id] for request in requests], [min(limit, most) for limit in max_nodes]
+            requests,
+            [self._index[request.id] for request in requests],
+            [min(limit, most) for limit in max_nodes],
         )
         snapshot = self._searchable()  # kept alive until its shards have been checked
-        fusion = (None, None, True) if self._options.fusion == "paper" else (self._calibration.weights, known, None)
+        fusion = (
+            (None, None, True)
+            if self._options.fusion == "paper"
+            else (self._calibration.weights, known, None)
+        )
         for result in self._searched(len(requests), *fusion, *batch.arguments(snapshot.table)):
             snapshot.check(result)
         return batch.trees()
@@ -159,19 +200,25 @@ class Sssd(Drafter):
         return self._snapshot
 
     def _searched(self, count: int, *arguments: Any) -> list[int]:
-        """Let as many threads as are worth it search a batch of `count` sequences, this one among them."""
+        """Let as many threads as are worth it search a batch of `count` sequences, this one
+        among them.
+        """
         helpers = min(self._workers, count // _SHARE) - 1
         others = [self._threads.submit(draft_batch, *arguments) for _ in range(helpers)]
         return [draft_batch(*arguments), *(other.result() for other in others)]
 
 
-_NOTHING_KNOWN = KnownContinuation(np.empty(0, dtype=np.int64), np.empty(0, dtype=OFFER), np.zeros(1, dtype=np.int64))
+_NOTHING_KNOWN = KnownContinuation(
+    np.empty(0, dtype=np.int64), np.empty(0, dtype=OFFER), np.zeros(1, dtype=np.int64)
+)
 
 
 class _SearchBatch:
     """The arrays of one call: what is new, what may be drafted, what was."""
 
-    def __init__(self, requests: Sequence[Request], indices: list[RequestIndex], nodes: list[int]) -> None:
+    def __init__(
+        self, requests: Sequence[Request], indices: list[RequestIndex], nodes: list[int]
+    ) -> None:
         new_tokens: list[int] = []
         jobs: list[tuple[int, ...]] = []
         for request, index, limit in zip(requests, indices, nodes, strict=True):
@@ -189,7 +236,9 @@ class _SearchBatch:
 
     def trees(self) -> list[DraftTree]:
         """Return what was drafted."""
-        tokens, parents, confidence, origins = (self._drafted[name] for name in ("token", "parent", "confidence", "origin"))
+        tokens, parents, confidence, origins = (
+            self._drafted[name] for name in ("token", "parent", "confidence", "origin")
+        )
         return [
             DraftTree(
                 tokens[row, :size].tolist(),

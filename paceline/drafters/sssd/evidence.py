@@ -1,15 +1,18 @@
-"""Where the tokens before a draft node occurred in the request and in the datastore: its match pointers (`pointers`).
+"""Where the tokens before a draft node occurred in the request and in the datastore: its match
+pointers (`pointers`).
 
-All nodes of a tree keep theirs in one pool, one node behind the other. What a node looks for is in the tail of the pool: the
-newest tokens of the request, and then the path to the node. With LONGEST = 32 and the request 5 1 2 7 4 1 2, at a node 7 4:
+All nodes of a tree keep theirs in one pool, one node behind the other. What a node looks for is in
+the tail of the pool: the newest tokens of the request, and then the path to the node. With LONGEST
+= 32 and the request 5 1 2 7 4 1 2, at a node 7 4:
 
     index   0 ... 24   25  26  27  28  29  30  31   32  33
     tail    unused      5   1   2   7   4   1   2    7   4
                       <------ context = 7 ------>  < depth = 2 >
 
-The root looks up suffixes of the context, from long to short ones, in the request (`point_into_request`) and in the datastore
-(`point_into_store`). Any other node takes the pointers of its parent that offer its token, one token further (`advance`), and
-searches again with shorter suffixes of tail[32 - context : 32 + depth] where nothing is left of these.
+The root looks up suffixes of the context, from long to short ones, in the request
+(`point_into_request`) and in the datastore (`point_into_store`). Any other node takes the pointers
+of its parent that offer its token, one token further (`advance`), and searches again with shorter
+suffixes of tail[32 - context : 32 + depth] where nothing is left of these.
 """
 
 from __future__ import annotations
@@ -25,7 +28,18 @@ from paceline.drafters.sssd.pointers import ENDS, POINTER, RANK_RANGE, REQUEST, 
 from paceline.drafters.sssd.request_index import LONGEST, NGRAM_SIZES, RequestText, occurrences
 from paceline.util.compiled import Records, compiled, kernel
 
-STORE_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # suffix lengths that are looked up in the datastore
+STORE_SIZES = (
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+)  # suffix lengths that are looked up in the datastore
 _FIRST_SIZE = 3  # index of the one that is looked up first
 _ROOT_LINKS, _NODE_LINKS = 64, 16  # chain links followed at the root, and at a node
 _ENOUGH_REQUEST = 48  # pointers into the request, of which shorter matches are not looked for
@@ -38,9 +52,10 @@ class Pool(NamedTuple):
 
     Attributes:
         pointers: [room]. found: [most] scratch of one look-up.
-        ranges: [len(STORE_SIZES), shards] of RANK_RANGE, of the suffixes of one node; totals: [len(STORE_SIZES)] how many each
-            has in all shards, or _UNKNOWN.
-        tail: [LONGEST + depth] the last LONGEST tokens of the request, at its end if there are fewer, then the path to a node.
+        ranges: [len(STORE_SIZES), shards] of RANK_RANGE, of the suffixes of one node; totals:
+            [len(STORE_SIZES)] how many each has in all shards, or _UNKNOWN.
+        tail: [LONGEST + depth] the last LONGEST tokens of the request, at its end if there are
+            fewer, then the path to a node.
         votes: [LONGEST] scratch.
     """
 
@@ -54,7 +69,9 @@ class Pool(NamedTuple):
 
 @compiled
 def new_pool(room: int, most: int, depth: int, shards: int) -> Pool:
-    """Return scratch for trees of up to `room` pointers, `most` of one look-up, and `depth` levels."""
+    """Return scratch for trees of up to `room` pointers, `most` of one look-up, and `depth`
+    levels.
+    """
     return Pool(
         np.empty(room, dtype=POINTER),
         np.empty(most, dtype=POINTER),
@@ -67,7 +84,9 @@ def new_pool(room: int, most: int, depth: int, shards: int) -> Pool:
 
 @kernel
 def put(pool: Pool, count: int, place: int, shard: int, match: int, token: int) -> int:
-    """Write a pointer behind the `count` there are, for which there must be room; return how many there are now."""
+    """Write a pointer behind the `count` there are, for which there must be room; return how
+    many there are now.
+    """
     pointer = pool.pointers[count]
     pointer.place, pointer.shard, pointer.match, pointer.token = place, shard, match, token
     return count + 1
@@ -75,7 +94,9 @@ def put(pool: Pool, count: int, place: int, shard: int, match: int, token: int) 
 
 @kernel
 def copy_newest(text: RequestText, pool: Pool) -> int:
-    """Copy the newest tokens of the request into the tail; return how many there are, LONGEST at most."""
+    """Copy the newest tokens of the request into the tail; return how many there are, LONGEST at
+    most.
+    """
     context = min(text.length, LONGEST)
     for index in range(context):
         pool.tail[LONGEST - context + index] = text.ids[text.length - context + index]
@@ -83,7 +104,9 @@ def copy_newest(text: RequestText, pool: Pool) -> int:
 
 
 @kernel
-def point_into_request(text: RequestText, pool: Pool, count: int, context: int, depth: int, below: int) -> tuple[int, int]:
+def point_into_request(
+    text: RequestText, pool: Pool, count: int, context: int, depth: int, below: int
+) -> tuple[int, int]:
     """Add pointers into the request whose match is shorter than `below`, the longest first.
 
     Args:
@@ -109,18 +132,30 @@ def point_into_request(text: RequestText, pool: Pool, count: int, context: int, 
 
 @kernel
 def point_into_store(
-    table: Records[ShardRow], pool: Pool, count: int, context: int, depth: int, below: int, enough: int, most: int
+    table: Records[ShardRow],
+    pool: Pool,
+    count: int,
+    context: int,
+    depth: int,
+    below: int,
+    enough: int,
+    most: int,
 ) -> tuple[int, int]:
-    """Add pointers into the datastore whose match is shorter than `below`: from the longest suffix down to shorter ones.
+    """Add pointers into the datastore whose match is shorter than `below`: from the longest suffix
+    down to shorter ones.
 
     Args:
-        enough: no shorter suffix is looked up once this many were added. most: pointers sampled for each suffix.
+        enough: no shorter suffix is looked up once this many were added. most: pointers sampled for
+            each suffix.
     Returns:
-        how many there are now (or DAMAGED), and the match length down to which was searched (then: the index of the shard).
+        how many there are now (or DAMAGED), and the match length down to which was searched (then:
+        the index of the shard).
     """
     first, upper = count, below
     size_index = len(STORE_SIZES) - 1
-    while size_index >= 0 and (STORE_SIZES[size_index] >= below or STORE_SIZES[size_index] > context + depth):
+    while size_index >= 0 and (
+        STORE_SIZES[size_index] >= below or STORE_SIZES[size_index] > context + depth
+    ):
         size_index -= 1
     pool.totals[:] = _UNKNOWN
     if depth == 0:
@@ -128,11 +163,20 @@ def point_into_store(
         if shard >= 0:
             return DAMAGED, shard
     while size_index >= 0 and count - first < enough:
-        size, ranges, total, shard = STORE_SIZES[size_index], pool.ranges[size_index], pool.totals[size_index], -1
+        size, ranges, total, shard = (
+            STORE_SIZES[size_index],
+            pool.ranges[size_index],
+            pool.totals[size_index],
+            -1,
+        )
         if total == _UNKNOWN:
-            total, shard = look_up(table, pool.tail, LONGEST + depth - size, LONGEST + depth, ranges)
+            total, shard = look_up(
+                table, pool.tail, LONGEST + depth - size, LONGEST + depth, ranges
+            )
         if total > 0:
-            count, shard = sample(table, pool, ranges, count, context, depth, size, upper, total, most)
+            count, shard = sample(
+                table, pool, ranges, count, context, depth, size, upper, total, most
+            )
         if shard >= 0:
             return DAMAGED, shard
         upper = size
@@ -142,10 +186,14 @@ def point_into_store(
 
 @kernel
 def _longest_that_occurs(table: Records[ShardRow], pool: Pool, size_index: int) -> tuple[int, int]:
-    """Bisect for the longest of the STORE_SIZES up to `size_index` that occurs: its index, -1 if none; a damaged shard, or -1."""
+    """Bisect for the longest of the STORE_SIZES up to `size_index` that occurs: its index, -1 if
+    none; a damaged shard, or -1.
+    """
     low, high, probe = -1, size_index + 1, min(_FIRST_SIZE, size_index)
     while low + 1 < high:
-        total, shard = look_up(table, pool.tail, LONGEST - STORE_SIZES[probe], LONGEST, pool.ranges[probe])
+        total, shard = look_up(
+            table, pool.tail, LONGEST - STORE_SIZES[probe], LONGEST, pool.ranges[probe]
+        )
         if total < 0:
             return -1, shard
         pool.totals[probe] = total
@@ -159,9 +207,15 @@ def _longest_that_occurs(table: Records[ShardRow], pool: Pool, size_index: int) 
 
 @kernel
 def look_up(
-    table: Records[ShardRow], tail: NDArray[np.int64], begin: int, end: int, ranges: Records[RankRange]
+    table: Records[ShardRow],
+    tail: NDArray[np.int64],
+    begin: int,
+    end: int,
+    ranges: Records[RankRange],
 ) -> tuple[int, int]:
-    """Count how often tail[begin:end] occurs: (that, -1), or (DAMAGED, shard). ranges: [shards] filled."""
+    """Count how often tail[begin:end] occurs: (that, -1), or (DAMAGED, shard). ranges: [shards]
+    filled.
+    """
     total = 0
     for shard in range(len(table)):
         low, high = range_of(table, shard, tail, begin, end)
@@ -185,7 +239,8 @@ def sample(
     total: int,
     most: int,
 ) -> tuple[int, int]:
-    """Add up to `most` pointers of `ranges` at regular intervals, matches of `upper` tokens and more left out.
+    """Add up to `most` pointers of `ranges` at regular intervals, matches of `upper` tokens and
+    more left out.
 
     Returns:
         how many there are now, and -1; (DAMAGED, shard).
@@ -201,7 +256,10 @@ def sample(
         match, back = size, min(start, longest - size)
         if back > 0 and not text_sound(row, start - back, back):
             return DAMAGED, shard
-        while match - size < back and token_at(row, place - 1 - match) == pool.tail[LONGEST + depth - 1 - match]:
+        while (
+            match - size < back
+            and token_at(row, place - 1 - match) == pool.tail[LONGEST + depth - 1 - match]
+        ):
             match += 1
         if match < upper and count < len(pool.pointers):
             count = put(pool, count, place, shard, match, pool.found[index].token)
@@ -210,9 +268,15 @@ def sample(
 
 @kernel
 def _positions(
-    table: Records[ShardRow], ranges: Records[RankRange], size: int, total: int, wanted: int, found: Records[Pointer]
+    table: Records[ShardRow],
+    ranges: Records[RankRange],
+    size: int,
+    total: int,
+    wanted: int,
+    found: Records[Pointer],
 ) -> int:
-    """Fill `found` with `wanted` of `total` matches of `size` tokens: the place behind, the shard, the token there.
+    """Fill `found` with `wanted` of `total` matches of `size` tokens: the place behind, the shard,
+    the token there.
 
     No iteration waits for the one before it, so that reads of distant memory overlap.
 
@@ -230,7 +294,10 @@ def _positions(
         if token == UNREADABLE:
             return shard
         found[index].place, found[index].shard, found[index].token = start + size, shard, token
-        rank, rest = rank + total // wanted, rest + total % wanted  # together: index * total // wanted
+        rank, rest = (
+            rank + total // wanted,
+            rest + total % wanted,
+        )  # together: index * total // wanted
         if rest >= wanted:
             rank, rest = rank + 1, rest - wanted
     return -1
@@ -249,14 +316,24 @@ def stored_token(row: ShardRow, place: int) -> int:
 
 @kernel
 def advance(
-    table: Records[ShardRow], text: RequestText, pool: Pool, begin: int, end: int, token: int, count: int, most: int, depth: int
+    table: Records[ShardRow],
+    text: RequestText,
+    pool: Pool,
+    begin: int,
+    end: int,
+    token: int,
+    count: int,
+    most: int,
+    depth: int,
 ) -> tuple[int, int]:
     """Add the first `most` pointers of [begin, end) that offer `token`, one token further.
 
     Args:
-        depth: tokens of the tail behind LONGEST, `token` the last; behind the end of the request, they are what follows.
+        depth: tokens of the tail behind LONGEST, `token` the last; behind the end of the request,
+            they are what follows.
     Returns:
-        how many pointers there are now, and how many of the added lead into the request; (DAMAGED, shard).
+        how many pointers there are now, and how many of the added lead into the request; (DAMAGED,
+        shard).
     """
     room, inside = min(len(pool.pointers), count + most), 0
     for index in range(begin, end):

@@ -1,13 +1,18 @@
-"""What the counts of a node say about each token, as the 36 inputs of a small network: one line each in `Inputs`.
+"""What the counts of a node say about each token, as the 36 inputs of a small network: one line
+each in `Inputs`.
 
-A token is described by its own inputs (up to `skips`) and by those of its node, which all tokens there share. Counts and lengths
-go in as log(1 + n), shares as log odds. In the example of `counting` 7 was found once in the prompt, and 8 once in the output and
-once, behind 5 tokens, in the datastore:
+A token is described by its own inputs (up to `skips`) and by those of its node, which all tokens
+there share. Counts and lengths go in as log(1 + n), shares as log odds. In the example of
+`counting` 7 was found once in the prompt, and 8 once in the output and once, behind 5 tokens, in
+the datastore:
 
-                           prompt    output    store                                   prompt    output    store
-    8: longest_of_token    0         log 3     log 6      the node: longest            log 3     log 3     log 6
-       top_share           0         4.6       4.6                  tokens             log 2     log 2     log 2
-       count               0         log 2     log 2                pointers           log 2     log 2     log 2
+                           prompt    output    store                                   prompt
+                           output    store
+    8: longest_of_token    0         log 3     log 6      the node: longest            log 3     log
+    3     log 6
+       top_share           0         4.6       4.6                  tokens             log 2     log
+       2     log 2 count               0         log 2     log 2                pointers
+       log 2     log 2     log 2
 
 4.6 are the log odds of a share of 1, for which 1.01 over 0.01 is taken.
 """
@@ -26,21 +31,29 @@ from paceline.drafters.sssd.request_index import RequestState
 from paceline.util.compiled import kernel, record_dtype
 
 Number = Annotated[Any, np.float32]
-OfSources = Annotated[NDArray[np.float32], np.float32, len(SOURCES)]  # of the prompt, the own output, the datastore
+OfSources = Annotated[
+    NDArray[np.float32], np.float32, len(SOURCES)
+]  # of the prompt, the own output, the datastore
 
 
 class Inputs:
     """The inputs of the network, in the order of its weights."""
 
-    blend: OfSources  # the share of the token, blended over lengths of match as PPM does: log odds; 0 = not offered
-    top_share: OfSources  # its share among the longest matches of the node: log odds; 0 = not offered
+    # the share of the token, blended over lengths of match as PPM does: log odds; 0 = not offered
+    blend: OfSources
+    top_share: (
+        OfSources  # its share among the longest matches of the node: log odds; 0 = not offered
+    )
     longest_of_token: OfSources  # the longest match it follows: log(1 + tokens)
     count: OfSources  # its matching pointers: log(1 + n)
-    latest_of_longest: Number  # 1 = the guess of the request: the longest match in it, the latest on ties
+    latest_of_longest: (
+        Number  # 1 = the guess of the request: the longest match in it, the latest on ties
+    )
     age: Number  # tokens since its latest place behind a match in the request: log(1 + n); 8 = none
     seen: Number  # tokens since it last stood anywhere in the request: log(1 + n); 8 = never
     off_line: Number  # tokens between the copied text and its place in the request: log(1 + n)
-    vote_share: Number  # votes for it by places in the same relation, over the matching pointers of the node
+    # votes for it by places in the same relation, over the matching pointers of the node
+    vote_share: Number
     skip_share: Number  # its share of the pointers that skip the newest token: log odds
     skips: Number  # these pointers: log(1 + n)
     top_pointers: OfSources  # pointers in the band of the longest matches of the node: log(1 + n)
@@ -76,7 +89,13 @@ _NEVER = 8.0  # the age of a token that the request does not offer
 
 
 @kernel
-def describe_node(inputs: Inputs, counts: SuccessorCounts, depth: int, parent_confidence: float, request: RequestState) -> None:
+def describe_node(
+    inputs: Inputs,
+    counts: SuccessorCounts,
+    depth: int,
+    parent_confidence: float,
+    request: RequestState,
+) -> None:
     """Fill the inputs that all tokens of a node share."""
     node = counts.node[0]
     for source in range(len(SOURCES)):
@@ -84,8 +103,14 @@ def describe_node(inputs: Inputs, counts: SuccessorCounts, depth: int, parent_co
         for band in range(BANDS):
             total += node.by_band[source, band]
             top = node.by_band[source, band] if node.by_band[source, band] > 0 else top
-        inputs.pointers[source], inputs.top_pointers[source] = _LOGS[min(total, 1023)], _LOGS[min(top, 1023)]
-        inputs.longest[source], inputs.tokens[source] = _LOGS[node.longest[source]], _LOGS[node.tokens[source]]
+        inputs.pointers[source], inputs.top_pointers[source] = (
+            _LOGS[min(total, 1023)],
+            _LOGS[min(top, 1023)],
+        )
+        inputs.longest[source], inputs.tokens[source] = (
+            _LOGS[node.longest[source]],
+            _LOGS[node.tokens[source]],
+        )
     inputs.depth = _LOGS[min(depth, 1023)]
     inputs.recently_accepted = math.log1p(request.accepted)
     inputs.request_hits, inputs.store_hits = request.request_hits, request.store_hits
@@ -93,11 +118,14 @@ def describe_node(inputs: Inputs, counts: SuccessorCounts, depth: int, parent_co
 
 
 @kernel
-def describe_token(inputs: Inputs, counts: SuccessorCounts, which: int, best: int, end: int, seen: int) -> None:
+def describe_token(
+    inputs: Inputs, counts: SuccessorCounts, which: int, best: int, end: int, seen: int
+) -> None:
     """Fill the inputs of a token.
 
     Args:
-        best: index of the request's guess. end: the place behind the node. seen: its latest place in the request, or -1.
+        best: index of the request's guess. end: the place behind the node. seen: its latest place
+            in the request, or -1.
     """
     one, node = counts.tokens[which], counts.node[0]
     for source in range(len(SOURCES)):
@@ -108,7 +136,9 @@ def describe_token(inputs: Inputs, counts: SuccessorCounts, which: int, best: in
             continue
         blend, share, count = _blend(node.by_band[source], one.by_band[source])
         inputs.blend[source] = math.log((blend + _FLOOR) / (1 - blend + _FLOOR))
-        inputs.top_share[source] = math.log((share + _FLOOR) / (1 - share + _FLOOR)) if share > 0 else _NOTHING
+        inputs.top_share[source] = (
+            math.log((share + _FLOOR) / (1 - share + _FLOOR)) if share > 0 else _NOTHING
+        )
         inputs.count[source] = _LOGS[min(count, 1023)]
     inputs.latest_of_longest = 1.0 if which == best else 0.0
     inputs.age = _NEVER if one.nearest < 0 else math.log1p(float(max(0, end - one.nearest)))
@@ -116,13 +146,16 @@ def describe_token(inputs: Inputs, counts: SuccessorCounts, which: int, best: in
     inputs.off_line = _LOGS[one.off]
     inputs.vote_share = one.votes / np.float32(max(1, node.matches))
     skipped = one.skips / np.float32(max(1, node.skips))
-    inputs.skip_share = math.log((skipped + _FLOOR) / (1 - skipped + _FLOOR)) if skipped > 0 else _NOTHING
+    inputs.skip_share = (
+        math.log((skipped + _FLOOR) / (1 - skipped + _FLOOR)) if skipped > 0 else _NOTHING
+    )
     inputs.skips = _LOGS[min(one.skips, 1023)]
 
 
 @kernel
 def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
-    """Estimate how likely a token is by one source: shares of nested match lengths, each blended with the one below (as in PPM).
+    """Estimate how likely a token is by one source: shares of nested match lengths, each blended
+    with the one below (as in PPM).
 
     Returns:
         the blend; the share among the longest matches; and how many pointers have the token.

@@ -1,15 +1,16 @@
 """Weaker evidence than a match: the copied text, a skipped token, and places in the same relation.
 
-A skipped token. The request is 1 2 3 4 ... 1 2 9: nothing followed "9" before, but behind "1 2" came some token and then 4, so 4
-may come now whatever the newest token is. Its pointer has match SKIPPED.
+A skipped token. The request is 1 2 3 4 ... 1 2 9: nothing followed "9" before, but behind "1 2"
+came some token and then 4, so 4 may come now whatever the newest token is. Its pointer has match
+SKIPPED.
 
 The same relation. The request is 20 7 21 7 ... 20 9 21, and the newest token 21 was followed by 7:
 
     before    20  7 21  7     the token offered, 7, also stood 2 places before its place, behind 20
     now       20  9 21  ?     2 places before the node, behind 20, stands 9: a vote for 9
 
-Its pointer has match -1 for one vote, -2 for two, and so on. Where a draft node takes a token that only hints offer, their
-pointers go on as matches of one token.
+Its pointer has match -1 for one vote, -2 for two, and so on. Where a draft node takes a token that
+only hints offer, their pointers go on as matches of one token.
 """
 
 from __future__ import annotations
@@ -24,10 +25,16 @@ from paceline.drafters.sssd.request_index import LONGEST, RequestText, occurrenc
 from paceline.util.compiled import Records, kernel
 
 _SURE = 4  # tokens of a match beside which hints are not looked for
-_SKIP_LINKS, _SKIP_SAMPLED = 16, 32  # places behind a skipped token: in the request, and in the datastore
+_SKIP_LINKS, _SKIP_SAMPLED = (
+    16,
+    32,
+)  # places behind a skipped token: in the request, and in the datastore
 _PAIR = 1  # index of 2 in NGRAM_SIZES
 _ANCHOR = 4  # tokens of a match from which on a text counts as copied
-_NEAR, _FAR = 48, 1 << 30  # tokens within which shorter and longer matches move the place that is copied
+_NEAR, _FAR = (
+    48,
+    1 << 30,
+)  # tokens within which shorter and longer matches move the place that is copied
 _REACH = 10  # tokens that are looked back for a relation
 _RELATED = 3  # places in relation that are added to a node
 
@@ -37,7 +44,8 @@ def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
     """Return where the text that is being copied goes on in the request; below 0 = none is.
 
     Args:
-        begin, end: pointers of the root. expected: where it would go on if nothing had been left out or put in.
+        begin, end: pointers of the root. expected: where it would go on if nothing had been left
+            out or put in.
     """
     longest = 0
     for index in range(begin, end):
@@ -58,7 +66,13 @@ def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
 
 @kernel
 def add_hints(
-    table: Records[ShardRow], text: RequestText, pool: Pool, begin: int, count: int, context: int, depth: int
+    table: Records[ShardRow],
+    text: RequestText,
+    pool: Pool,
+    begin: int,
+    count: int,
+    context: int,
+    depth: int,
 ) -> tuple[int, int]:
     """Add hints to a node whose pointers are [begin, count), unless one of these has a long match.
 
@@ -77,13 +91,26 @@ def add_hints(
 
 
 @kernel
-def _skip_last(table: Records[ShardRow], text: RequestText, pool: Pool, count: int, context: int) -> tuple[int, int]:
-    """Add places where the two tokens before the newest one occurred, one token further on, whatever the newest one is.
+def _skip_last(
+    table: Records[ShardRow], text: RequestText, pool: Pool, count: int, context: int
+) -> tuple[int, int]:
+    """Add places where the two tokens before the newest one occurred, one token further on,
+    whatever the newest one is.
 
     Returns:
         how many pointers there are now, and -1; (DAMAGED, shard).
     """
-    found = occurrences(text, _PAIR, pool.tail, LONGEST - context, LONGEST - 1, LONGEST + 1, pool.found, 0, _SKIP_LINKS)
+    found = occurrences(
+        text,
+        _PAIR,
+        pool.tail,
+        LONGEST - context,
+        LONGEST - 1,
+        LONGEST + 1,
+        pool.found,
+        0,
+        _SKIP_LINKS,
+    )
     for index in range(found):
         place = pool.found[index].place + 1
         if place < text.length and count < len(pool.pointers):
@@ -107,11 +134,20 @@ def _skip_last(table: Records[ShardRow], text: RequestText, pool: Pool, count: i
 
 @kernel
 def _relate(
-    table: Records[ShardRow], text: RequestText, pool: Pool, begin: int, end: int, count: int, context: int, depth: int
+    table: Records[ShardRow],
+    text: RequestText,
+    pool: Pool,
+    begin: int,
+    end: int,
+    count: int,
+    context: int,
+    depth: int,
 ) -> int:
-    """Add places that stand to the node as what its pointers offer stands to them: "9" is offered behind "=9>>", after "=7>>7".
+    """Add places that stand to the node as what its pointers offer stands to them: "9" is offered
+    behind "=9>>", after "=7>>7".
 
-    Each of the pointers [begin, end) votes for the place as many tokens back as its own token occurred before it.
+    Each of the pointers [begin, end) votes for the place as many tokens back as its own token
+    occurred before it.
 
     Returns:
         how many pointers there are now.
@@ -122,7 +158,17 @@ def _relate(
         pointer = pool.pointers[index]
         match, token, shard, place = pointer.match, pointer.token, pointer.shard, pointer.place
         if token >= 0 and 1 <= match < place - 1:
-            back = _relation(table, text, pool.tail, shard, place, token, match + 1, min(reach, place - 1), LONGEST + depth)
+            back = _relation(
+                table,
+                text,
+                pool.tail,
+                shard,
+                place,
+                token,
+                match + 1,
+                min(reach, place - 1),
+                LONGEST + depth,
+            )
             votes[back] += back > 0
             voted = voted or back > 0
     for _ in range(_RELATED if voted else 0):
@@ -131,7 +177,14 @@ def _relate(
             best = back if votes[back] > votes[best] else best
         if best == 0 or count == len(pool.pointers):
             break
-        count = put(pool, count, text.length + depth - best, REQUEST, -votes[best], pool.tail[LONGEST + depth - best])
+        count = put(
+            pool,
+            count,
+            text.length + depth - best,
+            REQUEST,
+            -votes[best],
+            pool.tail[LONGEST + depth - best],
+        )
         votes[best] = 0
     return count
 
@@ -148,17 +201,25 @@ def _relation(
     reach: int,
     end: int,
 ) -> int:
-    """Find how many tokens before `place` its `token` occurred, where tail[:end] has another one behind the same; 0 = nowhere."""
+    """Find how many tokens before `place` its `token` occurred, where tail[:end] has another one
+    behind the same; 0 = nowhere.
+    """
     if shard == REQUEST:
         if place <= text.length:
             for back in range(first, reach + 1):
-                same = text.ids[place - back] == token and text.ids[place - back - 1] == tail[end - back - 1]
+                same = (
+                    text.ids[place - back] == token
+                    and text.ids[place - back - 1] == tail[end - back - 1]
+                )
                 if same and token != tail[end - back]:
                     return back
     elif text_sound(table[shard], place - reach - 1, reach + 1):
         row = table[shard]
         for back in range(first, reach + 1):
-            same = token_at(row, place - back) == token and token_at(row, place - back - 1) == tail[end - back - 1]
+            same = (
+                token_at(row, place - back) == token
+                and token_at(row, place - back - 1) == tail[end - back - 1]
+            )
             if same and token != tail[end - back]:
                 return back
     return 0

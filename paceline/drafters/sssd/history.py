@@ -1,4 +1,6 @@
-"""How drafting for one request went so far, kept with it: what was accepted, and which source guessed well."""
+"""How drafting for one request went so far, kept with it: what was accepted, and which source
+guessed well.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,15 @@ _RATE = 0.15  # of the running means
 
 @kernel
 def note_step(request: RequestState, new_tokens: NDArray[np.int64]) -> None:
-    """Note how the last step went: tokens accepted, and whether each source alone would have guessed the first one."""
+    """Note how the last step went: tokens accepted, and whether each source alone would have
+    guessed the first one.
+    """
     if not request.started:
-        request.accepted, request.request_hits, request.store_hits = _FIRST_ACCEPTED, _FIRST_HITS, _FIRST_HITS
+        request.accepted, request.request_hits, request.store_hits = (
+            _FIRST_ACCEPTED,
+            _FIRST_HITS,
+            _FIRST_HITS,
+        )
         request.started, request.copy_place = 1, _NO_COPY
     elif new_tokens.size > 0:
         request.accepted += _RATE * (new_tokens.size - 1 - request.accepted)

@@ -1,10 +1,13 @@
-"""The small network of `fusion=calibrated`: the inputs of a token (`features`) -> the confidence that it follows.
+"""The small network of `fusion=calibrated`: the inputs of a token (`features`) -> the confidence
+that it follows.
 
     inputs of the token [19] --\
-                                first layer -> 16 rectified units -> second layer -> logistic -> confidence
+                                first layer -> 16 rectified units -> second layer -> logistic ->
+                                confidence
     inputs of the node  [17] --/
 
-The node's part of the first layer is the same for all its tokens and is computed once for each node.
+The node's part of the first layer is the same for all its tokens and is computed once for each
+node.
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.drafters.sssd.counting import STORE, SuccessorCounts
-from paceline.drafters.sssd.features import FEATURES, HIDDEN, INPUTS, TOKEN_INPUTS, Inputs, describe_token
+from paceline.drafters.sssd.features import (
+    FEATURES,
+    HIDDEN,
+    INPUTS,
+    TOKEN_INPUTS,
+    Inputs,
+    describe_token,
+)
 from paceline.drafters.sssd.request_index import LONGEST
 from paceline.util.compiled import Records, compiled, kernel
 
@@ -27,8 +37,8 @@ class Network(NamedTuple):
     Attributes:
         inputs: [1] by name. columns: [len(FEATURES)] the same memory as numbers.
         node_units, units: [HIDDEN] the first layer with the inputs of the node only, and with all.
-        alike: [LONGEST + 1] confidence of tokens that the datastore has once, by length of match (0: behind a skipped one); -1:
-            not computed yet.
+        alike: [LONGEST + 1] confidence of tokens that the datastore has once, by length of match
+            (0: behind a skipped one); -1: not computed yet.
     """
 
     inputs: Records[Inputs]
@@ -43,7 +53,13 @@ def new_network() -> Network:
     """Return scratch for one node at a time."""
     columns = np.empty(len(FEATURES), dtype=np.float32)
     units = np.empty(HIDDEN, dtype=np.float32)
-    return Network(columns.view(INPUTS), columns, np.empty(HIDDEN, dtype=np.float32), units, np.empty(LONGEST + 1))
+    return Network(
+        columns.view(INPUTS),
+        columns,
+        np.empty(HIDDEN, dtype=np.float32),
+        units,
+        np.empty(LONGEST + 1),
+    )
 
 
 @kernel
@@ -74,10 +90,12 @@ def confidence_of(
     weights: NDArray[np.float32],
     anew: bool,
 ) -> float:
-    """Return the confidence of one token; `begin_node` was called before, other arguments are those of `describe_token`.
+    """Return the confidence of one token; `begin_node` was called before, other arguments are those
+    of `describe_token`.
 
-    Tokens that are not in the request and that the datastore has once, behind matches of the same length or behind a skipped
-    token, have the same inputs: unless `anew`, one look will do for all of these.
+    Tokens that are not in the request and that the datastore has once, behind matches of the same
+    length or behind a skipped token, have the same inputs: unless `anew`, one look will do for all
+    of these.
     """
     one = counts.tokens[which]
     match = one.longest[STORE]

@@ -19,9 +19,10 @@ class SssdOptions:
     datastore: folder of a store, or "demo", that of the embedded target; none = without.
     fusion: calibrated | paper.
     calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
-    nodes: most nodes of a tree. Not given: 48 with the budget; without it 7, and in a larger batch what makes 24 in all.
-    budget: of these, the engine feeds what pays for its forward.
-    remember: tokens of answers to other requests, the newest, that are searched as well, in memory alone; those that go on
+    nodes: most nodes of a tree. Not given: 48 with the budget; without it 7, and in a larger batch
+    what makes 24 in all. budget: of these, the engine feeds what pays for its forward.
+    remember: tokens of answers to other requests, the newest, that are searched as well, in memory
+    alone; those that go on
         besides. 0 = none. Not given: 262144; none with `fusion=paper`.
     live: answers are remembered in the datastore, once they have ended, and not in memory alone.
     """
@@ -40,22 +41,30 @@ class SssdOptions:
         if self.remember is not None:
             require_range("sssd", "remember", self.remember, 0, MOST_REMEMBERED)
         if self.fusion not in FUSIONS:
-            raise ConfigError(f"sssd: got fusion={self.fusion!r}; expected one of {', '.join(FUSIONS)}.")
+            raise ConfigError(
+                f"sssd: got fusion={self.fusion!r}; expected one of {', '.join(FUSIONS)}."
+            )
         if self.fusion == "paper" and self.calibration is not None:
             raise ConfigError(
-                f"sssd: got calibration={self.calibration} with fusion=paper, whose weights are fixed; expected one of them."
+                f"sssd: got calibration={self.calibration} with fusion=paper, whose weights are"
+                " fixed; expected one of them."
                 " Leave the other out."
             )
         if self.live and self.remember is not None:
             raise ConfigError(
-                f"sssd: got live=true with remember={self.remember}; expected one of them, as a live datastore keeps answers by"
+                f"sssd: got live=true with remember={self.remember}; expected one of them, as a"
+                " live datastore keeps answers by"
                 " bounds of its own. Leave the other out."
             )
         if self.live and self.datastore is None:
-            raise ConfigError("sssd: got live=true without a datastore; expected one to append to. Give datastore=PATH.")
+            raise ConfigError(
+                "sssd: got live=true without a datastore; expected one to append to. Give"
+                " datastore=PATH."
+            )
         if self.live and self.datastore == EMBEDDED:
             raise ConfigError(
-                f"sssd: got live=true with datastore={EMBEDDED}, which belongs to the package and is only read; expected a"
+                f"sssd: got live=true with datastore={EMBEDDED}, which belongs to the package and"
+                " is only read; expected a"
                 " store of your own. Build one (paceline datastore build), and name its folder."
             )
 

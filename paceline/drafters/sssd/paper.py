@@ -1,15 +1,19 @@
-"""Fusion with the paper's hand-set weights, as its public code has them (Marzollo et al. 2024, Algorithm 1).
+"""Fusion with the paper's hand-set weights, as its public code has them (Marzollo et al. 2024,
+Algorithm 1).
 
-One tree of counts from the datastore (suffixes of 4 tokens and fewer, at most 100 entries each, no shorter one from 50
-continuations on, summed) and one from the request for each match length m of 1 to 4. A child of the request has 0.6 times
-its share at first, and 0.6 + 0.1 m times share and parent below; one of the datastore its share times its parent. One heap
-merges them; where two sources have the same token the larger one stays. As there, output is searched once a whole window of
-8 tokens is known.
+One tree of counts from the datastore (suffixes of 4 tokens and fewer, at most 100 entries each, no
+shorter one from 50 continuations on, summed) and one from the request for each match length m of 1
+to 4. A child of the request has 0.6 times its share at first, and 0.6 + 0.1 m times share and
+parent below; one of the datastore its share times its parent. One heap merges them; where two
+sources have the same token the larger one stays. As there, output is searched once a whole window
+of 8 tokens is known.
 
-After 1 2, where the request has "1 2 3" twice and "1 2 4" once, and the datastore "1 2 4" in 9 of 10 places:
+After 1 2, where the request has "1 2 3" twice and "1 2 4" once, and the datastore "1 2 4" in 9 of
+10 places:
 
-    waiting, highest first     4 (store): 0.9      3 (m=2): 0.6 * 2/3 = 0.4      3 (m=1): 0.4      4 (m=2): 0.2 ...
-    taken                      4, then 3 (what follows waits with 0.4 * (0.6 + 0.1 m) * share), then 3 again: already in the tree
+    waiting, highest first     4 (store): 0.9      3 (m=2): 0.6 * 2/3 = 0.4      3 (m=1): 0.4      4
+    (m=2): 0.2 ... taken                      4, then 3 (what follows waits with 0.4 * (0.6 + 0.1 m)
+    * share), then 3 again: already in the tree
 """
 
 from __future__ import annotations
@@ -20,7 +24,15 @@ import numpy as np
 
 from paceline.datastore.rows import ShardRow
 from paceline.drafters.sssd.counting import ORIGINS, OUTPUT, PROMPT, STORE
-from paceline.drafters.sssd.evidence import Pool, advance, copy_newest, look_up, new_pool, put, sample
+from paceline.drafters.sssd.evidence import (
+    Pool,
+    advance,
+    copy_newest,
+    look_up,
+    new_pool,
+    put,
+    sample,
+)
 from paceline.drafters.sssd.pointers import REQUEST
 from paceline.drafters.sssd.request_index import LONGEST, RequestText, occurrences
 from paceline.drafters.sssd.tree import TREE_NODE, TreeNode, highest
@@ -52,7 +64,8 @@ CANDIDATE = record_dtype(Candidate)
 
 
 class Merge(NamedTuple):
-    """What drafting one tree after the other needs: the pointers, the heap (as a list) and the tree.
+    """What drafting one tree after the other needs: the pointers, the heap (as a list) and the
+    tree.
 
     Attributes:
         waiting: [room]. tree: [1 + most nodes].
@@ -80,7 +93,9 @@ def branch_length(nodes: int) -> int:
 
 
 @kernel
-def merge_sources(text: RequestText, table: Records[ShardRow], merge: Merge, nodes: int, levels: int) -> int:
+def merge_sources(
+    text: RequestText, table: Records[ShardRow], merge: Merge, nodes: int, levels: int
+) -> int:
     """Merge the sources into one tree of up to `nodes` nodes and `levels` levels.
 
     Returns:
@@ -92,7 +107,11 @@ def merge_sources(text: RequestText, table: Records[ShardRow], merge: Merge, nod
     used, count = 0, 0
     for source in range(PREFIX + 1):
         begin = used
-        used = _from_store(table, pool, used, context) if source == 0 else _from_request(text, pool, used, context, source)
+        used = (
+            _from_store(table, pool, used, context)
+            if source == 0
+            else _from_request(text, pool, used, context, source)
+        )
         if used < 0:
             return used
         count = _push(merge, count, begin, used, source, 0, 1.0 if source == 0 else _SCALE)
@@ -100,7 +119,13 @@ def merge_sources(text: RequestText, table: Records[ShardRow], merge: Merge, nod
     while size < nodes and count > 0:
         best = highest(waiting, count)
         taken = waiting[best]
-        token, source, depth, first, last = taken.token, taken.source, taken.depth, taken.begin, taken.end
+        token, source, depth, first, last = (
+            taken.token,
+            taken.source,
+            taken.depth,
+            taken.begin,
+            taken.end,
+        )
         path = taken.path_confidence - _DEEP * depth
         before = size
         node, size = _insert(tree, size, taken, path)
@@ -125,12 +150,16 @@ def merge_sources(text: RequestText, table: Records[ShardRow], merge: Merge, nod
 
 @kernel
 def _from_store(table: Records[ShardRow], pool: Pool, used: int, context: int) -> int:
-    """Add pointers of all suffixes that are looked up; return how many there are now, or -1 - the index of a damaged shard."""
+    """Add pointers of all suffixes that are looked up; return how many there are now, or -1 -
+    the index of a damaged shard.
+    """
     begin, ranges = used, pool.ranges[0]
     for size in range(min(PREFIX, context), 0, -1):
         total, shard = look_up(table, pool.tail, LONGEST - size, LONGEST, ranges)
         if total > 0:  # how much further a match goes does not count: nothing before it is read
-            used, shard = sample(table, pool, ranges, used, size, 0, size, LONGEST + 1, total, _ENTRIES)
+            used, shard = sample(
+                table, pool, ranges, used, size, 0, size, LONGEST + 1, total, _ENTRIES
+            )
         if total < 0 or used < 0:
             return -1 - shard
         if used - begin >= _CONTINUATIONS:
@@ -140,18 +169,34 @@ def _from_store(table: Records[ShardRow], pool: Pool, used: int, context: int) -
 
 @kernel
 def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: int) -> int:
-    """Add pointers behind all earlier places of the last `size` tokens; return how many there are now."""
-    found = occurrences(text, _SIZE_INDEX[size - 1], pool.tail, LONGEST - context, LONGEST, LONGEST + 1, pool.found, 0, _LINKS)
+    """Add pointers behind all earlier places of the last `size` tokens; return how many there
+    are now.
+    """
+    found = occurrences(
+        text,
+        _SIZE_INDEX[size - 1],
+        pool.tail,
+        LONGEST - context,
+        LONGEST,
+        LONGEST + 1,
+        pool.found,
+        0,
+        _LINKS,
+    )
     for index in range(found):
         place = pool.found[index].place
         first = place - size
-        if pool.found[index].match >= size and (first + _WINDOW <= text.length or first < text.prompt_length - _BORDER):
+        if pool.found[index].match >= size and (
+            first + _WINDOW <= text.length or first < text.prompt_length - _BORDER
+        ):
             used = put(pool, used, place, REQUEST, size, text.ids[place])
     return used
 
 
 @kernel
-def _push(merge: Merge, count: int, begin: int, end: int, source: int, parent: int, factor: float) -> int:
+def _push(
+    merge: Merge, count: int, begin: int, end: int, source: int, parent: int, factor: float
+) -> int:
     """Let the tokens that follow the pointers [begin, end) wait; return how many wait now."""
     waiting, first, total = merge.waiting, count, end - begin
     depth = merge.tree[parent].depth + 1
@@ -176,7 +221,9 @@ def _push(merge: Merge, count: int, begin: int, end: int, source: int, parent: i
 
 @kernel
 def _origin(text: RequestText, pool: Pool, source: int, begin: int, end: int, token: int) -> Any:
-    """Return where a candidate comes from; of one from the request, where most of its places are."""
+    """Return where a candidate comes from; of one from the request, where most of its places
+    are.
+    """
     if source == 0:
         return ORIGINS[STORE]
     balance = 0
@@ -188,7 +235,9 @@ def _origin(text: RequestText, pool: Pool, source: int, begin: int, end: int, to
 
 @kernel
 def _insert(tree: Records[TreeNode], size: int, taken: Candidate, path: float) -> tuple[int, int]:
-    """Return the node of the tree that is the candidate, made if it is not there; and the size of the tree."""
+    """Return the node of the tree that is the candidate, made if it is not there; and the size
+    of the tree.
+    """
     for node in range(1, size + 1):
         if tree[node].parent == taken.parent and tree[node].token == taken.token:
             return node, size

@@ -1,16 +1,20 @@
-"""A match pointer: one place where the newest tokens occurred before, and the token that follows there.
+"""A match pointer: one place where the newest tokens occurred before, and the token that follows
+there.
 
-The request is 5 1 2 7 4 1 2, so its newest tokens are "1 2", and shard 0 of the datastore has ... 9 1 2 8 ...:
+The request is 5 1 2 7 4 1 2, so its newest tokens are "1 2", and shard 0 of the datastore has ... 9
+1 2 8 ...:
 
     request   place   0  1  2  3  4  5  6          shard 0   place   ...  37  38  39  40  ...
               token   5  1  2  7  4  1  2                    token   ...   9   1   2   8  ...
-                               ^ follows "1 2"                                         ^ follows "1 2"
+                               ^ follows "1 2"                                         ^ follows "1
+                               2"
 
     pointers of the root        place   shard     match   token
                                     3   REQUEST       2       7
                                    40   0             2       8
 
-A node 7 that is drafted below the root has the first of them, one token further (`evidence.advance`):
+A node 7 that is drafted below the root has the first of them, one token further
+(`evidence.advance`):
 
     pointers of the node 7      place   shard     match   token
                                     4   REQUEST       3       4
@@ -30,12 +34,15 @@ class Pointer:
 
     place: int  # of the token that follows, in the request or in the text of the shard
     shard: int  # which shard of the datastore, or REQUEST
-    match: int  # tokens up to the node that agree with what stands before the place; below 0: a hint (`hints`)
+    # tokens up to the node that agree with what stands before the place; below 0: a hint (`hints`)
+    match: int
     token: int  # the one that follows, or ENDS
 
 
 class RankRange:
-    """The suffixes of one shard that begin with the tokens looked up: ranks [low, high) of its suffix array."""
+    """The suffixes of one shard that begin with the tokens looked up: ranks [low, high) of its
+    suffix array.
+    """
 
     low: int
     high: int

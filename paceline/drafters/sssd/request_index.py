@@ -1,15 +1,17 @@
-"""Where the newest tokens of one request occurred before: chains of earlier n-grams over prompt and output, compiled.
+"""Where the newest tokens of one request occurred before: chains of earlier n-grams over prompt and
+output, compiled.
 
-For n of `NGRAM_SIZES` each place is linked to the one before it whose n-gram falls into the same bucket, as in a chained hash
-table. For n = 2 and the request 5 1 2 7 1 2 8 1 2:
+For n of `NGRAM_SIZES` each place is linked to the one before it whose n-gram falls into the same
+bucket, as in a chained hash table. For n = 2 and the request 5 1 2 7 1 2 8 1 2:
 
     place      0  1  2  3  4  5  6  7  8
     token      5  1  2  7  1  2  8  1  2
     previous   -  -  -  -  -  2  -  -  5        heads[bucket of "1 2"] = 8, the newest place
 
-From the head the links lead to all places of "1 2": 8, 5, 2. A token costs the same whatever the text, can be found as soon as
-it is there, and memory is linear: 56 bytes a token of room. Buckets are shared, so a chain may hold strangers; how long a match
-really is (up to `LONGEST` tokens) is read from the text.
+From the head the links lead to all places of "1 2": 8, 5, 2. A token costs the same whatever the
+text, can be found as soon as it is there, and memory is linear: 56 bytes a token of room. Buckets
+are shared, so a chain may hold strangers; how long a match really is (up to `LONGEST` tokens) is
+read from the text.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class RequestState:
     store_hits: float  # how often the guess of the datastore alone did
     request_guess: int  # the guess of the request for the next token, or -1
     store_guess: int  # the guess of the datastore, or -1
-    copy_place: int  # where the text that is being copied goes on in the request; below 0 = nothing is copied
+    # where the text that is being copied goes on in the request; below 0 = nothing is copied
+    copy_place: int
 
 
 REQUEST_ROW = record_dtype(RequestState)
@@ -58,7 +61,8 @@ class RequestText(NamedTuple):
 
     Attributes:
         ids: [room] tokens, of which `length` count; the first `prompt_length` are the prompt.
-        previous: [4, room] the place before with the same bucket, -1 = none. heads: [4, buckets] the newest one.
+        previous: [4, room] the place before with the same bucket, -1 = none. heads: [4, buckets]
+            the newest one.
     """
 
     ids: NDArray[np.int64]
@@ -121,7 +125,9 @@ def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
 @kernel
 def last_place(text: RequestText, token: int) -> int:
     """Return the latest place of a token; -1 if it is not there, or a later one has its bucket."""
-    place = int(text.heads[0, _bucket_of(_mixed(np.uint64(NGRAM_SIZES[0]), token), text.heads.shape[1])])
+    place = int(
+        text.heads[0, _bucket_of(_mixed(np.uint64(NGRAM_SIZES[0]), token), text.heads.shape[1])]
+    )
     return place if place >= 0 and text.ids[place] == token else -1
 
 
@@ -158,7 +164,9 @@ def _extend_at(address: int, new_tokens: NDArray[np.int64]) -> None:
 
 @kernel
 def matched(text: RequestText, place: int, tail: NDArray[np.int64], begin: int, end: int) -> int:
-    """Count the tokens up to and with `place` that equal the last ones of tail[begin:end], up to LONGEST."""
+    """Count the tokens up to and with `place` that equal the last ones of tail[begin:end], up to
+    LONGEST.
+    """
     most = min(end - begin, place + 1, LONGEST)
     length = 0
     while length < most and text.ids[place - length] == tail[end - 1 - length]:
@@ -178,7 +186,8 @@ def occurrences(
     count: int,
     most: int,
 ) -> int:
-    """Find earlier places of the last NGRAM_SIZES[size_index] tokens of tail[begin:end], the latest first.
+    """Find earlier places of the last NGRAM_SIZES[size_index] tokens of tail[begin:end], the latest
+    first.
 
     Args:
         below: matches of at least this many tokens are left out; something follows each place.
@@ -204,12 +213,14 @@ def occurrences(
 
 
 class RequestIndex:
-    """Prompt and output of one request, in arrays that compiled code reads through a `RequestState`.
+    """Prompt and output of one request, in arrays that compiled code reads through a
+    `RequestState`.
 
     Args:
         prompt_length: how many of its tokens will be the prompt.
     Attributes:
-        request: [1] of REQUEST_ROW; valid while this object lives and until `reserve` is called again. address: where that is.
+        request: [1] of REQUEST_ROW; valid while this object lives and until `reserve` is called
+            again. address: where that is.
     """
 
     def __init__(self, prompt_length: int = 0) -> None:
@@ -237,27 +248,36 @@ class RequestIndex:
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))
 
     def find(self, *, most: int = 64) -> list[tuple[int, int]]:
-        """Return (place behind the match, its length) of earlier occurrences of the newest tokens, each once.
+        """Return (place behind the match, its length) of earlier occurrences of the newest tokens,
+        each once.
 
         Args:
             most: links followed for each n-gram size.
         """
         found: NDArray[np.void] = np.empty(most * len(NGRAM_SIZES), dtype=POINTER)
         count = _find_at(self.address, found, most)
-        return list(zip(found["place"][:count].tolist(), found["match"][:count].tolist(), strict=True))
+        return list(
+            zip(found["place"][:count].tolist(), found["match"][:count].tolist(), strict=True)
+        )
 
     def _allocate(self, room: int) -> None:
         self._ids = np.empty(room, dtype=np.int64)
         self._previous = np.empty((len(NGRAM_SIZES), room), dtype=np.int32)
         self._heads = np.full((len(NGRAM_SIZES), _BUCKETS * room), -1, dtype=np.int32)
         self.request["room"] = room
-        for name, array in (("ids", self._ids), ("previous", self._previous), ("heads", self._heads)):
+        for name, array in (
+            ("ids", self._ids),
+            ("previous", self._previous),
+            ("heads", self._heads),
+        ):
             self.request[name] = array.ctypes.data
 
 
 @compiled
 def _find_at(address: int, found: Records[Pointer], most: int) -> int:
-    """Fill `found` with the earlier occurrences of the newest tokens of the request at an address; how many there are."""
+    """Fill `found` with the earlier occurrences of the newest tokens of the request at an
+    address; how many there are.
+    """
     text = text_of(request_at(address))
     tail = text.ids[max(0, text.length - LONGEST) : text.length]
     count, below = 0, LONGEST + 1

@@ -1,4 +1,5 @@
-"""One tree of `fusion=calibrated`, best first: what is most likely on the whole path goes in, then what may follow it.
+"""One tree of `fusion=calibrated`, best first: what is most likely on the whole path goes in, then
+what may follow it.
 
 tree = [root]                                     frontier = []
 gather the pointers of the root, offer            frontier = [7: 0.6, 8: 0.3, 5: 0.02]
@@ -23,7 +24,14 @@ from paceline.drafters.sssd.counting import (
     new_counts,
     origin_of,
 )
-from paceline.drafters.sssd.evidence import Pool, advance, copy_newest, new_pool, point_into_request, point_into_store
+from paceline.drafters.sssd.evidence import (
+    Pool,
+    advance,
+    copy_newest,
+    new_pool,
+    point_into_request,
+    point_into_store,
+)
 from paceline.drafters.sssd.features import FEATURES, describe_node
 from paceline.drafters.sssd.hints import add_hints, follow_copy
 from paceline.drafters.sssd.network import Network, begin_node, confidence_of, new_network
@@ -34,7 +42,11 @@ from paceline.util.compiled import Records, compiled, kernel, record_dtype
 _ROOM_EACH, _ROOM = 80, 512  # pointers: for each node, and besides
 _ADVANCED = 64  # most pointers that a node has of its parent
 _ENOUGH, _SAMPLED = 50, 64  # datastore pointers at the root: enough of them, and most of one suffix
-_THIN_REQUEST, _THIN_STORE, _NODE_SAMPLED = 1, 1, 12  # a node with fewer pointers looks for shorter matches
+_THIN_REQUEST, _THIN_STORE, _NODE_SAMPLED = (
+    1,
+    1,
+    12,
+)  # a node with fewer pointers looks for shorter matches
 _LOOK_UPS = 1  # nodes of a tree that may search the datastore again
 _LEAST_CONFIDENCE = 0.002  # of a whole path; less is forgotten
 _WAITING_EACH, _WAITING = 64, 256  # children on the frontier: for each node, and besides
@@ -78,7 +90,8 @@ class KnownContinuation(NamedTuple):
     """What may be known of the text to come, for the fit.
 
     Attributes:
-        truth: [n] the tokens that follow; empty = nothing is recorded. offers: [room] filled. used: [1] how many of these are.
+        truth: [n] the tokens that follow; empty = nothing is recorded. offers: [room] filled. used:
+            [1] how many of these are.
     """
 
     truth: NDArray[np.int64]
@@ -90,7 +103,10 @@ class KnownContinuation(NamedTuple):
 def new_workspace(most: int, shards: int) -> Workspace:
     """Return scratch for trees of up to `most` nodes, one at a time."""
     pool = new_pool(_ROOM + _ROOM_EACH * most, _SAMPLED, most + 1, shards)
-    tree, frontier = np.empty(1 + most, dtype=TREE_NODE), np.empty(_WAITING + _WAITING_EACH * most, dtype=CHILD)
+    tree, frontier = (
+        np.empty(1 + most, dtype=TREE_NODE),
+        np.empty(_WAITING + _WAITING_EACH * most, dtype=CHILD),
+    )
     return Workspace(pool, new_counts(), new_network(), tree, frontier)
 
 
@@ -105,17 +121,23 @@ def grow(
     request: RequestState,
     known: KnownContinuation,
 ) -> int:
-    """Grow one tree of up to `nodes` nodes and `levels` levels; return its size, or -1 - the index of a damaged shard."""
+    """Grow one tree of up to `nodes` nodes and `levels` levels; return its size, or -1 - the
+    index of a damaged shard.
+    """
     tree, frontier = workspace.tree, workspace.frontier
     context = copy_newest(text, workspace.pool)
     root = tree[0]
-    root.token = root.parent = root.depth = root.begin = root.end = root.request_size = root.store_size = 0
+    root.token = root.parent = root.depth = root.begin = root.end = root.request_size = (
+        root.store_size
+    ) = 0
     root.confidence = root.path_confidence = 1.0
     root.correct = known.truth.size > 0
     size, used, waiting, look_ups, node = 0, 0, 0, 0, 0
     while True:
         if tree[node].depth < levels:
-            used, look_ups = _gather(text, table, workspace.pool, tree, node, context, used, look_ups, request)
+            used, look_ups = _gather(
+                text, table, workspace.pool, tree, node, context, used, look_ups, request
+            )
             if used < 0:
                 return used
             waiting = _offer(text, table, workspace, node, waiting, weights, request, known)
@@ -129,13 +151,24 @@ def grow(
 
 
 @kernel
-def _take(tree: Records[TreeNode], frontier: Records[Child], node: int, waiting: int, truth: NDArray[np.int64]) -> int:
+def _take(
+    tree: Records[TreeNode],
+    frontier: Records[Child],
+    node: int,
+    waiting: int,
+    truth: NDArray[np.int64],
+) -> int:
     """Make the best child on the frontier a node of the tree; return how many wait now."""
     best = highest(frontier, waiting)
     child, new = frontier[best], tree[node]
     parent = tree[child.parent]
     depth = parent.depth
-    new.parent, new.token, new.depth, new.origin = child.parent, child.token, depth + 1, child.origin
+    new.parent, new.token, new.depth, new.origin = (
+        child.parent,
+        child.token,
+        depth + 1,
+        child.origin,
+    )
     new.confidence, new.path_confidence = child.confidence, child.path_confidence
     known = parent.correct > 0 and depth < truth.size
     new.correct = known and truth[min(depth, truth.size - 1)] == child.token
@@ -155,7 +188,9 @@ def _gather(
     look_ups: int,
     request: RequestState,
 ) -> tuple[int, int]:
-    """Find the pointers of a node; return pointers in use and searches made, or (-1 - index of a damaged shard, 0)."""
+    """Find the pointers of a node; return pointers in use and searches made, or (-1 - index of a
+    damaged shard, 0).
+    """
     this = tree[node]
     depth, parent = this.depth, tree[this.parent]
     this.begin = used
@@ -168,14 +203,20 @@ def _gather(
         used, last = point_into_store(table, pool, used, context, 0, LONGEST + 1, _ENOUGH, _SAMPLED)
         this.store_size = last
     else:
-        used, last = advance(table, text, pool, parent.begin, parent.end, this.token, used, _ADVANCED, depth)
+        used, last = advance(
+            table, text, pool, parent.begin, parent.end, this.token, used, _ADVANCED, depth
+        )
         this.request_size, this.store_size = parent.request_size + 1, parent.store_size + 1
         stored = used - this.begin - last
         if used >= 0 and last < _THIN_REQUEST:
-            used, this.request_size = point_into_request(text, pool, used, context, depth, this.request_size)
+            used, this.request_size = point_into_request(
+                text, pool, used, context, depth, this.request_size
+            )
         if used >= 0 and stored < _THIN_STORE and look_ups < _LOOK_UPS and len(table) > 0:
             look_ups += 1
-            used, last = point_into_store(table, pool, used, context, depth, this.store_size, _THIN_STORE, _NODE_SAMPLED)
+            used, last = point_into_store(
+                table, pool, used, context, depth, this.store_size, _THIN_STORE, _NODE_SAMPLED
+            )
             this.store_size = last
     if used >= 0:
         if node == 0:
@@ -198,11 +239,20 @@ def _offer(
     request: RequestState,
     known: KnownContinuation,
 ) -> int:
-    """Put what may follow a node on the frontier, each token with its confidence; return how many wait now."""
-    pool, counts, network, frontier = workspace.pool, workspace.counts, workspace.network, workspace.frontier
+    """Put what may follow a node on the frontier, each token with its confidence; return how
+    many wait now.
+    """
+    pool, counts, network, frontier = (
+        workspace.pool,
+        workspace.counts,
+        workspace.network,
+        workspace.frontier,
+    )
     this = workspace.tree[node]
     depth = this.depth
-    different = count_tokens(table, pool, this.begin, this.end, text.prompt_length, request.copy_place + depth, counts)
+    different = count_tokens(
+        table, pool, this.begin, this.end, text.prompt_length, request.copy_place + depth, counts
+    )
     describe_node(network.inputs[0], counts, depth, this.confidence, request)
     begin_node(network, weights)
     best = guess_of_request(counts, different)
@@ -216,7 +266,9 @@ def _offer(
             continue
         token = counts.tokens[which].token
         seen = last_place(text, token)
-        confidence = confidence_of(network, counts, which, best, text.length + depth, seen, weights, recorded)
+        confidence = confidence_of(
+            network, counts, which, best, text.length + depth, seen, weights, recorded
+        )
         if recorded and known.used[0] < len(known.offers):
             offer = known.offers[known.used[0]]
             for index in range(len(FEATURES)):
@@ -226,7 +278,12 @@ def _offer(
         path = confidence * this.path_confidence
         if path > _LEAST_CONFIDENCE and waiting < len(frontier):
             child = frontier[waiting]
-            child.parent, child.token, child.confidence, child.path_confidence = node, token, confidence, path
+            child.parent, child.token, child.confidence, child.path_confidence = (
+                node,
+                token,
+                confidence,
+                path,
+            )
             child.origin = origin_of(counts, which)
             waiting += 1
     return waiting

@@ -1,4 +1,5 @@
-"""A draft tree as it grows, for both fusions: an array of nodes, the root first, a parent before its children.
+"""A draft tree as it grows, for both fusions: an array of nodes, the root first, a parent before
+its children.
 
 After the newest tokens "1 2", with 7 and 8 as candidates and 4 behind 7:
 
@@ -7,7 +8,8 @@ After the newest tokens "1 2", with 7 and 8 as candidates and 4 behind 7:
     parent              -           0     1     0
     depth               0           1     2     1
     confidence          1           0.6   0.9   0.3      given the parent
-    path_confidence     1           0.6   0.54  0.3      of the whole path; the tree grows in this order
+    path_confidence     1           0.6   0.54  0.3      of the whole path; the tree grows in this
+    order
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ TREE_NODE, DRAFT_NODE = record_dtype(TreeNode), record_dtype(DraftNode)
 
 @kernel
 def highest(waiting: Any, count: int) -> int:
-    """Return which of the first `count` records has the highest `path_confidence`, the first one on ties."""
+    """Return which of the first `count` records has the highest `path_confidence`, the first one
+    on ties.
+    """
     best = 0
     for index in range(1, count):
         if waiting[index].path_confidence > waiting[best].path_confidence:
@@ -62,4 +66,9 @@ def write_tree(tree: Records[TreeNode], size: int, drafted: Records[DraftNode]) 
     """Write the `size` nodes below the root as the caller gets them."""
     for index in range(size):
         node, out = tree[index + 1], drafted[index]
-        out.token, out.parent, out.origin, out.confidence = node.token, node.parent - 1, node.origin, node.confidence
+        out.token, out.parent, out.origin, out.confidence = (
+            node.token,
+            node.parent - 1,
+            node.origin,
+            node.confidence,
+        )

@@ -1,7 +1,9 @@
-"""Token Recycling (Luo et al. 2024): what the target said would follow the newest tokens, the last time it saw them.
+"""Token Recycling (Luo et al. 2024): what the target said would follow the newest tokens, the last
+time it saw them.
 
-`tree=paper,keys=1` is the paper's method: the best 8 tokens after each single token, and a fixed tree of 80 nodes. The default
-has longer keys and grows the tree best first, by how often a guess of that kind has come true.
+`tree=paper,keys=1` is the paper's method: the best 8 tokens after each single token, and a fixed
+tree of 80 nodes. The default has longer keys and grows the tree best first, by how often a guess of
+that kind has come true.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from paceline.util.limits import LONGEST_KEY
 
 
 class TokenRecycling(RecyclingDrafter):
-    """Guesses only: lossless and seed-identical at any temperature. What is kept is shared by all requests."""
+    """Guesses only: lossless and seed-identical at any temperature. What is kept is shared by
+    all requests.
+    """
 
     name = "token_recycling"
     Options = TokenRecyclingOptions
@@ -46,7 +50,10 @@ class TokenRecycling(RecyclingDrafter):
         """Draft one tree per sequence."""
         most = self._options.nodes or MOST_NODES
         draft = self._fixed_tree if self._options.tree == "paper" else self._best_tree
-        return [draft(request, min(limit, most)) for request, limit in zip(requests, max_nodes, strict=True)]
+        return [
+            draft(request, min(limit, most))
+            for request, limit in zip(requests, max_nodes, strict=True)
+        ]
 
     def _best_tree(self, request: Request, nodes: int) -> DraftTree:
         return self._recycler.draft(request, nodes, self._options.least)
@@ -54,7 +61,15 @@ class TokenRecycling(RecyclingDrafter):
     def _fixed_tree(self, request: Request, nodes: int) -> DraftTree:
         tree = np.empty(nodes, dtype=GUESS)
         newest = np.array(request.token_ids[-LONGEST_KEY:], dtype=np.int64)
-        size = fill(self._recycler.table, newest, self._options.keys, PARENTS, RANKS, request.remaining - 1, tree)
+        size = fill(
+            self._recycler.table,
+            newest,
+            self._options.keys,
+            PARENTS,
+            RANKS,
+            request.remaining - 1,
+            tree,
+        )
         return as_draft(tree, size)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:

@@ -17,10 +17,11 @@ class TokenRecyclingOptions:
     """Attributes:
     keys: most newest tokens under which a distribution is kept; the paper has 1.
     tree: best = the likeliest nodes | paper = its fixed tree.
-    nodes: most nodes of a tree. Not given: 48 with the budget, without it 16, and in a larger batch what makes 48 in all; with
+    nodes: most nodes of a tree. Not given: 48 with the budget, without it 16, and in a larger batch
+    what makes 48 in all; with
         tree=paper all 80.
-    budget: of these, the engine feeds what pays for its forward; not of the paper's tree, which is fed whole.
-    least: chance of a path below which it is not proposed (tree=best).
+    budget: of these, the engine feeds what pays for its forward; not of the paper's tree, which is
+    fed whole. least: chance of a path below which it is not proposed (tree=best).
     rows: distributions kept, of all requests together; 110 bytes each.
     pool: file that what is kept is read from, if it is there, and saved to.
     """
@@ -40,4 +41,6 @@ class TokenRecyclingOptions:
         if self.nodes is not None:
             require_range("token_recycling", "nodes", self.nodes, 1, MOST_NODES)
         if self.tree not in TREES:
-            raise ConfigError(f"token_recycling: got tree={self.tree!r}; expected one of {', '.join(TREES)}.")
+            raise ConfigError(
+                f"token_recycling: got tree={self.tree!r}; expected one of {', '.join(TREES)}."
+            )

@@ -1,7 +1,8 @@
-"""The tree of the Token Recycling paper (section 3.2, figure 3; the shape is that of the authors' release): 80 nodes, 6 levels.
+"""The tree of the Token Recycling paper (section 3.2, figure 3; the shape is that of the authors'
+release): 80 nodes, 6 levels.
 
-A node is named by its ranks: (0, 2) is the third most likely token after the most likely one. Each named node has as many
-children as is said here, of ranks 0, 1, ...; the others are leaves.
+A node is named by its ranks: (0, 2) is the third most likely token after the most likely one. Each
+named node has as many children as is said here, of ranks 0, 1, ...; the others are leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ CHILDREN: dict[Ranks, int] = {
     (1, 0): 2, (1, 1): 1, (2, 0): 1, (3, 0): 1, (4, 0): 1, (5, 0): 1,
     **{(0, 0, rank): count for rank, count in enumerate((5, 2, 1, 1, 1))},
     (0, 1, 0): 1, (0, 2, 0): 1, (1, 0, 0): 1, (2, 0, 0): 1, (3, 0, 0): 1,
-    (0, 0, 0, 0): 3, (0, 0, 0, 1): 1, (0, 0, 0, 2): 1, (0, 0, 1, 0): 1, (0, 1, 0, 0): 1, (1, 0, 0, 0): 1,
+    (0, 0, 0, 0): 3, (0, 0, 0, 1): 1, (0, 0, 0, 2): 1, (0, 0, 1, 0): 1, (0, 1, 0, 0): 1, (1, 0, 0,
+    0): 1,
     (0, 0, 0, 0, 0): 2, (0, 0, 0, 1, 0): 1,
 }  # fmt: skip
 
@@ -37,7 +39,9 @@ def shape() -> tuple[IntArray, IntArray]:
         for rank in range(CHILDREN.get(ranks, 0)):
             named.append((*ranks, rank))
             parents.append(node - 1)
-    return np.array(parents, dtype=np.int64), np.array([ranks[-1] for ranks in named[1:]], dtype=np.int64)
+    return np.array(parents, dtype=np.int64), np.array(
+        [ranks[-1] for ranks in named[1:]], dtype=np.int64
+    )
 
 
 PARENTS, RANKS = shape()
@@ -53,7 +57,8 @@ def fill(
     levels: int,
     tree: Records[TreeCandidate],
 ) -> int:
-    """Fill the fixed tree with what is kept, and return its size; nodes for which nothing is kept are left out.
+    """Fill the fixed tree with what is kept, and return its size; nodes for which nothing is kept
+    are left out.
 
     Args:
         newest: up to LONGEST_KEY tokens, the root's the last. keys: most tokens of a key.
@@ -70,12 +75,20 @@ def fill(
         above, row = parents[node] + 1, node + 1
         entry = entry_of[above]
         depth = 1 if above == 0 or entry == ABSENT else tree[place_of[above]].depth + 1
-        if entry == ABSENT or table.entries[entry].size <= ranks[node] or size == len(tree) or depth > levels:
+        if (
+            entry == ABSENT
+            or table.entries[entry].size <= ranks[node]
+            or size == len(tree)
+            or depth > levels
+        ):
             continue
         guess = tree[size]
         guess.parent, guess.depth, guess.cell = place_of[above], depth, 0
         guess.origin = _RECYCLED
-        guess.token, guess.confidence = table.entries[entry].tokens[ranks[node]], table.entries[entry].probs[ranks[node]]
+        guess.token, guess.confidence = (
+            table.entries[entry].tokens[ranks[node]],
+            table.entries[entry].probs[ranks[node]],
+        )
         tails[row, :-1] = tails[above, 1:]
         tails[row, -1] = guess.token
         known[row] = min(known[above] + 1, LONGEST_KEY)

@@ -1,9 +1,11 @@
-"""Lookahead parallelism: several processes, each with a whole copy of the model, compute one step's draft tree together.
+"""Lookahead parallelism: several processes, each with a whole copy of the model, compute one step's
+draft tree together.
 
-After Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", section 3.4. Every rank runs
-the same loop and proposes the same trees, feeds only its share of the nodes, and one exchange of integers tells all ranks the
-target's token and arg-max after every node. Draws are keyed by seed and position, so they do not depend on who makes them.
-A rank that has not fed an accepted node feeds its token in front of the next step.
+After Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding",
+section 3.4. Every rank runs the same loop and proposes the same trees, feeds only its share of the
+nodes, and one exchange of integers tells all ranks the target's token and arg-max after every node.
+Draws are keyed by seed and position, so they do not depend on who makes them. A rank that has not
+fed an accepted node feeds its token in front of the next step.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 
 
 class ParallelLM(CachedLM):
-    """A model whose draft trees are computed by all ranks together; `verify` belongs to its `forward_nodes`.
+    """A model whose draft trees are computed by all ranks together; `verify` belongs to its
+    `forward_nodes`.
 
-    Logits of `forward` are those of this rank's share only, `request.cached` is this rank's own, and so is `stats.fed`.
+    Logits of `forward` are those of this rank's share only, `request.cached` is this rank's own,
+    and so is `stats.fed`.
 
     Args:
         model: this rank's copy, on its own device.
@@ -64,33 +68,57 @@ class ParallelLM(CachedLM):
         self.ranks = ranks
         self._max_nodes = max_nodes
         self._parts: dict[int, tuple[Share, DraftTree]] = {}  # of the last forward, by sequence
-        ranks.agree("drafters", (drafter.name, drafter.columns, max_nodes), "Start every process with the same options.")
-        ranks.agree("model weights", weight_sums(model), "Start every process with the same --model and --dtype.")
+        ranks.agree(
+            "drafters",
+            (drafter.name, drafter.columns, max_nodes),
+            "Start every process with the same options.",
+        )
+        ranks.agree(
+            "model weights",
+            weight_sums(model),
+            "Start every process with the same --model and --dtype.",
+        )
 
     def forward_nodes(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> NodeLogits:
         """Run `CachedLM.forward_nodes` over this rank's share of every tree.
 
         Raises:
-            DrafterError: a tree with drawn nodes, whose verification needs distributions and not tokens alone.
+            DrafterError: a tree with drawn nodes, whose verification needs distributions and not
+                tokens alone.
         """
         if any(tree.probs is not None for tree in trees):
             raise DrafterError(
-                "a draft tree carries the distributions its nodes were drawn from; lookahead parallelism verifies guesses"
+                "a draft tree carries the distributions its nodes were drawn from; lookahead"
+                " parallelism verifies guesses"
                 " only. Choose a drafter of guesses, or run it in one process."
             )
         size, rank = self.ranks.size, self.ranks.rank
         # Shares take turns, so that the largest is not always the same rank's.
         turns = [(rank + request.counters.target_forwards) % size for request in requests]
-        shares = [share(tuple(tree.parents), size, turn) for tree, turn in zip(trees, turns, strict=True)]
+        shares = [
+            share(tuple(tree.parents), size, turn) for tree, turn in zip(trees, turns, strict=True)
+        ]
         parts = [mine.part(tree) for mine, tree in zip(shares, trees, strict=True)]
-        self._parts = {request.id: both for request, both in zip(requests, zip(shares, parts, strict=True), strict=True)}
+        self._parts = {
+            request.id: both
+            for request, both in zip(requests, zip(shares, parts, strict=True), strict=True)
+        }
         return super().forward_nodes(requests, parts)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
-        """Run `CachedLM.commit` with nodes of the whole trees: keep what this rank has of each path."""
-        super().commit([mine.kept(path) for (mine, _), path in zip(self._parts.values(), accepted, strict=True)])
+        """Run `CachedLM.commit` with nodes of the whole trees: keep what this rank has of each
+        path.
+        """
+        super().commit(
+            [
+                mine.kept(path)
+                for (mine, _), path in zip(self._parts.values(), accepted, strict=True)
+            ]
+        )
 
-    def verify(self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits) -> list[Outcome]:
+    def verify(
+        self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
+    ) -> list[Outcome]:
         """What is emitted for each sequence, alike on all ranks; the `Verifier` of `decode_step`.
 
         Args:
@@ -102,28 +130,41 @@ class ParallelLM(CachedLM):
             return []
         parts = [self._parts[request.id][1] for request in requests]
         _, drawn, argmax = answers(requests, parts, logits)
-        merged = self.ranks.merge(torch.from_numpy(self._table(requests, trees, drawn, argmax))).tolist()
+        merged = self.ranks.merge(
+            torch.from_numpy(self._table(requests, trees, drawn, argmax))
+        ).tolist()
         outcomes = []
         for request, tree, (token_row, argmax_row) in zip(requests, trees, merged, strict=True):
             if token_row[0] != -argmax_row[0]:
                 raise DrafterError(
-                    f"the processes of this parallel run drafted different trees for sequence {request.id}; a drafter must guess"
+                    "the processes of this parallel run drafted different trees for sequence"
+                    f" {request.id}; a drafter must guess"
                     " alike in all of them. Run this drafter in one process."
                 )
             tokens = token_row[1 : 2 + len(tree)]
             said = argmax_row[1 : 2 + len(tree)]
-            accepted, run = follow(tree, chosen(request, tree, tokens, said, logits.flat.dtype), request.end_reason)
+            accepted, run = follow(
+                tree, chosen(request, tree, tokens, said, logits.flat.dtype), request.end_reason
+            )
             outcomes.append(make_outcome(request, tree, accepted, run, said))
         return outcomes
 
     def _table(
-        self, requests: Sequence[Request], trees: Sequence[DraftTree], drawn: list[list[int]], argmax: list[list[int]]
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        drawn: list[list[int]],
+        argmax: list[list[int]],
     ) -> IntArray:
-        """What this rank knows, [batch, 2, 2 + max_nodes], -1 elsewhere: a check of the tree, then the root's and the nodes'
-        tokens (row 0) and arg-maxes (row 1). Its shape does not depend on the trees, so that unequal ones can be reported."""
+        """What this rank knows, [batch, 2, 2 + max_nodes], -1 elsewhere: a check of the tree, then
+        the root's and the nodes' tokens (row 0) and arg-maxes (row 1). Its shape does not depend on
+        the trees, so that unequal ones can be reported.
+        """
         table = np.full((len(requests), 2, 2 + self._max_nodes), -1, dtype=np.int64)
         for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-            check = hash((len(request), request.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1  # its negative fits, too
+            check = (
+                hash((len(request), request.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1
+            )  # its negative fits, too
             table[row, :, 0] = check, -check  # the largest of both cancel out only if all are equal
             mine = self._parts[request.id][0]
             known = np.array([drawn[row], argmax[row]])
@@ -136,34 +177,51 @@ class ParallelLM(CachedLM):
         """Hold the requests of all ranks against each other, once per call of the engine.
 
         Raises:
-            ConfigError: they differ, or ask for what takes the logits of a whole tree in one process.
+            ConfigError: they differ, or ask for what takes the logits of a whole tree in one
+                process.
         """
         for name in ("bad_words", "logits_processors", "logprobs", "prompt_logprobs"):
             if any(getattr(request.params, name) not in ((), None) for request in requests):
-                raise ConfigError(f"{name}: got some in a parallel run; expected none there. Leave it out, or use one process.")
-        asked = [(request.token_ids, request.params, request.max_length, sorted(request.eos_token_ids)) for request in requests]
-        self.ranks.agree("prompts or sampling parameters", (asked, max_batch), "Make the same call in every process.")
+                raise ConfigError(
+                    f"{name}: got some in a parallel run; expected none there. Leave it out, or"
+                    " use one process."
+                )
+        asked = [
+            (request.token_ids, request.params, request.max_length, sorted(request.eos_token_ids))
+            for request in requests
+        ]
+        self.ranks.agree(
+            "prompts or sampling parameters",
+            (asked, max_batch),
+            "Make the same call in every process.",
+        )
 
 
 def check_columns(drafter: Drafter, size: int) -> None:
-    """Hold the number of ranks against the branches of the drafter's trees; once, when an engine is built.
+    """Hold the number of ranks against the branches of the drafter's trees; once, when an engine is
+    built.
 
     Raises:
         ConfigError: a drafter whose trees cannot be split, or more ranks than branches.
     """
     if drafter.columns < 2:
         raise ConfigError(
-            f"lookahead parallelism: got drafter {drafter.name!r}, which drafts nothing that processes could compute apart;"
-            " expected one with a window of columns, such as 'lookahead:window=15'. Choose one, or run in one process."
+            f"lookahead parallelism: got drafter {drafter.name!r}, which drafts nothing that"
+            " processes could compute apart;"
+            " expected one with a window of columns, such as 'lookahead:window=15'. Choose one, or"
+            " run in one process."
         )
     if drafter.top_k:
         raise ConfigError(
-            f"lookahead parallelism: got drafter {drafter.name!r}, which asks for the target's {drafter.top_k} most likely tokens"
-            " after every node; expected one that needs the chosen token alone. Run it in one process."
+            f"lookahead parallelism: got drafter {drafter.name!r}, which asks for the target's"
+            f" {drafter.top_k} most likely tokens"
+            " after every node; expected one that needs the chosen token alone. Run it in one"
+            " process."
         )
     if size > drafter.columns:
         raise ConfigError(
-            f"lookahead parallelism: got {size} ranks for drafter {drafter.name!r}, whose window has {drafter.columns} columns;"
+            f"lookahead parallelism: got {size} ranks for drafter {drafter.name!r}, whose window"
+            f" has {drafter.columns} columns;"
             f" expected 1 to {drafter.columns} ranks. Reduce --nproc-per-node, or raise window."
         )
 
@@ -175,22 +233,30 @@ def refuse_others(spec: str) -> Drafter:
         ConfigError: always.
     """
     raise ConfigError(
-        f"got {spec!r} in lookahead parallelism, where the processes share out the trees of one drafter; expected None, or the"
+        f"got {spec!r} in lookahead parallelism, where the processes share out the trees of one"
+        " drafter; expected None, or the"
         " spec of that drafter. Leave it out."
     )
 
 
 @torch.no_grad()
 def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...], int]]:
-    """Name, dtype, shape and sum of every parameter and buffer: equal for equal models, wherever they are.
+    """Name, dtype, shape and sum of every parameter and buffer: equal for equal models, wherever
+    they are.
 
-    Sums are of the bit patterns as integers, each weighted with an odd number that depends on its place, modulo 2**64: the
-    order of summation does not matter, and neither one changed element nor an exchange of two passes unnoticed. Quantised
-    weights whose numbers have no place in memory count by name, class and shape alone.
+    Sums are of the bit patterns as integers, each weighted with an odd number that depends on its
+    place, modulo 2**64: the order of summation does not matter, and neither one changed element nor
+    an exchange of two passes unnoticed. Quantised weights whose numbers have no place in memory
+    count by name, class and shape alone.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [
-        (name, f"{one.dtype} {type(one).__name__}", tuple(one.shape), _weighted_sum(one) if is_plain(one) else 0)
+        (
+            name,
+            f"{one.dtype} {type(one).__name__}",
+            tuple(one.shape),
+            _weighted_sum(one) if is_plain(one) else 0,
+        )
         for name, one in tensors
     ]
 

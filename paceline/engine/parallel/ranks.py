@@ -1,4 +1,6 @@
-"""The processes of a parallel run: how they find each other, the small integer tensors they exchange, how they end together."""
+"""The processes of a parallel run: how they find each other, the small integer tensors they
+exchange, how they end together.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ _ADDRESS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
-    """The processes of a run over the default process group. All of them make the same calls in the same order.
+    """The processes of a run over the default process group. All of them make the same calls in the
+    same order.
 
     Args:
-        timeout: seconds after which a silent process counts as lost; None where the group was made elsewhere, with its own.
+        timeout: seconds after which a silent process counts as lost; None where the group was made
+            elsewhere, with its own.
         store: where the processes met, if they met here.
     Attributes:
         rank, size: the place of this process, and how many there are.
@@ -41,21 +45,27 @@ class Ranks:
 
     @staticmethod
     def join(device: str = "auto", timeout: float = 60.0) -> Ranks:
-        """The process group that exists, or the one torchrun has prepared: NCCL where the models are on GPUs, else gloo.
+        """The process group that exists, or the one torchrun has prepared: NCCL where the models
+        are on GPUs, else gloo.
 
         Raises:
             ConfigError: this process was started alone, or there is no GPU for it.
             ParallelError: the others did not come within `timeout` seconds.
         """
         if not dist.is_available():
-            raise ConfigError("lookahead parallelism needs torch.distributed, which this build of torch lacks; install another.")
+            raise ConfigError(
+                "lookahead parallelism needs torch.distributed, which this build of torch lacks;"
+                " install another."
+            )
         if dist.is_initialized():
             return Ranks()
         missing = [name for name in _ADDRESS if name not in os.environ]
         if missing:
             raise ConfigError(
-                f"lookahead parallelism needs one process per copy of the model, and this one was started alone ({missing[0]} is"
-                " not set). Start all of them with: torchrun --nproc-per-node K -m paceline ..., or initialise"
+                "lookahead parallelism needs one process per copy of the model, and this one was"
+                f" started alone ({missing[0]} is"
+                " not set). Start all of them with: torchrun --nproc-per-node K -m paceline ...,"
+                " or initialise"
                 " torch.distributed first."
             )
         from torch.distributed.rendezvous import rendezvous  # not there in every build
@@ -63,7 +73,9 @@ class Ranks:
         options: dict[str, Any] = {"backend": "gloo", "timeout": timedelta(seconds=timeout)}
         place = torch.device(local_device(device))
         if place.type == "cuda":
-            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a lost process becomes an error here, not an abort
+            os.environ.setdefault(
+                "TORCH_NCCL_BLOCKING_WAIT", "1"
+            )  # a lost process becomes an error here, not an abort
             torch.cuda.set_device(place)
             options |= {"backend": "nccl", "device_id": place}
         try:
@@ -71,19 +83,26 @@ class Ranks:
             dist.init_process_group(store=store, rank=rank, world_size=size, **options)
         except (RuntimeError, ValueError) as error:
             raise ParallelError(
-                f"the processes of this parallel run did not find each other within {timeout:g} s: {str(error).splitlines()[0]}"
+                f"the processes of this parallel run did not find each other within {timeout:g} s:"
+                f" {str(error).splitlines()[0]}"
                 " Start all of them at once, with torchrun."
             ) from error
         atexit.register(_leave)
         ranks = Ranks(timeout, store)
-        ranks.first(0)  # without torchrun the meeting place ends with rank 0: nothing may go wrong before all have arrived
+        ranks.first(
+            0
+            # without torchrun the meeting place ends with rank 0: nothing may go wrong before all
+            # have arrived
+        )
         return ranks
 
     def merge(self, table: Tensor) -> Tensor:
-        """The largest entry any rank has in each place; `table` is int64 of the same shape everywhere.
+        """The largest entry any rank has in each place; `table` is int64 of the same shape
+        everywhere.
 
         Raises:
-            ParallelError: a process was lost. KeyboardInterrupt: one was interrupted; raised in all of them.
+            ParallelError: a process was lost. KeyboardInterrupt: one was interrupted; raised in all
+                of them.
         """
         flag = torch.tensor([int(self._interrupted)])
         buffer = torch.cat([flag, table.flatten()])
@@ -93,11 +112,14 @@ class Ranks:
             merged = buffer.cpu()
         except RuntimeError as error:
             raise ParallelError(
-                f"a process of this parallel run ended or did not answer {self._limit}; all {self.size} of them must stay to"
+                f"a process of this parallel run ended or did not answer {self._limit}; all"
+                f" {self.size} of them must stay to"
                 " the end. See its own message, and start the run again."
             ) from error
         if merged[0]:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the same Ctrl-C reaches some processes later than others
+            signal.signal(
+                signal.SIGINT, signal.SIG_IGN
+            )  # the same Ctrl-C reaches some processes later than others
             self._interrupted = False
             raise KeyboardInterrupt
         return merged[1:].view(table.shape)
@@ -123,11 +145,14 @@ class Ranks:
         others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if others:
             raise ConfigError(
-                f"{what} of {_named(others)} differ from those of rank 0; all {self.size} ranks must have the same. {advice}"
+                f"{what} of {_named(others)} differ from those of rank 0; all {self.size} ranks"
+                f" must have the same. {advice}"
             )
 
     def hold_interrupts(self) -> None:
-        """From now on Ctrl-C ends all ranks at the next exchange, together; a second one ends this process at once."""
+        """From now on Ctrl-C ends all ranks at the next exchange, together; a second one ends
+        this process at once.
+        """
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             if self._interrupted:
@@ -142,7 +167,9 @@ class Ranks:
             return True
         try:
             return int(self._store.add(f"paceline/said/{_digest(str(error))}", 1)) == 1
-        except RuntimeError:  # without torchrun rank 0 kept the record: what is common it has told, its own end it has not
+        # without torchrun rank 0 kept the record: what is common it has told, its own end it has
+        # not
+        except RuntimeError:
             return isinstance(error, ParallelError)
 
 
@@ -157,7 +184,8 @@ def local_device(device: str) -> str:
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= count:
         raise ConfigError(
-            f"got local rank {local}; expected less than {count}, the GPUs of this machine, as each process needs one of its own."
+            f"got local rank {local}; expected less than {count}, the GPUs of this machine, as"
+            " each process needs one of its own."
             " Reduce --nproc-per-node, or use --device cpu."
         )
     return f"cuda:{local}"

@@ -1,8 +1,8 @@
 """Which rank feeds which nodes of a draft tree.
 
-A node can only be computed together with its ancestors, so what a rank feeds is closed under parents. In depth-first order a
-run of consecutive nodes needs, besides itself, just the ancestors of its first node; the runs are cut where the largest share
-is smallest.
+A node can only be computed together with its ancestors, so what a rank feeds is closed under
+parents. In depth-first order a run of consecutive nodes needs, besides itself, just the ancestors
+of its first node; the runs are cut where the largest share is smallest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Share:
     Attributes:
         nodes: the m nodes fed, ascending: those owned and all their ancestors.
         parents: m parents, counted within the share; -1 = the root.
-        owned: which places of `nodes` are the rank's own to answer for, ascending. Every node has one owner.
+        owned: which places of `nodes` are the rank's own to answer for, ascending. Every node has
+            one owner.
     """
 
     nodes: IntArray
@@ -35,7 +36,9 @@ class Share:
         return DraftTree([tree.token_ids[node] for node in self.nodes.tolist()], self.parents)
 
     def kept(self, path: Sequence[int]) -> list[int]:
-        """Places within the share of a path from the root downwards, as far as this rank has fed it."""
+        """Places within the share of a path from the root downwards, as far as this rank has fed
+        it.
+        """
         have = self.nodes.searchsorted(path) if len(path) else ()
         kept: list[int] = []
         for node, place in zip(path, have, strict=True):
@@ -79,10 +82,12 @@ def _depth_first(parents: tuple[int, ...]) -> tuple[list[int], list[int]]:
 
 
 def _cut(above: list[int], ranks: int) -> list[int]:
-    """Ends of the runs that minimise the largest share; `above` counts each node's ancestors, in depth-first order.
+    """Ends of the runs that minimise the largest share; `above` counts each node's ancestors, in
+    depth-first order.
 
-    A later start never lets a run end earlier (going on by one node adds at most one ancestor), so filling each run up to
-    the cap is optimal, and the smallest cap that suffices is found by bisection.
+    A later start never lets a run end earlier (going on by one node adds at most one ancestor), so
+    filling each run up to the cap is optimal, and the smallest cap that suffices is found by
+    bisection.
     """
     low, high = max(-(-len(above) // ranks), max(above, default=-1) + 1), len(above)
     while low < high:

@@ -1,4 +1,6 @@
-"""`model.generate` with drafts: `Strategy` for its `custom_generate`, and `generate`, the full form."""
+"""`model.generate` with drafts: `Strategy` for its `custom_generate`, and `generate`, the full
+form.
+"""
 
 from paceline.integrations.transformers.strategy import Strategy, generate
 

@@ -14,7 +14,8 @@ from paceline.model.cached_lm import CachedLM
 def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int) -> None:
     """Copy the `past` columns of a cache into the slots of the rows, without their padding.
 
-    A sliding-window layer holds its last columns only; what is missing is outside every later window, so zeros stand for it.
+    A sliding-window layer holds its last columns only; what is missing is outside every later
+    window, so zeros stand for it.
     """
     for row in rows:
         for index, layer in enumerate(cache.layers):
@@ -24,12 +25,16 @@ def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache,
             first_column = past - keys.shape[-2]
             start = max(row.padding, first_column)
             if start < past:
-                states = (store[row.place, :, start - first_column :] for store in (keys, layer.values))
+                states = (
+                    store[row.place, :, start - first_column :] for store in (keys, layer.values)
+                )
                 model.load(row, index, start - row.padding, *states)
         row.cached = max(0, past - row.padding)
 
 
-def fill_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int, total: int) -> None:
+def fill_cache(
+    model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int, total: int
+) -> None:
     """Append the columns past .. total - 1 of all rows to a cache; padding columns are zeros.
 
     Args:
@@ -39,7 +44,9 @@ def fill_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache,
     for index, states in enumerate(zip(*stored, strict=True)):
         if states[0] is not None:
             keys, values = ([one[part] for one in states if one is not None] for part in (0, 1))
-            cache.update(_columns(rows, keys, past, total), _columns(rows, values, past, total), index)
+            cache.update(
+                _columns(rows, keys, past, total), _columns(rows, values, past, total), index
+            )
 
 
 def _columns(rows: Sequence[RowRequest], states: Sequence[Tensor], past: int, total: int) -> Tensor:

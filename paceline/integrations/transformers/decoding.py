@@ -1,4 +1,6 @@
-"""One call of `generate`, decoded by the steps all decoding is made of, returned as transformers returns it."""
+"""One call of `generate`, decoded by the steps all decoding is made of, returned as transformers
+returns it.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,36 @@ from paceline.model.node_logits import NodeLogits
 from paceline.verification.verify import follow, make_outcome, spoiled
 
 
-def verify_rows(rows: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits) -> list[Outcome]:
-    """Follow the tokens transformers would choose; the engine's rule of verification for rows of a transformers batch.
+def verify_rows(
+    rows: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
+) -> list[Outcome]:
+    """Follow the tokens transformers would choose; the engine's rule of verification for rows of a
+    transformers batch.
 
     Args:
         rows: `RowRequest`s.
     """
     argmax: list[int] = most_likely(logits.flat).tolist()
     outcomes = []
-    for start, row, tree in zip(logits.starts, cast(Sequence[RowRequest], rows), trees, strict=True):
+    for start, row, tree in zip(
+        logits.starts, cast(Sequence[RowRequest], rows), trees, strict=True
+    ):
 
-        def choose(node: int, root: int = start, row: RowRequest = row, tree: DraftTree = tree) -> int:
+        def choose(
+            node: int, root: int = start, row: RowRequest = row, tree: DraftTree = tree
+        ) -> int:
             if spoiled(tree, argmax, root + node):
                 return NO_TOKEN
-            return take_token(row, row.choose(logits.flat[root + node + 1], argmax[root + node + 1]), logits.flat.dtype)
+            return take_token(
+                row,
+                row.choose(logits.flat[root + node + 1], argmax[root + node + 1]),
+                logits.flat.dtype,
+            )
 
         accepted, run = follow(tree, choose, row.end_reason)
-        outcomes.append(make_outcome(row, tree, accepted, run, argmax[start : start + 1 + len(tree)]))
+        outcomes.append(
+            make_outcome(row, tree, accepted, run, argmax[start : start + 1 + len(tree)])
+        )
     return outcomes
 
 
@@ -82,7 +97,9 @@ class Decoding:
             self._engine.withdraw(handles)
 
     def _stream(self) -> None:
-        """Give the streamer the columns that are complete: [batch] token ids each, as transformers does."""
+        """Give the streamer the columns that are complete: [batch] token ids each, as
+        transformers does.
+        """
         if self._streamer is None:
             return
         going = [row.width for row in self._rows if row.finish_reason is None]
@@ -98,11 +115,15 @@ class Decoding:
     @property
     def _pad(self) -> int:
         pad = self._request.pad_token_id
-        assert pad is not None, "rows of different length without a padding token"  # Request refuses them
+        assert pad is not None, (
+            "rows of different length without a padding token"
+        )  # Request refuses them
         return pad
 
     def _run_on(self, total: int) -> None:
-        """Feed the padding behind rows that ended early: transformers does, and returns its scores and states too."""
+        """Feed the padding behind rows that ended early: transformers does, and returns its
+        scores and states too.
+        """
         short = [row for row in self._rows if row.width < total]
         if not short:
             return
@@ -129,8 +150,10 @@ class Decoding:
             fill_cache(self._model, self._rows, cache, past, total - 1)
         if not request.as_dict:
             return ids
-        scores, logits = (tuple(torch.cat(rows) for rows in zip(*each, strict=True)) for each in
-                          ([row.scores for row in self._rows], [row.logits for row in self._rows]))  # fmt: skip
+        scores, logits = (
+            tuple(torch.cat(rows) for rows in zip(*each, strict=True))
+            for each in ([row.scores for row in self._rows], [row.logits for row in self._rows])
+        )
         return GenerateDecoderOnlyOutput(
             sequences=ids,
             scores=scores if request.keep_scores else None,
@@ -139,6 +162,8 @@ class Decoding:
         )
 
     def _starts_anew(self, fed: int) -> bool:
-        """Whether the model drops the cache it was given to feed so many columns, with other rotary frequencies."""
+        """Whether the model drops the cache it was given to feed so many columns, with other
+        rotary frequencies.
+        """
         switch = self._model.architecture.restart_length
         return switch is not None and self._request.past <= switch < fed

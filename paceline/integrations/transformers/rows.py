@@ -1,4 +1,6 @@
-"""Rows of a transformers batch as sequences: their processors, their stopping criteria and the draws of `torch.multinomial`."""
+"""Rows of a transformers batch as sequences: their processors, their stopping criteria and the
+draws of `torch.multinomial`.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ from paceline.integrations.transformers.request import GenerateCall
 class SharedNoise:
     """The draws of `torch.multinomial` over a batch whose rows are at different steps.
 
-    `torch.multinomial(probs, 1)` is `argmax(probs / noise)` with exponential noise drawn for the whole batch. The noise of
-    step t is drawn once, when the first row gets there, always in the order of t; each row takes its share when it is there.
+    `torch.multinomial(probs, 1)` is `argmax(probs / noise)` with exponential noise drawn for the
+    whole batch. The noise of step t is drawn once, when the first row gets there, always in the
+    order of t; each row takes its share when it is there.
 
     Args:
         batch: rows; device: where the probabilities are, whose default generator is used.
@@ -62,12 +65,14 @@ class SharedNoise:
 
 
 class RowRequest(Request):
-    """One row of the batch: its prompt without the padding, decoded by the rules transformers prepared.
+    """One row of the batch: its prompt without the padding, decoded by the rules transformers
+    prepared.
 
     Attributes:
         place: its index in the batch.
         padding: padding tokens before its prompt.
-        scores, logits: what transformers would return for it, [1, vocab] per token; empty unless asked for.
+        scores, logits: what transformers would return for it, [1, vocab] per token; empty unless
+            asked for.
     """
 
     def __init__(self, request: GenerateCall, place: int, noise: SharedNoise) -> None:
@@ -75,13 +80,18 @@ class RowRequest(Request):
         self.padding = request.padding[place]
         ids = request.input_ids[place : place + 1]
         new_tokens = request.max_length - request.width
-        # Temperature 0 tells drafters to guess: what they propose is compared with the draw, whatever its distribution.
+        # Temperature 0 tells drafters to guess: what they propose is compared with the draw,
+        # whatever its distribution.
         params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0)
-        super().__init__(ids[0, self.padding :].tolist(), params, eos_token_ids=request.eos_token_ids)
+        super().__init__(
+            ids[0, self.padding :].tolist(), params, eos_token_ids=request.eos_token_ids
+        )
         self.scores: tuple[Tensor, ...] = ()
         self.logits: tuple[Tensor, ...] = ()
         self._request = request
-        self._processed = Processed(_processors_of_row(request.processors, place, request.batch), ids)
+        self._processed = Processed(
+            _processors_of_row(request.processors, place, request.batch), ids
+        )
         self._noise = noise
         self._asked = (-1, "")  # length and answer of the last end_reason
 
@@ -107,7 +117,9 @@ class RowRequest(Request):
         return token
 
     def process(self, logits: Tensor) -> Tensor:
-        """Scores [1, vocab] of the token that follows `ids`; what is to be returned of them is kept."""
+        """Scores [1, vocab] of the token that follows `ids`; what is to be returned of them is
+        kept.
+        """
         raw = logits[None].to(device=self.ids.device, dtype=torch.float32, copy=True)
         scores = self._processed(raw)
         if self._request.keep_scores:
@@ -121,7 +133,9 @@ class RowRequest(Request):
         self._processed.extend([token])
 
     def end_reason(self, run: list[int]) -> str | None:
-        """Why the row ends with the last token of `run`, by the stopping criteria, each asked once per token."""
+        """Why the row ends with the last token of `run`, by the stopping criteria, each asked
+        once per token.
+        """
         length = len(self) + len(run)
         if length != self._asked[0]:
             self._asked = (length, self._reason(run) or "")
@@ -139,15 +153,25 @@ class RowRequest(Request):
             return int(torch.where(scores.gather(-1, found).isnan(), NO_TOKEN, found))
         probs = scores.softmax(-1)
         if self._request.batch == 1:
-            fine = probs.isfinite().all()  # torch.multinomial raises elsewhere, or ends all work on a GPU
-            return int(torch.where(fine, torch.multinomial(torch.where(fine, probs, 1.0), num_samples=1), NO_TOKEN))
+            fine = (
+                probs.isfinite().all()
+            )  # torch.multinomial raises elsewhere, or ends all work on a GPU
+            return int(
+                torch.where(
+                    fine, torch.multinomial(torch.where(fine, probs, 1.0), num_samples=1), NO_TOKEN
+                )
+            )
         step = self.ids.shape[1] - self._request.width
         token = int((probs[0] / self._noise.take(self.place, step, probs.shape[-1])).argmax())
         return NO_TOKEN if probs[0, token].isnan() else token
 
 
-def _processors_of_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProcessorList:
-    """The same processors for one row: those that remember the whole batch get a copy that remembers this row only."""
+def _processors_of_row(
+    processors: LogitsProcessorList, row: int, batch: int
+) -> LogitsProcessorList:
+    """The same processors for one row: those that remember the whole batch get a copy that
+    remembers this row only.
+    """
     if batch == 1:
         return processors
     mine = []
@@ -173,7 +197,10 @@ def _one_prompt(processor: Any, row: int, batch: int) -> dict[str, Any]:
 
 
 def _one_prompts_ngrams(processor: Any, row: int, batch: int) -> dict[str, Any]:
-    return {"generated_ngrams": [processor.generated_ngrams[row * processor.batch_size // batch]], "batch_size": 1}
+    return {
+        "generated_ngrams": [processor.generated_ngrams[row * processor.batch_size // batch]],
+        "batch_size": 1,
+    }
 
 
 def _one_batch_id(processor: Any, row: int, batch: int) -> dict[str, Any]:

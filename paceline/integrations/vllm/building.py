@@ -1,4 +1,6 @@
-"""The drafter that a proposer is told to use: made, held against the model, and tried again where its store cannot be read."""
+"""The drafter that a proposer is told to use: made, held against the model, and tried again
+where its store cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class Builder:
         """Make it; None while it is not yet time to try again.
 
         Raises:
-            ConfigError: it cannot be made, or does not fit. DatastoreError: its store cannot be read.
+            ConfigError: it cannot be made, or does not fit. DatastoreError: its store cannot be
+                read.
         """
         now = time.monotonic()
         if now < self._retry_at:
@@ -44,8 +47,10 @@ class Builder:
         drafter = create(self._spec)
         if drafter.needs_predictions or drafter.top_k:
             raise ConfigError(
-                f"drafter {drafter.name!r}: got a drafter that learns from what the target says behind guesses; expected one that"
-                " learns from text alone, as vLLM tells no more. Use sssd, prompt_lookup, pia or rest."
+                f"drafter {drafter.name!r}: got a drafter that learns from what the target says"
+                " behind guesses; expected one that"
+                " learns from text alone, as vLLM tells no more. Use sssd, prompt_lookup, pia or"
+                " rest."
             )
         check_vocabulary(drafter, self._facts.vocab_size, tokenizer)
         try:
@@ -64,9 +69,15 @@ class Builder:
         return datastore.info(path).tokens if path else 0
 
     def _begin_store(self, tokenizer: Any) -> None:
-        """Where finished answers are to go into a store that is not there, begin one: with one token, as none may be empty."""
+        """Where finished answers are to go into a store that is not there, begin one: with one
+        token, as none may be empty.
+        """
         path = self._options.get("datastore", EMBEDDED)
-        if self._options.get("live", "").lower() in ("", "false", "0", "no", "off") or path == EMBEDDED or Path(path).exists():
+        if (
+            self._options.get("live", "").lower() in ("", "false", "0", "no", "off")
+            or path == EMBEDDED
+            or Path(path).exists()
+        ):
             return
         first = min(self._facts.eos, default=0)
         datastore.build(path, [[first]], self._facts.vocab_size, tokenizer=tokenizer)
@@ -80,5 +91,9 @@ def _tokenizer(facts: EngineFacts) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(facts.tokenizer, revision=facts.revision)
-    except (OSError, ValueError, KeyError):  # one that only vLLM can load: its store is not held against it
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+    ):  # one that only vLLM can load: its store is not held against it
         return None

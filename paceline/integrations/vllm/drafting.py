@@ -27,11 +27,19 @@ class RowDrafting:
         full: whether drafts are as long as they can be, whatever they cost.
     """
 
-    def __init__(self, drafter: GuardedDrafter, facts: EngineFacts, meter: DraftingMetrics, full: bool) -> None:
+    def __init__(
+        self, drafter: GuardedDrafter, facts: EngineFacts, meter: DraftingMetrics, full: bool
+    ) -> None:
         self._drafter, self._facts, self._meter, self._full = drafter, facts, meter, full
-        self._costs, self._reliability, self._gate = StepCosts(), new_calibration(), DraftingBackoff()
+        self._costs, self._reliability, self._gate = (
+            StepCosts(),
+            new_calibration(),
+            DraftingBackoff(),
+        )
         self._requests = Requests()
-        self._before: tuple[set[int], int, float] | None = None  # who was drafted for, how many tokens in all, and when
+        self._before: tuple[set[int], int, float] | None = (
+            None  # who was drafted for, how many tokens in all, and when
+        )
         self._gap = 0
 
     def __len__(self) -> int:
@@ -63,16 +71,25 @@ class RowDrafting:
             if self._goes_on(request, row, tried):
                 going.append((row, request))
         self._count(tried)
-        # vLLM asks for no drafts at all while a row is so close to its end (docs/vllm.md): tokens may be missed.
+        # vLLM asks for no drafts at all while a row is so close to its end (docs/vllm.md): tokens
+        # may be missed.
         longest = max((len(row.text) for row in rows), default=0)
-        self._gap = (self._facts.most + 1) ** 2 if longest + 2 * (self._facts.most + 1) > self._facts.context else 0
-        self.forget(self._requests.resolve_batch_invariance({row.place: request for row, request in going}))
+        self._gap = (
+            (self._facts.most + 1) ** 2
+            if longest + 2 * (self._facts.most + 1) > self._facts.context
+            else 0
+        )
+        self.forget(
+            self._requests.resolve_batch_invariance({row.place: request for row, request in going})
+        )
         self._draft([request for _, request in going])
         drafts = {row.place: request.chain.token_ids[: request.sent] for row, request in going}
         return [[*drafts.get(row.place, ())] for row in rows]
 
     def done(self, now: float) -> None:
-        """The drafts of a step are made, at `now`: what comes until the next one is vLLM's own time."""
+        """The drafts of a step are made, at `now`: what comes until the next one is vLLM's own
+        time.
+        """
         if self._before is not None:
             self._before = *self._before[:2], now
 
@@ -87,7 +104,9 @@ class RowDrafting:
         self._drafter.start(request.request)
         return request
 
-    def _goes_on(self, request: TrackedRequest, row: BatchRow, tried: list[tuple[DraftTree, list[int]]]) -> bool:
+    def _goes_on(
+        self, request: TrackedRequest, row: BatchRow, tried: list[tuple[DraftTree, list[int]]]
+    ) -> bool:
         """Append what is new, and say so to the drafter; returns whether more may come.
 
         Args:
@@ -105,13 +124,23 @@ class RowDrafting:
         accepted = min(row.new - 1, len(sent))
         self._meter.accepted.inc(accepted)
         self._meter.tokens.observe(row.new)
-        self._drafter.observe(Outcome(request.request, sent, [*range(min(accepted, len(run) - 1))], run, _said(run, len(sent))))
+        self._drafter.observe(
+            Outcome(
+                request.request,
+                sent,
+                [*range(min(accepted, len(run) - 1))],
+                run,
+                _said(run, len(sent)),
+            )
+        )
         if ends is not None:
             self.forget([request])
         return ends is None
 
     def _count(self, tried: list[tuple[DraftTree, list[int]]]) -> None:
-        """Learn how much is to be thought of the chances that the drafter gives, from chains and what came."""
+        """Learn how much is to be thought of the chances that the drafter gives, from chains and
+        what came.
+        """
         if tried:
             came = np.array([token for _, run in tried for token in run], dtype=np.int64)
             ends = np.cumsum([0, *(len(run) for _, run in tried)], dtype=np.int64)
@@ -124,8 +153,12 @@ class RowDrafting:
             for request in requests:  # no tree is deeper than vLLM takes
                 seq = request.request
                 seq.max_length = min(self._facts.context, len(seq) + self._facts.most + 1)
-            limit = node_limit(self._drafter.drafter.node_rule, len(requests), max(_MOST_NODES, self._facts.most))
-            trees = self._drafter.propose([request.request for request in requests], [limit] * len(requests))
+            limit = node_limit(
+                self._drafter.drafter.node_rule, len(requests), max(_MOST_NODES, self._facts.most)
+            )
+            trees = self._drafter.propose(
+                [request.request for request in requests], [limit] * len(requests)
+            )
             for request, tree in zip(requests, trees, strict=True):
                 request.chain = tree.best_chain().first(max(0, request.request.remaining - 1))
             for request, length in zip(requests, self._lengths(requests), strict=True):
@@ -144,15 +177,23 @@ class RowDrafting:
         gains = path_chances(self._reliability, chains) * np.repeat(worth, np.diff(chains.starts))
         return paying_lengths(gains, chains.starts, self._costs.seconds(len(requests), len(gains)))
 
-    def _note_costs(self, claimed: Sequence[TrackedRequest | None], others: int, begin: float) -> None:
+    def _note_costs(
+        self, claimed: Sequence[TrackedRequest | None], others: int, begin: float
+    ) -> None:
         """Learn what the step took that has just ended, where nothing but decoding was in it."""
         if self._before is None or others:
             return
         present, drafted, end = self._before
-        if present and {request.request.id for request in claimed if request is not None} == present and None not in claimed:
+        if (
+            present
+            and {request.request.id for request in claimed if request is not None} == present
+            and None not in claimed
+        ):
             self._costs.note(len(present), drafted, begin - end)
 
 
 def _said(run: list[int], sent: int) -> list[int]:
-    """What the target said after the last token and after each of `sent` drafted ones; behind a wrong one it is not known."""
+    """What the target said after the last token and after each of `sent` drafted ones; behind a
+    wrong one it is not known.
+    """
     return [*run, *[run[-1]] * (sent + 1 - len(run))][: sent + 1]

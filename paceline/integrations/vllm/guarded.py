@@ -1,4 +1,6 @@
-"""A drafter whose faults end drafting for a request, and nothing else: vLLM's engine dies of whatever its drafter raises."""
+"""A drafter whose faults end drafting for a request, and nothing else: vLLM's engine dies of
+whatever its drafter raises.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Faults:
             self._silent += 1
             return
         more = f" ({self._silent} more since the last line)" if self._silent else ""
-        _log.warning("%s: %s: %s; no draft, vLLM goes on.%s", where, type(error).__name__, error, more)
+        _log.warning(
+            "%s: %s: %s; no draft, vLLM goes on.%s", where, type(error).__name__, error, more
+        )
         self._silent, self._next_line = 0, now + _SECONDS
 
 
@@ -59,11 +63,15 @@ class GuardedDrafter:
             self._mute(seq, error)
 
     def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return a tree for each, an empty one where the drafter failed. A batch that fails is asked one by one."""
+        """Return a tree for each, an empty one where the drafter failed. A batch that fails is
+        asked one by one.
+        """
         trees = [EMPTY_TREE] * len(seqs)
         asked = [index for index, seq in enumerate(seqs) if seq.id not in self._muted]
         if asked:
-            found = self._asked([seqs[index] for index in asked], [max_nodes[index] for index in asked])
+            found = self._asked(
+                [seqs[index] for index in asked], [max_nodes[index] for index in asked]
+            )
             for index, tree in zip(asked, found, strict=True):
                 trees[index] = tree
         return trees
@@ -92,7 +100,11 @@ class GuardedDrafter:
             if len(seqs) == 1:
                 self._mute(seqs[0], error)
                 return [EMPTY_TREE]
-        return [tree for seq, limit in zip(seqs, max_nodes, strict=True) for tree in self._asked([seq], [limit])]
+        return [
+            tree
+            for seq, limit in zip(seqs, max_nodes, strict=True)
+            for tree in self._asked([seq], [limit])
+        ]
 
     def _mute(self, seq: Request, error: Exception) -> None:
         self._report(error)

@@ -1,15 +1,18 @@
-"""How long each draft of a step is. vLLM verifies rows of any lengths in one forward, so every token pays for itself.
+"""How long each draft of a step is. vLLM verifies rows of any lengths in one forward, so every
+token pays for itself.
 
-A step of a batch takes seconds(sequences, drafted) and yields, for each sequence, 1 + the chances of the paths to its drafted
-tokens. The tokens of the whole batch that bring most come first, as many as give the most per second; chances fall along a
-chain, so what is taken of it is its beginning. What steps take is fitted to the newest ones:
+A step of a batch takes seconds(sequences, drafted) and yields, for each sequence, 1 + the chances
+of the paths to its drafted tokens. The tokens of the whole batch that bring most come first, as
+many as give the most per second; chances fall along a chain, so what is taken of it is its
+beginning. What steps take is fitted to the newest ones:
 
     seconds = a + b * sequences + c * (1 if anything is drafted) + d * drafted
 
-Not every sequence's tokens are worth the same. Each saves the row of a later step, but a step itself is saved only where the
-last sequence of those that run together ends sooner. So tokens of a sequence that is behind count for more, and those of one
-that is ahead for little more than their row: else a batch for whose places nobody waits would pay for drafts, and take as many
-steps as its slowest sequence.
+Not every sequence's tokens are worth the same. Each saves the row of a later step, but a step
+itself is saved only where the last sequence of those that run together ends sooner. So tokens of a
+sequence that is behind count for more, and those of one that is ahead for little more than their
+row: else a batch for whose places nobody waits would pay for drafts, and take as many steps as its
+slowest sequence.
 """
 
 from __future__ import annotations
@@ -26,12 +29,15 @@ from paceline.util.compiled import compiled
 
 _WINDOW, _EVERY = 256, 8  # newest steps that the fit is of; and steps between two fits
 _OUTLIER = 4.0  # times the median: the machine did something else
-# Of a, b, c and d, in steps of median length: what they are before anything is known, and how many steps that counts for. Drafts
-# are believed to be cheap, so that they are tried; what was too dear is tried again when the window has forgotten it.
+# Of a, b, c and d, in steps of median length: what they are before anything is known, and how many
+# steps that counts for. Drafts are believed to be cheap, so that they are tried; what was too dear
+# is tried again when the window has forgotten it.
 _PRIOR = np.array([1.0, 0.0, 0.0, 0.01])
 _STRENGTH = np.array([0.01, 0.1, 1.0, 4.0])
 _MARGIN = 1.1  # of the seconds of a step with drafts: a smaller gain is within the error of the fit
-_BEHIND = 2.5  # tokens by which a sequence is further, and e times less likely to be the last to end
+_BEHIND = (
+    2.5  # tokens by which a sequence is further, and e times less likely to be the last to end
+)
 _UNKNOWN = 0.5  # the chance of a guess whose drafter says none, before it has been counted
 
 
@@ -52,14 +58,17 @@ class StepCosts:
             self._fit = _fitted(np.array(self._seen))
 
     def seconds(self, sequences: int, most: int) -> NDArray[np.float64]:
-        """Return what a step takes with 0 to `most` draft tokens [1 + most], in steps of median length."""
+        """Return what a step takes with 0 to `most` draft tokens [1 + most], in steps of median
+        length.
+        """
         plain, drafting, each = self._parts(sequences)
         found = plain + each * np.arange(most + 1, dtype=np.float64)
         found[1:] = (found[1:] + drafting) * _MARGIN
         return found
 
     def worth(self, said: Sequence[int]) -> NDArray[np.float64]:
-        """Return what a token of each sequence is worth, in tokens of all alike [sequences]; they add up to as many as there are.
+        """Return what a token of each sequence is worth, in tokens of all alike [sequences]; they
+        add up to as many as there are.
 
         Args:
             said: how many tokens each sequence has said so far.
@@ -84,9 +93,13 @@ def _fitted(seen: NDArray[np.float64]) -> NDArray[np.float64]:
     sequences, drafted, seconds = seen.T
     usual = max(float(np.median(seconds)), 1e-9)
     kept = seconds < _OUTLIER * usual
-    inputs = np.stack([np.ones(kept.sum()), sequences[kept], drafted[kept] > 0, drafted[kept]], axis=1)
+    inputs = np.stack(
+        [np.ones(kept.sum()), sequences[kept], drafted[kept] > 0, drafted[kept]], axis=1
+    )
     offset = seconds[kept] / usual - inputs @ _PRIOR
-    fitted: NDArray[np.float64] = _PRIOR + np.linalg.solve(inputs.T @ inputs + np.diag(_STRENGTH), inputs.T @ offset)
+    fitted: NDArray[np.float64] = _PRIOR + np.linalg.solve(
+        inputs.T @ inputs + np.diag(_STRENGTH), inputs.T @ offset
+    )
     return fitted
 
 
@@ -97,14 +110,20 @@ def flatten(chains: Sequence[DraftTree]) -> FlatTrees:
     return FlatTrees(
         np.array([node for chain in chains for node in chain.parents], dtype=np.int64),
         np.array([token for chain in chains for token in chain.token_ids], dtype=np.int64),
-        np.nan_to_num(np.array(confidence, dtype=np.float64)).clip(0.0, 1.0),  # whatever a drafter says
+        np.nan_to_num(np.array(confidence, dtype=np.float64)).clip(
+            0.0, 1.0
+        ),  # whatever a drafter says
         np.cumsum([0, *sizes], dtype=np.int64),
     )
 
 
 @compiled
-def path_chances(acceptance_calibration: AcceptanceCalibration, chains: FlatTrees) -> NDArray[np.float64]:
-    """Return the chance that each node of some chains is accepted [nodes]: of its path, by what came true of earlier ones."""
+def path_chances(
+    acceptance_calibration: AcceptanceCalibration, chains: FlatTrees
+) -> NDArray[np.float64]:
+    """Return the chance that each node of some chains is accepted [nodes]: of its path, by what
+    came true of earlier ones.
+    """
     chances = np.empty(len(chains.parents))
     for tree in range(len(chains.starts) - 1):
         chance = 1.0
@@ -114,11 +133,14 @@ def path_chances(acceptance_calibration: AcceptanceCalibration, chains: FlatTree
     return chances
 
 
-def paying_lengths(gains: NDArray[np.float64], starts: NDArray[np.int64], seconds: NDArray[np.float64]) -> list[int]:
+def paying_lengths(
+    gains: NDArray[np.float64], starts: NDArray[np.int64], seconds: NDArray[np.float64]
+) -> list[int]:
     """Return how many tokens of each chain pay for what they cost.
 
     Args:
-        gains: [nodes] chances of the paths, by what a token is worth. starts: [1 + chains] where each chain begins.
+        gains: [nodes] chances of the paths, by what a token is worth. starts: [1 + chains] where
+            each chain begins.
         seconds: [1 + nodes] of the step, by its draft tokens.
     """
     sequences = len(starts) - 1

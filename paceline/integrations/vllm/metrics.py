@@ -1,4 +1,6 @@
-"""What Prometheus is told beside vLLM's own figures; docs/vllm.md says how both come out of one /metrics."""
+"""What Prometheus is told beside vLLM's own figures; docs/vllm.md says how both come out of one
+/metrics.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,29 @@ def _families() -> _Families:
         return Gauge(_PREFIX + name, documentation, [_LABEL], multiprocess_mode="livemax")
 
     return _Families(
-        Counter(_PREFIX + "spec_decode_num_draft_tokens", "Draft tokens that vLLM was given.", [_LABEL]),
-        Counter(_PREFIX + "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", [_LABEL]),
-        Counter(_PREFIX + "drafter_failures", "Faults of the drafter: no draft was made.", [_LABEL]),
-        Histogram(_PREFIX + "tokens_per_step", "Tokens a request got in a step.", [_LABEL], buckets=_TOKENS),
-        Histogram(_PREFIX + "retrieval_seconds", "Seconds a batch was drafted in.", [_LABEL], buckets=_SECONDS),
+        Counter(
+            _PREFIX + "spec_decode_num_draft_tokens", "Draft tokens that vLLM was given.", [_LABEL]
+        ),
+        Counter(
+            _PREFIX + "spec_decode_num_accepted_tokens",
+            "Draft tokens that were accepted.",
+            [_LABEL],
+        ),
+        Counter(
+            _PREFIX + "drafter_failures", "Faults of the drafter: no draft was made.", [_LABEL]
+        ),
+        Histogram(
+            _PREFIX + "tokens_per_step",
+            "Tokens a request got in a step.",
+            [_LABEL],
+            buckets=_TOKENS,
+        ),
+        Histogram(
+            _PREFIX + "retrieval_seconds",
+            "Seconds a batch was drafted in.",
+            [_LABEL],
+            buckets=_SECONDS,
+        ),
         gauge("tracked_requests", "Requests that the drafter keeps something for."),
         gauge("store_tokens", "Tokens in the datastore."),
     )

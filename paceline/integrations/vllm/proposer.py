@@ -1,4 +1,6 @@
-"""The class vLLM asks for drafts: a chain per row of its batch and step, out of a drafter's trees."""
+"""The class vLLM asks for drafts: a chain per row of its batch and step, out of a drafter's
+trees.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,15 @@ _STORE_EVERY = 5.0  # seconds between two looks at the size of the store
 
 
 class Proposer:
-    """What `speculative_config={"method": "custom_class", "model": "paceline.integrations.vllm.Proposer", ...}` names.
+    """What `speculative_config={"method": "custom_class", "model":
+    "paceline.integrations.vllm.Proposer", ...}` names.
 
     Args:
-        vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` has our options (`ProposerOptions`).
+        vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` has our options
+            (`ProposerOptions`).
     Raises:
-        ConfigError: a model with recurrent layers, options that cannot be used, or a store of another tokenizer. Nothing is
-            raised later.
+        ConfigError: a model with recurrent layers, options that cannot be used, or a store of
+            another tokenizer. Nothing is raised later.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -51,9 +55,15 @@ class Proposer:
         """Run nothing: there is no model."""
 
     def propose(
-        self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, *_: Any, **__: Any
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        *_: Any,
+        **__: Any,
     ) -> list[list[int]]:
-        """Draft for every row of a batch. Nothing is ever raised: what goes wrong is an empty draft.
+        """Draft for every row of a batch. Nothing is ever raised: what goes wrong is an empty
+        draft.
 
         Args:
             sampled_token_ids: per row its new tokens; none while its prompt is being computed.
@@ -68,7 +78,9 @@ class Proposer:
         begin = time.perf_counter()
         with self._lock:
             try:
-                self._fill(drafts, _rows(sampled_token_ids, num_tokens_no_spec, token_ids_cpu), begin)
+                self._fill(
+                    drafts, _rows(sampled_token_ids, num_tokens_no_spec, token_ids_cpu), begin
+                )
             except Exception as error:
                 self._faults.report("proposer", error)
                 self._forget()
@@ -81,7 +93,9 @@ class Proposer:
     def _fill(self, drafts: list[list[int]], rows: list[BatchRow], begin: float) -> None:
         self._build()
         if self._drafting is not None:
-            for row, tokens in zip(rows, self._drafting.step(rows, len(drafts) - len(rows), begin), strict=True):
+            for row, tokens in zip(
+                rows, self._drafting.step(rows, len(drafts) - len(rows), begin), strict=True
+            ):
                 drafts[row.place] = tokens
             self._meter.requests.set(len(self._drafting))
 
@@ -94,7 +108,9 @@ class Proposer:
         drafter = None if self._drafting is not None else self._builder.build()
         if drafter is not None:
             guarded = GuardedDrafter(drafter, self._facts.vocab_size, self._faults)
-            self._drafting = RowDrafting(guarded, self._facts, self._meter, self._options.length == "full")
+            self._drafting = RowDrafting(
+                guarded, self._facts, self._meter, self._options.length == "full"
+            )
             self._drafting.warm_up()
 
     def _forget(self) -> None:
@@ -104,13 +120,19 @@ class Proposer:
             self._meter.requests.set(len(self._drafting))
 
     def _watch(self) -> None:
-        """Run as the thread: what vLLM asks for no more has finished; and see how large the store is."""
+        """Run as the thread: what vLLM asks for no more has finished; and see how large the
+        store is.
+        """
         store_at = 0.0
         while True:
             time.sleep(self._options.idle / 2)
             now = time.perf_counter()
             with self._lock:
-                if self._drafting is not None and len(self._drafting) and now - self._used_at > self._options.idle:
+                if (
+                    self._drafting is not None
+                    and len(self._drafting)
+                    and now - self._used_at > self._options.idle
+                ):
                     self._forget()
             if now >= store_at:
                 store_at = now + _STORE_EVERY
@@ -121,4 +143,8 @@ class Proposer:
 
 
 def _rows(sampled: Sequence[Sequence[int]], sizes: Any, token_ids: Any) -> list[BatchRow]:
-    return [BatchRow(place, token_ids[place, : int(sizes[place])], len(new)) for place, new in enumerate(sampled) if len(new)]
+    return [
+        BatchRow(place, token_ids[place, : int(sizes[place])], len(new))
+        for place, new in enumerate(sampled)
+        if len(new)
+    ]

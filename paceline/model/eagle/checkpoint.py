@@ -1,6 +1,7 @@
 """A draft that reads states in a folder: a Llama of its own layers, whose ends are its target's.
 
-`config.json` names the target, `model.safetensors` has what the draft does not borrow, `kept_tokens.json` its reduced vocabulary.
+`config.json` names the target, `model.safetensors` has what the draft does not borrow,
+`kept_tokens.json` its reduced vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def build(config: LlamaConfig, token_ids: list[int]) -> PreTrainedModel:
     """Return a draft in float32 with random weights.
 
     Args:
-        config: of its layers, with the target's vocabulary and what `READS` names. token_ids: that it keeps, ascending.
+        config: of its layers, with the target's vocabulary and what `READS` names. token_ids: that
+            it keeps, ascending.
     """
     vocab_size, told = config.vocab_size, getattr(config, READS)
     config.vocab_size = 1  # an embedding that is replaced
@@ -35,8 +37,12 @@ def build(config: LlamaConfig, token_ids: list[int]) -> PreTrainedModel:
     for part in (model, model.model):
         part.vocab_size = part.config.vocab_size = vocab_size
     layers = tuple(told.get("layers", ()))
-    model.set_input_embeddings(TargetStateEmbedding(told["embedding"], told["states"], config.hidden_size, layers))
-    model.set_output_embeddings(TargetStateHead(config.hidden_size, told["states"], vocab_size, torch.tensor(token_ids)))
+    model.set_input_embeddings(
+        TargetStateEmbedding(told["embedding"], told["states"], config.hidden_size, layers)
+    )
+    model.set_output_embeddings(
+        TargetStateHead(config.hidden_size, told["states"], vocab_size, torch.tensor(token_ids))
+    )
     made: PreTrainedModel = model.eval()
     return made
 
@@ -68,11 +74,19 @@ def load(folder: str, dtype: torch.dtype | None, device: str | torch.device) -> 
         model = build(config, kept)
         model.load_state_dict(tensors, strict=True)
         stored = next(iter(tensors.values())).dtype
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        RuntimeError,
+        safetensors.SafetensorError,
+    ) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"draft {folder!r}: got a folder that cannot be loaded ({error}); expected a draft that reads states. {_HELP}"
+            f"draft {folder!r}: got a folder that cannot be loaded ({error}); expected a draft"
+            f" that reads states. {_HELP}"
         ) from error
     placed: PreTrainedModel = model.to(device, dtype or stored)
     return placed

@@ -1,7 +1,9 @@
-"""A Llama's forward, operation by operation, for drafts on the CPU: around two layers transformers takes longer than they do.
+"""A Llama's forward, operation by operation, for drafts on the CPU: around two layers transformers
+takes longer than they do.
 
-The same numbers but for rounding: queries, keys and values come of one product, and so do gate and up; a rotation is rounded
-once. transformers' own forward is the reference, and what all other models are run by.
+The same numbers but for rounding: queries, keys and values come of one product, and so do gate and
+up; a rotation is rounded once. transformers' own forward is the reference, and what all other
+models are run by.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class _Logits(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """The weights of a layer: those of norms [hidden], of products [outer, inner], some of them together."""
+    """The weights of a layer: those of norms [hidden], of products [outer, inner], some of them
+    together.
+    """
 
     before: Tensor
     queries_keys_values: Tensor
@@ -64,25 +68,43 @@ class DirectLlama:
         self._embedding, self._head = model.get_input_embeddings(), model.get_output_embeddings()
         self._layers = [_weights(layer) for layer in decoder.layers]
         self._last, self._eps = decoder.norm.weight.detach(), float(self.config.rms_norm_eps)
-        self._heads, self._key_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        self._dim = self._layers[0].queries_keys_values.shape[0] // (self._heads + 2 * self._key_heads)
+        self._heads, self._key_heads = (
+            self.config.num_attention_heads,
+            self.config.num_key_value_heads,
+        )
+        self._dim = self._layers[0].queries_keys_values.shape[0] // (
+            self._heads + 2 * self._key_heads
+        )
         self._turns = _turns(decoder.rotary_emb.inv_freq, self.config.max_position_embeddings)
 
     def module(
-        self, input_ids: Tensor, attention_mask: Tensor, cache: SlotCache, position_ids: Tensor, logits_to_keep: Tensor,
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        cache: SlotCache,
+        position_ids: Tensor,
+        logits_to_keep: Tensor,
         use_cache: bool,
-    ) -> _Logits:  # fmt: skip
-        """Return the logits [1, asked, vocab] of sequences that are packed, [1, tokens]; keys and values go into the cache."""
+    ) -> _Logits:
+        """Return the logits [1, asked, vocab] of sequences that are packed, [1, tokens]; keys
+        and values go into the cache.
+        """
         hidden = self._embedding(input_ids)
         positions = position_ids[0].numpy()
         for number, layer in enumerate(self._layers):
             states = norm(hidden, layer.before, self._eps)
-            hidden += self._attention(states, layer, cache.layers[number], attention_mask, positions)
-            gate, up = linear(norm(hidden, layer.between, self._eps), layer.gate_up, None).chunk(2, dim=-1)
+            hidden += self._attention(
+                states, layer, cache.layers[number], attention_mask, positions
+            )
+            gate, up = linear(norm(hidden, layer.between, self._eps), layer.gate_up, None).chunk(
+                2, dim=-1
+            )
             hidden += linear(functional.silu(gate).mul_(up), layer.down, None)
         return _Logits(self._head(norm(hidden[:, logits_to_keep], self._last, self._eps)))
 
-    def _attention(self, states: Tensor, layer: _Layer, cache: Any, mask: Tensor, positions: IntArray) -> Tensor:
+    def _attention(
+        self, states: Tensor, layer: _Layer, cache: Any, mask: Tensor, positions: IntArray
+    ) -> Tensor:
         order = current_forward().order
         assert order is not None, "a draft attends by position"
         made = linear(states, layer.queries_keys_values, None)
@@ -97,19 +119,44 @@ class DirectLlama:
 def suits(model: PreTrainedModel) -> bool:
     """Whether a model is a Llama of the kind that is known here."""
     config: Any = model.config
-    plain = type(model) is LlamaForCausalLM and config.hidden_act == "silu" and not (config.attention_bias or config.mlp_bias)
-    read = all(is_plain(one) and one.dtype == model.dtype and one.is_contiguous() for one in model.parameters())
-    return plain and read and config.rope_parameters["rope_type"] == "default" and config.head_dim % (2 * simd_f32x8.WIDTH) == 0
+    plain = (
+        type(model) is LlamaForCausalLM
+        and config.hidden_act == "silu"
+        and not (config.attention_bias or config.mlp_bias)
+    )
+    read = all(
+        is_plain(one) and one.dtype == model.dtype and one.is_contiguous()
+        for one in model.parameters()
+    )
+    return (
+        plain
+        and read
+        and config.rope_parameters["rope_type"] == "default"
+        and config.head_dim % (2 * simd_f32x8.WIDTH) == 0
+    )
 
 
 def _weights(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     together = [
         torch.cat([one.weight.detach() for one in some])
-        for some in ((attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj))
+        for some in (
+            (attention.q_proj, attention.k_proj, attention.v_proj),
+            (mlp.gate_proj, mlp.up_proj),
+        )
     ]
-    before, between = layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()
-    return _Layer(before, together[0], attention.o_proj.weight.detach(), between, together[1], mlp.down_proj.weight.detach())
+    before, between = (
+        layer.input_layernorm.weight.detach(),
+        layer.post_attention_layernorm.weight.detach(),
+    )
+    return _Layer(
+        before,
+        together[0],
+        attention.o_proj.weight.detach(),
+        between,
+        together[1],
+        mlp.down_proj.weight.detach(),
+    )
 
 
 def _turns(frequencies: Tensor, positions: int) -> NDArray[np.float32]:
@@ -119,7 +166,9 @@ def _turns(frequencies: Tensor, positions: int) -> NDArray[np.float32]:
 
 
 @compiled
-def _rotate(rows: int, size: int, heads: int, dim: int, positions: IntArray, turns: NDArray[np.float32]) -> None:
+def _rotate(
+    rows: int, size: int, heads: int, dim: int, positions: IntArray, turns: NDArray[np.float32]
+) -> None:
     """Turn the first heads of rows in place: the address of bfloat16 [len(positions), size]."""
     half = dim // 2
     for row in range(len(positions)):
@@ -127,8 +176,18 @@ def _rotate(rows: int, size: int, heads: int, dim: int, positions: IntArray, tur
         for head in range(heads):
             first = rows + (row * size + head * dim) * _HALF
             for place in range(0, half, simd_f32x8.WIDTH):
-                cosine, sine = simd_f32x8.load(cosines + place * FLOAT), simd_f32x8.load(cosines + (half + place) * FLOAT)
+                cosine, sine = (
+                    simd_f32x8.load(cosines + place * FLOAT),
+                    simd_f32x8.load(cosines + (half + place) * FLOAT),
+                )
                 left, right = first + place * _HALF, first + (half + place) * _HALF
                 a, b = simd_f32x8.load_bfloat16(left), simd_f32x8.load_bfloat16(right)
-                simd_f32x8.store_bfloat16(left, simd_f32x8.subtract(simd_f32x8.multiply(a, cosine), simd_f32x8.multiply(b, sine)))
-                simd_f32x8.store_bfloat16(right, simd_f32x8.fused(a, sine, simd_f32x8.multiply(b, cosine)))
+                simd_f32x8.store_bfloat16(
+                    left,
+                    simd_f32x8.subtract(
+                        simd_f32x8.multiply(a, cosine), simd_f32x8.multiply(b, sine)
+                    ),
+                )
+                simd_f32x8.store_bfloat16(
+                    right, simd_f32x8.fused(a, sine, simd_f32x8.multiply(b, cosine))
+                )

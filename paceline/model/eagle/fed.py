@@ -1,4 +1,6 @@
-"""What the LM head and layers of a model are fed in a forward, found by hooks that are held for it alone."""
+"""What the LM head and layers of a model are fed in a forward, found by hooks that are held for
+it alone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class CapturedStates:
     """What was fed, call by call.
 
     Attributes:
-        head: what the LM head got, [rows, columns, hidden], of some of the columns. below: of each layer asked for, what it got.
+        head: what the LM head got, [rows, columns, hidden], of some of the columns. below: of each
+            layer asked for, what it got.
         last: what the decoder made, as `below` of all columns; empty where nobody asked.
     """
 
@@ -33,11 +36,18 @@ class CapturedStates:
     last: list[Tensor]
 
     def beside(
-        self, logits: NodeLogits, picks: Sequence[_Pick], asked: Sequence[_Pick], pending: Sequence[list[tuple[int, int, int]]]
+        self,
+        logits: NodeLogits,
+        picks: Sequence[_Pick],
+        asked: Sequence[_Pick],
+        pending: Sequence[list[tuple[int, int, int]]],
     ) -> NodeLogits:
         """Return logits with the states they were made of; the others are as in `ModelRunner`."""
         rows = [torch.cat([pick(one) for pick, one in zip(picks, self.head, strict=True)])]
-        rows += [torch.cat([pick(one) for pick, one in zip(asked, kept, strict=True)]) for kept in self.below]
+        rows += [
+            torch.cat([pick(one) for pick, one in zip(asked, kept, strict=True)])
+            for kept in self.below
+        ]
         states = torch.stack([one[: len(logits.flat)] for one in rows], dim=1)
         before = [
             torch.stack([one[row, first:last] for one in ones], dim=1)
@@ -48,8 +58,11 @@ class CapturedStates:
 
 
 @contextmanager
-def capture_states(model: PreTrainedModel, layers: tuple[int, ...], last: bool) -> Iterator[CapturedStates]:
-    """Collect what the LM head and some layers are fed in the forward inside, of this thread alone: others may share the model.
+def capture_states(
+    model: PreTrainedModel, layers: tuple[int, ...], last: bool
+) -> Iterator[CapturedStates]:
+    """Collect what the LM head and some layers are fed in the forward inside, of this thread alone:
+    others may share the model.
 
     Args:
         layers: of the decoder. last: what the decoder makes is wanted as well.
@@ -57,7 +70,11 @@ def capture_states(model: PreTrainedModel, layers: tuple[int, ...], last: bool) 
     made: list[Tensor] = []
     head = model.get_output_embeddings() or torch.nn.Identity()
     modules = [head, *decoder_layers(model, layers)]
-    hook = decoder_of(model).register_forward_hook(partial(_keep_last, get_ident(), made)) if last else None
+    hook = (
+        decoder_of(model).register_forward_hook(partial(_keep_last, get_ident(), made))
+        if last
+        else None
+    )
     try:
         with inputs_of(modules) as (fed, *below):
             yield CapturedStates(fed, below, made)

@@ -12,7 +12,9 @@ from paceline.model.padded_batch import PaddedBatch
 from paceline.model.ragged_batch import RaggedBatch
 
 
-def states_to_read(requests: Sequence[Request], laid_out: PaddedBatch | RaggedBatch) -> TargetStates | None:
+def states_to_read(
+    requests: Sequence[Request], laid_out: PaddedBatch | RaggedBatch
+) -> TargetStates | None:
     """Return what is known of the tokens of a forward; None where nothing is."""
     if isinstance(laid_out, RaggedBatch):
         places = [(0, start) for start in laid_out.starts.tolist()]
@@ -22,7 +24,9 @@ def states_to_read(requests: Sequence[Request], laid_out: PaddedBatch | RaggedBa
     rows: list[int] = []
     columns: list[int] = []
     states: list[torch.Tensor] = []
-    for request, fed, (row, column) in zip(requests, laid_out.pending.tolist(), places, strict=False):
+    for request, fed, (row, column) in zip(
+        requests, laid_out.pending.tolist(), places, strict=False
+    ):
         if request.states is None:
             continue
         first, known = request.states.known(request.cached, request.cached + fed)

@@ -16,7 +16,8 @@ from paceline.errors import UnsupportedModelError
 
 @contextmanager
 def inputs_of(modules: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
-    """Collect what goes into modules in the forwards inside, of this thread alone: others may share the model.
+    """Collect what goes into modules in the forwards inside, of this thread alone: others may share
+    the model.
 
     Yields:
         of each of them the hidden states of every call, [rows, columns, hidden].
@@ -56,11 +57,14 @@ def decoder_layers(model: PreTrainedModel, numbers: Sequence[int]) -> list[nn.Mo
         if isinstance(part, nn.ModuleList) and len(part) == count:
             return [part[number] for number in numbers]
     raise UnsupportedModelError(
-        f"{type(model).__name__}: got a decoder without a list of its {count} layers; expected one, for a draft that reads states"
+        f"{type(model).__name__}: got a decoder without a list of its {count} layers; expected"
+        " one, for a draft that reads states"
         " in the middle. Train one with reads_at = 0."
     )
 
 
-def _keep(thread: int, kept: list[Tensor], _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+def _keep(
+    thread: int, kept: list[Tensor], _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> None:
     if get_ident() == thread:
         kept.append(inputs[0] if inputs else named["hidden_states"])

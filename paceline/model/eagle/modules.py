@@ -1,10 +1,13 @@
-"""The ends of a draft that reads the target's hidden states: what goes in and what comes out of its layers.
+"""The ends of a draft that reads the target's hidden states: what goes in and what comes out of its
+layers.
 
-A token that the target has said goes in with the states it was chosen by, what the LM head read and what went into some layers
-in the middle (EAGLE-3, Li et al. 2025, section 3.1), so that the draft begins where the target has come to;
-one that is only drafted goes in alone (EAGLE gives it the draft's own state instead, which has to be made first: here any tree of
-guesses, looked-up phrases too, is one forward). Tokens are the target's own embeddings and come out through its own LM head, of
-which the draft has a reduced vocabulary (`kept_vocabulary`); both stay where they are, in the target.
+A token that the target has said goes in with the states it was chosen by, what the LM head read and
+what went into some layers in the middle (EAGLE-3, Li et al. 2025, section 3.1), so that the draft
+begins where the target has come to; one that is only drafted goes in alone (EAGLE gives it the
+draft's own state instead, which has to be made first: here any tree of guesses, looked-up phrases
+too, is one forward). Tokens are the target's own embeddings and come out through its own LM head,
+of which the draft has a reduced vocabulary (`kept_vocabulary`); both stay where they are, in the
+target.
 """
 
 from __future__ import annotations
@@ -26,8 +29,12 @@ from paceline.model.identity import CLOSE_ENOUGH, Sketch
 from paceline.model.reduced_vocabulary import spread
 from paceline.util.plain_tensors import is_plain
 
-_DTYPES = {torch.float64, *KINDS}  # of weights that are what they are: numbers of 8 bits have scales besides
-READS = "reads_states_of"  # in the configuration of such a draft: sketch and sizes of its target, layers that it reads
+_DTYPES = {
+    torch.float64,
+    *KINDS,
+}  # of weights that are what they are: numbers of 8 bits have scales besides
+# in the configuration of such a draft: sketch and sizes of its target, layers that it reads
+READS = "reads_states_of"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,8 @@ class TargetStates:
     """What the target's states say about the tokens of one forward.
 
     Attributes:
-        at: int64 [2, n], rows and columns of the tokens whose state is known. states: [n, 1 + layers, hidden of the target].
+        at: int64 [2, n], rows and columns of the tokens whose state is known. states: [n, 1 +
+            layers, hidden of the target].
     """
 
     at: Tensor
@@ -56,21 +64,25 @@ def reading(what: TargetStates | None) -> Iterator[None]:
 
 
 class TargetStateEmbedding(nn.Module):
-    """Makes what goes into the first layer, [rows, columns, hidden], of token ids and of the states that are being read.
+    """Makes what goes into the first layer, [rows, columns, hidden], of token ids and of the states
+    that are being read.
 
     Args:
         embedding, states: sizes of the target's embeddings and states. hidden: of the draft.
         layers: of the target, whose states are read behind the last ones.
     Attributes:
         layers: as above, as the target that it is attached to counts them.
-        token_scale, state_scale: [1], [states of all layers]: bring the target's numbers to a size of about 1.
+        token_scale, state_scale: [1], [states of all layers]: bring the target's numbers to a size
+            of about 1.
         table: [vocab, embedding], the target's embedding; None until it is attached.
     """
 
     token_scale: Tensor
     state_scale: Tensor
 
-    def __init__(self, embedding: int, states: int, hidden: int, layers: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, embedding: int, states: int, hidden: int, layers: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
         self.layers, self._states = layers, states
         states *= 1 + len(layers)
@@ -90,7 +102,9 @@ class TargetStateEmbedding(nn.Module):
         if what is None or not what.at.shape[1]:
             return made
         rows, columns = what.at
-        states = what.states[..., : self._states].flatten(1)  # those of an enlarged target have zeros behind
+        states = what.states[..., : self._states].flatten(
+            1
+        )  # those of an enlarged target have zeros behind
         known = torch.cat((tokens[rows, columns], states.to(dtype) * self.state_scale), dim=-1)
         return made.index_put((rows, columns), self.read(known))
 
@@ -102,7 +116,8 @@ class TargetStateHead(nn.Module):
         hidden: size of the draft's states. states: of the target's. vocab_size: of both.
         token_ids: those that are kept, ascending.
     Attributes:
-        kept: [kept, states], rows of the target's head; None until it is attached. added: [kept], of its bias.
+        kept: [kept, states], rows of the target's head; None until it is attached. added: [kept],
+            of its bias.
     """
 
     token_ids: Tensor
@@ -134,7 +149,9 @@ def uses_target_states(model: PreTrainedModel) -> bool:
 
 
 def layers_read(draft: PreTrainedModel) -> tuple[int, ...]:
-    """Return the layers whose states a draft reads behind the last ones, as the target that it is attached to counts them."""
+    """Return the layers whose states a draft reads behind the last ones, as the target that it
+    is attached to counts them.
+    """
     embedding: Any = draft.get_input_embeddings()
     layers: tuple[int, ...] = embedding.layers
     return layers
@@ -146,7 +163,8 @@ def states_shape(draft: PreTrainedModel) -> tuple[int, int]:
 
 
 def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Give a draft that reads states the embedding and the LM head of its target; a draft that reads none needs nothing.
+    """Give a draft that reads states the embedding and the LM head of its target; a draft that
+    reads none needs nothing.
 
     Raises:
         ConfigError: it was trained for another target.
@@ -160,13 +178,16 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     sketch = Sketch.decode(told["sketch"])
     if not sketch.resembles(target):
         raise ConfigError(
-            f"draft: got one that reads the hidden states of {told['target']!r}, for a target whose embedding has a cosine of"
-            f" {sketch.closeness(target):.2f} to that model's; expected that target, or a copy that is at {CLOSE_ENOUGH} or"
+            f"draft: got one that reads the hidden states of {told['target']!r}, for a target"
+            " whose embedding has a cosine of"
+            f" {sketch.closeness(target):.2f} to that model's; expected that target, or a copy"
+            f" that is at {CLOSE_ENOUGH} or"
             " above. Train one for this model (`paceline draft train`)."
         )
     theirs, out = embedding_and_lm_head(target)
     where = embedding.read.weight
-    # A target that was enlarged (`paceline.bench.cost_scale`) has zeros behind, and layers between that do nothing.
+    # A target that was enlarged (`paceline.bench.cost_scale`) has zeros behind, and layers between
+    # that do nothing.
     depth = target.config.get_text_config(decoder=True).num_hidden_layers
     embedding.layers = tuple(layer * depth // told["depth"] for layer in told.get("layers", ()))
     embedding.table = theirs.weight.detach()[:, : told["embedding"]].to(where.device)
@@ -185,9 +206,12 @@ def embedding_and_lm_head(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Lin
     """
     embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
     plain = isinstance(embedding, nn.Embedding) and isinstance(head, nn.Linear)
-    if not plain or not all(is_plain(end.weight) and end.weight.dtype in _DTYPES for end in (embedding, head)):
+    if not plain or not all(
+        is_plain(end.weight) and end.weight.dtype in _DTYPES for end in (embedding, head)
+    ):
         raise UnsupportedModelError(
-            f"{type(target).__name__}: got an embedding or an LM head that is no plain weight; expected both to be, for a draft"
+            f"{type(target).__name__}: got an embedding or an LM head that is no plain weight;"
+            " expected both to be, for a draft"
             " that reads its hidden states. Use a draft that reads none."
         )
     return embedding, head

@@ -1,4 +1,6 @@
-"""The page: a chat that shows where every token came from, and a view for whoever runs the server. Static files and two facts."""
+"""The page: a chat that shows where every token came from, and a view for whoever runs the
+server. Static files and two facts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from paceline.serve.serving import Serving
 _PAGES = {"/": "chat.html", "/operator": "operator.html"}
 _TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src"
+    " 'self'; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -59,14 +62,18 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
             max_batch=serving.settings.max_batch,
             origins=serving.meter.tally.rows(),
             curve=None if curve is None else {"rows": curve.rows, "seconds": curve.seconds},
-            acceptance_calibration=None if acceptance_calibration is None else steps_of(acceptance_calibration),
+            acceptance_calibration=None
+            if acceptance_calibration is None
+            else steps_of(acceptance_calibration),
         )
 
     return router
 
 
 def drafters_for(serving: Serving) -> list[str]:
-    """The drafters that a request may name without anything besides: no draft model, file or store."""
+    """The drafters that a request may name without anything besides: no draft model, file or
+    store.
+    """
     own = serving.llm.drafter.name
     found = [name for name in available() if name == own or not _needs_more(name)]
     return [own, *(name for name in found if name != own)]
@@ -86,16 +93,26 @@ def steps_of(acceptance_calibration: AcceptanceCalibration) -> list[dict[str, fl
     steps = []
     for place, trials in enumerate(acceptance_calibration.trials.tolist()):
         if trials > 0:
-            predicted, hits = acceptance_calibration.predicted[place] / trials, acceptance_calibration.hits[place] / trials
-            steps.append({
-                "from": bounds[place], "to": bounds[place + 1], "predicted": round(float(predicted), 4),
-                "came_true": round(float(hits), 4), "trials": trials,
-            })  # fmt: skip
+            predicted, hits = (
+                acceptance_calibration.predicted[place] / trials,
+                acceptance_calibration.hits[place] / trials,
+            )
+            steps.append(
+                {
+                    "from": bounds[place],
+                    "to": bounds[place + 1],
+                    "predicted": round(float(predicted), 4),
+                    "came_true": round(float(hits), 4),
+                    "trials": trials,
+                }
+            )
     return steps
 
 
 def _names() -> list[str]:
-    return sorted(one.name for one in files(__name__).iterdir() if one.name.rpartition(".")[2] in _TYPES)
+    return sorted(
+        one.name for one in files(__name__).iterdir() if one.name.rpartition(".")[2] in _TYPES
+    )
 
 
 def _file(name: str) -> Any:

@@ -1,8 +1,10 @@
-"""What an acceptance head learns from where the draft reads the target's states: its own chains along an answer, place by place.
+"""What an acceptance head learns from where the draft reads the target's states: its own chains
+along an answer, place by place.
 
-The paper mixes drafted tokens into the answer, so that the draft's states are those of a text that it has partly drafted. A draft
-that reads states has others behind its own guesses than behind the target's tokens; so each token of an answer is drafted in each
-place of a chain, behind tokens that were accepted, which is what the head's probability is about.
+The paper mixes drafted tokens into the answer, so that the draft's states are those of a text that
+it has partly drafted. A draft that reads states has others behind its own guesses than behind the
+target's tokens; so each token of an answer is drafted in each place of a chain, behind tokens that
+were accepted, which is what the head's probability is about.
 """
 
 from __future__ import annotations
@@ -28,15 +30,22 @@ Labelled = Callable[[Tensor, Tensor], list[Tensor]]
 
 @torch.no_grad()
 def draft_along(
-    target: CachedLM, draft: PreTrainedModel, prompt: list[int], answer: list[int], params: SamplingParams, places: int,
+    target: CachedLM,
+    draft: PreTrainedModel,
+    prompt: list[int],
+    answer: list[int],
+    params: SamplingParams,
+    places: int,
     labelled: Labelled,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """Draft each token of an answer but the first in each place of a chain.
 
     Args:
-        draft: attached to the target. answer: token ids, the target's own. params: how draft and target choose their tokens.
+        draft: attached to the target. answer: token ids, the target's own. params: how draft and
+            target choose their tokens.
         places: of a chain.
-        labelled: draws tokens of the draft's scores [n, vocab], and labels them by the target's, or by what it says; on the CPU.
+        labelled: draws tokens of the draft's scores [n, vocab], and labels them by the target's, or
+            by what it says; on the CPU.
     Returns:
         the draft's states [n, hidden], then what `labelled` returns.
     """
@@ -50,18 +59,26 @@ def draft_along(
     # A token is drafted by the row before it, which has one guess fewer behind it.
     pairs = list(zip(text.places.tolist(), text.guessed.tolist(), strict=True))
     at = {pair: row for row, pair in enumerate(pairs)}
-    by = torch.tensor([at[place - 1, guessed - 1] for place, guessed in pairs if guessed], dtype=torch.long)
+    by = torch.tensor(
+        [at[place - 1, guessed - 1] for place, guessed in pairs if guessed], dtype=torch.long
+    )
     following = text.places[text.guessed > 0]
     requests = [Request(prompt, params)]
-    own = target_scores(draft.get_output_embeddings()(hidden[by.to(draft.device)])[None], requests, [EMPTY_TREE])[0]
+    own = target_scores(
+        draft.get_output_embeddings()(hidden[by.to(draft.device)])[None], requests, [EMPTY_TREE]
+    )[0]
     if params.greedy:
         said = text_ids[following]
     else:
         head = target.model.get_output_embeddings()
         said = target_scores(
-            head(states[following - 1, 0].to(head.weight.device, head.weight.dtype))[None], requests, [EMPTY_TREE]
+            head(states[following - 1, 0].to(head.weight.device, head.weight.dtype))[None],
+            requests,
+            [EMPTY_TREE],
         )[0]
     drawn, *values = labelled(own.cpu(), said.cpu())
     drafted = drawn[None].to(draft.device)
-    behind = hidden_of_rows(draft.get_decoder(), ids, chosen_by, text.with_drafts(), drafted=drafted)[0, len(pairs) :]
+    behind = hidden_of_rows(
+        draft.get_decoder(), ids, chosen_by, text.with_drafts(), drafted=drafted
+    )[0, len(pairs) :]
     return [behind, drawn, *values]

@@ -1,4 +1,6 @@
-"""How good a predicted probability is: calibration and separation. Labels are acceptance probabilities, 0 to 1."""
+"""How good a predicted probability is: calibration and separation. Labels are acceptance
+probabilities, 0 to 1.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +47,21 @@ def acceptance_calibration(predictions: Tensor, labels: Tensor, bins: int = BINS
 
 
 def calibration_error(predictions: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """Return the expected calibration error (Guo et al. 2017): |predicted - observed| of the bins, each by its share."""
+    """Return the expected calibration error (Guo et al. 2017): |predicted - observed| of the
+    bins, each by its share.
+    """
     found = acceptance_calibration(predictions, labels, bins)
-    return sum(one.count * abs(one.predicted - one.observed) for one in found) / max(1, sum(one.count for one in found))
+    return sum(one.count * abs(one.predicted - one.observed) for one in found) / max(
+        1, sum(one.count for one in found)
+    )
 
 
 def roc_area(predictions: Tensor, labels: Tensor) -> float:
-    """Return the area under the ROC curve: how often an accepted token is predicted above a rejected one; a tie counts half.
+    """Return the area under the ROC curve: how often an accepted token is predicted above a
+    rejected one; a tie counts half.
 
-    A token with label P counts as accepted with weight P and as rejected with weight 1 - P. 0.5 where there is only one kind.
+    A token with label P counts as accepted with weight P and as rejected with weight 1 - P. 0.5
+    where there is only one kind.
     """
     _, place = torch.unique(predictions, return_inverse=True)  # ascending; equal ones share a place
     accepted = torch.bincount(place, weights=labels.double())
@@ -65,4 +73,8 @@ def roc_area(predictions: Tensor, labels: Tensor) -> float:
 
 def log_loss(predictions: Tensor, labels: Tensor) -> float:
     """Return the mean binary cross-entropy in nats."""
-    return float(torch.nn.functional.binary_cross_entropy(predictions.double().clamp(1e-7, 1 - 1e-7), labels.double()))
+    return float(
+        torch.nn.functional.binary_cross_entropy(
+            predictions.double().clamp(1e-7, 1 - 1e-7), labels.double()
+        )
+    )

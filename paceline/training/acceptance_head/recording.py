@@ -1,7 +1,9 @@
-"""A recording on disk: a folder of shards, one per batch of prompts, each written whole or not at all.
+"""A recording on disk: a folder of shards, one per batch of prompts, each written whole or not at
+all.
 
-`record.json` says how it is made; an interrupted recording continues under the same settings only. `prompts.safetensors` has the
-prompts' token ids; `shard-N.safetensors` has what happened at the drafted positions of batch N.
+`record.json` says how it is made; an interrupted recording continues under the same settings only.
+`prompts.safetensors` has the prompts' token ids; `shard-N.safetensors` has what happened at the
+drafted positions of batch N.
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ class Recording:
     """Drafted tokens, and how likely the target was to accept each.
 
     Attributes:
-        settings: how it was made; "cut", where it is there: how many of the prompts were too long, and have lost their middle.
+        settings: how it was made; "cut", where it is there: how many of the prompts were too long,
+            and have lost their middle.
         hidden: bfloat16 [n, hidden], the draft's last hidden state computed from the token.
-        log_probs: float32 [n], in the distribution it was drawn from, as `AcceptanceHead.confidences` takes them.
+        log_probs: float32 [n], in the distribution it was drawn from, as
+            `AcceptanceHead.confidences` takes them.
         entropies: float32 [n], of that distribution, in nats.
-        labels: float32 [n], acceptance probability min(1, target/draft); greedy: 1 where the target says the same, else 0.
+        labels: float32 [n], acceptance probability min(1, target/draft); greedy: 1 where the target
+            says the same, else 0.
         top_probs: float32 [n], the most likely token's probability in that distribution.
         prompts: int32 [n], which prompt it belongs to.
         names: `prompt_name` of each prompt.
@@ -60,7 +65,9 @@ class Recording:
 
     def of_prompts(self, names: set[str]) -> Recording:
         """Return the part that belongs to the prompts of those names."""
-        wanted = torch.tensor([name in names for name in self.names], dtype=torch.bool)[self.prompts.long()]
+        wanted = torch.tensor([name in names for name in self.names], dtype=torch.bool)[
+            self.prompts.long()
+        ]
         return dataclasses.replace(self, **{name: getattr(self, name)[wanted] for name in _COLUMNS})
 
 
@@ -75,13 +82,16 @@ class RecordingFolder:
         ConfigError: it holds something else, or a recording of other settings.
     """
 
-    def __init__(self, path: str | Path, settings: dict[str, Any], prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, path: str | Path, settings: dict[str, Any], prompts: Sequence[Sequence[int]]
+    ) -> None:
         self.path = Path(path)
         wanted = {"kind": _KIND, "version": _VERSION, "prompts": _digest(prompts), **settings}
         if not (self.path / _SETTINGS).exists():
             if self.path.exists() and any(self.path.glob("shard-*.safetensors")):
                 raise ConfigError(
-                    f"recording {str(path)!r}: got shards but no {_SETTINGS}; expected both or neither. Name another folder."
+                    f"recording {str(path)!r}: got shards but no {_SETTINGS}; expected both or"
+                    " neither. Name another folder."
                 )
             ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int32)
             lengths = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32)
@@ -91,7 +101,8 @@ class RecordingFolder:
         for key in wanted.keys() | found.keys():
             if found.get(key) != wanted.get(key):
                 raise ConfigError(
-                    f"recording {str(path)!r}: got {key} {wanted.get(key)!r}; expected {found.get(key)!r}, as it was begun."
+                    f"recording {str(path)!r}: got {key} {wanted.get(key)!r}; expected"
+                    f" {found.get(key)!r}, as it was begun."
                     " Continue with the same settings, or name another folder."
                 )
         for left in self.path.glob("*.tmp"):  # of a process that was killed while it wrote
@@ -103,7 +114,9 @@ class RecordingFolder:
 
     def write(self, batch: int, columns: dict[str, Tensor]) -> None:
         """Store what happened in a batch; tensors as in `Recording`."""
-        write_atomically(_shard(self.path, batch), save({name: columns[name].contiguous() for name in _COLUMNS}))
+        write_atomically(
+            _shard(self.path, batch), save({name: columns[name].contiguous() for name in _COLUMNS})
+        )
 
 
 def read_recording(path: str | Path) -> Recording:
@@ -118,7 +131,8 @@ def read_recording(path: str | Path) -> Recording:
     missing = [batch for batch in range(count) if not _shard(folder, batch).exists()]
     if missing:
         raise ConfigError(
-            f"recording {str(path)!r}: got {count - len(missing)} of its {count} shards; expected all. Give the same command"
+            f"recording {str(path)!r}: got {count - len(missing)} of its {count} shards; expected"
+            " all. Give the same command"
             " (`paceline head record`) again: it continues where it was."
         )
     shards = [_load(_shard(folder, batch), _COLUMNS) for batch in range(count)]
@@ -126,11 +140,15 @@ def read_recording(path: str | Path) -> Recording:
     flat, ends = stored["ids"].tolist(), accumulate(stored["lengths"].tolist(), initial=0)
     prompts = [flat[start:end] for start, end in pairwise(ends)]
     columns = {name: torch.cat([shard[name] for shard in shards]) for name in _COLUMNS}
-    return Recording(settings, **columns, names=[prompt_name(ids) for ids in prompts], prompt_ids=prompts)
+    return Recording(
+        settings, **columns, names=[prompt_name(ids) for ids in prompts], prompt_ids=prompts
+    )
 
 
 def prompt_name(token_ids: Sequence[int]) -> str:
-    """Return eight hexadecimal digits that stand for a prompt, by its token ids: the same in every recording."""
+    """Return eight hexadecimal digits that stand for a prompt, by its token ids: the same in
+    every recording.
+    """
     return hashlib.sha256(np.asarray(token_ids, dtype=np.int32).tobytes()).hexdigest()[:8]
 
 
@@ -147,12 +165,19 @@ def _settings(folder: Path) -> dict[str, Any]:
         settings = parse_json((folder / _SETTINGS).read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"recording {str(folder)!r}: got a {_SETTINGS} that cannot be read: {error}; expected a recording. Make one: paceline"
+            f"recording {str(folder)!r}: got a {_SETTINGS} that cannot be read: {error}; expected"
+            " a recording. Make one: paceline"
             " head record."
         ) from error
-    found = (settings.get("kind"), settings.get("version")) if isinstance(settings, dict) else (None, None)
+    found = (
+        (settings.get("kind"), settings.get("version"))
+        if isinstance(settings, dict)
+        else (None, None)
+    )
     if found != (_KIND, _VERSION):
-        raise ConfigError(f"recording {str(folder)!r}: got {found}; expected {(_KIND, _VERSION)}. Record anew.")
+        raise ConfigError(
+            f"recording {str(folder)!r}: got {found}; expected {(_KIND, _VERSION)}. Record anew."
+        )
     return dict(settings)
 
 
@@ -162,6 +187,7 @@ def _load(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
         return {name: tensors[name] for name in names}
     except (OSError, safetensors.SafetensorError, ValueError, LookupError) as error:
         raise ConfigError(
-            f"recording: got {str(path)!r}, which cannot be read: {error}; expected a shard. Delete that file and give the same"
+            f"recording: got {str(path)!r}, which cannot be read: {error}; expected a shard."
+            " Delete that file and give the same"
             " `paceline head record` command again."
         ) from error

@@ -20,12 +20,16 @@ class RecordConfig:
         out: folder of the recording; an interrupted one is continued.
         models: the pair.
         selection: the prompts, as for a bench.
-        answers: file of `paceline record` to learn from, in place of prompts; its sampling settings are those of the recording.
+        answers: file of `paceline record` to learn from, in place of prompts; its sampling settings
+            are those of the recording.
         skip_every: leave out each n-th line of each file, to report on later; 0 = none.
-        keep: chance that a position keeps the target's token (the paper's r); near 1, features are more like those in use.
-        mixtures: mixed sequences per answer; the paper's one leaves few drafted positions where `keep` is high. Of a draft that
-            reads the target's states, which needs no mixing: places of a chain that each token is drafted in.
-        sampling: how the target answers; prompt number n has seed + n. A head learns no penalties and no min_tokens.
+        keep: chance that a position keeps the target's token (the paper's r); near 1, features are
+            more like those in use.
+        mixtures: mixed sequences per answer; the paper's one leaves few drafted positions where
+            `keep` is high. Of a draft that reads the target's states, which needs no mixing: places
+            of a chain that each token is drafted in.
+        sampling: how the target answers; prompt number n has seed + n. A head learns no penalties
+            and no min_tokens.
         batch: prompts answered together, and per shard.
 
     Raises:
@@ -49,10 +53,17 @@ class RecordConfig:
         refuse_per_request("head record", self.sampling)
         if not 0 <= self.keep < 1:
             raise ConfigError(f"head record: got keep={self.keep}; expected 0 to below 1.")
-        for name, off in (("repetition_penalty", 1), ("presence_penalty", 0), ("frequency_penalty", 0), ("min_tokens", 0)):
+        for name, off in (
+            ("repetition_penalty", 1),
+            ("presence_penalty", 0),
+            ("frequency_penalty", 0),
+            ("min_tokens", 0),
+        ):
             value = getattr(self.sampling, name)
             if value != off:
-                raise ConfigError(f"head record: {name}: got {value}; expected {off}, off. Leave it out.")
+                raise ConfigError(
+                    f"head record: {name}: got {value}; expected {off}, off. Leave it out."
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +102,17 @@ class TrainConfig:
     note: str = ""
 
     def __post_init__(self) -> None:
-        from paceline.drafters.specdec_pp.card import MOST_BLOCKS  # imports torch, which the help texts do not need
+        from paceline.drafters.specdec_pp.card import (
+            MOST_BLOCKS,
+        )  # imports torch, which the help texts do not need
 
         require_range("head train", "depth", self.depth, 0, MOST_BLOCKS)
         for name, low in (("epochs", 1), ("batch", 1), ("weight_decay", 0)):
             require_range("head train", name, getattr(self, name), low)
         for name in ("reject_weight", "lr"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(f"head train: got {name}={getattr(self, name)}; expected a positive number.")
+                raise ConfigError(
+                    f"head train: got {name}={getattr(self, name)}; expected a positive number."
+                )
         for name in ("warmup", "dev", "held_out"):
             require_range("head train", name, getattr(self, name), 0, 0.5)

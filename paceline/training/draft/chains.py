@@ -1,8 +1,10 @@
-"""What a draft is worth: how many tokens of its chains the target accepts, worked out of single tokens on the target's own text.
+"""What a draft is worth: how many tokens of its chains the target accepts, worked out of single
+tokens on the target's own text.
 
-While a chain is accepted its context is the target's text, so what a draft says along that text decides the fate of every
-chain. Greedy answers make that exact; of sampled ones it is the expected value under "reject". What a draft says that reads the
-target's states depends on its place in the chain as well, since none are read of what it has drafted itself.
+While a chain is accepted its context is the target's text, so what a draft says along that text
+decides the fate of every chain. Greedy answers make that exact; of sampled ones it is the expected
+value under "reject". What a draft says that reads the target's states depends on its place in the
+chain as well, since none are read of what it has drafted itself.
 """
 
 from __future__ import annotations
@@ -41,18 +43,27 @@ class Chains:
 
     @property
     def by_position(self) -> list[float]:
-        """Chance that a token in that place of a chain is accepted, all before it being accepted."""
+        """Chance that a token in that place of a chain is accepted, all before it being
+        accepted.
+        """
         reached = [self.chains, *self.accepted[:-1]]
-        return [there / before if before else 0.0 for there, before in zip(self.accepted, reached, strict=True)]
+        return [
+            there / before if before else 0.0
+            for there, before in zip(self.accepted, reached, strict=True)
+        ]
 
 
-def expected_chains(answers: Iterable[Sequence[float] | NDArray[np.float64]], length: int) -> Chains:
-    """Return what becomes of chains of `length` along answers, each begun where the one before ended.
+def expected_chains(
+    answers: Iterable[Sequence[float] | NDArray[np.float64]], length: int
+) -> Chains:
+    """Return what becomes of chains of `length` along answers, each begun where the one before
+    ended.
 
     Args:
-        answers: of every token of an answer, the probability that the draft's token there is accepted, [tokens]; or by its place
-            in a chain, [places, tokens], the last of which counts for later ones. The first token comes with the prompt, and no
-            chain drafts it; behind a chain the target adds a token of its own.
+        answers: of every token of an answer, the probability that the draft's token there is
+            accepted, [tokens]; or by its place in a chain, [places, tokens], the last of which
+            counts for later ones. The first token comes with the prompt, and no chain drafts it;
+            behind a chain the target adds a token of its own.
     """
     chains = agreed = 0.0
     places, accepted = 0, np.zeros(length)
@@ -69,7 +80,9 @@ def expected_chains(answers: Iterable[Sequence[float] | NDArray[np.float64]], le
             chains += here
             for place in range(length):
                 at = start + place
-                kept = reached * (float(by_place[min(place, len(by_place) - 1), at]) if at < count else 0.0)
+                kept = reached * (
+                    float(by_place[min(place, len(by_place) - 1), at]) if at < count else 0.0
+                )
                 accepted[place] += kept
                 begun[at + 1] += reached - kept
                 reached = kept

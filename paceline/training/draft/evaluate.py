@@ -1,4 +1,6 @@
-"""Judge a draft before anybody uses it: what its chains are worth on the target's answers, what a forward of either costs."""
+"""Judge a draft before anybody uses it: what its chains are worth on the target's answers, what
+a forward of either costs.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What chains of `length` would bring: accepted tokens per chain, and time per token over plain decoding's."""
+    """What chains of `length` would bring: accepted tokens per chain, and time per token over
+    plain decoding's.
+    """
 
     length: int
     accepted: float
@@ -51,7 +55,8 @@ class DraftJudgement:
     Attributes:
         answers, tokens: that it was judged on, greedy ones.
         chains: by category of prompt, and of all; of `length` tokens each.
-        target_seconds: of a forward of the target with 1, 2, ... tokens. draft_seconds: of a draft forward.
+        target_seconds: of a forward of the target with 1, 2, ... tokens. draft_seconds: of a draft
+            forward.
         gains: by K.
     """
 
@@ -79,7 +84,10 @@ JUDGEMENT_KIND = DocumentKind("draft judgement", 1, DraftJudgement)
 
 @torch.no_grad()
 def agreements(
-    model: PreTrainedModel, stretches: Iterable[Stretch], kept: Tensor | None = None, shared: SharedVocabulary | None = None
+    model: PreTrainedModel,
+    stretches: Iterable[Stretch],
+    kept: Tensor | None = None,
+    shared: SharedVocabulary | None = None,
 ) -> list[np.ndarray[Any, Any]]:
     """Return for each answer which of its tokens the draft's arg-max is: float64 [tokens], 0 or 1.
 
@@ -92,20 +100,28 @@ def agreements(
     found = []
     for stretch in stretches:
         token_ids = stretch.token_ids.astype(np.int64)
-        ids = torch.from_numpy(token_ids if shared is None else shared.readable(token_ids))[None].to(model.device)
-        hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state[0, stretch.first - 1 : -1]
+        ids = torch.from_numpy(token_ids if shared is None else shared.readable(token_ids))[
+            None
+        ].to(model.device)
+        hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state[
+            0, stretch.first - 1 : -1
+        ]
         if kept is None:
             logits = head(hidden)
             guesses = (logits if shared is None else shared.logits(logits)).argmax(-1)
         else:
             guesses = kept[(hidden @ head.weight[kept].T).argmax(-1).to(kept.device)]
-        found.append((guesses.cpu().numpy() == stretch.token_ids[stretch.first :]).astype(np.float64))
+        found.append(
+            (guesses.cpu().numpy() == stretch.token_ids[stretch.first :]).astype(np.float64)
+        )
     return found
 
 
 @torch.no_grad()
 def guesses_agree(model: PreTrainedModel, stretch: Stretch, length: int) -> np.ndarray[Any, Any]:
-    """Return of a draft that reads states which tokens of an answer it says, by place in a chain: [length, tokens], 0 or 1."""
+    """Return of a draft that reads states which tokens of an answer it says, by place in a
+    chain: [length, tokens], 0 or 1.
+    """
     assert stretch.states is not None, "read before"
     states = stretch.states.to(model.device, model.dtype)
     ids = torch.from_numpy(stretch.token_ids).long().to(model.device)
@@ -120,19 +136,27 @@ def guesses_agree(model: PreTrainedModel, stretch: Stretch, length: int) -> np.n
     return found
 
 
-def judge(model: PreTrainedModel, stretches: Sequence[Stretch], length: int, kept: Tensor | None = None) -> Chains:
-    """Return what the draft's chains of `length` are worth on answers; `kept` as in `agreements`."""
+def judge(
+    model: PreTrainedModel, stretches: Sequence[Stretch], length: int, kept: Tensor | None = None
+) -> Chains:
+    """Return what the draft's chains of `length` are worth on answers; `kept` as in
+    `agreements`.
+    """
     return expected_chains(agreements(model, stretches, kept), length)
 
 
-def evaluate(draft: CachedLM, target: CachedLM, answers: Sequence[Stretch], length: int) -> DraftJudgement:
+def evaluate(
+    draft: CachedLM, target: CachedLM, answers: Sequence[Stretch], length: int
+) -> DraftJudgement:
     """Judge a draft on the target's greedy answers, and time both.
 
     Raises:
         ConfigError: no answers.
     """
     if not answers:
-        raise ConfigError("draft evaluate: got no answer; expected some. Record some with `paceline record`.")
+        raise ConfigError(
+            "draft evaluate: got no answer; expected some. Record some with `paceline record`."
+        )
     pair(draft, target.model)
     if draft.uses_target_states:
         read = read_states(target, answers, layers_read(draft.model), progress=True)
@@ -142,7 +166,9 @@ def evaluate(draft: CachedLM, target: CachedLM, answers: Sequence[Stretch], leng
                 for one, states in zip(answers, read, strict=True)
             ]
     else:
-        agreed = agreements(draft.model, answers, shared=shared_vocabulary(draft.model, target.model))
+        agreed = agreements(
+            draft.model, answers, shared=shared_vocabulary(draft.model, target.model)
+        )
     by_category = defaultdict(list)
     for stretch, one in zip(answers, agreed, strict=True):
         by_category[stretch.category or ALL].append(one)
@@ -156,18 +182,27 @@ def evaluate(draft: CachedLM, target: CachedLM, answers: Sequence[Stretch], leng
         step = target_seconds[count] + count * draft_seconds
         gains.append(Gain(count, accepted, (1 + accepted) * target_seconds[0] / step))
     return DraftJudgement(
-        len(answers), sum(one.shape[-1] for one in agreed), length, {**chains, ALL: expected_chains(agreed, length)},
-        target_seconds, draft_seconds, gains,
-    )  # fmt: skip
+        len(answers),
+        sum(one.shape[-1] for one in agreed),
+        length,
+        {**chains, ALL: expected_chains(agreed, length)},
+        target_seconds,
+        draft_seconds,
+        gains,
+    )
 
 
 def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
-    """Return the median seconds of a forward over the newest token and a chain of `width` behind it."""
+    """Return the median seconds of a forward over the newest token and a chain of `width` behind
+    it.
+    """
     ids = (token_ids * (1 + _CONTEXT // len(token_ids)))[:_CONTEXT]
     request = Request(ids, SamplingParams(max_new_tokens=_FORWARDS))
     if model.uses_target_states:
         request.states = HiddenStateLog(layers_read(model.model))
-        request.states.write(0, torch.zeros(len(ids) - 1, *states_shape(model.model), device=model.device))
+        request.states.write(
+            0, torch.zeros(len(ids) - 1, *states_shape(model.model), device=model.device)
+        )
     model.open(request)
     seconds = []
     try:
@@ -183,16 +218,31 @@ def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
 
 
 def print_draft_judgement(judgement: DraftJudgement, console: Console | None = None) -> None:
-    """Print what its chains are worth by kind of prompt, what a forward costs, and what drafting would bring."""
+    """Print what its chains are worth by kind of prompt, what a forward costs, and what drafting
+    would bring.
+    """
     console = console or Console()
-    names = [Column("prompts"), "tokens", "agree", f"accepted per chain of {judgement.length}",
-             *(f"{place}." for place in range(1, judgement.length + 1))]  # fmt: skip
+    names = [
+        Column("prompts"),
+        "tokens",
+        "agree",
+        f"accepted per chain of {judgement.length}",
+        *(f"{place}." for place in range(1, judgement.length + 1)),
+    ]
     rows = [
-        (name, one.places, one.agreement, one.per_chain, *one.by_position) for name, one in judgement.chains.items()
-    ]  # fmt: skip
-    title = f"{judgement.answers} greedy answers; chance of each place of a chain, given those before"
+        (name, one.places, one.agreement, one.per_chain, *one.by_position)
+        for name, one in judgement.chains.items()
+    ]
+    title = (
+        f"{judgement.answers} greedy answers; chance of each place of a chain, given those before"
+    )
     Table.of(title, names, rows, form=".3f").show(console)
     target, draft = 1000 * judgement.target_seconds[0], 1000 * judgement.draft_seconds
-    title = f"forward of the target {target:.2f} ms, of the draft {draft:.2f} ms (ratio {judgement.cost_ratio:.3f})"
+    title = (
+        f"forward of the target {target:.2f} ms, of the draft {draft:.2f} ms (ratio"
+        f" {judgement.cost_ratio:.3f})"
+    )
     gains = [(str(one.length), one.accepted, one.speed) for one in judgement.gains]
-    Table.of(title, [Column("K"), "accepted per chain", "speed over plain decoding"], gains, form=".3f").show(console)
+    Table.of(
+        title, [Column("K"), "accepted per chain", "speed over plain decoding"], gains, form=".3f"
+    ).show(console)

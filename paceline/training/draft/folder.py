@@ -1,7 +1,9 @@
-"""A draft on disk: a plain checkpoint with its kept tokens, how it was made, and, while it is trained, where it was.
+"""A draft on disk: a plain checkpoint with its kept tokens, how it was made, and, while it is
+trained, where it was.
 
-`model.safetensors` (bfloat16), `config.json` and `kept_tokens.json` are the best draft so far; `training.json` says how it was
-made and judged; `state.safetensors` is what continues the training, and goes when that is done.
+`model.safetensors` (bfloat16), `config.json` and `kept_tokens.json` are the best draft so far;
+`training.json` says how it was made and judged; `state.safetensors` is what continues the training,
+and goes when that is done.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _MODEL, _STEPPED = "model.", "optimiser."
 
 @dataclass(frozen=True, slots=True)
 class TrainingPoint:
-    """How far a draft was after so many minutes: mean losses of the last steps by what they learnt, and what it was worth."""
+    """How far a draft was after so many minutes: mean losses of the last steps by what they
+    learnt, and what it was worth.
+    """
 
     minutes: float
     steps: int
@@ -89,17 +93,24 @@ class DraftFolder:
         ConfigError: the folder cannot be written, or a training of other settings was begun there.
     """
 
-    def __init__(self, path: str | Path, settings: dict[str, Any], about: dict[str, Any], note: str = "") -> None:
+    def __init__(
+        self, path: str | Path, settings: dict[str, Any], about: dict[str, Any], note: str = ""
+    ) -> None:
         self.path = Path(path)
         make_folder(self.path)
         self.about = about
         self._settings, self._note = json.loads(json.dumps(settings)), note
-        for found in (self._state_settings(), None if not self.finished else self.record().settings):
+        for found in (
+            self._state_settings(),
+            None if not self.finished else self.record().settings,
+        ):
             for name in {} if found is None else {**self._settings, **found}:
                 if found is not None and found.get(name) != self._settings.get(name):
                     raise ConfigError(
-                        f"draft {str(path)!r}: {name}: got {self._settings.get(name)!r}; expected {found.get(name)!r}, with which"
-                        " its training was begun. Continue with the same settings, or name another folder."
+                        f"draft {str(path)!r}: {name}: got {self._settings.get(name)!r}; expected"
+                        f" {found.get(name)!r}, with which"
+                        " its training was begun. Continue with the same settings, or name another"
+                        " folder."
                     )
 
     @property
@@ -129,10 +140,17 @@ class DraftFolder:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
         model.load_state_dict(_part(tensors, _MODEL), strict=False)  # the head is the embedding
         optimisers.restore(_part(tensors, _STEPPED))
-        return TrainingProgress(**{**values, "curve": [TrainingPoint(**point) for point in values["curve"]]})
+        return TrainingProgress(
+            **{**values, "curve": [TrainingPoint(**point) for point in values["curve"]]}
+        )
 
     def checkpoint(
-        self, model: PreTrainedModel, optimisers: Optimisers, done: TrainingProgress, found: Chains, kept: Tensor
+        self,
+        model: PreTrainedModel,
+        optimisers: Optimisers,
+        done: TrainingProgress,
+        found: Chains,
+        kept: Tensor,
     ) -> None:
         """Write where the training is, and the draft where it is the best so far.
 
@@ -144,12 +162,18 @@ class DraftFolder:
             _save_model(model, self.path)
             save_kept(self.path, kept.tolist(), int(model.config.vocab_size))
         chains = found if best is done.curve[-1] else self.record().chains
-        made = TrainingRecord(self._settings, self.about, self._note, len(kept), done.curve, best, chains)
+        made = TrainingRecord(
+            self._settings, self.about, self._note, len(kept), done.curve, best, chains
+        )
         write_document(self.path / RECORD, RECORD_KIND, made)
         weights = {_MODEL + name: weight.detach() for name, weight in model.named_parameters()}
         stepped = {_STEPPED + name: value for name, value in optimisers.tensors().items()}
-        content = {"kind": _KIND, "version": str(_VERSION), "settings": json.dumps(self._settings),
-                   "progress": json.dumps(asdict(done))}  # fmt: skip
+        content = {
+            "kind": _KIND,
+            "version": str(_VERSION),
+            "settings": json.dumps(self._settings),
+            "progress": json.dumps(asdict(done)),
+        }
         content["check"] = digest_of(content)
         write_atomically(self.path / STATE, save(weights | stepped, content))
 
@@ -173,20 +197,33 @@ class DraftFolder:
             file: Any = safetensors.safe_open(path, "pt")
             content = dict(file.metadata() or {})
             check = content.pop("check", "")
-            sound = content.get("kind") == _KIND and content.get("version") == str(_VERSION) and check == digest_of(content)
+            sound = (
+                content.get("kind") == _KIND
+                and content.get("version") == str(_VERSION)
+                and check == digest_of(content)
+            )
         except (OSError, safetensors.SafetensorError):
             sound = False
         if not sound:
-            raise ConfigError(f"draft state {str(path)!r}: got a damaged file; expected a checkpoint. Delete it, and begin anew.")
+            raise ConfigError(
+                f"draft state {str(path)!r}: got a damaged file; expected a checkpoint. Delete it,"
+                " and begin anew."
+            )
         return file
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def _save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write a bfloat16 copy under a temporary name, then move its files into place, the weights last."""
+    """Write a bfloat16 copy under a temporary name, then move its files into place, the weights
+    last.
+    """
     with tempfile.TemporaryDirectory(dir=folder, suffix=".tmp") as partial:
         copy.deepcopy(model).to(torch.bfloat16).save_pretrained(partial)
         for path in sorted(Path(partial).iterdir(), key=lambda path: path.suffix == ".safetensors"):

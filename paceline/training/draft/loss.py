@@ -1,4 +1,5 @@
-"""Cross-entropy with what the target says at each place, without ever holding the logits of all places.
+"""Cross-entropy with what the target says at each place, without ever holding the logits of all
+places.
 
 Either its few likeliest tokens there are known, or its state, of which its head makes all of them.
 """
@@ -14,13 +15,21 @@ _ROWS = 256  # places whose logits are held at a time, so that they stay in the 
 
 
 class _Loss(torch.autograd.Function):
-    """The gradients are worked out with the value, while the logits are at hand: a third of the time of autograd's own way."""
+    """The gradients are worked out with the value, while the logits are at hand: a third of the
+    time of autograd's own way.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, probs: Tensor) -> Tensor:
         """Return the mean loss."""
-        of_hidden, of_weight, total = torch.empty_like(hidden), torch.zeros_like(weight), hidden.new_zeros(())
-        parts = zip(*(torch.split(one, _ROWS) for one in (hidden, of_hidden, targets, probs)), strict=True)
+        of_hidden, of_weight, total = (
+            torch.empty_like(hidden),
+            torch.zeros_like(weight),
+            hidden.new_zeros(()),
+        )
+        parts = zip(
+            *(torch.split(one, _ROWS) for one in (hidden, of_hidden, targets, probs)), strict=True
+        )
         for states, gradient, target, prob in parts:
             logits = states @ weight.T
             total -= (prob * logits.gather(1, target)).sum()
@@ -45,7 +54,8 @@ def distillation_loss(hidden: Tensor, weight: Tensor, targets: Tensor, probs: Te
 
     Args:
         hidden: [n, d]. weight: [vocab, d].
-        targets: [n, k], tokens. probs: [n, k], their probabilities, which add up to 1; a token may come twice with a share each.
+        targets: [n, k], tokens. probs: [n, k], their probabilities, which add up to 1; a token may
+            come twice with a share each.
     """
     loss: Tensor = _Loss.apply(hidden, weight, targets, probs)  # type: ignore[no-untyped-call]
     return loss
@@ -55,11 +65,21 @@ class _StatesLoss(torch.autograd.Function):
     """As `_Loss`; the head is the target's own, and is not learnt."""
 
     @staticmethod
-    def forward(ctx: Any, made: Tensor, states: Tensor, weight: Tensor, bias: Tensor, shares: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, made: Tensor, states: Tensor, weight: Tensor, bias: Tensor, shares: Tensor
+    ) -> Tensor:
         """Return the loss."""
-        gradient, total = torch.empty_like(made, dtype=torch.float32), made.new_zeros((), dtype=torch.float32)
-        for mine, theirs, share, out in zip(*(torch.split(one, _ROWS) for one in (made, states, shares, gradient)), strict=True):
-            logits, said = (torch.nn.functional.linear(one.to(weight.dtype), weight, bias).float() for one in (mine, theirs))
+        gradient, total = (
+            torch.empty_like(made, dtype=torch.float32),
+            made.new_zeros((), dtype=torch.float32),
+        )
+        for mine, theirs, share, out in zip(
+            *(torch.split(one, _ROWS) for one in (made, states, shares, gradient)), strict=True
+        ):
+            logits, said = (
+                torch.nn.functional.linear(one.to(weight.dtype), weight, bias).float()
+                for one in (mine, theirs)
+            )
             probs = said.softmax(1)
             log_probs = logits.log_softmax(1)
             total -= ((probs * log_probs).sum(1) * share).sum()
@@ -74,12 +94,16 @@ class _StatesLoss(torch.autograd.Function):
         return gradients[0] * ctx.saved_tensors[0], None, None, None, None
 
 
-def states_loss(made: Tensor, states: Tensor, weight: Tensor, bias: Tensor, shares: Tensor) -> Tensor:
-    """Return the weighted cross-entropy, in nats, of what a head says of states with what it says of the target's.
+def states_loss(
+    made: Tensor, states: Tensor, weight: Tensor, bias: Tensor, shares: Tensor
+) -> Tensor:
+    """Return the weighted cross-entropy, in nats, of what a head says of states with what it says
+    of the target's.
 
     Args:
-        made, states: [n, d], the draft's and the target's. weight: [vocab, d], bias: [vocab], of the head; products are made in
-            their dtype. shares: float32 [n], of each place in the loss.
+        made, states: [n, d], the draft's and the target's. weight: [vocab, d], bias: [vocab], of
+            the head; products are made in their dtype. shares: float32 [n], of each place in the
+            loss.
     """
     loss: Tensor = _StatesLoss.apply(made, states, weight, bias, shares)  # type: ignore[no-untyped-call]
     return loss

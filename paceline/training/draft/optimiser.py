@@ -1,7 +1,9 @@
-"""How weights are stepped: matrices by Muon (Jordan et al. 2024), an embedding and the norms by AdamW.
+"""How weights are stepped: matrices by Muon (Jordan et al. 2024), an embedding and the norms by
+AdamW.
 
-Muon's step is the momentum made orthogonal. torch's own does that in bfloat16, which takes longer than all the rest of a step
-on a processor without such instructions; here it is float32 there, and matrices of one shape go together.
+Muon's step is the momentum made orthogonal. torch's own does that in bfloat16, which takes longer
+than all the rest of a step on a processor without such instructions; here it is float32 there, and
+matrices of one shape go together.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 by_shape[parameter.shape].append(parameter)
             for shape, parameters in by_shape.items():
-                wanted = orthogonal(torch.stack([self._momentum(parameter) for parameter in parameters]))
+                wanted = orthogonal(
+                    torch.stack([self._momentum(parameter) for parameter in parameters])
+                )
                 for parameter, direction in zip(parameters, wanted, strict=True):
                     parameter.mul_(1 - group["lr"] * _DECAY)
                     parameter.add_(direction, alpha=-group["lr"] * _ADAM_SIZE * max(shape) ** 0.5)
@@ -51,7 +55,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Return about the nearest matrices [n, rows, columns] whose singular values are 1 (0.7 to 1.2)."""
+    """Return about the nearest matrices [n, rows, columns] whose singular values are 1 (0.7 to
+    1.2).
+    """
     tall = matrices.shape[1] > matrices.shape[2]
     found = matrices.mT if tall else matrices
     found = (found / (found.norm(dim=(1, 2), keepdim=True) + 1e-12)).to(learns_in(found.device))
@@ -64,8 +70,14 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def learns_in(device: torch.device) -> torch.dtype:
-    """Return the dtype of a training's products: bfloat16 where these are fast; weights and their steps are float32."""
-    return torch.bfloat16 if device.type == "cuda" or amx.available() or avx512_dot.available() else torch.float32
+    """Return the dtype of a training's products: bfloat16 where these are fast; weights and
+    their steps are float32.
+    """
+    return (
+        torch.bfloat16
+        if device.type == "cuda" or amx.available() or avx512_dot.available()
+        else torch.float32
+    )
 
 
 class Optimisers:
@@ -80,7 +92,9 @@ class Optimisers:
         first = inner.get_input_embeddings()
         tables = [first.weight] if isinstance(first, torch.nn.Embedding) else []
         known = {id(table) for table in tables}
-        matrices = [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in known]
+        matrices = [
+            weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in known
+        ]
         norms = [weight for weight in model.parameters() if weight.ndim == 1]
         groups: list[dict[str, Any]] = [{"params": norms}, {"params": tables, "lr": embedding_lr}]
         adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
@@ -112,4 +126,6 @@ class Optimisers:
                 number, weight, name = key.split(".", 2)
                 if int(number) == place:
                     state[int(weight)][name] = value
-            one.load_state_dict({"state": dict(state), "param_groups": one.state_dict()["param_groups"]})
+            one.load_state_dict(
+                {"state": dict(state), "param_groups": one.state_dict()["param_groups"]}
+            )

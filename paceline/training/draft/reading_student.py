@@ -1,8 +1,10 @@
-"""A draft that reads the target's hidden states, while it is trained (EAGLE, Li et al. 2024, section 3.2).
+"""A draft that reads the target's hidden states, while it is trained (EAGLE, Li et al. 2024,
+section 3.2).
 
-Each place of a text is learnt as it is behind the target's newest token, and as it is behind guesses, so that the draft is used
-to having no state there. What it is to say is all that the target says there, worked out from the target's state. The first
-layer's input begins as the linear guess, by least squares, of the state to come.
+Each place of a text is learnt as it is behind the target's newest token, and as it is behind
+guesses, so that the draft is used to having no state there. What it is to say is all that the
+target says there, worked out from the target's state. The first layer's input begins as the linear
+guess, by least squares, of the state to come.
 """
 
 from __future__ import annotations
@@ -29,10 +31,19 @@ from paceline.training.draft.sampled_head import SampledHead
 from paceline.training.draft.settings import HEAD_SIZE, DraftTraining
 from paceline.training.draft.stretches import Stretch, token_counts
 
-_SHARES = (1.0, 0.6, 0.5, 0.4)  # of places in the loss, by how many guesses they are behind; the last counts for more
+_SHARES = (
+    1.0,
+    0.6,
+    0.5,
+    0.4,
+)  # of places in the loss, by how many guesses they are behind; the last counts for more
 _IN_PROMPTS = 0.3  # so much of it has a place of a prompt, which no draft will be asked about
-_UNREAD = 0.1  # share of the batches that read no state of some first tokens, as of a prefix that was in the cache
-_PAIRS, _RIDGE = 60_000, 100.0  # that least squares takes; of them, how many would have no state to come
+# share of the batches that read no state of some first tokens, as of a prefix that was in the cache
+_UNREAD = 0.1
+_PAIRS, _RIDGE = (
+    60_000,
+    100.0,
+)  # that least squares takes; of them, how many would have no state to come
 _LAYERS = 2
 _DEVIATION = 0.03  # of the first weights
 
@@ -46,7 +57,12 @@ class ReadingStudent:
     """
 
     def __init__(
-        self, target: PreTrainedModel, name: str, config: DraftTraining, kept: NDArray[np.int64], learnt: Sequence[Stretch]
+        self,
+        target: PreTrainedModel,
+        name: str,
+        config: DraftTraining,
+        kept: NDArray[np.int64],
+        learnt: Sequence[Stretch],
     ) -> None:
         self._config = config
         self.model = _first_model(target, name, config, kept).to(target.device)
@@ -62,23 +78,34 @@ class ReadingStudent:
         """Return the weighted mean cross-entropy with what the target says."""
         random = np.random.default_rng((self._config.seed, number))
         chain, width, device = self._config.length, max(map(len, stretches)), self.model.device
-        rows = Rows.learnt(width, chain, int(random.integers(chain)), min(one.first for one in stretches))
+        rows = Rows.learnt(
+            width, chain, int(random.integers(chain)), min(one.first for one in stretches)
+        )
         unread = int(random.integers(width)) if random.random() < _UNREAD else 0
         token_ids, states = (one.to(device) for one in _padded(stretches, width))
-        hidden = hidden_of_rows(self._in_dtype(self.model.get_decoder()), token_ids, shifted(states), rows, unread)
+        hidden = hidden_of_rows(
+            self._in_dtype(self.model.get_decoder()), token_ids, shifted(states), rows, unread
+        )
         made = self._in_dtype(self._out)(hidden)
         lengths, firsts = torch.tensor([(len(one), one.first) for one in stretches]).T[:, :, None]
         there = rows.places < lengths
         of_rows = torch.tensor(_SHARES)[rows.guessed.clamp(max=len(_SHARES) - 1)]
-        shares = torch.where(rows.places + 1 < firsts, _IN_PROMPTS * of_rows, of_rows)[there].to(device)
+        shares = torch.where(rows.places + 1 < firsts, _IN_PROMPTS * of_rows, of_rows)[there].to(
+            device
+        )
         at = there.nonzero().T.to(device)
         theirs = states[at[0], rows.places.to(device)[at[1]], 0]
         weight, bias = self._head.drawn(token_ids, random)
         return states_loss(made[at[0], at[1]], theirs, weight, bias, shares / shares.sum())
 
     def _in_dtype(self, module: nn.Module) -> Callable[..., Any]:
-        """Return what the module does with its weights in the dtype of products; they themselves learn in float32."""
-        weights = {name: weight.to(self._dtype) for name, weight in module.state_dict(keep_vars=True).items()}
+        """Return what the module does with its weights in the dtype of products; they themselves
+        learn in float32.
+        """
+        weights = {
+            name: weight.to(self._dtype)
+            for name, weight in module.state_dict(keep_vars=True).items()
+        }
         return lambda *args, **named: functional_call(module, weights, args, named)
 
     def judge(self, held_out: Sequence[Stretch], length: int) -> Chains:
@@ -86,7 +113,9 @@ class ReadingStudent:
         return expected_chains([guesses_agree(self.model, one, length) for one in held_out], length)
 
     def _begin(self, target: PreTrainedModel, learnt: Sequence[Stretch]) -> None:
-        """Bring the inputs to a size of about 1, and begin with the linear guess of the state to come, before the last norm."""
+        """Bring the inputs to a size of about 1, and begin with the linear guess of the state to
+        come, before the last norm.
+        """
         embedding: Any = self.model.get_input_embeddings()
         norm: Any = self.model.get_decoder().norm
         tokens, states, following = (one.to(self.model.device) for one in _pairs(learnt))
@@ -105,7 +134,9 @@ class ReadingStudent:
         embedding.unread.bias.zero_()
 
 
-def _first_model(target: PreTrainedModel, name: str, config: DraftTraining, kept: NDArray[np.int64]) -> PreTrainedModel:
+def _first_model(
+    target: PreTrainedModel, name: str, config: DraftTraining, kept: NDArray[np.int64]
+) -> PreTrainedModel:
     """Return a draft in float32 whose layers are random, but do little."""
     theirs = target.config.get_text_config(decoder=True)
     embedding, head = embedding_and_lm_head(target)
@@ -114,15 +145,27 @@ def _first_model(target: PreTrainedModel, name: str, config: DraftTraining, kept
     layers = config.layers or _LAYERS
     heads = max(1, hidden // size)
     shape = LlamaConfig(
-        vocab_size=theirs.vocab_size, hidden_size=hidden, num_hidden_layers=layers, head_dim=size,
-        intermediate_size=config.neurons or 64 * max(1, round(hidden / 48)), num_attention_heads=heads,
-        num_key_value_heads=heads // 3 if heads % 3 == 0 else heads, max_position_embeddings=theirs.max_position_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, tie_word_embeddings=False, dtype="float32",
+        vocab_size=theirs.vocab_size,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        head_dim=size,
+        intermediate_size=config.neurons or 64 * max(1, round(hidden / 48)),
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 3 if heads % 3 == 0 else heads,
+        max_position_embeddings=theirs.max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=False,
+        dtype="float32",
         initializer_range=_DEVIATION,
-    )  # fmt: skip
-    told = {"target": name, "sketch": Sketch.of(target).encode(), "embedding": embedding.embedding_dim,
-            "states": head.in_features, "layers": middle_layers(target, config.reads_at),
-            "depth": theirs.num_hidden_layers}  # fmt: skip
+    )
+    told = {
+        "target": name,
+        "sketch": Sketch.of(target).encode(),
+        "embedding": embedding.embedding_dim,
+        "states": head.in_features,
+        "layers": middle_layers(target, config.reads_at),
+        "depth": theirs.num_hidden_layers,
+    }
     setattr(shape, READS, told)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -137,13 +180,17 @@ def _first_model(target: PreTrainedModel, name: str, config: DraftTraining, kept
 
 
 def middle_layers(target: PreTrainedModel, reads_at: float) -> tuple[int, ...]:
-    """Return the layers whose states a draft reads behind the last ones, `reads_at` as in `DraftTraining`."""
+    """Return the layers whose states a draft reads behind the last ones, `reads_at` as in
+    `DraftTraining`.
+    """
     depth = target.config.get_text_config(decoder=True).num_hidden_layers
     return (min(depth - 1, round(reads_at * depth)),) if reads_at else ()
 
 
 def _padded(stretches: Sequence[Stretch], width: int) -> tuple[Tensor, Tensor]:
-    """Return token ids [b, width] and states [b, width, 1 + layers, hidden], of the dtype they were read in."""
+    """Return token ids [b, width] and states [b, width, 1 + layers, hidden], of the dtype they
+    were read in.
+    """
     assert stretches[0].states is not None, "read before"
     ids = torch.zeros(len(stretches), width, dtype=torch.long)
     states = stretches[0].states.new_zeros(len(stretches), width, *stretches[0].states.shape[1:])
@@ -155,7 +202,9 @@ def _padded(stretches: Sequence[Stretch], width: int) -> tuple[Tensor, Tensor]:
 
 
 def _pairs(learnt: Sequence[Stretch]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, the states they were chosen by, one layer's behind the other's, and the last ones after them."""
+    """Return tokens, the states they were chosen by, one layer's behind the other's, and the
+    last ones after them.
+    """
     tokens, before, after = [], [], []
     count = 0
     for one in learnt:

@@ -18,25 +18,34 @@ from paceline.training.draft.stretches import Stretch
 
 
 def read_states(
-    model: CachedLM, stretches: Sequence[Stretch], layers: tuple[int, ...] = (), progress: bool = False
+    model: CachedLM,
+    stretches: Sequence[Stretch],
+    layers: tuple[int, ...] = (),
+    progress: bool = False,
 ) -> Iterator[Tensor]:
-    """Yield the states of each stretch of text, [tokens, 1 + layers, hidden]: after each token what the LM head reads, then what
-    goes into the layers named.
+    """Yield the states of each stretch of text, [tokens, 1 + layers, hidden]: after each token what
+    the LM head reads, then what goes into the layers named.
 
     As many texts at once as torch has threads: a second thread hardly helps in the forward of one.
 
     Raises:
-        UnsupportedModelError: the model makes its logits without the head it names, so that its states cannot be read, or
-            hides its layers.
+        UnsupportedModelError: the model makes its logits without the head it names, so that its
+            states cannot be read, or hides its layers.
     """
     _require_states(model)
     threads = torch.get_num_threads() if model.device.type == "cpu" else 1
-    pool = ThreadPoolExecutor(threads, "paceline reading", torch.set_num_threads, (1,))  # a number of each thread
+    pool = ThreadPoolExecutor(
+        threads, "paceline reading", torch.set_num_threads, (1,)
+    )  # a number of each thread
     read = partial(_states_of, model, layers)
     with progress_bar(shown=progress) as bar:
         task = bar.add_task("reading", total=sum(map(len, stretches)))
         try:
-            found = pool.map(read, stretches) if min(threads, len(stretches)) > 1 else map(read, stretches)
+            found = (
+                pool.map(read, stretches)
+                if min(threads, len(stretches)) > 1
+                else map(read, stretches)
+            )
             for stretch, states in zip(stretches, found, strict=True):
                 yield states
                 bar.advance(task, len(stretch))
@@ -45,7 +54,11 @@ def read_states(
 
 
 def _states_of(model: CachedLM, layers: tuple[int, ...], stretch: Stretch) -> Tensor:
-    with torch.no_grad(), model.products.in_force(0), inputs_of(decoder_layers(model.model, layers)) as below:
+    with (
+        torch.no_grad(),
+        model.products.in_force(0),
+        inputs_of(decoder_layers(model.model, layers)) as below,
+    ):
         ids = torch.from_numpy(stretch.token_ids).long()[None].to(model.device)
         last: Tensor = decoder_of(model.model)(input_ids=ids, use_cache=False).last_hidden_state
     return torch.stack([last[0], *(one[0] for (one,) in below)], dim=1).cpu()

@@ -1,4 +1,6 @@
-"""What a draft learns from, as stretches of text with the target's distribution, or the next token, behind each place."""
+"""What a draft learns from, as stretches of text with the target's distribution, or the next
+token, behind each place.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from paceline.errors import ConfigError
 from paceline.util.answers import read_answers, read_settings, read_tops
 from paceline.util.top_tokens import TopRows
 
-_SORTED = 64  # batches whose stretches are sorted by length together, so that they have little padding
+_SORTED = (
+    64  # batches whose stretches are sorted by length together, so that they have little padding
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +31,11 @@ class Stretch:
     Attributes:
         token_ids: int32 [n].
         first: the first place to be predicted, at least 1.
-        top: the target's distribution at each of the places first, first + 1, ... n - 1; None = the tokens themselves.
+        top: the target's distribution at each of the places first, first + 1, ... n - 1; None = the
+            tokens themselves.
         category: of the prompt.
-        states: [n, 1 + layers, hidden], what the target's LM head reads after each token, and some of its layers, for a draft
-            that reads it; else None.
+        states: [n, 1 + layers, hidden], what the target's LM head reads after each token, and some
+            of its layers, for a draft that reads it; else None.
     """
 
     token_ids: NDArray[np.int32]
@@ -49,7 +54,8 @@ class TextBatch(NamedTuple):
     Attributes:
         token_ids: [b, t], padded behind.
         places: [n], flat places of [b, t] whose next token is to be predicted.
-        targets: [n, k], places in the kept vocabulary. probs: float32 [n, k], what the target says of them.
+        targets: [n, k], places in the kept vocabulary. probs: float32 [n, k], what the target says
+            of them.
     """
 
     token_ids: Tensor
@@ -59,7 +65,8 @@ class TextBatch(NamedTuple):
 
 
 def recorded(paths: Iterable[str | Path], fingerprint: str) -> list[Stretch]:
-    """Return the answers of files of `paceline record`, with the target's distributions where they were recorded.
+    """Return the answers of files of `paceline record`, with the target's distributions where they
+    were recorded.
 
     Raises:
         ConfigError: a file that cannot be read, or answers of another model.
@@ -71,7 +78,8 @@ def recorded(paths: Iterable[str | Path], fingerprint: str) -> list[Stretch]:
         assert settings is not None  # read_answers refuses other files
         if settings["model_fingerprint"] != fingerprint:
             raise ConfigError(
-                f"answers {str(path)!r}: got those of {settings['model']!r} ({settings['model_fingerprint'][:12]}); expected"
+                f"answers {str(path)!r}: got those of {settings['model']!r}"
+                f" ({settings['model_fingerprint'][:12]}); expected"
                 f" those of the target ({fingerprint[:12]}). Name that target, or record its own."
             )
         tops: Iterable[TopRows | None] = read_tops(path) or [None] * len(answers)
@@ -82,11 +90,15 @@ def recorded(paths: Iterable[str | Path], fingerprint: str) -> list[Stretch]:
 
 
 def texts(inputs: Iterable[str], tokenizer: Any, context: int) -> list[Stretch]:
-    """Return documents (`paceline.datastore.inputs`) in stretches of at most `context` tokens, whose every token is learnt."""
+    """Return documents (`paceline.datastore.inputs`) in stretches of at most `context` tokens,
+    whose every token is learnt.
+    """
     found = []
     for document in documents(inputs, tokenizer):
         ids = np.asarray(document, dtype=np.int32)
-        found += [Stretch(ids[start : start + context], 1) for start in range(0, len(ids) - 1, context)]
+        found += [
+            Stretch(ids[start : start + context], 1) for start in range(0, len(ids) - 1, context)
+        ]
     return [stretch for stretch in found if len(stretch) > 1]
 
 
@@ -99,7 +111,9 @@ def token_counts(stretches: Iterable[Stretch], vocab_size: int) -> NDArray[np.in
 
 
 def fewest(counts: NDArray[Any], share: float, multiple: int = 1) -> NDArray[np.int64]:
-    """Return the fewest places, most frequent first, that make up a share of all counts, rounded up to a multiple."""
+    """Return the fewest places, most frequent first, that make up a share of all counts, rounded
+    up to a multiple.
+    """
     order = np.argsort(-counts, kind="stable")
     reached = np.cumsum(counts[order]) / counts.sum()
     count = int(np.searchsorted(reached, share)) + 1
@@ -107,7 +121,9 @@ def fewest(counts: NDArray[Any], share: float, multiple: int = 1) -> NDArray[np.
 
 
 def shortened(stretch: Stretch, context: int) -> Stretch:
-    """Return a stretch of at most `context` tokens: what is too long loses the beginning of its prompt, then its end."""
+    """Return a stretch of at most `context` tokens: what is too long loses the beginning of its
+    prompt, then its end.
+    """
     cut = min(max(0, len(stretch) - context), stretch.first - 1)
     ids, first = stretch.token_ids[cut : cut + context], stretch.first - cut
     count = len(ids) - first
@@ -154,20 +170,26 @@ class Batches:
 
 
 def collated(stretches: Sequence[Stretch], places: NDArray[np.int64]) -> TextBatch:
-    """Return stretches as one batch; what the target says of tokens outside the kept vocabulary is left out.
+    """Return stretches as one batch; what the target says of tokens outside the kept vocabulary is
+    left out.
 
     Args:
         places: [vocab], the place of every token in the kept vocabulary, -1 outside.
     """
     width = max(map(len, stretches))
     ids = np.zeros((len(stretches), width), dtype=np.int64)
-    choices = max(1 if stretch.top is None else stretch.top.token_ids.shape[1] for stretch in stretches)
+    choices = max(
+        1 if stretch.top is None else stretch.top.token_ids.shape[1] for stretch in stretches
+    )
     flat, targets, probs = [], [], []
     for row, stretch in enumerate(stretches):
         ids[row, : len(stretch)] = stretch.token_ids
         count = len(stretch) - stretch.first
         flat.append(row * width + np.arange(stretch.first - 1, len(stretch) - 1))
-        tokens, shares = np.zeros((count, choices), dtype=np.int64), np.zeros((count, choices), dtype=np.float32)
+        tokens, shares = (
+            np.zeros((count, choices), dtype=np.int64),
+            np.zeros((count, choices), dtype=np.float32),
+        )
         if stretch.top is None:
             tokens[:, 0], shares[:, 0] = stretch.token_ids[stretch.first :], 1
         else:
@@ -179,5 +201,9 @@ def collated(stretches: Sequence[Stretch], places: NDArray[np.int64]) -> TextBat
     prob = np.where(target < 0, 0, np.concatenate(probs))
     share = prob.sum(1, keepdims=True)
     known = share[:, 0] > 0
-    arrays = (np.concatenate(flat)[known], np.maximum(target, 0)[known], (prob / np.maximum(share, 1e-9))[known])
+    arrays = (
+        np.concatenate(flat)[known],
+        np.maximum(target, 0)[known],
+        (prob / np.maximum(share, 1e-9))[known],
+    )
     return TextBatch(torch.from_numpy(ids), *map(torch.from_numpy, arrays))

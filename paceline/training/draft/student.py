@@ -1,4 +1,6 @@
-"""What a training does with a draft, whichever kind it is: one of its own embedding, or one that reads the target's states."""
+"""What a training does with a draft, whichever kind it is: one of its own embedding, or one that
+reads the target's states.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class OwnStudent:
         kept: tokens of its reduced vocabulary, ascending.
     """
 
-    def __init__(self, target: PreTrainedModel, config: DraftTraining, kept: NDArray[np.int64]) -> None:
+    def __init__(
+        self, target: PreTrainedModel, config: DraftTraining, kept: NDArray[np.int64]
+    ) -> None:
         self.model = first_model(target, config).to(target.device)
         self._kept = torch.from_numpy(kept).to(self.model.device)
         self._places = np.full(self.model.config.vocab_size, -1, dtype=np.int64)
@@ -51,9 +55,13 @@ class OwnStudent:
     def loss(self, stretches: Sequence[Stretch], number: int) -> Tensor:
         """Return the mean cross-entropy with the target's distribution, or with the next token."""
         batch = TextBatch(*(one.to(self.model.device) for one in collated(stretches, self._places)))
-        hidden: Tensor = self.model.get_decoder()(input_ids=batch.token_ids, use_cache=False).last_hidden_state
+        hidden: Tensor = self.model.get_decoder()(
+            input_ids=batch.token_ids, use_cache=False
+        ).last_hidden_state
         weight = self.model.get_input_embeddings().weight[self._kept]
-        return distillation_loss(hidden.flatten(0, 1)[batch.places], weight, batch.targets, batch.probs)
+        return distillation_loss(
+            hidden.flatten(0, 1)[batch.places], weight, batch.targets, batch.probs
+        )
 
     def judge(self, held_out: Sequence[Stretch], length: int) -> Chains:
         """Return what its chains are worth."""

@@ -1,8 +1,10 @@
-"""Train a draft for a target: distillation of recorded answers (Hinton et al. 2015), beside the next tokens of any text.
+"""Train a draft for a target: distillation of recorded answers (Hinton et al. 2015), beside the
+next tokens of any text.
 
-Time decides how far a draft gets, so the schedule is one of minutes: the rate is constant, then falls to nothing, while more
-and more steps learn from answers. Order and first weights are drawn by seed; what is interrupted continues from its last
-checkpoint. The best draft so far stands in the folder at any time.
+Time decides how far a draft gets, so the schedule is one of minutes: the rate is constant, then
+falls to nothing, while more and more steps learn from answers. Order and first weights are drawn by
+seed; what is interrupted continues from its last checkpoint. The best draft so far stands in the
+folder at any time.
 """
 
 from __future__ import annotations
@@ -62,8 +64,13 @@ class DraftData:
         kinds = [*self.learnt, _HELD_OUT]
         stretches = [*self.learnt.values(), self.held_out]
         layers = middle_layers(target.model, reads_at)
-        states = read_states(target, [one for group in stretches for one in group], layers, progress)
-        read = {kind: [replace(one, states=next(states)) for one in group] for kind, group in zip(kinds, stretches, strict=True)}
+        states = read_states(
+            target, [one for group in stretches for one in group], layers, progress
+        )
+        read = {
+            kind: [replace(one, states=next(states)) for one in group]
+            for kind, group in zip(kinds, stretches, strict=True)
+        }
         return DraftData(read, read.pop(_HELD_OUT))
 
     def of_any_kind(self) -> list[Stretch]:
@@ -71,7 +78,9 @@ class DraftData:
         return [*self.learnt[ANSWERS], *self.learnt[TEXTS]]
 
     @staticmethod
-    def of(answers: Sequence[Stretch], texts: Sequence[Stretch], config: DraftTraining) -> DraftData:
+    def of(
+        answers: Sequence[Stretch], texts: Sequence[Stretch], config: DraftTraining
+    ) -> DraftData:
         """Hold back each n-th answer.
 
         Raises:
@@ -79,15 +88,21 @@ class DraftData:
         """
         if len(answers) < config.held_out:
             raise ConfigError(
-                f"draft train: got {len(answers)} answers, each {config.held_out}th of which is held back; expected at least"
+                f"draft train: got {len(answers)} answers, each {config.held_out}th of which is"
+                " held back; expected at least"
                 f" {config.held_out}. Record more, or lower held_out."
             )
-        kept = [shortened(one, config.context) for place, one in enumerate(answers) if place % config.held_out]
+        kept = [
+            shortened(one, config.context)
+            for place, one in enumerate(answers)
+            if place % config.held_out
+        ]
         return DraftData({ANSWERS: kept, TEXTS: list(texts)}, list(answers[:: config.held_out]))
 
 
 def kept_tokens(material: DraftData, vocab_size: int, coverage: float) -> NDArray[np.int64]:
-    """Return the fewest tokens, ascending, that make up a share `coverage` of what is to be predicted; answers count most.
+    """Return the fewest tokens, ascending, that make up a share `coverage` of what is to be
+    predicted; answers count most.
 
     Their number is rounded up to what a product takes at once.
     """
@@ -111,9 +126,13 @@ class DraftTrainer:
     """
 
     def __init__(
-        self, target: PreTrainedModel, material: DraftData, config: DraftTraining, folder: DraftFolder,
+        self,
+        target: PreTrainedModel,
+        material: DraftData,
+        config: DraftTraining,
+        folder: DraftFolder,
         clock: Callable[[], float] = time.perf_counter,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._clock = clock
         self._config, self._folder, self._held_out = config, folder, material.held_out
         vocab_size = int(target.config.get_text_config(decoder=True).vocab_size)
@@ -121,7 +140,9 @@ class DraftTrainer:
         self._kept = torch.from_numpy(kept)
         self._student: Student
         if config.uses_target_states:
-            self._student = ReadingStudent(target, str(folder.about["target"]), config, kept, material.of_any_kind())
+            self._student = ReadingStudent(
+                target, str(folder.about["target"]), config, kept, material.of_any_kind()
+            )
         else:
             self._student = OwnStudent(target, config, kept)
         self.model = self._student.model
@@ -131,7 +152,10 @@ class DraftTrainer:
         self.done = folder.restore(self.model, self._optimisers) or TrainingProgress()
         self._kinds = [kind for kind, stretches in material.learnt.items() if stretches]
         self._batches: dict[str, Iterator[list[Stretch]]] = {
-            kind: Batches(material.learnt[kind], config.batch, config.seed).after(self.done.batches[kind]) for kind in self._kinds
+            kind: Batches(material.learnt[kind], config.batch, config.seed).after(
+                self.done.batches[kind]
+            )
+            for kind in self._kinds
         }
         self._losses: dict[str, list[float]] = {kind: [] for kind in self._kinds}
 
@@ -160,11 +184,14 @@ class DraftTrainer:
         loss = self._student.loss(batch, done.steps)
         if not torch.isfinite(loss):
             raise ConfigError(
-                f"draft train: lr: got {self._config.lr:g}, and a loss that is not finite; expected less. Lower it."
+                f"draft train: lr: got {self._config.lr:g}, and a loss that is not finite;"
+                " expected less. Lower it."
             )
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
-        self._optimisers.step(min(1.0, (done.steps + 1) / _WARM_UP) * min(1.0, (1 - share) / (1 - _CONSTANT)))
+        self._optimisers.step(
+            min(1.0, (done.steps + 1) / _WARM_UP) * min(1.0, (1 - share) / (1 - _CONSTANT))
+        )
         self._losses[kind] = [*self._losses[kind], loss.item()][-_SMOOTHED:]
         done.steps, done.tokens = done.steps + 1, done.tokens + sum(map(len, batch))
 
@@ -173,17 +200,26 @@ class DraftTrainer:
         if len(self._kinds) < 2:
             return self._kinds[0]
         answers = self._config.answers * (_FIRST_SHARE + (1 - _FIRST_SHARE) * share)
-        return ANSWERS if np.random.default_rng((self._config.seed, self.done.steps)).random() < answers else TEXTS
+        return (
+            ANSWERS
+            if np.random.default_rng((self._config.seed, self.done.steps)).random() < answers
+            else TEXTS
+        )
 
     def _validate(self, report: Report) -> None:
         """Judge the draft on what was held back, and keep it where it is the best so far."""
         found = self._student.judge(self._held_out, self._config.length)
         losses = {kind: float(np.mean(values)) for kind, values in self._losses.items() if values}
         done = self.done
-        done.curve.append(TrainingPoint(done.seconds / 60, done.steps, done.tokens, losses, found.agreement, found.per_chain))
+        done.curve.append(
+            TrainingPoint(
+                done.seconds / 60, done.steps, done.tokens, losses, found.agreement, found.per_chain
+            )
+        )
         self._folder.checkpoint(self.model, self._optimisers, done, found, self._kept)
         told = ", ".join(f"loss of {kind} {value:.3f}" for kind, value in losses.items())
         report(
-            f"{done.seconds / 60:.1f} min, step {done.steps}: {told}; {found.agreement:.3f} of tokens agree,"
+            f"{done.seconds / 60:.1f} min, step {done.steps}: {told}; {found.agreement:.3f} of"
+            " tokens agree,"
             f" {found.per_chain:.3f} of {self._config.length} accepted a chain"
         )

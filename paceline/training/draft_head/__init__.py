@@ -1,1 +1,3 @@
-"""Training of foresight: what follows the newest token, from the target's hidden state (`paceline.draft_head`)."""
+"""Training of foresight: what follows the newest token, from the target's hidden state
+(`paceline.draft_head`).
+"""

@@ -24,7 +24,9 @@ from paceline.util.machine import processor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftHeadData:
-    """Attributes: model: the target. learnt, held_out: what foresight learns from, and what judges it. card: of the file."""
+    """Attributes: model: the target. learnt, held_out: what foresight learns from, and what
+    judges it. card: of the file.
+    """
 
     model: CachedLM
     learnt: States
@@ -33,45 +35,65 @@ class DraftHeadData:
 
 
 def prepare(
-    target: str, recordings: Sequence[str | Path], inputs: Sequence[str], config: DraftHeadTraining, dtype: str, device: str,
+    target: str,
+    recordings: Sequence[str | Path],
+    inputs: Sequence[str],
+    config: DraftHeadTraining,
+    dtype: str,
+    device: str,
     progress: bool = False,
-) -> DraftHeadData:  # fmt: skip
+) -> DraftHeadData:
     """Return what foresight learns from.
 
     Args:
-        target: as on a command line. recordings: files of its answers. inputs: texts, as in `paceline.datastore.inputs`.
+        target: as on a command line. recordings: files of its answers. inputs: texts, as in
+            `paceline.datastore.inputs`.
     Raises:
-        ConfigError: something that cannot be read or does not belong together; a model whose embeddings cannot be read.
+        ConfigError: something that cannot be read or does not belong together; a model whose
+            embeddings cannot be read.
         UnsupportedModelError: a model whose hidden states cannot be read.
     """
     place = demo.target_of(target)
     model = CachedLM(load_model(place, dtype, device))
     if not readable_ends(model):
         raise ConfigError(
-            f"foresight train: got {model.architecture.name}; expected an embedding and an LM head of plain weights."
+            f"foresight train: got {model.architecture.name}; expected an embedding and an LM head"
+            " of plain weights."
         )
     fingerprint = model_identity(model.model)[0]
     answers = [shortened(one, config.context) for one in recorded(recordings, fingerprint)]
     if len(answers) < config.held_out:
         raise ConfigError(
-            f"foresight train: got {len(answers)} answers, each {config.held_out}th of which is held back; expected at least"
+            f"foresight train: got {len(answers)} answers, each {config.held_out}th of which is"
+            " held back; expected at least"
             f" {config.held_out}. Record more, or lower held_out."
         )
     tokenizer = load_tokenizer(None, place) if inputs else None
     if inputs and tokenizer is None:
-        raise ConfigError(f"foresight train: got texts and no tokenizer beside {target!r}; expected one. Leave the texts out.")
+        raise ConfigError(
+            f"foresight train: got texts and no tokenizer beside {target!r}; expected one. Leave"
+            " the texts out."
+        )
     kept = [one for row, one in enumerate(answers) if row % config.held_out]
     found = texts(inputs, tokenizer, config.context) if inputs else []
     learnt = states_of(model, [*kept, *found], progress)
     held_out = states_of(model, answers[:: config.held_out], progress)
     about = {
-        "recordings": [Path(path).name for path in recordings], "texts": [Path(path).name for path in inputs],
-        "answers": len(kept), "answer_tokens": _said(kept), "tokens": len(learnt.token_ids), "dtype": str(model.model.dtype),
-        "threads": torch.get_num_threads(), "processor": processor(),
+        "recordings": [Path(path).name for path in recordings],
+        "texts": [Path(path).name for path in inputs],
+        "answers": len(kept),
+        "answer_tokens": _said(kept),
+        "tokens": len(learnt.token_ids),
+        "dtype": str(model.model.dtype),
+        "threads": torch.get_num_threads(),
+        "processor": processor(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-    }  # fmt: skip
+    }
     return DraftHeadData(
-        model, learnt, held_out, Card(target, Sketch.of(model.model).encode(), model.vocab_size, asdict(config), about)
+        model,
+        learnt,
+        held_out,
+        Card(target, Sketch.of(model.model).encode(), model.vocab_size, asdict(config), about),
     )
 
 

@@ -15,7 +15,8 @@ class DraftHeadTraining:
 
     Attributes:
         neurons: of the layer beside the linear map; each costs time in every step.
-        kept: tokens of the vocabulary that may be guessed, the commonest ones of what is learnt from.
+        kept: tokens of the vocabulary that may be guessed, the commonest ones of what is learnt
+            from.
         levels: how many tokens ahead the guesses go when they are used; it is taught for two.
         epochs: how often everything is learnt from.
         batch: places of a step.
@@ -41,7 +42,15 @@ class DraftHeadTraining:
     note: str = ""
 
     def __post_init__(self) -> None:
-        lows = (("neurons", 1), ("kept", 1), ("levels", 1), ("epochs", 1), ("batch", 1), ("context", 8), ("held_out", 2))
+        lows = (
+            ("neurons", 1),
+            ("kept", 1),
+            ("levels", 1),
+            ("epochs", 1),
+            ("batch", 1),
+            ("context", 8),
+            ("held_out", 2),
+        )
         for name, low in lows:
             require_range("foresight train", name, getattr(self, name), low)
         if not (math.isfinite(self.lr) and self.lr > 0):

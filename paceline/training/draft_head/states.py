@@ -22,7 +22,8 @@ class States:
 
     Attributes:
         states: [n, hidden], what the LM head reads after each token. token_ids: [n].
-        places: those with `AHEAD` more behind them in their stretch. answers: of these, those within answers.
+        places: those with `AHEAD` more behind them in their stretch. answers: of these, those
+            within answers.
     """
 
     states: Tensor
@@ -35,11 +36,14 @@ def states_of(model: CachedLM, stretches: Sequence[Stretch], progress: bool = Fa
     """Return the states of stretches of text.
 
     Raises:
-        UnsupportedModelError: the model makes its logits without the head it names, so that its states cannot be read.
+        UnsupportedModelError: the model makes its logits without the head it names, so that its
+            states cannot be read.
     """
     states, token_ids, places, answers = [], [], [], []
     start = 0
-    for stretch, found in zip(stretches, read_states(model, stretches, progress=progress), strict=True):
+    for stretch, found in zip(
+        stretches, read_states(model, stretches, progress=progress), strict=True
+    ):
         states.append(found[:, 0])
         token_ids.append(torch.from_numpy(stretch.token_ids).long())
         places.append(torch.arange(start, start + max(0, len(stretch) - AHEAD)))
@@ -48,5 +52,8 @@ def states_of(model: CachedLM, stretches: Sequence[Stretch], progress: bool = Fa
     hidden = torch.empty(0, ends(model)[1].in_features)
     none = torch.empty(0, dtype=torch.long)
     return States(
-        torch.cat(states or [hidden]), torch.cat(token_ids or [none]), torch.cat(places or [none]), torch.cat(answers or [none])
+        torch.cat(states or [hidden]),
+        torch.cat(token_ids or [none]),
+        torch.cat(places or [none]),
+        torch.cat(answers or [none]),
     )

@@ -1,7 +1,9 @@
-"""Train foresight: cross-entropy with what the target says one and two places on (EAGLE, Li et al. 2024, without attention).
+"""Train foresight: cross-entropy with what the target says one and two places on (EAGLE, Li et al.
+2024, without attention).
 
-It begins as the linear map of least squares. The second place is guessed from what the first guess made of the state, as it is in
-use. Inputs are scaled to unit size meanwhile; the weights that are kept take them as they are.
+It begins as the linear map of least squares. The second place is guessed from what the first guess
+made of the state, as it is in use. Inputs are scaled to unit size meanwhile; the weights that are
+kept take them as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _AMONG = 8  # guesses that are judged, besides the first
 class DraftHeadReport:
     """On answers held back. Attributes:
 
-    places: of them. first: share of places, by how far ahead, whose token is the first guess. among: is among the first eight.
+    places: of them. first: share of places, by how far ahead, whose token is the first guess.
+    among: is among the first eight.
     """
 
     places: int
@@ -42,8 +45,13 @@ class DraftHeadReport:
 
     def __str__(self) -> str:
         """In words."""
-        shares = [f"{one:.1%} / {eight:.1%}" for one, eight in zip(self.first, self.among, strict=True)]
-        return f"{', '.join(shares)} of tokens guessed 1, 2 places ahead (first guess / first {_AMONG})"
+        shares = [
+            f"{one:.1%} / {eight:.1%}" for one, eight in zip(self.first, self.among, strict=True)
+        ]
+        return (
+            f"{', '.join(shares)} of tokens guessed 1, 2 places ahead (first guess / first"
+            f" {_AMONG})"
+        )
 
 
 class DraftHeadTrainer:
@@ -55,10 +63,13 @@ class DraftHeadTrainer:
         ConfigError: too little to learn from.
     """
 
-    def __init__(self, model: CachedLM, learnt: States, held_out: States, config: DraftHeadTraining) -> None:
+    def __init__(
+        self, model: CachedLM, learnt: States, held_out: States, config: DraftHeadTraining
+    ) -> None:
         if len(learnt.places) < config.batch or not len(held_out.answers):
             raise ConfigError(
-                f"foresight train: got {len(learnt.places)} places to learn from, and {len(held_out.answers)} of answers held"
+                f"foresight train: got {len(learnt.places)} places to learn from, and"
+                f" {len(held_out.answers)} of answers held"
                 f" back; expected at least {config.batch}, a batch, and one. Record more."
             )
         self._model, self._learnt, self._held_out, self._config = model, learnt, held_out, config
@@ -68,10 +79,14 @@ class DraftHeadTrainer:
         self._kept = commonest(learnt, config.kept, len(head.weight))
         self._dtype = learns_in(self._device)
         self._head = head.weight.detach()[self._kept.to(self._device)].to(self._dtype)
-        self._head_bias = None if head.bias is None else head.bias.detach()[self._kept.to(self._device)].float()
+        self._head_bias = (
+            None if head.bias is None else head.bias.detach()[self._kept.to(self._device)].float()
+        )
         self._scales = _size(learnt.states), _size(self._embedding)
         hidden, inputs = head.in_features, head.in_features + embedding.embedding_dim
-        inner = torch.randn(config.neurons, inputs + 1, generator=self._random) / (inputs + 1) ** 0.5
+        inner = (
+            torch.randn(config.neurons, inputs + 1, generator=self._random) / (inputs + 1) ** 0.5
+        )
         self._direct = self._least_squares(inputs + 1, hidden).requires_grad_()
         self._inner = inner.to(self._device).requires_grad_()
         self._outer = torch.zeros(hidden, config.neurons, device=self._device, requires_grad=True)
@@ -80,7 +95,8 @@ class DraftHeadTrainer:
         """Train.
 
         Args:
-            judged: called before the first epoch and behind each, with its number and what the foresight is worth.
+            judged: called before the first epoch and behind each, with its number and what the
+                foresight is worth.
         """
         config = self._config
         parameters = [self._direct, self._inner, self._outer]
@@ -97,7 +113,8 @@ class DraftHeadTrainer:
                     loss = self._loss(places)
                     if not torch.isfinite(loss):
                         raise ConfigError(
-                            f"foresight train: lr: got {config.lr:g}, and a loss that is not finite; expected less. Lower it."
+                            f"foresight train: lr: got {config.lr:g}, and a loss that is not"
+                            " finite; expected less. Lower it."
                         )
                     optimiser.zero_grad()
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -112,7 +129,13 @@ class DraftHeadTrainer:
         hidden = len(self._outer)
         first[:, :hidden] /= self._scales[0]
         first[:, hidden:-1] /= self._scales[1]
-        return Weights(first[:, :-1].contiguous(), first[:, -1].clone(), self._outer.detach(), self._kept, self._config.levels)
+        return Weights(
+            first[:, :-1].contiguous(),
+            first[:, -1].clone(),
+            self._outer.detach(),
+            self._kept,
+            self._config.levels,
+        )
 
     @torch.inference_mode()
     def judge(self) -> DraftHeadReport:
@@ -124,12 +147,18 @@ class DraftHeadTrainer:
             guessed = states[places].to(self._device)
             for ahead in range(AHEAD):
                 guessed = found.next_states(guessed, token_ids[places + ahead + 1].to(self._device))
-                said = head(states[places + ahead + 1].to(self._device, head.weight.dtype)).argmax(-1).cpu()
+                said = (
+                    head(states[places + ahead + 1].to(self._device, head.weight.dtype))
+                    .argmax(-1)
+                    .cpu()
+                )
                 right = torch.from_numpy(found.guess(guessed, _AMONG)[0]) == said[:, None]
                 first[ahead] += int(right[:, 0].sum())
                 among[ahead] += int(right.any(-1).sum())
         count = len(self._held_out.answers)
-        return DraftHeadReport(count, tuple(one / count for one in first), tuple(one / count for one in among))
+        return DraftHeadReport(
+            count, tuple(one / count for one in first), tuple(one / count for one in among)
+        )
 
     def _batches(self) -> Iterator[Tensor]:
         places, size = self._learnt.places, self._config.batch
@@ -140,24 +169,36 @@ class DraftHeadTrainer:
         """Return the loss of guesses at places, one and two on."""
         guessed = self._following(self._states(places), places + 1)
         loss = self._cross_entropy(guessed, places + 1)
-        return loss + _SECOND * self._cross_entropy(self._following(guessed, places + 2), places + 2)
+        return loss + _SECOND * self._cross_entropy(
+            self._following(guessed, places + 2), places + 2
+        )
 
     def _following(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Return what is made of states, float32 [n, hidden], and of the tokens at places behind them."""
+        """Return what is made of states, float32 [n, hidden], and of the tokens at places behind
+        them.
+        """
         inputs = self._inputs(states, tokens).to(self._dtype)
         inside = functional.silu(functional.linear(inputs, self._inner.to(self._dtype)))
         beside = functional.linear(inside, self._outer.to(self._dtype)).float()
         return functional.linear(inputs, self._direct.to(self._dtype)).float() + beside
 
     def _inputs(self, states: Tensor, tokens: Tensor) -> Tensor:
-        embedded = self._embedding[self._learnt.token_ids[tokens].to(self._device)].float() / self._scales[1]
-        return torch.cat((states / self._scales[0], embedded, torch.ones(len(states), 1, device=self._device)), dim=-1)
+        embedded = (
+            self._embedding[self._learnt.token_ids[tokens].to(self._device)].float()
+            / self._scales[1]
+        )
+        return torch.cat(
+            (states / self._scales[0], embedded, torch.ones(len(states), 1, device=self._device)),
+            dim=-1,
+        )
 
     def _states(self, places: Tensor) -> Tensor:
         return self._learnt.states[places].to(self._device).float()
 
     def _cross_entropy(self, guessed: Tensor, places: Tensor) -> Tensor:
-        """Return that of guessed states with what the target says at places, among the kept tokens."""
+        """Return that of guessed states with what the target says at places, among the kept
+        tokens.
+        """
         with torch.no_grad():
             said = self._logits(self._states(places)).softmax(-1)
         return -(said * self._logits(guessed).log_softmax(-1)).sum(-1).mean()

@@ -26,8 +26,20 @@ from paceline.bench import (
 )
 from paceline.bench.papers.lookahead.result import LookaheadResult
 from paceline.bench.papers.lookahead.run import spec_nodes
-from paceline.bench.papers.lookahead.scaling_law import CompressionPoint, ScalingLaw, expected_tokens, fit
-from paceline.bench.papers.lookahead.tables import DRAFT, NGRAMS, PAPER_LAW, WINDOWS, points, spec_of
+from paceline.bench.papers.lookahead.scaling_law import (
+    CompressionPoint,
+    ScalingLaw,
+    expected_tokens,
+    fit,
+)
+from paceline.bench.papers.lookahead.tables import (
+    DRAFT,
+    NGRAMS,
+    PAPER_LAW,
+    WINDOWS,
+    points,
+    spec_of,
+)
 from paceline.cli.main import main
 from paceline.errors import ConfigError
 from tests.support.models import byte_tokenizer
@@ -37,7 +49,9 @@ from tests.support.shared import Pair, interrupt
 def test_one_guess_is_speculative_decoding() -> None:
     """Equation 5 with b = 1 is equation 4."""
     for alpha, length in ((0.3, 1), (0.425, 4), (0.9, 7)):
-        assert expected_tokens(alpha, length, 1) == pytest.approx((1 - alpha ** (length + 1)) / (1 - alpha))
+        assert expected_tokens(alpha, length, 1) == pytest.approx(
+            (1 - alpha ** (length + 1)) / (1 - alpha)
+        )
     assert expected_tokens(0.5, 2, 1) == pytest.approx(1.75)  # 1 + 1/2 + 1/4
     assert expected_tokens(0.5, 2, 2) == pytest.approx(3 - 0.25 - 0.5625)  # 3 - (1/2)^2 - (3/4)^2
 
@@ -45,23 +59,34 @@ def test_one_guess_is_speculative_decoding() -> None:
 def test_limits_of_the_law() -> None:
     assert expected_tokens(0.0, 4, 10) == 1.0
     assert expected_tokens(1.0, 4, 10) == 5.0
-    assert expected_tokens(0.4, 4, 1e9) == pytest.approx(5.0)  # every guess there is: one of them is right
+    assert expected_tokens(0.4, 4, 1e9) == pytest.approx(
+        5.0
+    )  # every guess there is: one of them is right
     assert ScalingLaw(0.4, 1.0).compression(5, 3) == pytest.approx(expected_tokens(0.4, 4, 3))
     assert ScalingLaw(0.4, 1e12).compression(5, 3) == pytest.approx(1.0)
-    assert PAPER_LAW.compression(5, 15) == pytest.approx(1.96, abs=0.05)  # the paper measured 1.96, table 3
+    assert PAPER_LAW.compression(5, 15) == pytest.approx(
+        1.96, abs=0.05
+    )  # the paper measured 1.96, table 3
     with pytest.raises(ConfigError, match="f: got 0"):
         ScalingLaw(0.4, 0.5)
 
 
 @pytest.mark.parametrize("law", [PAPER_LAW, ScalingLaw(0.8, 1.3), ScalingLaw(0.12, 9.0)])
 def test_the_fit_finds_the_law_again(law: ScalingLaw) -> None:
-    exact = [CompressionPoint(ngram, window, law.compression(ngram, window)) for ngram in NGRAMS for window in WINDOWS]
+    exact = [
+        CompressionPoint(ngram, window, law.compression(ngram, window))
+        for ngram in NGRAMS
+        for window in WINDOWS
+    ]
     found = fit(exact)
     assert found is not None
     assert [found.alpha, found.f] == pytest.approx([law.alpha, law.f], rel=1e-5)
     assert found.residual(exact) < 1e-8
     rng = random.Random(0)
-    noisy = [dataclasses.replace(point, compression=point.compression + rng.gauss(0, 0.02)) for point in exact]
+    noisy = [
+        dataclasses.replace(point, compression=point.compression + rng.gauss(0, 0.02))
+        for point in exact
+    ]
     found = fit(noisy)
     assert found is not None
     assert found.residual(noisy) == pytest.approx(0.02, rel=0.5)
@@ -72,7 +97,9 @@ def test_points_that_tell_nothing_are_not_fitted() -> None:
     assert fit([]) is None
     assert fit([CompressionPoint(5, 4, 1.6)]) is None
     assert fit([CompressionPoint(5, 4, 1.0), CompressionPoint(5, 8, 1.0)]) is None
-    steep = fit([CompressionPoint(3, 1, 1.5), CompressionPoint(3, 30, 6.0)])  # more than the law allows
+    steep = fit(
+        [CompressionPoint(3, 1, 1.5), CompressionPoint(3, 30, 6.0)]
+    )  # more than the law allows
     assert steep is not None
     assert steep.f == 1.0
 
@@ -87,9 +114,16 @@ def test_a_config_is_checked() -> None:
         configure("lookahed")
     with pytest.raises(ConfigError, match="threads: got 0"):
         configure("lookahead", threads=0)
-    config = configure("lookahead", model="some/model", prompts=("a b.jsonl", "c.jsonl"), max_new_tokens=32, ignore_eos=True)
+    config = configure(
+        "lookahead",
+        model="some/model",
+        prompts=("a b.jsonl", "c.jsonl"),
+        max_new_tokens=32,
+        ignore_eos=True,
+    )
     assert config.command() == (
-        "paceline paper lookahead --model some/model --prompts 'a b.jsonl' --prompts c.jsonl --max-new-tokens 32 --ignore-eos"
+        "paceline paper lookahead --model some/model --prompts 'a b.jsonl' --prompts c.jsonl"
+        " --max-new-tokens 32 --ignore-eos"
     )
 
 
@@ -103,7 +137,10 @@ def test_a_config_is_checked() -> None:
     ],
 )
 def test_wrong_arguments_are_one_clear_line(
-    words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["paceline", "paper", *words])
     monkeypatch.setenv("COLUMNS", "500")
@@ -115,10 +152,32 @@ def test_wrong_arguments_are_one_clear_line(
 
 def measure(pair: Pair, tmp_path: Path, draft: bool = True, **options: Any) -> LookaheadResult:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"id": f"{i}", "category": "c", "turns": [f"{i} abcab" * 4]}) + "\n" for i in range(4)))
-    values: dict[str, Any] = {"max_new_tokens": 12, "limit": 1, "warmup": 0, "threads": 1, **options}
-    config = configure("lookahead", model="tiny", draft_model="noisy" if draft else None, prompts=(str(prompts),), **values)
-    loaded = {"target": pair.target, "draft": pair.draft if draft else None, "tokenizer": byte_tokenizer(), "progress": False}
+    prompts.write_text(
+        "".join(
+            json.dumps({"id": f"{i}", "category": "c", "turns": [f"{i} abcab" * 4]}) + "\n"
+            for i in range(4)
+        )
+    )
+    values: dict[str, Any] = {
+        "max_new_tokens": 12,
+        "limit": 1,
+        "warmup": 0,
+        "threads": 1,
+        **options,
+    }
+    config = configure(
+        "lookahead",
+        model="tiny",
+        draft_model="noisy" if draft else None,
+        prompts=(str(prompts),),
+        **values,
+    )
+    loaded = {
+        "target": pair.target,
+        "draft": pair.draft if draft else None,
+        "tokenizer": byte_tokenizer(),
+        "progress": False,
+    }
     result = run_paper(config, **loaded)
     assert isinstance(result, LookaheadResult)
     return result
@@ -139,7 +198,9 @@ def test_a_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
         assert all(point.compression >= 1 for point in points(result, published))
     path = tmp_path / "out" / "paper.json"
     write_paper_json(result, path)
-    assert [file.name for file in path.parent.iterdir()] == ["paper.json"], "no temporary file is left"
+    assert [file.name for file in path.parent.iterdir()] == ["paper.json"], (
+        "no temporary file is left"
+    )
     assert read_paper_json(path) == result
     figure_4, _, table_3, _ = json.loads(path.read_text())["sections"]
     assert "alpha = 0.425, f = 3.106" in figure_4["notes"][1]
@@ -163,10 +224,14 @@ def test_without_a_draft_model_its_row_is_empty(pair: Pair, tmp_path: Path) -> N
     assert result.tables is not None
     assert result.tables.method(DRAFT) is None
     assert "none was given" in shown(result)
-    assert [one.answers for part in result.parts for one in part.figures] == [1] * sum(len(p.figures) for p in result.parts)
+    assert [one.answers for part in result.parts for one in part.figures] == [1] * sum(
+        len(p.figures) for p in result.parts
+    )
 
 
-def test_an_interrupted_paper_keeps_what_it_has(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_paper_keeps_what_it_has(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupt(monkeypatch, 20)  # the second prompt of the tables
     result = measure(pair, tmp_path, limit=3, max_new_tokens=4)
     assert not result.complete

@@ -22,10 +22,16 @@ def disagreements(pair: Pair, prompt: list[int], answer: list[int]) -> set[int]:
 @pytest.mark.parametrize("lookup", [True, False])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_oracles_lemma(pair: Pair, lookup: bool, batch: int) -> None:
-    """Lemma 2.1: nothing is discarded, and the target runs once per disagreement and once for the last token, if that is none."""
-    known = {tuple(prompt): answer for prompt, answer in zip(pair.prompts, pair.answers, strict=True)}
+    """Lemma 2.1: nothing is discarded, and the target runs once per disagreement and once for
+    the last token, if that is none.
+    """
+    known = {
+        tuple(prompt): answer for prompt, answer in zip(pair.prompts, pair.answers, strict=True)
+    }
     drafter = DraftModel(DraftModelOptions(lookup=lookup), CachedLM(pair.draft), OracleRule(known))
-    outs = LLM(pair.target, drafter=drafter, max_batch=batch).generate(pair.prompts, SamplingParams(COUNT))
+    outs = LLM(pair.target, drafter=drafter, max_batch=batch).generate(
+        pair.prompts, SamplingParams(COUNT)
+    )
     for out, prompt, answer in zip(outs, pair.prompts, pair.answers, strict=True):
         assert out.token_ids == answer
         assert out.stats.accepted_tokens == out.stats.drafted_tokens
@@ -34,19 +40,29 @@ def test_the_oracles_lemma(pair: Pair, lookup: bool, batch: int) -> None:
 
 
 def test_the_oracle_knows_its_limits(pair: Pair) -> None:
-    drafter = DraftModel(DraftModelOptions(), CachedLM(pair.draft), OracleRule({tuple(pair.prompts[1]): pair.answers[1]}))
+    drafter = DraftModel(
+        DraftModelOptions(),
+        CachedLM(pair.draft),
+        OracleRule({tuple(pair.prompts[1]): pair.answers[1]}),
+    )
     llm = LLM(pair.target, drafter=drafter)
     with pytest.raises(DrafterError, match="verification='follow'"):
         llm.generate([pair.prompts[1]], SamplingParams(COUNT, 1.0))
-    with pytest.raises(DrafterError, match=f"no answer to a prompt of {len(pair.prompts[2])} tokens"):
+    with pytest.raises(
+        DrafterError, match=f"no answer to a prompt of {len(pair.prompts[2])} tokens"
+    ):
         llm.generate([pair.prompts[2]], SamplingParams(COUNT))
-    (out,) = llm.generate([pair.prompts[1]], SamplingParams(2 * COUNT))  # beyond the answer it keeps silent
+    (out,) = llm.generate(
+        [pair.prompts[1]], SamplingParams(2 * COUNT)
+    )  # beyond the answer it keeps silent
     assert out.token_ids[:COUNT] == pair.answers[1]
     assert out.stats.accepted_tokens == out.stats.drafted_tokens < COUNT
 
 
 def test_the_oracle_follows_a_seed(pair: Pair) -> None:
-    """With verification="follow" drafts are guesses, and an answer of the same seed is known beforehand."""
+    """With verification="follow" drafts are guesses, and an answer of the same seed is known
+    beforehand.
+    """
     params = SamplingParams(COUNT, 1.0, seed=4)
     (plain,) = LLM(pair.target, "none").generate([pair.prompts[1]], params)
     rule = OracleRule({tuple(pair.prompts[1]): plain.token_ids})

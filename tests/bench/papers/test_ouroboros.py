@@ -1,4 +1,6 @@
-"""The Ouroboros paper measured again: matches of a draft made by hand, orders of prompts, and the whole on tiny models."""
+"""The Ouroboros paper measured again: matches of a draft made by hand, orders of prompts, and
+the whole on tiny models.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from typing import Any
 import pytest
 
 from paceline import DraftTree, Outcome
-from paceline.bench import Prompt, configure, draw_paper, paper_markdown, read_paper_json, run_paper, write_paper_json
+from paceline.bench import (
+    Prompt,
+    configure,
+    draw_paper,
+    paper_markdown,
+    read_paper_json,
+    run_paper,
+    write_paper_json,
+)
 from paceline.bench.papers.orders import by_task, in_turn, scaled, shuffled
 from paceline.bench.papers.ouroboros import tables
 from paceline.bench.papers.ouroboros.matches import own_tokens
@@ -25,17 +35,33 @@ PROMPTS = [Prompt(f"{task}{number}", task, "text") for number in range(3) for ta
 
 
 def test_matches_of_a_draft_made_by_hand() -> None:
-    """Draft 5 6 7 8 9 9 3, target 5 6 1 8 9 2 3 (4): two accepted, 7 is wrong, and behind it 8 9 and 3 match."""
+    """Draft 5 6 7 8 9 9 3, target 5 6 1 8 9 2 3 (4): two accepted, 7 is wrong, and behind it 8 9
+    and 3 match.
+    """
     tree = DraftTree.chain([5, 6, 7, 8, 9, 9, 3])
-    outcome = Outcome(Request([1, 2], SamplingParams()), tree, [0, 1], [5, 6, 1], [5, 6, 1, 8, 9, 2, 3, 4])
+    outcome = Outcome(
+        Request([1, 2], SamplingParams()), tree, [0, 1], [5, 6, 1], [5, 6, 1, 8, 9, 2, 3, 4]
+    )
     draft = own_tokens(outcome)
     assert draft == (True, True, False, True, True, False, True)
     found = Matches.of("code", [draft])
-    assert (found.verifications, found.prefix, found.equal, found.rejected, found.discarded) == (1, 2, 5, 1, 4)
+    assert (found.verifications, found.prefix, found.equal, found.rejected, found.discarded) == (
+        1,
+        2,
+        5,
+        1,
+        4,
+    )
     assert found.substrings == (3, 1, *[0] * (LONGEST - 2))
     assert found.per_verification() == (2, 5)
     whole = Matches.of("chat", [(True,) * 7, (False,) + (True,) * 6])
-    assert (whole.verifications, whole.prefix, whole.equal, whole.rejected, whole.discarded) == (2, 7, 13, 1, 6)
+    assert (whole.verifications, whole.prefix, whole.equal, whole.rejected, whole.discarded) == (
+        2,
+        7,
+        13,
+        1,
+        6,
+    )
     assert whole.substrings[:6] == (6, 5, 4, 3, 2, 1)
     both = Matches.total([found, whole])
     assert both.per_verification() == (3, 6)
@@ -44,7 +70,10 @@ def test_matches_of_a_draft_made_by_hand() -> None:
 
 def test_tasks_take_turns() -> None:
     tasks = by_task(PROMPTS, 3)
-    assert [[prompt.id for prompt in task] for task in tasks] == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
+    assert [[prompt.id for prompt in task] for task in tasks] == [
+        ["a0", "a1", "a2"],
+        ["b0", "b1", "b2"],
+    ]
     assert [prompt.id for prompt in in_turn(tasks, 3)] == ["a0", "a1", "a2", "b0", "b1", "b2"]
     assert [prompt.id for prompt in in_turn(tasks, 2)] == ["a0", "a1", "b0", "b1", "a2", "b2"]
     assert in_turn(tasks, 1) == PROMPTS
@@ -61,8 +90,12 @@ def measure(pair: Pair, tmp_path: Path, **options: Any) -> OuroborosResult:
     lines = [{"id": f"{i}", "category": "xy"[i % 2], "turns": [f"{i} abcab" * 3]} for i in range(6)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     values: dict[str, Any] = {"max_new_tokens": 6, "limit": 2, "warmup": 0, "threads": 1, **options}
-    config = configure("ouroboros", model="tiny", draft_model="noisy", prompts=(str(prompts),), **values)
-    result = run_paper(config, target=pair.target, draft=pair.draft, tokenizer=byte_tokenizer(), progress=False)
+    config = configure(
+        "ouroboros", model="tiny", draft_model="noisy", prompts=(str(prompts),), **values
+    )
+    result = run_paper(
+        config, target=pair.target, draft=pair.draft, tokenizer=byte_tokenizer(), progress=False
+    )
     assert isinstance(result, OuroborosResult)
     return result
 
@@ -87,7 +120,14 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     assert sections["Table 3"]["rows"][6][-2] == 58.18
     assert len(sections["Table 4"]["rows"]) == 7
     text = paper_markdown(result)
-    for title in ("Table 1:", "Figure 3:", "Table 2, figure 4:", "Table 3:", "Figure 5:", "Table 4:"):
+    for title in (
+        "Table 1:",
+        "Figure 3:",
+        "Table 2, figure 4:",
+        "Table 3:",
+        "Figure 5:",
+        "Table 4:",
+    ):
         assert title in text
     assert "| CN = 10 (here 1), warm |" in text
     assert all(len(row) == len(table.columns) for table in tables_of(result) for row in table.rows)
@@ -104,13 +144,22 @@ def test_a_short_time_takes_fewer_prompts(pair: Pair, tmp_path: Path) -> None:
     assert (result.size, len(result.orders)) == (1, 2)
 
 
-TIMED = 2 * len(tables.METHODS)  # answers for tables 2 and 3; then 4 for table 1, and 8 per order of table 4
+TIMED = 2 * len(
+    tables.METHODS
+)  # answers for tables 2 and 3; then 4 for table 1, and 8 per order of table 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("call", "counted", "orders"), [(3, None, 0), (TIMED + 3, 2, 0), (TIMED + 4 + 8 + 3, 4, 1)])
+@pytest.mark.parametrize(
+    ("call", "counted", "orders"), [(3, None, 0), (TIMED + 3, 2, 0), (TIMED + 4 + 8 + 3, 4, 1)]
+)
 def test_an_interrupted_paper_keeps_what_it_has(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, counted: int | None, orders: int
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: int,
+    counted: int | None,
+    orders: int,
 ) -> None:
     interrupt(monkeypatch, call)
     result = measure(pair, tmp_path, max_new_tokens=2)
@@ -124,10 +173,17 @@ def test_an_interrupted_paper_keeps_what_it_has(
 
 def test_a_pair_is_needed(pair: Pair) -> None:
     with pytest.raises(ConfigError, match="needs a draft model, and none came"):
-        run_paper(configure("ouroboros", model="tiny"), target=pair.target, tokenizer=byte_tokenizer(), progress=False)
+        run_paper(
+            configure("ouroboros", model="tiny"),
+            target=pair.target,
+            tokenizer=byte_tokenizer(),
+            progress=False,
+        )
 
 
 def test_every_drafter_of_the_paper_is_named_once() -> None:
     assert len(set(tables.METHODS)) == len(tables.METHODS)
     assert tables.figure_5_spec(3, published=True) == tables.spec_of()
-    assert dataclasses.asdict(tables.TABLE_3[3])["paper"] == pytest.approx((55.92, 1.1206), abs=1e-3)
+    assert dataclasses.asdict(tables.TABLE_3[3])["paper"] == pytest.approx(
+        (55.92, 1.1206), abs=1e-3
+    )

@@ -1,4 +1,6 @@
-"""The SpecDec++ paper measured again: fits and fronts of made-up points, the oracle's counts, and the whole on tiny models."""
+"""The SpecDec++ paper measured again: fits and fronts of made-up points, the oracle's counts,
+and the whole on tiny models.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from paceline.bench import (
 from paceline.bench.papers.orders import prompts_in_sets
 from paceline.bench.papers.report import tables as tables_of
 from paceline.bench.papers.specdec_pp import tables
-from paceline.bench.papers.specdec_pp.costs import AnswerCost, cheapest, discard_at, fit_times, pareto_front, verification_at
+from paceline.bench.papers.specdec_pp.costs import (
+    AnswerCost,
+    cheapest,
+    discard_at,
+    fit_times,
+    pareto_front,
+    verification_at,
+)
 from paceline.bench.papers.specdec_pp.heads import check_recordings
 from paceline.bench.papers.specdec_pp.oracle import TargetAnswerCache, oracle
 from paceline.bench.papers.specdec_pp.picks import PAPER_RATIO, against
@@ -46,7 +55,10 @@ PAPER_PAIR = (0.0234, 0.112)
 
 
 def test_times_of_made_up_answers_are_found() -> None:
-    works = [AnswerCost(draft, target, 0.002 * draft + 0.01 * target) for draft, target in ((10, 4), (12, 3), (40, 9), (25, 25))]
+    works = [
+        AnswerCost(draft, target, 0.002 * draft + 0.01 * target)
+        for draft, target in ((10, 4), (12, 3), (40, 9), (25, 25))
+    ]
     found = fit_times(works)
     assert found is not None
     assert (found.draft, found.target, found.r_squared) == pytest.approx((0.002, 0.01, 1.0))
@@ -70,13 +82,19 @@ def test_times_that_answers_do_not_determine_are_not_made_up() -> None:
 
 
 def test_latency_is_that_of_the_paper() -> None:
-    """Section 2.1: 0.164 target forwards per token, nothing discarded, about 27.06 tokens/s, which is a mean over prompts."""
+    """Section 2.1: 0.164 target forwards per token, nothing discarded, about 27.06 tokens/s,
+    which is a mean over prompts.
+    """
     draft, target = PAPER_PAIR
-    assert 1 / latency(draft, target, RulePoint("oracle", 0.0, 0.164)) == pytest.approx(27.06, rel=0.05)
+    assert 1 / latency(draft, target, RulePoint("oracle", 0.0, 0.164)) == pytest.approx(
+        27.06, rel=0.05
+    )
     assert latency(1.0, 5.0, RulePoint("plain", 0.0, 1.0)) == 5.0
     discards, forwards, tokens = 7, 12, 40  # N_draft = N + N_discarded - N_target
     spent = 0.5 * (tokens + discards - forwards) + 3.0 * forwards
-    assert latency(0.5, 3.0, RulePoint("", discards / tokens, forwards / tokens)) == pytest.approx(spent / tokens)
+    assert latency(0.5, 3.0, RulePoint("", discards / tokens, forwards / tokens)) == pytest.approx(
+        spent / tokens
+    )
 
 
 def test_pareto_front() -> None:
@@ -102,7 +120,12 @@ def test_pareto_front() -> None:
 
 def test_fronts_are_compared_where_both_exist() -> None:
     mine = [RulePoint("h", 0.1, 0.5), RulePoint("h", 0.5, 0.3)]
-    theirs = [RulePoint("k", 0.05, 0.8), RulePoint("k", 0.3, 0.5), RulePoint("k", 0.4, 0.34), RulePoint("k", 0.9, 0.2)]
+    theirs = [
+        RulePoint("k", 0.05, 0.8),
+        RulePoint("k", 0.3, 0.5),
+        RulePoint("k", 0.4, 0.34),
+        RulePoint("k", 0.9, 0.2),
+    ]
     found = against("fixed", "all", theirs, mine)
     assert (found.points, found.within, found.below, found.above) == (4, 2, 1, 1)
     assert found.forwards == pytest.approx((0.4 / 0.5 + 0.35 / 0.34) / 2)
@@ -118,7 +141,12 @@ def test_the_rows_of_table_1_are_the_right_way_round() -> None:
 
 def prompt_file(path: Path, count: int, categories: str = "xy") -> str:
     lines = [
-        {"id": f"{path.stem}{i}", "category": categories[i % len(categories)], "turns": [f"{i} abcab" * 3]} for i in range(count)
+        {
+            "id": f"{path.stem}{i}",
+            "category": categories[i % len(categories)],
+            "turns": [f"{i} abcab" * 3],
+        }
+        for i in range(count)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
@@ -126,29 +154,55 @@ def prompt_file(path: Path, count: int, categories: str = "xy") -> str:
 
 def test_files_are_the_sets_where_there_are_several(tmp_path: Path) -> None:
     first, second = prompt_file(tmp_path / "one.jsonl", 3), prompt_file(tmp_path / "two.jsonl", 2)
-    assert [prompt.category for prompt in prompts_in_sets(PromptOptions((first,), 0, 1))] == ["x", "y", "x"]
-    assert [prompt.category for prompt in prompts_in_sets(PromptOptions((first, second), 0, 1))] == [
+    assert [prompt.category for prompt in prompts_in_sets(PromptOptions((first,), 0, 1))] == [
+        "x",
+        "y",
+        "x",
+    ]
+    assert [
+        prompt.category for prompt in prompts_in_sets(PromptOptions((first, second), 0, 1))
+    ] == [
         "one",
         "two",
         "one",
         "two",
         "one",
     ]
-    assert [prompt.id for prompt in prompts_in_sets(PromptOptions((first, second), 1, 1))] == ["one0", "two0"]
-    assert [prompt.category for prompt in prompts_in_sets(PromptOptions((), 1, 2))] == ["code", "maths", "chat", "summary"]
+    assert [prompt.id for prompt in prompts_in_sets(PromptOptions((first, second), 1, 1))] == [
+        "one0",
+        "two0",
+    ]
+    assert [prompt.category for prompt in prompts_in_sets(PromptOptions((), 1, 2))] == [
+        "code",
+        "maths",
+        "chat",
+        "summary",
+    ]
 
 
-def test_the_oracle_runs_the_target_once_more_than_the_models_differ(pair: Pair, tmp_path: Path) -> None:
-    """Lemma 2.1, the disagreements counted by asking the draft model after each token of the answer."""
+def test_the_oracle_runs_the_target_once_more_than_the_models_differ(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """Lemma 2.1, the disagreements counted by asking the draft model after each token of the
+    answer.
+    """
     prompts = load_prompts([prompt_file(tmp_path / "prompts.jsonl", 3)])
     tokenizer = byte_tokenizer()
     asked = [tokenizer(prompt.text)["input_ids"] for prompt in prompts]
     sampling = SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
-    config = BenchConfig(ModelOptions("tiny", threads=1), ("none", fixed_length(3)), sampling=sampling, warmup=0)
+    config = BenchConfig(
+        ModelOptions("tiny", threads=1), ("none", fixed_length(3)), sampling=sampling, warmup=0
+    )
     plain, draft = LLM(pair.target, "none"), LLM(pair.draft, "none")
     answers = TargetAnswerCache(plain, config.sampling)
     result = run_bench(
-        config, target=pair.target, draft=pair.draft, tokenizer=tokenizer, prompts=prompts, made=oracle(answers), progress=False
+        config,
+        target=pair.target,
+        draft=pair.draft,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        made=oracle(answers),
+        progress=False,
     )
     assert all(one.equal == one.compared for one in result.figures())
     one_token = dataclasses.replace(config.sampling, max_new_tokens=1)
@@ -156,12 +210,19 @@ def test_the_oracle_runs_the_target_once_more_than_the_models_differ(pair: Pair,
     for ids, row in zip(asked, rows, strict=True):
         answer = answers[tuple(ids)]
         said = draft.generate([[*ids, *answer[:place]] for place in range(COUNT)], one_token)
-        differing = [place for place in range(COUNT) if said[place].token_ids != answer[place : place + 1]]
-        ends_with_one = differing[-1:] == [COUNT - 1]  # then its replacement is the last token, and nothing is left for a bonus
+        differing = [
+            place for place in range(COUNT) if said[place].token_ids != answer[place : place + 1]
+        ]
+        ends_with_one = differing[-1:] == [
+            COUNT - 1
+        ]  # then its replacement is the last token, and nothing is left for a bonus
         assert row.counts is not None
         assert row.counts.drafted_tokens == row.counts.accepted_tokens
         assert row.counts.target_forwards == len(differing) + (not ends_with_one)
-    best, counted = (next(one for one in result.figures() if one.method == name) for name in (fixed_length(3), ORACLE))
+    best, counted = (
+        next(one for one in result.figures() if one.method == name)
+        for name in (fixed_length(3), ORACLE)
+    )
     assert counted.discard_rate == 0
     assert best.discard_rate is not None
     assert best.discard_rate > 0
@@ -171,10 +232,18 @@ def test_the_oracle_runs_the_target_once_more_than_the_models_differ(pair: Pair,
 def measure(pair: Pair, tmp_path: Path, **options: Any) -> SpecDecResult:
     files = (prompt_file(tmp_path / "one.jsonl", 3), prompt_file(tmp_path / "two.jsonl", 3))
     values: dict[str, Any] = {
-        "max_new_tokens": 4, "limit": 1, "every": 1, "warmup": 0, "threads": 1, "head": (random_head(pair.draft),), **options
-    }  # fmt: skip
+        "max_new_tokens": 4,
+        "limit": 1,
+        "every": 1,
+        "warmup": 0,
+        "threads": 1,
+        "head": (random_head(pair.draft),),
+        **options,
+    }
     config = configure("specdec_pp", model="tiny", draft_model="noisy", prompts=files, **values)
-    result = run_paper(config, target=pair.target, draft=pair.draft, tokenizer=byte_tokenizer(), progress=False)
+    result = run_paper(
+        config, target=pair.target, draft=pair.draft, tokenizer=byte_tokenizer(), progress=False
+    )
     assert isinstance(result, SpecDecResult)
     return result
 
@@ -184,7 +253,12 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     assert result.complete
     head = result.config.head
     methods = [method for rules in families(head).values() for method in rules.values()]
-    assert {one.method for one in result.counts.part.figures} == {"transformers", "none", ORACLE, *methods}
+    assert {one.method for one in result.counts.part.figures} == {
+        "transformers",
+        "none",
+        ORACLE,
+        *methods,
+    }
     least = min(point.verification_rate for point in result.counts.points(methods))
     assert result.counts.points([ORACLE])[0].verification_rate <= least
     assert list(result.counts.sets) == ["one", "two"]
@@ -195,12 +269,25 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     assert read_paper_json(path) == result
     section_2_1, table_2, figure_4, _, _, table_1, _ = json.loads(path.read_text())["sections"]
     assert figure_4["columns"][1:4] == ["all", "one", "two"]
-    assert any(row[1][2] == "*" for row in figure_4["rows"] if row[0].startswith("h = ")), "on the front"
+    assert any(row[1][2] == "*" for row in figure_4["rows"] if row[0].startswith("h = ")), (
+        "on the front"
+    )
     assert [row[0] for row in table_1["rows"]][:3] == ["one", "two", "all"]
     assert section_2_1["rows"][-1][section_2_1["columns"].index("N_disc/N")] == 0
-    assert [row[0] for row in table_2["rows"]] == [one.setting for one in result.times] == list(tables.TABLE_2)
+    assert (
+        [row[0] for row in table_2["rows"]]
+        == [one.setting for one in result.times]
+        == list(tables.TABLE_2)
+    )
     text = paper_markdown(result)
-    for title in ("Section 2.1:", "Table 2, figure 3:", "Figure 4: N_disc", "Figure 4: the head", "Table 1:", "Appendix C.3:"):
+    for title in (
+        "Section 2.1:",
+        "Table 2, figure 3:",
+        "Figure 4: N_disc",
+        "Figure 4: the head",
+        "Table 1:",
+        "Appendix C.3:",
+    ):
         assert title in text
     assert all(len(row) == len(table.columns) for table in tables_of(result) for row in table.rows)
     draw_paper(result, tmp_path / "paper.png")
@@ -215,13 +302,20 @@ def test_a_short_time_takes_fewer_prompts(pair: Pair, tmp_path: Path) -> None:
     assert {one.answers for one in (*result.counts.part.figures, *result.timed.part.figures)} == {1}
 
 
-COUNTED = 2 * (3 + sum(map(len, families([]).values())))  # answers for figure 4, two of them the oracle's
+COUNTED = 2 * (
+    3 + sum(map(len, families([]).values()))
+)  # answers for figure 4, two of them the oracle's
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("call", "timed", "alone"), [(3, None, None), (COUNTED + 3, False, None)])
 def test_an_interrupted_paper_keeps_what_it_has(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, timed: bool | None, alone: bool | None
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: int,
+    timed: bool | None,
+    alone: bool | None,
 ) -> None:
     interrupt(monkeypatch, call)
     result = measure(pair, tmp_path, max_new_tokens=2)
@@ -238,17 +332,23 @@ def test_heads_are_trained_and_compared_where_there_are_recordings(
 ) -> None:
     """And a second head that came stands beside the first in figure 4."""
     recorded = RecordConfig(
-        tmp_path / "recorded", selection=PromptOptions((prompt_file(tmp_path / "text.jsonl", 12),)),
+        tmp_path / "recorded",
+        selection=PromptOptions((prompt_file(tmp_path / "text.jsonl", 12),)),
         sampling=SamplingParams(max_new_tokens=8),
-    )  # fmt: skip
+    )
     record(recorded, pair.target, pair.draft, byte_tokenizer())
-    with pytest.raises(ConfigError, match=r"got one of draft .* expected one of this draft model, .* Record this pair"):
+    with pytest.raises(
+        ConfigError,
+        match=r"got one of draft .* expected one of this draft model, .* Record this pair",
+    ):
         check_recordings([str(recorded.out)], pair.target)
     second = tmp_path / "second"
     shutil.copytree(random_head(pair.draft), second)
     monkeypatch.setattr("paceline.bench.papers.specdec_pp.heads.DEPTHS", (1, 0))
     heads = (random_head(pair.draft), str(second))
-    result = measure(pair, tmp_path, max_new_tokens=2, head=heads, recording=(str(recorded.out),), max_seconds=0)
+    result = measure(
+        pair, tmp_path, max_new_tokens=2, head=heads, recording=(str(recorded.out),), max_seconds=0
+    )
     assert result.complete
     assert [row.label for row in result.heads] == [f"head {folder}" for folder in heads]
     assert [row.depth for row in result.grid_heads] == [1] * 4 + [0] * 4
@@ -258,7 +358,12 @@ def test_heads_are_trained_and_compared_where_there_are_recordings(
     assert all(one.equal == one.compared for one in result.grid.part.figures)
     write_paper_json(result, tmp_path / "paper.json")
     assert read_paper_json(tmp_path / "paper.json") == result
-    rows = {row[0]: row for table in tables_of(result) for row in table.texts if table.title.startswith("Appendix")}
+    rows = {
+        row[0]: row
+        for table in tables_of(result)
+        for row in table.texts
+        if table.title.startswith("Appendix")
+    }
     assert rows["w_rej 6, D 1"][1:3] == ["1", "6"]
     assert "-" not in rows["w_rej 6, D 1"][5:]
 
@@ -269,13 +374,18 @@ def test_a_pair_and_a_head_are_needed(pair: Pair) -> None:
         run_paper(config, target=pair.target, tokenizer=byte_tokenizer(), progress=False)
     with pytest.raises(
         ConfigError,
-        match=r"got no --head; expected one for this draft model.*`paceline head`.*trained for the draft model 'demo'",
+        match=r"got no --head; expected one for this draft model.*`paceline head`.*trained for the"
+        r" draft model 'demo'",
     ):
-        run_paper(config, target=pair.target, draft=pair.draft, tokenizer=byte_tokenizer(), progress=False)
+        run_paper(
+            config, target=pair.target, draft=pair.draft, tokenizer=byte_tokenizer(), progress=False
+        )
 
 
 def test_heads_go_with_this_paper_only(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="paper lookahead: got --head, which only paper specdec_pp has a use for"):
+    with pytest.raises(
+        ConfigError, match="paper lookahead: got --head, which only paper specdec_pp has a use for"
+    ):
         configure("lookahead", head=("folder",))
     for words in (["bench"], ["paper", "lookahead"]):
         with pytest.raises(SystemExit, match="2"):

@@ -22,8 +22,27 @@ from paceline.bench.papers.report import tables as tables_of
 from paceline.bench.papers.sssd import answers, costs, replays
 from paceline.bench.papers.sssd.answers import GREEDY
 from paceline.bench.papers.sssd.costs import measure
-from paceline.bench.papers.sssd.replays import METHODS, PIA, REST, Windowed, documents, replay_all, teach
-from paceline.bench.papers.sssd.result import BATCHES, BOTH, REQUEST, SIZES, STORE, WINDOW, Case, CostStudy, SssdResult, published
+from paceline.bench.papers.sssd.replays import (
+    METHODS,
+    PIA,
+    REST,
+    Windowed,
+    documents,
+    replay_all,
+    teach,
+)
+from paceline.bench.papers.sssd.result import (
+    BATCHES,
+    BOTH,
+    REQUEST,
+    SIZES,
+    STORE,
+    WINDOW,
+    Case,
+    CostStudy,
+    SssdResult,
+    published,
+)
 from paceline.bench.papers.sssd.speed import TIMED, Speed, best, drafter
 from paceline.core.request import Request
 from paceline.drafters import create
@@ -43,7 +62,9 @@ def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.bench.papers.sssd.device._GEMM", {"cpu": 64})
 
 
-def test_forwards_are_timed_and_split(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwards_are_timed_and_split(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("paceline.bench.papers.sssd.costs._CONTEXTS", (16, 40))
     found = measure(pair.target, "tiny", 1e-6, progress=False)
     assert (found.rounds, found.complete, found.contexts) == (1, True, [16, 40])
@@ -53,7 +74,9 @@ def test_forwards_are_timed_and_split(pair: Pair, tmp_path: Path, monkeypatch: p
         assert None not in (one.matmuls, one.attention, one.rest)
         assert 0 < sum(part or 0 for part in (one.matmuls, one.attention)) < one.seconds
     assert found.relative(Case(8, 16, 1)) == 1
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in pair.target.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in pair.target.modules()
+    )
     kind = DocumentKind("costs", 1, CostStudy)
     write_document(tmp_path / "costs.json", kind, found)
     assert read_document(tmp_path / "costs.json", kind) == found
@@ -64,10 +87,14 @@ def test_forwards_are_timed_and_split(pair: Pair, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("nodes", [3, 15])
 def test_a_replay_counts_what_decoding_counts(pair: Pair, temperature: float, nodes: int) -> None:
-    """Recorded plain answers, replayed, take exactly the forwards that decoding with the drafter takes."""
+    """Recorded plain answers, replayed, take exactly the forwards that decoding with the drafter
+    takes.
+    """
     params = SamplingParams(24, temperature, seed=5, ignore_eos=True)
     plain = LLM(pair.target, "none").generate(pair.prompts[:PROMPTS], params)
-    traces = [(prompt, answer.token_ids) for prompt, answer in zip(pair.prompts, plain, strict=False)]
+    traces = [
+        (prompt, answer.token_ids) for prompt, answer in zip(pair.prompts, plain, strict=False)
+    ]
     spec = f"sssd:datastore={tiny_store(pair.near_copies(), 256)},nodes={nodes},budget=false"
     drafted = LLM(pair.target, spec, max_batch=1).generate(pair.prompts[:PROMPTS], params)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
@@ -131,14 +158,27 @@ def test_the_best_size_has_the_largest_product() -> None:
     assert top.size == 8
     assert top.product("measured") == pytest.approx(2 / 1.2)
     assert best(found, "CPU time") is None
-    assert [drafter(size, None) for size in TIMED[:2]] == ["sssd:nodes=3,remember=0", "sssd:nodes=7,remember=0"]
+    assert [drafter(size, None) for size in TIMED[:2]] == [
+        "sssd:nodes=3,remember=0",
+        "sssd:nodes=7,remember=0",
+    ]
 
 
 def run_tiny(pair: Pair, tmp_path: Path, stored: bool = True, **options: Any) -> SssdResult:
     prompts = tmp_path / "prompts.jsonl"
-    lines = [{"id": f"{i}", "category": "xy"[i % 2], "turns": [f"{i} abcab" * 3]} for i in range(PROMPTS)]
+    lines = [
+        {"id": f"{i}", "category": "xy"[i % 2], "turns": [f"{i} abcab" * 3]} for i in range(PROMPTS)
+    ]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    values: dict[str, Any] = {"max_new_tokens": 6, "limit": 0, "every": 1, "warmup": 0, "threads": 1, "max_seconds": 0, **options}
+    values: dict[str, Any] = {
+        "max_new_tokens": 6,
+        "limit": 0,
+        "every": 1,
+        "warmup": 0,
+        "threads": 1,
+        "max_seconds": 0,
+        **options,
+    }
     store = tiny_store(pair.near_copies(), 256) if stored else None
     config = configure("sssd", model="tiny", prompts=(str(prompts),), datastore=store, **values)
     result = run_paper(config, target=pair.target, tokenizer=byte_tokenizer(), progress=False)
@@ -166,17 +206,38 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "out" / "paper.json"
     write_paper_json(result, path)
     assert read_paper_json(path) == result
-    sections = {one["title"].partition(":")[0]: one for one in json.loads(path.read_text())["sections"]}
+    sections = {
+        one["title"].partition(":")[0]: one for one in json.loads(path.read_text())["sections"]
+    }
     budgets = [row[5:] for row in sections["Section 3.2.1"]["rows"]]
-    assert budgets[:2] == [[pytest.approx(422.14, abs=0.01), pytest.approx(422.14 / 8, abs=0.01)], ["435", "54"]]
-    assert [row[0] for row in sections["Figure 2"]["rows"]] == list(SIZES), "the one for batches of 8"
-    assert {row.drafter for row in result.replays.rows if row.traces == "x"} == {method.name for method in METHODS}
+    assert budgets[:2] == [
+        [pytest.approx(422.14, abs=0.01), pytest.approx(422.14 / 8, abs=0.01)],
+        ["435", "54"],
+    ]
+    assert [row[0] for row in sections["Figure 2"]["rows"]] == list(SIZES), (
+        "the one for batches of 8"
+    )
+    assert {row.drafter for row in result.replays.rows if row.traces == "x"} == {
+        method.name for method in METHODS
+    }
     assert {row[0]: row[-1] for row in sections["Section 4.2"]["rows"]}["T = 2"] == -0.2
     text = paper_markdown(result)
-    for title in ("Figure 2: ", "Table 1:", "Section 3.2.1:", "Figure 3:", "Figure 4a:", "4c:", "Section 4.2:", "Figure 5:"):
+    for title in (
+        "Figure 2: ",
+        "Table 1:",
+        "Section 3.2.1:",
+        "Figure 3:",
+        "Figure 4a:",
+        "4c:",
+        "Section 4.2:",
+        "Figure 5:",
+    ):
         assert title in text
     assert "| the same, the paper's text | - | - | - | - | 435 | 54 |" in text
-    assert "| 910B4, Llama-2 7B, the paper's equation | 280 | 0.8 | 350 | 4096 | 422.1 | 52.8 |" in text
+    assert (
+        "| 910B4, Llama-2 7B, the paper's equation | 280 | 0.8 | 350 | 4096 | 422.1 | 52.8 |"
+        in text
+    )
     assert all(len(row) == len(table.columns) for table in tables_of(result) for row in table.rows)
     draw_paper(result, tmp_path / "paper.png")
     assert (tmp_path / "paper.png").read_bytes().startswith(b"\x89PNG")
@@ -208,7 +269,9 @@ def test_without_a_datastore_the_request_is_searched(pair: Pair, tmp_path: Path)
     draw_paper(result, tmp_path / "paper.png")
 
 
-FIRST = PROMPTS * (1 + len(TIMED))  # answers one by one; then the greedy ones, those at 3 temperatures, and batches
+FIRST = PROMPTS * (
+    1 + len(TIMED)
+)  # answers one by one; then the greedy ones, those at 3 temperatures, and batches
 
 
 @pytest.mark.usefixtures("few")
@@ -217,7 +280,10 @@ FIRST = PROMPTS * (1 + len(TIMED))  # answers one by one; then the greedy ones, 
     [
         (3, 1, 0),
         (FIRST + 5, 1, 3),
-        *(pytest.param(*late, marks=pytest.mark.slow) for late in ((FIRST + 1, 1, 0), (FIRST + 2, 1, 2), (FIRST + 15, 2, 4))),
+        *(
+            pytest.param(*late, marks=pytest.mark.slow)
+            for late in ((FIRST + 1, 1, 0), (FIRST + 2, 1, 2), (FIRST + 15, 2, 4))
+        ),
     ],
 )
 def test_an_interrupted_paper_keeps_what_it_has(
@@ -232,12 +298,20 @@ def test_an_interrupted_paper_keeps_what_it_has(
 @pytest.mark.parametrize(
     ("owner", "name", "call", "there"),
     [
-        (replays, "replay", 30, 1), (costs._Rig, "run", 7, 1), (costs._Rig, "run", 100, 2),
+        (replays, "replay", 30, 1),
+        (costs._Rig, "run", 7, 1),
+        (costs._Rig, "run", 100, 2),
         (answers, "documents", 1, 3),
     ],
-)  # fmt: skip
+)
 def test_counting_and_timing_can_be_interrupted(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, there: int
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    call: int,
+    there: int,
 ) -> None:
     honest, calls = getattr(owner, name), itertools.count(1)
 
@@ -251,7 +325,9 @@ def test_counting_and_timing_can_be_interrupted(
 
 
 def kept(result: SssdResult, timed: int, there: int, tmp_path: Path) -> None:
-    """An incomplete result has so many runs and studies, and can be shown, written, read and drawn."""
+    """An incomplete result has so many runs and studies, and can be shown, written, read and
+    drawn.
+    """
     assert not result.complete
     studies = (result.replays, result.costs, result.temperatures, result.vocabularies)
     assert (len(result.timed), sum(one is not None for one in studies)) == (timed, there)
@@ -264,15 +340,21 @@ def kept(result: SssdResult, timed: int, there: int, tmp_path: Path) -> None:
 def test_a_datastore_goes_with_this_paper_and_its_target_only(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError, match="paper lookahead: got --datastore, which only paper sssd has a use for"):
+    with pytest.raises(
+        ConfigError, match="paper lookahead: got --datastore, which only paper sssd has a use for"
+    ):
         configure("lookahead", datastore="folder")
     for words in (["bench"], ["paper", "lookahead"]):
         with pytest.raises(SystemExit, match="2"):
             call(*words, "--datastore", "folder")
         assert "Unknown option: --datastore" in capsys.readouterr().err
-    assert configure("sssd", datastore="a").command().endswith("paper sssd --model demo --datastore a")
+    assert (
+        configure("sssd", datastore="a").command().endswith("paper sssd --model demo --datastore a")
+    )
     strange = {"target": pair.target, "tokenizer": byte_tokenizer(), "progress": False}
     with pytest.raises(DatastoreError, match="there is no store"):
         run_paper(configure("sssd", model="tiny", datastore=str(tmp_path / "none")), **strange)
     with pytest.raises(ConfigError, match="vocabulary of 300 tokens; expected at most 256"):
-        run_paper(configure("sssd", model="tiny", datastore=tiny_store(((1, 2, 3),), 300)), **strange)
+        run_paper(
+            configure("sssd", model="tiny", datastore=tiny_store(((1, 2, 3),), 300)), **strange
+        )

@@ -1,4 +1,6 @@
-"""How long drafts are: the most tokens per second, of the whole batch, by what steps were seen to take."""
+"""How long drafts are: the most tokens per second, of the whole batch, by what steps were seen
+to take.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_chances_are_of_the_path() -> None:
 
 
 def test_what_a_drafter_says_may_be_nonsense() -> None:
-    flat = flatten([DraftTree.chain([1, 2, 3], confidence=[float("nan"), 7.0, -3.0]), DraftTree.chain([4])])
+    flat = flatten(
+        [DraftTree.chain([1, 2, 3], confidence=[float("nan"), 7.0, -3.0]), DraftTree.chain([4])]
+    )
     assert ((flat.confidence >= 0) & (flat.confidence <= 1)).all()
 
 
@@ -55,10 +59,16 @@ def test_lengths_are_the_best_of_all() -> None:
         found = paying_lengths(chances, flat.starts, seconds)
 
         def rate(choice: tuple[int, ...], flat=flat, chances=chances, seconds=seconds) -> float:  # type: ignore[no-untyped-def]
-            gain = sum(chances[flat.starts[i] : flat.starts[i] + size].sum() for i, size in enumerate(choice))
+            gain = sum(
+                chances[flat.starts[i] : flat.starts[i] + size].sum()
+                for i, size in enumerate(choice)
+            )
             return float((3 + gain) / seconds[sum(choice)])
 
-        best = max(rate(choice) for choice in itertools.product(*(range(len(one) + 1) for one in confidence)))
+        best = max(
+            rate(choice)
+            for choice in itertools.product(*(range(len(one) + 1) for one in confidence))
+        )
         assert rate(tuple(found)) == pytest.approx(best)
 
 
@@ -66,13 +76,17 @@ def test_costs_are_learned_and_decide() -> None:
     likely = [0.9] * 8
     assert lengths(StepCosts(), likely) == [8], "drafts are tried before anything is known"
     assert lengths(learned(1.0, 0.001, 1), likely) == [8]
-    assert lengths(learned(1.0, 1.0, 1), likely) == [0], "a token that costs a step is never worth it"
+    assert lengths(learned(1.0, 1.0, 1), likely) == [0], (
+        "a token that costs a step is never worth it"
+    )
     some = lengths(learned(1.0, 0.3, 1, noise=0.1), likely)[0]
     assert 1 <= some < 8
 
 
 def test_a_full_batch_drafts_less() -> None:
-    """Where a step is bound by arithmetic: what is free beside one sequence is not beside sixteen."""
+    """Where a step is bound by arithmetic: what is free beside one sequence is not beside
+    sixteen.
+    """
     costs = StepCosts()
     for step in range(200):
         sequences, drafted = (1, step % 9) if step % 2 else (16, 4 * (step % 9))

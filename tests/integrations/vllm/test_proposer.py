@@ -1,4 +1,6 @@
-"""The class vLLM calls, behind a runner of our own: nothing it does may raise, and nothing stays."""
+"""The class vLLM calls, behind a runner of our own: nothing it does may raise, and nothing
+stays.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def config(spec: str = "sssd", **options: Any) -> Any:
 
 def repeating(count: int = 6) -> list[Job]:
     """Requests whose answers repeat their prompts."""
-    return [Job([*COPIES, 3 + place, *COPIES[:4]], [*COPIES[4:], 3 + place, *COPIES, EOS]) for place in range(count)]
+    return [
+        Job([*COPIES, 3 + place, *COPIES[:4]], [*COPIES[4:], 3 + place, *COPIES, EOS])
+        for place in range(count)
+    ]
 
 
 def figure(name: str) -> float:
@@ -43,16 +48,29 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("length", ["auto", "full"])
 @pytest.mark.parametrize(
-    "spec", ["sssd", "prompt_lookup:length=8", "pia", "rest:datastore=STORE", "sssd:datastore=STORE", "none"]
+    "spec",
+    [
+        "sssd",
+        "prompt_lookup:length=8",
+        "pia",
+        "rest:datastore=STORE",
+        "sssd:datastore=STORE",
+        "none",
+    ],
 )
 def test_drafters_draft(spec: str, length: str, store: Path) -> None:
     proposer = Proposer(config(spec.replace("STORE", str(store)), length=length))
     work = repeating()
-    before = figure("spec_decode_num_draft_tokens_total"), figure("spec_decode_num_accepted_tokens_total")
+    before = (
+        figure("spec_decode_num_draft_tokens_total"),
+        figure("spec_decode_num_accepted_tokens_total"),
+    )
     Runner(proposer, rows=3).run(work)
     drafted = figure("spec_decode_num_draft_tokens_total") - before[0]
     assert drafted >= sum(job.drafted for job in work)
-    assert figure("spec_decode_num_accepted_tokens_total") - before[1] == sum(job.accepted for job in work)
+    assert figure("spec_decode_num_accepted_tokens_total") - before[1] == sum(
+        job.accepted for job in work
+    )
     assert figure("tracked_requests") == 0
     if spec != "none":
         tokens = sum(len(job.answer) for job in work) / sum(job.steps for job in work)
@@ -83,7 +101,9 @@ def test_only_rows_with_new_tokens_are_drafted_for() -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "any"])
 def test_faults_of_the_drafter_end_nothing(kind: str) -> None:
-    """Whatever it does: the answers are there, drafts keep to the rules, faults are counted, nothing is left."""
+    """Whatever it does: the answers are there, drafts keep to the rules, faults are counted,
+    nothing is left.
+    """
     rate = 0.2 if kind == "any" else 0.5
     proposer = Proposer(config(f"tests.support.faulty_drafter:Faulty:kind={kind},rate={rate}"))
     before = figure("drafter_failures_total")
@@ -120,7 +140,9 @@ def test_a_fault_ends_drafting_for_its_request_only(monkeypatch: pytest.MonkeyPa
     assert [job.drafted > 0 for job in work] == [True, True, False, True]
 
 
-@pytest.mark.parametrize("arguments", [([[1]], 3, "x"), ([[1]], None, None), ([[1, 2]], np.array([1]), np.ones((1, 4)))])
+@pytest.mark.parametrize(
+    "arguments", [([[1]], 3, "x"), ([[1]], None, None), ([[1, 2]], np.array([1]), np.ones((1, 4)))]
+)
 def test_whatever_vllm_passes_nothing_is_raised(arguments: tuple[Any, ...]) -> None:
     proposer = Proposer(config())
     assert proposer.propose(*arguments) == [[]]
@@ -129,7 +151,9 @@ def test_whatever_vllm_passes_nothing_is_raised(arguments: tuple[Any, ...]) -> N
     assert all(job.drafted for job in work), "it goes on afterwards"
 
 
-def test_a_store_that_cannot_be_read_is_tried_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_read_is_tried_again(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(building, "_RETRY", 0.0)
     hidden = store.with_name("hidden")
     shutil.move(store, hidden)
@@ -178,7 +202,9 @@ def test_finished_answers_go_into_a_store_that_is_begun(tmp_path: Path) -> None:
 
 def test_what_is_asked_for_no_more_is_forgotten() -> None:
     proposer = Proposer(config(idle=0.05))
-    Runner(proposer, rows=3).run([Job([5, 6, 7, place], [8, 9, 10]) for place in range(3)])  # they end by their length
+    Runner(proposer, rows=3).run(
+        [Job([5, 6, 7, place], [8, 9, 10]) for place in range(3)]
+    )  # they end by their length
     until = time.monotonic() + 90
     while figure("tracked_requests") and time.monotonic() < until:
         time.sleep(0.02)
@@ -187,7 +213,9 @@ def test_what_is_asked_for_no_more_is_forgotten() -> None:
 
 def test_other_ranks_draft_nothing() -> None:
     proposer = Proposer(config("sssd:datastore=/nowhere", rank=1, size=2))
-    assert proposer.propose([[1], []], np.array([1, 1]), np.ones((2, 8), np.int32), slot_mappings={}) == [[], []]
+    assert proposer.propose(
+        [[1], []], np.array([1, 1]), np.ones((2, 8), np.int32), slot_mappings={}
+    ) == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +230,9 @@ def test_other_ranks_draft_nothing() -> None:
         ({"idle": 0}, "at least"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused_at_the_start(options: dict[str, Any], what: str) -> None:
+def test_options_that_cannot_be_used_are_refused_at_the_start(
+    options: dict[str, Any], what: str
+) -> None:
     with pytest.raises(ConfigError, match=what):
         Proposer(vllm_config(options))
 
@@ -225,5 +255,7 @@ def test_the_log_is_not_flooded(caplog: pytest.LogCaptureFixture) -> None:
 def test_models_with_recurrent_layers_are_refused(kind: str) -> None:
     recurrent = config()
     setattr(recurrent.model_config, kind, True)
-    with pytest.raises(ConfigError, match=r"recurrent layers.*stale state.*without\s*speculative_config"):
+    with pytest.raises(
+        ConfigError, match=r"recurrent layers.*stale state.*without\s*speculative_config"
+    ):
         Proposer(recurrent)

@@ -1,4 +1,6 @@
-"""Which row is which request: by the text alone, through moves, waiting, chunks and steps nobody was told of."""
+"""Which row is which request: by the text alone, through moves, waiting, chunks and steps nobody
+was told of.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ def known(*texts: list[int]) -> tuple[Requests, list[TrackedRequest]]:
 
 def test_rows_are_found_where_they_went() -> None:
     requests, (one, two, three) = known([1, 2, 3], [4, 5], [6, 7, 8, 9])
-    rows = [row(0, [6, 7, 8, 9, 1]), row(1, [4, 5, 1, 2], 2), row(2, [1, 2, 3, 1]), row(3, [1, 2, 4, 1])]
+    rows = [
+        row(0, [6, 7, 8, 9, 1]),
+        row(1, [4, 5, 1, 2], 2),
+        row(2, [1, 2, 3, 1]),
+        row(3, [1, 2, 4, 1]),
+    ]
     assert requests.claim(rows) == [three, two, one, None]
 
 
@@ -98,13 +105,18 @@ class Spy(Drafter):
     def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         for seq in seqs:
             self.texts[seq.id].append(seq.token_ids[:])
-        return [DraftTree.chain([(seq.token_ids[-1] * 7 + 3) % 200 + 10] * 2, confidence=[0.9, 0.1]) for seq in seqs]
+        return [
+            DraftTree.chain([(seq.token_ids[-1] * 7 + 3) % 200 + 10] * 2, confidence=[0.9, 0.1])
+            for seq in seqs
+        ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             said = outcome.new_token_ids
             assert outcome.request.token_ids[-len(said) :] == said
-            assert said[: len(outcome.accepted)] == [outcome.tree.token_ids[node] for node in outcome.accepted]
+            assert said[: len(outcome.accepted)] == [
+                outcome.tree.token_ids[node] for node in outcome.accepted
+            ]
 
     def stop(self, seq: Request) -> None:
         del self.open[seq.id]
@@ -121,14 +133,20 @@ def jobs(count: int, rng: random.Random, end: bool = True) -> list[Job]:
     for _ in range(count):
         answer = [rng.randrange(10, 210)]
         while len(answer) < rng.randrange(8, 40):
-            answer.append((answer[-1] * 7 + 3) % 200 + 10 if rng.random() < 0.6 else rng.randrange(10, 210))
-        made.append(Job([rng.randrange(10, 210) for _ in range(rng.randrange(1, 30))], answer + [EOS] * end))
+            answer.append(
+                (answer[-1] * 7 + 3) % 200 + 10 if rng.random() < 0.6 else rng.randrange(10, 210)
+            )
+        made.append(
+            Job([rng.randrange(10, 210) for _ in range(rng.randrange(1, 30))], answer + [EOS] * end)
+        )
     return made
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_request_is_one_and_is_seen_whole(seed: int) -> None:
-    """Rows that move, wait and come back, prompts in chunks; half of the seeds with two requests that say the same."""
+    """Rows that move, wait and come back, prompts in chunks; half of the seeds with two requests
+    that say the same.
+    """
     rng = random.Random(seed)
     proposer, spy = spied()
     waiting = jobs(30, rng)
@@ -150,13 +168,17 @@ def test_every_request_is_one_and_is_seen_whole(seed: int) -> None:
     assert len(spy.texts) == len(everyone), "a request was split, or begun twice"
     whole = sorted([*job.prompt, *job.answer] for job in everyone)
     for texts in spy.texts.values():
-        assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(texts)), "a sequence changed its text"
+        assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(texts)), (
+            "a sequence changed its text"
+        )
     said = sorted(text for job in everyone for text in [[*job.prompt, *job.answer]])
     assert said == whole
 
 
 def test_steps_without_a_question_near_the_end_of_the_context() -> None:
-    """vLLM asks nobody while a row is close to `max_model_len`; the others go on, and stay who they are."""
+    """vLLM asks nobody while a row is close to `max_model_len`; the others go on, and stay who
+    they are.
+    """
     proposer, spy = spied(context=64)
     near = Job([11] * 40, [*range(20, 41), EOS])
     far = Job([12] * 5, [*range(100, 150), EOS])

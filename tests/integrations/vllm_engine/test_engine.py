@@ -1,4 +1,6 @@
-"""vLLM's engine with our proposer: the same answers as transformers', whatever the scheduler does."""
+"""vLLM's engine with our proposer: the same answers as transformers', whatever the scheduler
+does.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,20 @@ from tests.support.vllm_engine import HOOK, blocks, offline
 COUNTS = [20 + 7 * (place % 12) for place in range(24)]
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "chunked prefill and prefix caching": {"max_num_batched_tokens": 48, "enable_prefix_caching": True},
+    "chunked prefill and prefix caching": {
+        "max_num_batched_tokens": 48,
+        "enable_prefix_caching": True,
+    },
     "preemption": {"kv_cache_memory_bytes": blocks(20)},
     "context almost full": {"max_model_len": 192},
 }
 
 
 def cut(references: list[list[int]], longest: int) -> list[list[int]]:
-    return [reference[: min(count, longest)] for reference, count in zip(references, COUNTS, strict=True)]
+    return [
+        reference[: min(count, longest)]
+        for reference, count in zip(references, COUNTS, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -35,7 +43,9 @@ def test_answers_are_those_of_transformers(
 
 
 def test_a_prompt_that_is_in_the_cache(model: Path, prompts: list[list[int]]) -> None:
-    """Requests with the same long beginning: the later ones' is not computed, and drafted from all the same."""
+    """Requests with the same long beginning: the later ones' is not computed, and drafted from
+    all the same.
+    """
     start = [*prompts[0], *prompts[1], *prompts[2]][:96]
     alike = [[*start, *rest] for rest in (prompts[3][:5], prompts[4][:9], prompts[3][:5])]
     engine = {"enable_prefix_caching": True, "max_num_batched_tokens": 128, "max_num_seqs": 2}
@@ -46,17 +56,29 @@ def test_a_prompt_that_is_in_the_cache(model: Path, prompts: list[list[int]]) ->
     assert figures[ACCEPTED] > 0
 
 
-def test_lengths_that_pay(model: Path, prompts: list[list[int]], references: list[list[int]]) -> None:
+def test_lengths_that_pay(
+    model: Path, prompts: list[list[int]], references: list[list[int]]
+) -> None:
     """The length rule, too, may only cost time."""
     answers, _ = offline(model, prompts, COUNTS, HOOK, {"drafter": "prompt_lookup"})
     assert answers == cut(references, 100)
 
 
-def test_tensor_parallel(model: Path, prompts: list[list[int]], references: list[list[int]]) -> None:
+def test_tensor_parallel(
+    model: Path, prompts: list[list[int]], references: list[list[int]]
+) -> None:
     """Every rank is asked for drafts; the first one's are used."""
     some, counts = prompts[:8], COUNTS[:8]
     answers, figures = offline(
-        model, some, counts, HOOK, {"length": "full"}, tensor_parallel_size=2, distributed_executor_backend="mp"
+        model,
+        some,
+        counts,
+        HOOK,
+        {"length": "full"},
+        tensor_parallel_size=2,
+        distributed_executor_backend="mp",
     )
-    assert answers == [reference[:count] for reference, count in zip(references[:8], counts, strict=True)]
+    assert answers == [
+        reference[:count] for reference, count in zip(references[:8], counts, strict=True)
+    ]
     assert figures[ACCEPTED] > 0

@@ -1,4 +1,6 @@
-"""vLLM's HTTP server with our proposer, while requests are aborted and the drafter fails: it stays up, its answers are right."""
+"""vLLM's HTTP server with our proposer, while requests are aborted and the drafter fails: it
+stays up, its answers are right.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,19 @@ class Server:
     def figure(self, name: str) -> float:
         """The sum of a figure over its labels."""
         lines = httpx2.get(self.url + "/metrics", timeout=30.0).text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(re.escape(name) + r"[ {]", line))
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if re.match(re.escape(name) + r"[ {]", line)
+        )
 
     def paceline(self, *words: str) -> str:
         """A command on its store, while it runs."""
         done = subprocess.run(
-            [sys.executable, "-m", "paceline", "datastore", *words, str(self.store)], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-m", "paceline", "datastore", *words, str(self.store)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -51,11 +60,16 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One whose drafter fails at one call in twenty, and whose finished answers go into a store that is not there yet."""
+    """One whose drafter fails at one call in twenty, and whose finished answers go into a store
+    that is not there yet.
+    """
     folder = tmp_path_factory.mktemp("server")
     figures = folder / "prometheus"
     figures.mkdir()
-    ours = {"drafter": f"tests.support.faulty_drafter:Faulty:rate=0.05,datastore={folder / 'store'},live=true", "length": "full"}
+    ours = {
+        "drafter": f"tests.support.faulty_drafter:Faulty:rate=0.05,datastore={folder / 'store'},live=true",
+        "length": "full",
+    }
     with served(model, folder / "log", HOOK, ours, PROMETHEUS_MULTIPROC_DIR=str(figures)) as url:
         yield Server(url, folder / "store")
 
@@ -64,7 +78,12 @@ def ask(server: Server, prompt: list[int], reference: list[int], seed: int) -> s
     """One request: "right", "wrong", or "aborted" after a while."""
     rng = random.Random(seed)
     count = rng.randrange(4, 60)
-    request: dict[str, Any] = {"model": "tiny", "prompt": prompt, "max_tokens": count, "temperature": 0.0}
+    request: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": count,
+        "temperature": 0.0,
+    }
     with server.client() as client:
         if rng.random() < 0.3:
             with client.completions.create(**request, stream=True) as stream:
@@ -80,7 +99,13 @@ def test_many_requests_some_aborted_while_the_drafter_fails(
 ) -> None:
     with ThreadPoolExecutor(CLIENTS) as pool:
         asked = [
-            pool.submit(ask, server, prompts[number % len(prompts)], references[number % len(prompts)], number)
+            pool.submit(
+                ask,
+                server,
+                prompts[number % len(prompts)],
+                references[number % len(prompts)],
+                number,
+            )
             for number in range(REQUESTS)
         ]
         while not all(one.done() for one in asked):

@@ -17,8 +17,17 @@ from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.errors import ConfigError
 from paceline.model.loading import load_model
 from paceline.training.acceptance_head.calibrate import calibrate
-from paceline.training.acceptance_head.evaluate import HEAD, draw_judgement, evaluate, write_judgement
-from paceline.training.acceptance_head.metrics import acceptance_calibration, calibration_error, roc_area
+from paceline.training.acceptance_head.evaluate import (
+    HEAD,
+    draw_judgement,
+    evaluate,
+    write_judgement,
+)
+from paceline.training.acceptance_head.metrics import (
+    acceptance_calibration,
+    calibration_error,
+    roc_area,
+)
 from paceline.training.acceptance_head.recording import read_recording
 from paceline.training.acceptance_head.settings import TrainConfig
 from paceline.training.acceptance_head.train import split_prompts, train, weighted_loss
@@ -37,9 +46,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 @pytest.mark.parametrize("reject_weight", [1.0, 6.0])
-def test_a_trained_head_predicts_and_is_calibrated(pair: Pair, tmp_path: Path, depth: int, reject_weight: float) -> None:
+def test_a_trained_head_predicts_and_is_calibrated(
+    pair: Pair, tmp_path: Path, depth: int, reject_weight: float
+) -> None:
     made = made_up(tmp_path, pair, 60, 200)
-    head = train([made], TrainConfig(depth=depth, reject_weight=reject_weight, epochs=3, lr=3e-3, batch=128))
+    head = train(
+        [made], TrainConfig(depth=depth, reject_weight=reject_weight, epochs=3, lr=3e-3, batch=128)
+    )
     quality = evaluate(head, [made]).qualities
     truth = torch.sigmoid(2 * made.hidden[:, 0].float() + made.log_probs + 1)
     assert quality[HEAD].roc_area > roc_area(truth, made.labels) - 0.08
@@ -61,12 +74,20 @@ def test_a_rate_that_trains_nothing_is_refused(pair: Pair, tmp_path: Path) -> No
 def test_training_is_reproducible_and_the_card_says_how(pair: Pair, tmp_path: Path) -> None:
     made = made_up(tmp_path, pair, count=20, each=10)
     config = TrainConfig(depth=2, epochs=2)
-    one, two, other = train([made], config), train([made], config), train([made], dataclasses.replace(config, seed=1))
+    one, two, other = (
+        train([made], config),
+        train([made], config),
+        train([made], dataclasses.replace(config, seed=1)),
+    )
     assert all(torch.equal(tensor, two.tensors[name]) for name, tensor in one.tensors.items())
     assert one.card == two.card
     assert not torch.equal(one.tensors["last.weight"], other.tensors["last.weight"])
     assert not torch.equal(one.tensors["blocks.0.weight"], one.tensors["blocks.1.weight"])
-    assert (one.card.depth, one.card.inputs, one.card.recipe["train"]["reject_weight"]) == (2, INPUTS[1], 6.0)
+    assert (one.card.depth, one.card.inputs, one.card.recipe["train"]["reject_weight"]) == (
+        2,
+        INPUTS[1],
+        6.0,
+    )
     assert one.card.recipe["positions"] == 200
     assert 0 <= one.card.metrics["held_out"][HEAD]["calibration_error"] <= 1
     one.save(tmp_path / "head")
@@ -100,7 +121,13 @@ def test_training_and_judging_what_does_not_go_together(pair: Pair, tmp_path: Pa
     head = train([made], TrainConfig(depth=0, epochs=1))
     with pytest.raises(ConfigError, match="got a recording of draft"):
         evaluate(head, [read_recording(tmp_path / "b")])
-    for options in ({"depth": 5}, {"reject_weight": 0.0}, {"lr": float("nan")}, {"epochs": 0}, {"dev": 0.9}):
+    for options in (
+        {"depth": 5},
+        {"reject_weight": 0.0},
+        {"lr": float("nan")},
+        {"epochs": 0},
+        {"dev": 0.9},
+    ):
         with pytest.raises(ConfigError, match=rf"{next(iter(options))}(=|: got )"):
             TrainConfig(**options)
 
@@ -109,13 +136,20 @@ def test_the_loss_is_the_papers() -> None:
     logits, labels = torch.tensor([0.3, -1.2, 2.0]), torch.tensor([1.0, 0.25, 0.0])
     chances = logits.sigmoid()
     total = -(labels * chances.log() + 6 * (1 - labels) * (1 - chances).log()).sum()
-    assert float(weighted_loss(logits, labels, 6.0)) == pytest.approx(float(total / (6 * (1 - labels).sum() + labels.sum())))
+    assert float(weighted_loss(logits, labels, 6.0)) == pytest.approx(
+        float(total / (6 * (1 - labels).sum() + labels.sum()))
+    )
 
 
 def test_the_metrics_by_hand_and_by_brute_force() -> None:
-    chances, labels = torch.tensor([0.05, 0.05, 0.62, 0.62, 0.99]), torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0])
+    chances, labels = (
+        torch.tensor([0.05, 0.05, 0.62, 0.62, 0.99]),
+        torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0]),
+    )
     assert [one.count for one in acceptance_calibration(chances, labels)] == [2, 2, 1]
-    assert calibration_error(chances, labels) == pytest.approx((2 * 0.45 + 2 * 0.12 + 0.01) / 5, abs=1e-6)
+    assert calibration_error(chances, labels) == pytest.approx(
+        (2 * 0.45 + 2 * 0.12 + 0.01) / 5, abs=1e-6
+    )
     rng = random.Random(0)
     for _ in range(20):
         scores = [rng.randrange(5) / 5 for _ in range(12)]
@@ -148,16 +182,31 @@ def test_the_curve_is_measured_on_development_prompts(pair: Pair, tmp_path: Path
     assert [point.threshold for point in curve] == [0.1, 0.5, 0.95]
     assert curve[0].verification_rate >= curve[-1].verification_rate
     assert curve[0].discard_rate <= curve[-1].discard_rate
-    assert all(0 < point.verification_rate <= 1 + 1 / 8 and point.discard_rate >= 0 for point in curve)
+    assert all(
+        0 < point.verification_rate <= 1 + 1 / 8 and point.discard_rate >= 0 for point in curve
+    )
     assert curved.threshold(1.0, 0.1) in (0.1, 0.5, 0.95)
     with pytest.raises(ConfigError, match="got no development prompts of this head"):
-        calibrate(head, [dataclasses.replace(made, names=["00000000"] * 20)], pair.target, pair.draft)
+        calibrate(
+            head, [dataclasses.replace(made, names=["00000000"] * 20)], pair.target, pair.draft
+        )
 
 
 def test_the_commands(recorded: Path, tmp_path: Path) -> None:
     folder, result = str(tmp_path / "head"), str(tmp_path / "judged.json")
     calls = (
-        ["train", str(recorded), "--out", folder, "--depth", "1", "--epochs", "2", "--note", "a test"],
+        [
+            "train",
+            str(recorded),
+            "--out",
+            folder,
+            "--depth",
+            "1",
+            "--epochs",
+            "2",
+            "--note",
+            "a test",
+        ],
         ["evaluate", folder, str(recorded), "--json", result],
         ["calibrate", folder, str(recorded), "--limit", "1", "--dtype", "float32"],
     )

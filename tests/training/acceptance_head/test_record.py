@@ -24,7 +24,9 @@ from tests.support.shared import Pair, reference
 
 
 def next_scores(model: Any, prefix: list[int], params: SamplingParams) -> Tensor:
-    """Log-probabilities [vocab] after `prefix`, by one plain forward and the definition of the warping."""
+    """Log-probabilities [vocab] after `prefix`, by one plain forward and the definition of the
+    warping.
+    """
     with torch.inference_mode():
         logits = model(torch.tensor([prefix])).logits[0, -1].double()
     if params.greedy:
@@ -37,11 +39,19 @@ def next_scores(model: Any, prefix: list[int], params: SamplingParams) -> Tensor
     return torch.log(probs * kept / (probs * kept).sum())
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9)],
+    ids=["greedy", "sampled"],
+)
 @pytest.mark.parametrize("keep", [0.0, 0.6])
-def test_what_is_recorded_is_what_plain_forwards_say(pair: Pair, params: SamplingParams, keep: float) -> None:
+def test_what_is_recorded_is_what_plain_forwards_say(
+    pair: Pair, params: SamplingParams, keep: float
+) -> None:
     prompts = [pair.prompts[0][:7], pair.prompts[1][:12]]
-    answers = [reference(pair.target, prompt, count) for prompt, count in zip(prompts, (9, 5), strict=True)]
+    answers = [
+        reference(pair.target, prompt, count) for prompt, count in zip(prompts, (9, 5), strict=True)
+    ]
     drawn = []
 
     def spy(*arguments: Any) -> Any:
@@ -52,9 +62,22 @@ def test_what_is_recorded_is_what_plain_forwards_say(pair: Pair, params: Samplin
     texts: list[list[list[int]]] = []
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr("paceline.training.acceptance_head.record.run_from", spy)
-        got = teacher_force(pair.target, pair.draft, prompts, answers, params, keep, 1, torch.Generator().manual_seed(3))
+        got = teacher_force(
+            pair.target,
+            pair.draft,
+            prompts,
+            answers,
+            params,
+            keep,
+            1,
+            torch.Generator().manual_seed(3),
+        )
     assert len(texts) == (2 if params.greedy else 3)  # what the target says greedily is known
-    assert texts[0] == texts[-2] == [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    assert (
+        texts[0]
+        == texts[-2]
+        == [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    )
     at = 0
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         mixed = texts[-1][row]
@@ -63,19 +86,29 @@ def test_what_is_recorded_is_what_plain_forwards_say(pair: Pair, params: Samplin
         for i in range(len(answer)):
             prefix = prompt + answer[:i]
             token = mixed[len(prefix)]
-            draft, target = (next_scores(model, prefix, params) for model in (pair.draft, pair.target))
+            draft, target = (
+                next_scores(model, prefix, params) for model in (pair.draft, pair.target)
+            )
             if at >= len(got["labels"]) or int(got["prompts"][at]) != row:
                 assert token == answer[i]
                 continue
             with torch.inference_mode():
-                states = pair.draft.model(torch.tensor([mixed[: len(prefix) + 1]])).last_hidden_state[0, -1]
+                states = pair.draft.model(
+                    torch.tensor([mixed[: len(prefix) + 1]])
+                ).last_hidden_state[0, -1]
             if not torch.allclose(states, got["hidden"][at], atol=1e-4):
                 assert token == answer[i]  # kept, so not recorded
                 continue
-            label = float(target.argmax() == token) if params.greedy else float((target[token] - draft[token]).exp().clamp(max=1))
+            label = (
+                float(target.argmax() == token)
+                if params.greedy
+                else float((target[token] - draft[token]).exp().clamp(max=1))
+            )
             assert float(got["labels"][at]) == pytest.approx(label, abs=1e-3)
             assert float(got["log_probs"][at]) == pytest.approx(float(draft[token]), abs=1e-3)
-            assert float(got["entropies"][at]) == pytest.approx(float(torch.special.entr(draft.exp()).sum()), abs=1e-3)
+            assert float(got["entropies"][at]) == pytest.approx(
+                float(torch.special.entr(draft.exp()).sum()), abs=1e-3
+            )
             assert float(got["top_probs"][at]) == pytest.approx(float(draft.max().exp()), abs=1e-3)
             if params.greedy:
                 assert token == int(draft.argmax())
@@ -86,11 +119,17 @@ def test_what_is_recorded_is_what_plain_forwards_say(pair: Pair, params: Samplin
 
 
 def test_the_drafted_tokens_follow_the_drafts_distribution(pair: Pair) -> None:
-    params, prompt, answer = SamplingParams(temperature=1.0, top_p=0.6), pair.prompts[0][:6], pair.answers[0][:1]
+    params, prompt, answer = (
+        SamplingParams(temperature=1.0, top_p=0.6),
+        pair.prompts[0][:6],
+        pair.answers[0][:1],
+    )
     want = next_scores(pair.draft, prompt, params).exp()
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
-        got = teacher_force(pair.target, pair.draft, [prompt] * 400, [answer] * 400, params, 0.0, 1, generator)
+        got = teacher_force(
+            pair.target, pair.draft, [prompt] * 400, [answer] * 400, params, 0.0, 1, generator
+        )
     assert float(got["log_probs"].exp().min()) > 0
     for probability in want[want > 0.05].tolist():
         share = float((got["log_probs"].exp() - probability).abs().lt(1e-4).float().mean())
@@ -132,7 +171,9 @@ def test_a_killed_recording_goes_on_where_it_was(tmp_path: Path) -> None:
             time.sleep(0.002)
         process.join()
         found = contents(killed)
-        assert all(found[name] == content for name, content in contents(whole).items() if name in found)
+        assert all(
+            found[name] == content for name, content in contents(whole).items() if name in found
+        )
     assert kills
     (killed / "shard-00000.safetensorsabc.tmp").write_bytes(b"half")
     if not (killed / "shard-00004.safetensors").exists():
@@ -146,7 +187,9 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     quick(tmp_path / "one", limit=2)
     with pytest.raises(ConfigError, match=r"got temperature 0\.5; expected 0\.0, as it was begun"):
         quick(tmp_path / "one", limit=2, temperature=0.5)
-    with pytest.raises(ConfigError, match=r"got (prompts|batches) .*; expected .*, as it was begun"):
+    with pytest.raises(
+        ConfigError, match=r"got (prompts|batches) .*; expected .*, as it was begun"
+    ):
         quick(tmp_path / "one", limit=4)
     (tmp_path / "one" / "record.json").unlink()
     with pytest.raises(ConfigError, match=r"got shards but no record\.json"):
@@ -159,7 +202,9 @@ def test_a_damaged_recording_names_the_file(tmp_path: Path) -> None:
     quick(tmp_path, limit=4)
     shard = tmp_path / "shard-00001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-5])
-    with pytest.raises(ConfigError, match=r"shard-00001\.safetensors', which cannot be read.*Delete that file"):
+    with pytest.raises(
+        ConfigError, match=r"shard-00001\.safetensors', which cannot be read.*Delete that file"
+    ):
         read_recording(tmp_path)
     shard.unlink()
     assert len(quick(tmp_path, limit=4)) > 0
@@ -181,7 +226,9 @@ def test_a_damaged_recording_names_the_file(tmp_path: Path) -> None:
         ({"model": str(demo.TARGET)}, "got no draft model; expected one to record"),
     ],
 )
-def test_recordings_that_cannot_be_made(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_recordings_that_cannot_be_made(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises((ConfigError, CapacityError), match=message):
         quick(tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
@@ -195,13 +242,21 @@ def test_every_and_skip_every_share_the_prompts_out(tmp_path: Path) -> None:
     assert not set(every.names) & set(rest.names)
 
 
-def test_prompts_that_are_cut_are_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_prompts_that_are_cut_are_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"id": count, "category": "c", "turns": ["a word " * count]}) for count in (3, 4000, 5000)]
+    lines = [
+        json.dumps({"id": count, "category": "c", "turns": ["a word " * count]})
+        for count in (3, 4000, 5000)
+    ]
     prompts.write_text("\n".join(lines))
     words = ["--prompts", str(prompts), "-n", "2", "--batch", "1", "--dtype", "float32"]
     assert call("head", "record", "--out", tmp_path / "made", *words)[0] == 0
-    assert "2 prompts were too long for the context beside an answer, and cut" in capfd.readouterr().err
+    assert (
+        "2 prompts were too long for the context beside an answer, and cut"
+        in capfd.readouterr().err
+    )
     made = read_recording(tmp_path / "made")
     assert made.settings["cut"] == 2
     assert sorted(map(len, made.prompt_ids))[1:] == [demo_context() - 2] * 2
@@ -212,12 +267,19 @@ def test_prompts_that_are_cut_are_counted(tmp_path: Path, capfd: pytest.CaptureF
 
 def demo_context() -> int:
     """The shorter of the embedded models' contexts, in tokens."""
-    configs = (json.loads((folder / "config.json").read_text()) for folder in (demo.TARGET, demo.DRAFT))
+    configs = (
+        json.loads((folder / "config.json").read_text()) for folder in (demo.TARGET, demo.DRAFT)
+    )
     return int(min(config["max_position_embeddings"] for config in configs))
 
 
 def test_the_shards_hold_no_more_than_tensors(tmp_path: Path) -> None:
     quick(tmp_path)
     assert set(load_file(tmp_path / "shard-00000.safetensors")) == {
-        "hidden", "log_probs", "entropies", "labels", "top_probs", "prompts",
-    }  # fmt: skip
+        "hidden",
+        "log_probs",
+        "entropies",
+        "labels",
+        "top_probs",
+        "prompts",
+    }

@@ -1,4 +1,6 @@
-"""Training of drafts and heads where the models are on another device: nothing of the CPU meets their tensors."""
+"""Training of drafts and heads where the models are on another device: nothing of the CPU meets
+their tensors.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ KEPT = np.arange(256)
 
 @pytest.fixture(autouse=True)
 def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No kernel of ours reads what is on the device, so that its tensors may pass for plain ones."""
+    """No kernel of ours reads what is on the device, so that its tensors may pass for plain
+    ones.
+    """
     monkeypatch.setattr("paceline.model.eagle.modules.is_plain", lambda tensor: True)
 
 
@@ -43,7 +47,9 @@ def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def stretches(pair: Pair) -> list[Stretch]:
     """Answers of the pair with the states they were chosen by."""
     both = list(zip(pair.prompts[:3], pair.answers[:3], strict=True))
-    texts = [Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both]
+    texts = [
+        Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both
+    ]
     states = read_states(CachedLM(pair.target), texts, (1,))
     return [dataclasses.replace(text, states=one) for text, one in zip(texts, states, strict=True)]
 
@@ -84,7 +90,9 @@ def test_a_draft_with_an_embedding_of_its_own_learns_there(
     here = learnt(OwnStudent(pair.target, config, KEPT), stretches)
     target, first = moved(copy.deepcopy(pair.target)), first_model(pair.target, config)
     # `.to` keeps ties where both devices are real.
-    monkeypatch.setattr("paceline.training.draft.student.first_model", lambda target, config: moved(first))
+    monkeypatch.setattr(
+        "paceline.training.draft.student.first_model", lambda target, config: moved(first)
+    )
     with other_device():
         there = learnt(OwnStudent(target, config, KEPT), stretches)
     assert there == pytest.approx(here, rel=1e-3)
@@ -94,7 +102,9 @@ def test_a_draft_with_an_embedding_of_its_own_learns_there(
 def test_a_head_is_recorded_there(
     pair: Pair, stretches: list[Stretch], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """States are handed in: their reading goes through the whole engine, which the GPU tests have."""
+    """States are handed in: their reading goes through the whole engine, which the GPU tests
+    have.
+    """
     draft = ReadingStudent(pair.target, "pair", CONFIG, KEPT, stretches).model
     states = stretches[0].states
     monkeypatch.setattr(along, "read_states", lambda target, texts, layers: iter([states]))
@@ -107,7 +117,12 @@ def test_a_head_is_recorded_there(
 
         model = CachedLM(target)
         params = SamplingParams(8, temperature=temperature)
-        return [one.cpu() for one in draft_along(model, drafting, pair.prompts[0], pair.answers[0], params, 2, label)]
+        return [
+            one.cpu()
+            for one in draft_along(
+                model, drafting, pair.prompts[0], pair.answers[0], params, 2, label
+            )
+        ]
 
     here = recorded(pair.target, draft)
     target = moved(copy.deepcopy(pair.target))

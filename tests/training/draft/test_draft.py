@@ -1,4 +1,6 @@
-"""Training drafts, and judging them: what chains are worth, what is learnt, what continues, what is refused."""
+"""Training drafts, and judging them: what chains are worth, what is learnt, what continues, what
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,14 @@ from paceline.training.draft.train import DraftData, DraftTrainer, kept_tokens
 from tests.support.shared import COUNT, Pair
 
 QUICK = DraftTraining(
-    uses_target_states=False, hidden=32, layers=1, minutes=0.05, batch=256, context=64, held_out=4, validations=3
+    uses_target_states=False,
+    hidden=32,
+    layers=1,
+    minutes=0.05,
+    batch=256,
+    context=64,
+    held_out=4,
+    validations=3,
 )
 
 
@@ -39,7 +48,10 @@ def answers_file(pair: Pair, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
     """The target's answers, with its distributions."""
     path = tmp_path_factory.mktemp("recorded") / "answers.jsonl"
     llm = LLM(pair.target, tokenizer=tokenizer)
-    questions = [RecordingPrompt(str(place), "even" if place % 2 else "odd", prompt) for place, prompt in enumerate(pair.prompts)]
+    questions = [
+        RecordingPrompt(str(place), "even" if place % 2 else "odd", prompt)
+        for place, prompt in enumerate(pair.prompts)
+    ]
     record_answers(path, llm, questions, SamplingParams(max_new_tokens=COUNT), top=4)
     return path
 
@@ -67,14 +79,20 @@ def test_chains_of_greedy_answers_are_those_of_decoding(length: int) -> None:
     accepted = [kept for one in answers for kept in simulated(one.tolist(), length)]
     assert found.chains == len(accepted)
     assert found.per_chain == pytest.approx(np.mean(accepted))
-    assert found.accepted == tuple(sum(kept > place for kept in accepted) for place in range(length))
+    assert found.accepted == tuple(
+        sum(kept > place for kept in accepted) for place in range(length)
+    )
 
 
 def test_chains_of_sampled_answers_are_the_mean_over_what_may_happen() -> None:
     chances = [1.0, 0.3, 0.9, 0.5, 0.2]
     expected, chains = 0.0, 0.0
     for hits in itertools.product([False, True], repeat=len(chances)):
-        share = float(np.prod([chance if hit else 1 - chance for chance, hit in zip(chances, hits, strict=True)]))
+        share = float(
+            np.prod(
+                [chance if hit else 1 - chance for chance, hit in zip(chances, hits, strict=True)]
+            )
+        )
         kept = simulated(list(hits), 2)
         expected, chains = expected + share * sum(kept), chains + share * len(kept)
     found = expected_chains([chances], 2)
@@ -84,7 +102,9 @@ def test_chains_of_sampled_answers_are_the_mean_over_what_may_happen() -> None:
 
 def test_chains_on_answers_are_what_the_drafter_gets(pair: Pair, answers: list[Stretch]) -> None:
     """The prediction without decoding beside decoding itself."""
-    outs = LLM(pair.target, "draft_model:length=4", pair.draft).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    outs = LLM(pair.target, "draft_model:length=4", pair.draft).generate(
+        pair.prompts, SamplingParams(max_new_tokens=COUNT)
+    )
     accepted = sum(out.stats.accepted_tokens for out in outs)
     assert sum(judge(pair.draft, answers, 4).accepted) == pytest.approx(accepted)
 
@@ -128,11 +148,17 @@ def test_the_first_embedding_is_the_targets_in_fewer_dimensions(pair: Pair) -> N
     assert model.config.vocab_size == pair.target.config.vocab_size
 
 
-def test_batches_hold_every_stretch_once_an_epoch_and_continue_where_they_were(answers: list[Stretch]) -> None:
+def test_batches_hold_every_stretch_once_an_epoch_and_continue_where_they_were(
+    answers: list[Stretch],
+) -> None:
     batches = Batches(answers, 200, 3)
     whole = list(itertools.islice(batches.after(0), 40))
     again = list(itertools.islice(batches.after(25), 15))
-    assert all(one is other for pair in zip(whole[25:], again, strict=True) for one, other in zip(*pair, strict=True))
+    assert all(
+        one is other
+        for pair in zip(whole[25:], again, strict=True)
+        for one, other in zip(*pair, strict=True)
+    )
     assert len(answers) in np.cumsum([len(batch) for batch in whole])
 
 
@@ -146,7 +172,9 @@ def test_a_batch_says_what_the_target_said(answers: list[Stretch]) -> None:
         for place in range(stretch.first, len(stretch)):
             assert int(batch.places[at]) == row * batch.token_ids.shape[1] + place - 1
             best = int(batch.probs[at].argmax())
-            assert kept[int(batch.targets[at, best])] == stretch.token_ids[place]  # greedy: the likeliest was said
+            assert (
+                kept[int(batch.targets[at, best])] == stretch.token_ids[place]
+            )  # greedy: the likeliest was said
             at += 1
     torch.testing.assert_close(batch.probs.sum(1), torch.ones(at))
 
@@ -174,31 +202,51 @@ def test_kept_tokens_are_the_fewest_that_cover(answers: list[Stretch]) -> None:
 
 def trained(pair: Pair, answers: list[Stretch], out: Path, config: DraftTraining) -> DraftFolder:
     folder = DraftFolder(out, {"hidden": config.hidden, "length": config.length}, {"target": "t"})
-    ticks = itertools.count(0.0, 0.05)  # seconds: every step takes as long, whatever else the machine does
-    DraftTrainer(pair.target, DraftData.of(answers, [], config), config, folder, lambda: next(ticks)).run(lambda text: None)
+    ticks = itertools.count(
+        0.0, 0.05
+    )  # seconds: every step takes as long, whatever else the machine does
+    DraftTrainer(
+        pair.target, DraftData.of(answers, [], config), config, folder, lambda: next(ticks)
+    ).run(lambda text: None)
     return folder
 
 
 def counting(count: int) -> list[Stretch]:
     """Texts in which every token says the next one."""
     starts = np.random.default_rng(1).integers(3, 203, count)
-    return [Stretch(((start + 7 * np.arange(30)) % 200 + 3).astype(np.int32), 4) for start in starts]
+    return [
+        Stretch(((start + 7 * np.arange(30)) % 200 + 3).astype(np.int32), 4) for start in starts
+    ]
 
 
 def test_a_trained_draft_has_learnt_and_is_lossless(pair: Pair, tmp_path: Path) -> None:
     config = DraftTraining(
-        uses_target_states=False, hidden=64, layers=1, minutes=0.25, batch=512, context=64, held_out=4, lr=0.02, coverage=0.95
+        uses_target_states=False,
+        hidden=64,
+        layers=1,
+        minutes=0.25,
+        batch=512,
+        context=64,
+        held_out=4,
+        lr=0.02,
+        coverage=0.95,
     )
     made = trained(pair, counting(80), tmp_path, config).finish()
     assert made.curve[-1].losses["answers"] < made.curve[0].losses["answers"]
-    assert judge(load_draft(tmp_path), counting(100)[80:], 4).agreement == pytest.approx(made.best.agreement, abs=0.15)
+    assert judge(load_draft(tmp_path), counting(100)[80:], 4).agreement == pytest.approx(
+        made.best.agreement, abs=0.15
+    )
     assert made.best.agreement > 0.7  # 0.005 by chance
-    outs = LLM(pair.target, "draft_model:length=4", tmp_path).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
+    outs = LLM(pair.target, "draft_model:length=4", tmp_path).generate(
+        pair.prompts, SamplingParams(max_new_tokens=COUNT)
+    )
     assert [out.token_ids for out in outs] == pair.answers
     assert sum(out.stats.accepted_tokens for out in outs) > 0
 
 
-def test_an_interrupted_training_goes_on(pair: Pair, answers: list[Stretch], tmp_path: Path) -> None:
+def test_an_interrupted_training_goes_on(
+    pair: Pair, answers: list[Stretch], tmp_path: Path
+) -> None:
     folder = DraftFolder(tmp_path, {"seed": 0}, {})
     material = DraftData.of(answers, [], QUICK)
 
@@ -234,7 +282,9 @@ def test_steps_are_reproducible(pair: Pair, answers: list[Stretch], tmp_path: Pa
         assert torch.equal(one, other)
 
 
-def test_a_damaged_checkpoint_is_refused(pair: Pair, answers: list[Stretch], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(
+    pair: Pair, answers: list[Stretch], tmp_path: Path
+) -> None:
     trained(pair, answers, tmp_path, QUICK)
     content = (tmp_path / STATE).read_bytes()
     (tmp_path / STATE).write_bytes(content[: len(content) // 2])
@@ -242,7 +292,9 @@ def test_a_damaged_checkpoint_is_refused(pair: Pair, answers: list[Stretch], tmp
         DraftFolder(tmp_path, {"hidden": QUICK.hidden, "length": QUICK.length}, {})
 
 
-def test_a_rate_that_trains_nothing_is_refused(pair: Pair, answers: list[Stretch], tmp_path: Path) -> None:
+def test_a_rate_that_trains_nothing_is_refused(
+    pair: Pair, answers: list[Stretch], tmp_path: Path
+) -> None:
     config = dataclasses.replace(QUICK, minutes=0.3, lr=1e30)
     with pytest.raises(ConfigError, match=r"lr: got .*not finite"):
         trained(pair, answers, tmp_path, config)
@@ -251,7 +303,9 @@ def test_a_rate_that_trains_nothing_is_refused(pair: Pair, answers: list[Stretch
 def test_a_judgement_says_what_drafting_would_gain(pair: Pair, answers: list[Stretch]) -> None:
     found = evaluate(draft_lm(CachedLM(pair.draft)), CachedLM(pair.target), answers, 4)
     assert set(found.chains) == {"even", "odd", "all"}
-    assert found.chains["all"].places == sum(one.places for name, one in found.chains.items() if name != "all")
+    assert found.chains["all"].places == sum(
+        one.places for name, one in found.chains.items() if name != "all"
+    )
     gain = found.gains[3]
     step = found.target_seconds[4] + 4 * found.draft_seconds
     assert gain.speed == pytest.approx((1 + gain.accepted) * found.target_seconds[0] / step)
@@ -271,7 +325,14 @@ def test_too_few_answers_are_refused(answers: list[Stretch]) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("hidden", 40), ("minutes", 0.0), ("coverage", 1.5), ("layers", -1), ("held_out", 1), ("lr", float("nan"))],
+    [
+        ("hidden", 40),
+        ("minutes", 0.0),
+        ("coverage", 1.5),
+        ("layers", -1),
+        ("held_out", 1),
+        ("lr", float("nan")),
+    ],
 )
 def test_options_out_of_range_are_refused(option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"draft train: {option}"):

@@ -1,4 +1,6 @@
-"""Drafts that read the target's hidden states: trained, judged, and in every drafter that takes a draft."""
+"""Drafts that read the target's hidden states: trained, judged, and in every drafter that takes
+a draft.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from paceline.core.request import SamplingParams as Params
 from paceline.core.tree import DraftTree
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.cached_lm import CachedLM
-from paceline.model.eagle.modules import READS, TargetStates, attach, layers_read, reading, states_shape, uses_target_states
+from paceline.model.eagle.modules import (
+    READS,
+    TargetStates,
+    attach,
+    layers_read,
+    reading,
+    states_shape,
+    uses_target_states,
+)
 from paceline.model.loading import load_draft
 from paceline.training.acceptance_head.record import chains_along
 from paceline.training.draft.evaluate import evaluate
@@ -36,20 +46,34 @@ from paceline.training.draft.train import DraftData, DraftTrainer
 from tests.support.models import redrawn
 from tests.support.shared import COUNT, Pair, reference
 
-CONFIG = DraftTraining(hidden=64, layers=2, minutes=0.1, batch=256, context=64, held_out=4, validations=2, coverage=1.0)
-SPECS = ["draft_model:length=4", "draft_model", "ouroboros:gamma=4", "auto:draft=true", "draft_model:rule=heuristic,length=3"]
+CONFIG = DraftTraining(
+    hidden=64, layers=2, minutes=0.1, batch=256, context=64, held_out=4, validations=2, coverage=1.0
+)
+SPECS = [
+    "draft_model:length=4",
+    "draft_model",
+    "ouroboros:gamma=4",
+    "auto:draft=true",
+    "draft_model:rule=heuristic,length=3",
+]
 
 
 @pytest.fixture(scope="module")
 def answers(pair: Pair) -> list[Stretch]:
     """What the target says, as it is recorded."""
     both = zip(pair.prompts, pair.answers, strict=True)
-    return [Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both]
+    return [
+        Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both
+    ]
 
 
-def trained(pair: Pair, answers: list[Stretch], out: Path, config: DraftTraining = CONFIG) -> DraftTrainer:
+def trained(
+    pair: Pair, answers: list[Stretch], out: Path, config: DraftTraining = CONFIG
+) -> DraftTrainer:
     folder = DraftFolder(out, {"seed": 0}, {"target": "the pair's"})
-    ticks = itertools.count(0.0, 0.25)  # seconds: every step takes as long, whatever else the machine does
+    ticks = itertools.count(
+        0.0, 0.25
+    )  # seconds: every step takes as long, whatever else the machine does
     material = DraftData.of(answers, [], config).read(CachedLM(pair.target), config.reads_at)
     trainer = DraftTrainer(pair.target, material, config, folder, lambda: next(ticks))
     trainer.run(lambda text: None)
@@ -64,12 +88,16 @@ def folder(pair: Pair, answers: list[Stretch], tmp_path_factory: pytest.TempPath
     return path
 
 
-def test_training_lowers_the_loss_and_continues(pair: Pair, answers: list[Stretch], folder: Path) -> None:
+def test_training_lowers_the_loss_and_continues(
+    pair: Pair, answers: list[Stretch], folder: Path
+) -> None:
     made = DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}).record()
     assert made.curve[-1].losses["answers"] < made.curve[0].losses["answers"]
     assert (folder / STATE).exists()
     material = DraftData.of(answers * 2, [], CONFIG).read(CachedLM(pair.target), CONFIG.reads_at)
-    again = DraftTrainer(pair.target, material, CONFIG, DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}))
+    again = DraftTrainer(
+        pair.target, material, CONFIG, DraftFolder(folder, {"seed": 0}, {"target": "the pair's"})
+    )
     assert again.done.steps == made.curve[-1].steps
 
 
@@ -88,20 +116,30 @@ def test_several_texts_are_read_at_once(pair: Pair, answers: list[Stretch]) -> N
     finally:
         torch.set_num_threads(1)
     assert [len(one) for one in found] == [len(one) for one in answers]
-    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, alone, strict=True))
+    assert all(
+        torch.allclose(one, other, atol=1e-5) for one, other in zip(found, alone, strict=True)
+    )
 
 
-def test_a_draft_begins_as_another_one(pair: Pair, answers: list[Stretch], folder: Path, tmp_path: Path) -> None:
+def test_a_draft_begins_as_another_one(
+    pair: Pair, answers: list[Stretch], folder: Path, tmp_path: Path
+) -> None:
     config = dataclasses.replace(CONFIG, hidden=0, coverage=0.9, start=str(folder))
     config = shaped_as_start(config)
     assert (config.hidden, config.layers) == (CONFIG.hidden, CONFIG.layers)
     material = DraftData.of(answers, [], config).read(CachedLM(pair.target), config.reads_at)
-    trainer = DraftTrainer(pair.target, material, config, DraftFolder(tmp_path, {}, {"target": "the pair's"}))
+    trainer = DraftTrainer(
+        pair.target, material, config, DraftFolder(tmp_path, {}, {"target": "the pair's"})
+    )
     begun = dict(load_draft(folder, "float32").named_parameters())
-    assert all(torch.equal(weight, begun[name]) for name, weight in trainer.model.named_parameters())
+    assert all(
+        torch.equal(weight, begun[name]) for name, weight in trainer.model.named_parameters()
+    )
 
 
-def test_a_draft_that_reads_no_layer_in_the_middle(pair: Pair, answers: list[Stretch], folder: Path, tmp_path: Path) -> None:
+def test_a_draft_that_reads_no_layer_in_the_middle(
+    pair: Pair, answers: list[Stretch], folder: Path, tmp_path: Path
+) -> None:
     """As those before there was such a choice: their configuration names none."""
     path = tmp_path / "draft"
     trained(pair, answers, path, dataclasses.replace(CONFIG, reads_at=0))
@@ -112,14 +150,18 @@ def test_a_draft_that_reads_no_layer_in_the_middle(pair: Pair, answers: list[Str
     draft = load_draft(path, "float32")
     assert layers_read(draft) == ()
     assert shaped_as_start(dataclasses.replace(CONFIG, start=str(path))).reads_at == 0
-    assert shaped_as_start(dataclasses.replace(CONFIG, start=str(folder))).reads_at == 0.5  # the second of two layers
+    assert (
+        shaped_as_start(dataclasses.replace(CONFIG, start=str(folder))).reads_at == 0.5
+    )  # the second of two layers
     llm = LLM(pair.target, "draft_model:length=4", draft)
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert [out.token_ids for out in outs] == pair.answers
     assert sum(out.stats.accepted_tokens for out in outs) > 0
 
 
-def test_sequences_that_keep_states_of_different_layers_share_a_step(pair: Pair, answers: list[Stretch]) -> None:
+def test_sequences_that_keep_states_of_different_layers_share_a_step(
+    pair: Pair, answers: list[Stretch]
+) -> None:
     target = CachedLM(pair.target)
     llm = LLM(pair.target)
     layers = [(0,), (), (1, 0)]
@@ -131,7 +173,9 @@ def test_sequences_that_keep_states_of_different_layers_share_a_step(pair: Pair,
         assert request.states is not None
         first, known = request.states.known(0, len(request))
         expected = next(read_states(target, [stretch], one))
-        torch.testing.assert_close(known, expected[first - 1 : first - 1 + len(known)], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            known, expected[first - 1 : first - 1 + len(known)], rtol=1e-3, atol=1e-3
+        )
 
 
 @pytest.mark.parametrize(
@@ -141,20 +185,28 @@ def test_sequences_that_keep_states_of_different_layers_share_a_step(pair: Pair,
         ({"uses_target_states": False}, "start: got .* reads the target's states; exp"),
     ],
 )
-def test_a_start_of_another_shape_or_kind_is_refused(folder: Path, other: dict[str, Any], what: str) -> None:
+def test_a_start_of_another_shape_or_kind_is_refused(
+    folder: Path, other: dict[str, Any], what: str
+) -> None:
     with pytest.raises(ConfigError, match=what):
         shaped_as_start(dataclasses.replace(CONFIG, start=str(folder), **other))
 
 
 def test_a_start_for_another_size_of_states_is_refused(pair: Pair, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"start: got .*, whose .* is .*; expected .*, as drafts for this target have"):
+    with pytest.raises(
+        ConfigError,
+        match=r"start: got .*, whose .* is .*; expected .*, as drafts for this target have",
+    ):
         begin_as(pair.draft, str(folder))
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_it_is_lossless_in_every_drafter(pair: Pair, folder: Path, spec: str) -> None:
     llm = LLM(pair.target, spec, folder)
-    alone = [llm.generate([prompt], SamplingParams(max_new_tokens=COUNT))[0] for prompt in pair.prompts[:4]]
+    alone = [
+        llm.generate([prompt], SamplingParams(max_new_tokens=COUNT))[0]
+        for prompt in pair.prompts[:4]
+    ]
     assert [out.token_ids for out in alone] == pair.answers[:4]
     together = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert [out.token_ids for out in together] == pair.answers
@@ -162,7 +214,13 @@ def test_it_is_lossless_in_every_drafter(pair: Pair, folder: Path, spec: str) ->
 
 
 @pytest.mark.parametrize(
-    "spec", ["draft_model:verification=follow", "draft_model:length=3,verification=follow", "ouroboros", "auto"]
+    "spec",
+    [
+        "draft_model:verification=follow",
+        "draft_model:length=3,verification=follow",
+        "ouroboros",
+        "auto",
+    ],
 )
 def test_a_seed_has_the_text_of_plain_decoding(pair: Pair, folder: Path, spec: str) -> None:
     params = SamplingParams(max_new_tokens=COUNT, temperature=0.8, seed=3)
@@ -174,19 +232,33 @@ def test_a_seed_has_the_text_of_plain_decoding(pair: Pair, folder: Path, spec: s
 def test_prompts_in_chunks_and_prefixes_in_the_cache_are_read(pair: Pair, folder: Path) -> None:
     llm = LLM(pair.target, "draft_model:length=4", folder, keep_prefixes=2)
     llm._engine.model.prefill_chunk = 5
-    for _ in range(2):  # the second time the prompts are in the cache, and nothing is known of their states
+    for _ in range(
+        2
+    ):  # the second time the prompts are in the cache, and nothing is known of their states
         outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
         assert [out.token_ids for out in outs] == pair.answers
 
 
-def test_what_is_judged_is_what_the_drafter_gets(pair: Pair, answers: list[Stretch], folder: Path) -> None:
-    """The prediction without decoding beside decoding itself: the same states are read at the same places."""
-    draft = load_draft(folder, "float32")  # in bfloat16 a near tie is decided by which rows are in a product
-    outs = LLM(pair.target, "draft_model:length=4", draft).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
-    drafted = [dataclasses.replace(one, token_ids=one.token_ids[:-1]) for one in answers]  # the last token never is
+def test_what_is_judged_is_what_the_drafter_gets(
+    pair: Pair, answers: list[Stretch], folder: Path
+) -> None:
+    """The prediction without decoding beside decoding itself: the same states are read at the
+    same places.
+    """
+    draft = load_draft(
+        folder, "float32"
+    )  # in bfloat16 a near tie is decided by which rows are in a product
+    outs = LLM(pair.target, "draft_model:length=4", draft).generate(
+        pair.prompts, SamplingParams(max_new_tokens=COUNT)
+    )
+    drafted = [
+        dataclasses.replace(one, token_ids=one.token_ids[:-1]) for one in answers
+    ]  # the last token never is
     found = evaluate(CachedLM(draft), CachedLM(pair.target), drafted, 4).chains["all"]
     assert found.per_chain > 0.2
-    assert sum(found.accepted) == pytest.approx(sum(out.stats.accepted_tokens for out in outs), rel=0.02)
+    assert sum(found.accepted) == pytest.approx(
+        sum(out.stats.accepted_tokens for out in outs), rel=0.02
+    )
 
 
 def test_a_place_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) -> None:
@@ -195,11 +267,15 @@ def test_a_place_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) -> 
     tokens, states = torch.arange(9), torch.randn(9, *states_shape(draft))
     rows = Rows.judged(9, 3, 2)
     whole = hidden_of_rows(draft.get_decoder(), tokens[None], states[None], rows)[0]
-    for row, (place, guessed) in enumerate(zip(rows.places.tolist(), rows.guessed.tolist(), strict=True)):
+    for row, (place, guessed) in enumerate(
+        zip(rows.places.tolist(), rows.guessed.tolist(), strict=True)
+    ):
         root = place - guessed
         at = torch.stack((torch.zeros(root, dtype=torch.long), torch.arange(1, root + 1)))
         with reading(TargetStates(at, states[1 : root + 1])), torch.no_grad():
-            alone = draft.get_decoder()(input_ids=tokens[None, : place + 1]).last_hidden_state[0, -1]
+            alone = draft.get_decoder()(input_ids=tokens[None, : place + 1]).last_hidden_state[
+                0, -1
+            ]
         torch.testing.assert_close(whole[row].detach(), alone, rtol=1e-3, atol=1e-3)
 
 
@@ -210,8 +286,12 @@ def test_guesses_are_learnt_in_whole_chains_behind_a_prompt() -> None:
         assert not rows.guessed[:20].any()
         roots = rows.places[20:] - rows.guessed[20:]
         assert roots.min() >= 6  # the last token of the prompt is one that the target has said
-        for place, guessed in zip(rows.places[20:].tolist(), rows.guessed[20:].tolist(), strict=True):
-            assert guessed == 1 or (place - 1, guessed - 1) in zip(rows.places.tolist(), rows.guessed.tolist(), strict=True)
+        for place, guessed in zip(
+            rows.places[20:].tolist(), rows.guessed[20:].tolist(), strict=True
+        ):
+            assert guessed == 1 or (place - 1, guessed - 1) in zip(
+                rows.places.tolist(), rows.guessed.tolist(), strict=True
+            )
 
 
 def test_without_its_states_a_draft_says_something_else(pair: Pair, folder: Path) -> None:
@@ -222,7 +302,12 @@ def test_without_its_states_a_draft_says_something_else(pair: Pair, folder: Path
         request = Request(list(range(5, 12)), Params())
         request.states = log
         if log is not None:
-            log.write(0, torch.randn(6, *states_shape(draft.model), generator=torch.Generator().manual_seed(0)))
+            log.write(
+                0,
+                torch.randn(
+                    6, *states_shape(draft.model), generator=torch.Generator().manual_seed(0)
+                ),
+            )
         draft.open(request)
         said.append(draft.forward([request], [DraftTree.chain([3, 4])]))
         draft.close(request)
@@ -251,7 +336,9 @@ def test_the_loss_of_states_and_its_gradient_are_autograds() -> None:
     expected = -((said * logits.log_softmax(-1)).sum(-1) * shares).sum()
     loss = states_loss(made, states, weight, bias, shares)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    torch.testing.assert_close(*(torch.autograd.grad(2 * one, made)[0] for one in (loss, expected)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(2 * one, made)[0] for one in (loss, expected)), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_another_target_is_refused(pair: Pair, folder: Path) -> None:
@@ -261,14 +348,20 @@ def test_another_target_is_refused(pair: Pair, folder: Path) -> None:
 
 def test_a_draft_serves_copies_of_its_target(pair: Pair, folder: Path) -> None:
     """The noisy copy stands for a quantised or fine-tuned one."""
-    out = LLM(pair.draft, "draft_model", folder).generate([pair.prompts[0]], SamplingParams(COUNT))[0]
+    out = LLM(pair.draft, "draft_model", folder).generate([pair.prompts[0]], SamplingParams(COUNT))[
+        0
+    ]
     assert out.token_ids == reference(pair.draft, pair.prompts[0], COUNT)
 
 
-def test_a_target_without_plain_ends_is_refused(pair: Pair, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_without_plain_ends_is_refused(
+    pair: Pair, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draft = load_draft(folder)
     assert uses_target_states(draft)
-    monkeypatch.setattr(type(pair.target), "get_output_embeddings", lambda self: torch.nn.Identity())
+    monkeypatch.setattr(
+        type(pair.target), "get_output_embeddings", lambda self: torch.nn.Identity()
+    )
     with pytest.raises(UnsupportedModelError, match="no plain weight"):
         attach(draft, pair.target)
 
@@ -277,7 +370,9 @@ def test_a_target_without_plain_ends_is_refused(pair: Pair, folder: Path, monkey
 def test_a_damaged_folder_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
     for path in folder.iterdir():
         if path.name != STATE:
-            (tmp_path / path.name).write_bytes(path.read_bytes()[: None if path.name != name else 100])
+            (tmp_path / path.name).write_bytes(
+                path.read_bytes()[: None if path.name != name else 100]
+            )
     with pytest.raises(ConfigError, match=r"damaged file|cannot be loaded"):
         load_draft(tmp_path)
     (tmp_path / name).unlink()
@@ -297,7 +392,9 @@ def test_a_head_learns_what_a_chain_does(pair: Pair, answers: list[Stretch], fol
     """States and labels beside those of a chain that is drafted token by token."""
     draft, target = load_draft(folder, "float32"), CachedLM(pair.target)
     prompt, answer = pair.prompts[0], pair.answers[0]
-    columns = chains_along(pair.target, draft, [prompt], [answer], SamplingParams(), 3, torch.Generator())
+    columns = chains_along(
+        pair.target, draft, [prompt], [answer], SamplingParams(), 3, torch.Generator()
+    )
     states = next(read_states(target, answers[:1], layers_read(draft)))
     model = CachedLM(draft)
     row = 0
@@ -311,7 +408,9 @@ def test_a_head_learns_what_a_chain_does(pair: Pair, answers: list[Stretch], fol
             chain = [*prompt, *answer][root + 1 : place]
             logits = model.forward([request], [DraftTree.chain(chain)])[0, -1]
             said = int(logits.argmax())
-            hidden = model.forward_with_hidden([request], [DraftTree.chain([*chain, said])])[1][0, -1]
+            hidden = model.forward_with_hidden([request], [DraftTree.chain([*chain, said])])[1][
+                0, -1
+            ]
             model.close(request)
             torch.testing.assert_close(columns["hidden"][row], hidden, rtol=1e-3, atol=1e-3)
             assert bool(columns["labels"][row]) == (said == [*prompt, *answer][place])
@@ -327,11 +426,17 @@ def test_it_reads_its_target_enlarged(pair: Pair, folder: Path) -> None:
         for target in (pair.target, enlarge(pair.target, 4 * pair.target.config.hidden_size, 6))
     ]
     assert [out.token_ids for out in outs[0]] == [out.token_ids for out in outs[1]]
-    assert [out.stats.accepted_tokens for out in outs[0]] == [out.stats.accepted_tokens for out in outs[1]]
+    assert [out.stats.accepted_tokens for out in outs[0]] == [
+        out.stats.accepted_tokens for out in outs[1]
+    ]
 
 
-def test_a_draft_that_steps_itself_leaves_its_targets_states_alone(pair: Pair, answers: list[Stretch], folder: Path) -> None:
-    """Ouroboros runs the draft through the one step, too: what that reads is what the target said."""
+def test_a_draft_that_steps_itself_leaves_its_targets_states_alone(
+    pair: Pair, answers: list[Stretch], folder: Path
+) -> None:
+    """Ouroboros runs the draft through the one step, too: what that reads is what the target
+    said.
+    """
     llm = LLM(pair.target, "ouroboros:gamma=4,budget=false", folder)
     request = Request(pair.prompts[0], Params(max_new_tokens=COUNT))
     (handle,) = llm._engine.submit([request])
@@ -339,4 +444,6 @@ def test_a_draft_that_steps_itself_leaves_its_targets_states_alone(pair: Pair, a
     assert request.states is not None
     first, known = request.states.known(0, len(request))
     expected = next(read_states(CachedLM(pair.target), answers[:1], request.states.layers))
-    torch.testing.assert_close(known, expected[first - 1 : first - 1 + len(known)], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        known, expected[first - 1 : first - 1 + len(known)], rtol=1e-3, atol=1e-3
+    )

@@ -18,7 +18,9 @@ COUNTS = np.where(np.arange(VOCAB) < 60, 1000, 1)  # 20 of the kept ones are oft
 def head(request: pytest.FixtureRequest) -> SimpleNamespace:
     torch.manual_seed(0)
     return SimpleNamespace(
-        token_ids=torch.from_numpy(KEPT), kept=torch.randn(len(KEPT), 8), added=torch.randn(len(KEPT)) if request.param else None
+        token_ids=torch.from_numpy(KEPT),
+        kept=torch.randn(len(KEPT), 8),
+        added=torch.randn(len(KEPT)) if request.param else None,
     )
 
 
@@ -44,15 +46,24 @@ def test_what_is_often_said_or_in_the_texts_is_always_taken_as_it_is(head: Simpl
 def test_the_sum_over_a_part_is_that_over_all_in_the_mean(head: SimpleNamespace) -> None:
     sampled, random = SampledHead(head, COUNTS, torch.float32), np.random.default_rng(0)
     state = torch.randn(8, generator=torch.Generator().manual_seed(1)) / 4
-    parts = [weight @ state + bias for weight, bias in (sampled.drawn(torch.tensor([[1]]), random) for _ in range(2000))]
+    parts = [
+        weight @ state + bias
+        for weight, bias in (sampled.drawn(torch.tensor([[1]]), random) for _ in range(2000))
+    ]
     bias = 0 if head.added is None else head.added
     whole = (head.kept @ state + bias).exp().sum()
     mean = torch.stack([part.exp().sum() for part in parts]).mean()
     assert float(mean / whole) == pytest.approx(1, abs=0.02)
-    assert float(torch.stack([part.exp().sum() for part in parts]).std() / whole) > 0.02  # it is a part that is drawn
+    assert (
+        float(torch.stack([part.exp().sum() for part in parts]).std() / whole) > 0.02
+    )  # it is a part that is drawn
 
 
-def test_a_bias_that_stands_for_nothing_is_noticed(head: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.training.draft.sampled_head.math", SimpleNamespace(log=lambda _: 0.0))
+def test_a_bias_that_stands_for_nothing_is_noticed(
+    head: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "paceline.training.draft.sampled_head.math", SimpleNamespace(log=lambda _: 0.0)
+    )
     with pytest.raises(AssertionError):
         test_the_sum_over_a_part_is_that_over_all_in_the_mean(head)

@@ -1,4 +1,6 @@
-"""Foresight that is trained: better than the map it begins as, kept whole, refused where it does not belong, lossless in use."""
+"""Foresight that is trained: better than the map it begins as, kept whole, refused where it does
+not belong, lossless in use.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,18 @@ def trained(pair: Pair) -> tuple[Weights, list[DraftHeadReport]]:
 @pytest.fixture
 def file(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]], tmp_path: Path) -> Path:
     path = tmp_path / "foresight.safetensors"
-    save(path, trained[0], Card("pair", Sketch.of(pair.target).encode(), pair.target.config.vocab_size, {"seed": 0}))
+    save(
+        path,
+        trained[0],
+        Card("pair", Sketch.of(pair.target).encode(), pair.target.config.vocab_size, {"seed": 0}),
+    )
     return path
 
 
 def test_it_learns(trained: tuple[Weights, list[DraftHeadReport]]) -> None:
-    """More of the tokens it was taught with are its first guess than of the linear map's, one place on and two."""
+    """More of the tokens it was taught with are its first guess than of the linear map's, one
+    place on and two.
+    """
     judged = trained[1]
     assert len(judged) == 1 + SETTINGS.epochs
     assert judged[-1].first[0] > judged[0].first[0]
@@ -62,7 +70,9 @@ def test_it_learns(trained: tuple[Weights, list[DraftHeadReport]]) -> None:
 
 
 def test_places_and_answers_are_those_with_two_tokens_behind(pair: Pair) -> None:
-    found = states_of(CachedLM(pair.target), [Stretch(torch.arange(1, 7, dtype=torch.int32).numpy(), 3)] * 2)
+    found = states_of(
+        CachedLM(pair.target), [Stretch(torch.arange(1, 7, dtype=torch.int32).numpy(), 3)] * 2
+    )
     assert found.places.tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
     assert found.answers.tolist() == [2, 3, 8, 9]
     assert len(found.states) == len(found.token_ids) == 12
@@ -80,11 +90,17 @@ def test_a_seed_is_the_same_weights(pair: Pair) -> None:
     assert torch.equal(made[0].outer, made[1].outer)
 
 
-def test_a_tree_of_several_levels(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]]) -> None:
-    """Each level is what the layer makes of its own states before, behind the likeliest paths; many sequences go less far."""
+def test_a_tree_of_several_levels(
+    pair: Pair, trained: tuple[Weights, list[DraftHeadReport]]
+) -> None:
+    """Each level is what the layer makes of its own states before, behind the likeliest paths;
+    many sequences go less far.
+    """
     model = CachedLM(pair.target)
     found = DraftHead(model, trained[0])
-    states = torch.randn(9, pair.target.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    states = torch.randn(
+        9, pair.target.config.hidden_size, generator=torch.Generator().manual_seed(0)
+    )
     (tree,) = found.foresee(states[:1], [5])
     assert len(tree) == 16 + 4 * 8 + 4 * 8
     assert set(tree.token_ids) <= set(trained[0].kept.tolist())
@@ -100,7 +116,9 @@ def test_a_tree_of_several_levels(pair: Pair, trained: tuple[Weights, list[Draft
     assert [len(one) for one in found.foresee(states, [5] * 9)] == [16] * 9
 
 
-def test_a_file_is_what_was_saved(pair: Pair, file: Path, trained: tuple[Weights, list[DraftHeadReport]]) -> None:
+def test_a_file_is_what_was_saved(
+    pair: Pair, file: Path, trained: tuple[Weights, list[DraftHeadReport]]
+) -> None:
     weights, card = read(file)
     assert torch.allclose(weights.first, trained[0].first, rtol=1e-2)
     assert torch.equal(weights.kept, trained[0].kept)
@@ -134,14 +152,20 @@ def test_it_belongs_to_one_model(pair: Pair, file: Path, tmp_path: Path) -> None
         LLM(pair.target, f"auto:draft_head={tmp_path / 'none'}")
 
 
-def test_an_enlarged_model_has_that_of_its_original(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]]) -> None:
+def test_an_enlarged_model_has_that_of_its_original(
+    pair: Pair, trained: tuple[Weights, list[DraftHeadReport]]
+) -> None:
     """Dimensions that are always zero change no guess."""
     weights, old = trained[0], pair.target.config.hidden_size
     wide = weights.widened(old + 16, old + 8)
     assert wide.first.shape == (old + 16 + SETTINGS.neurons, 2 * old + 24)
     inputs = torch.randn(3, 2 * old)
     before = inputs @ weights.first.T + weights.bias
-    after = torch.cat((inputs[:, :old], torch.zeros(3, 16), inputs[:, old:], torch.zeros(3, 8)), dim=1) @ wide.first.T + wide.bias
+    after = (
+        torch.cat((inputs[:, :old], torch.zeros(3, 16), inputs[:, old:], torch.zeros(3, 8)), dim=1)
+        @ wide.first.T
+        + wide.bias
+    )
     torch.testing.assert_close(after[:, :old], before[:, :old])
     torch.testing.assert_close(after[:, old + 16 :], before[:, old:])
     assert not after[:, old : old + 16].any()
@@ -154,15 +178,41 @@ def test_answers_are_the_same_with_it_and_sooner(pair: Pair, file: Path) -> None
     for draft_head in ("false", str(file)):
         llm = LLM(pair.target, f"auto:nodes=8,budget=false,draft_head={draft_head}", max_batch=3)
         answers = llm.generate(pair.prompts, params)
-        assert [answer.token_ids for answer in answers] == [expected[:COUNT] for expected in pair.answers]
+        assert [answer.token_ids for answer in answers] == [
+            expected[:COUNT] for expected in pair.answers
+        ]
         told.append(sum(answer.stats.target_forwards for answer in answers))
     assert told[1] < told[0]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded, out = tmp_path / "answers.jsonl", tmp_path / "foresight.safetensors"
-    call("record", "-m", "demo", "--dtype", "float32", "--limit", "8", "-n", "24", "--out", str(recorded))
-    train = ["draft-head", "train", "demo", "--recording", str(recorded), "--neurons", "16", "--batch", "16", "--held-out", "4"]
+    call(
+        "record",
+        "-m",
+        "demo",
+        "--dtype",
+        "float32",
+        "--limit",
+        "8",
+        "-n",
+        "24",
+        "--out",
+        str(recorded),
+    )
+    train = [
+        "draft-head",
+        "train",
+        "demo",
+        "--recording",
+        str(recorded),
+        "--neurons",
+        "16",
+        "--batch",
+        "16",
+        "--held-out",
+        "4",
+    ]
     assert call(*train, "--epochs", "2", "--dtype", "float32", "--out", str(out))[0] == 0
     said = capsys.readouterr().err
     assert "least squares: " in said
@@ -170,7 +220,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     card = read(out)[1]
     assert card.about["recordings"] == ["answers.jsonl"]
     assert card.judged["epoch"] in (1, 2)
-    answer = LLM(demo.TARGET, f"auto:draft_head={out}").generate(["Name three rivers."], SamplingParams(max_new_tokens=8))
+    answer = LLM(demo.TARGET, f"auto:draft_head={out}").generate(
+        ["Name three rivers."], SamplingParams(max_new_tokens=8)
+    )
     assert len(answer[0].token_ids) == 8
     with pytest.raises(SystemExit):
         call(*train, "--epochs", "0", "--out", str(out))

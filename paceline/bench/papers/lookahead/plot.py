@@ -8,7 +8,14 @@ from typing import Any
 
 from paceline.bench.papers.lookahead.result import LookaheadResult
 from paceline.bench.papers.lookahead.scaling_law import CompressionPoint, ScalingLaw, fit
-from paceline.bench.papers.lookahead.tables import NGRAMS, PAPER_LAW, WINDOWS, points, table_3, table_6
+from paceline.bench.papers.lookahead.tables import (
+    NGRAMS,
+    PAPER_LAW,
+    WINDOWS,
+    points,
+    table_3,
+    table_6,
+)
 from paceline.bench.papers.part import setting
 from paceline.report.drawing import COLOURS, INK, MARKERS, compared, label, page, save
 
@@ -47,10 +54,26 @@ def _draw_figure_4(result: LookaheadResult, published: Any, paceline: Any, paper
         tops += [law.compression(NGRAMS[-1], WINDOWS[-1])] if law is not None else []
         _draw_points(axes, measured)
         _draw_law(axes, law)
-        fitted = "no fit" if law is None else f"fit: {_parameters(law)}, RMS {law.residual(measured):.3f}"
-        label(axes, f"{title}\n{fitted}", "W = G", "S, tokens per forward" if axes is published else "", "both")
+        fitted = (
+            "no fit"
+            if law is None
+            else f"fit: {_parameters(law)}, RMS {law.residual(measured):.3f}"
+        )
+        label(
+            axes,
+            f"{title}\n{fitted}",
+            "W = G",
+            "S, tokens per forward" if axes is published else "",
+            "both",
+        )
     _draw_law(paper, PAPER_LAW)
-    label(paper, f"Figure 4b, LLaMA-2-7B on MT-Bench\nthe paper's fit: {_parameters(PAPER_LAW)}", "W = G", "", "both")
+    label(
+        paper,
+        f"Figure 4b, LLaMA-2-7B on MT-Bench\nthe paper's fit: {_parameters(PAPER_LAW)}",
+        "W = G",
+        "",
+        "both",
+    )
     for axes in (published, paceline, paper):
         axes.set_xscale("log", base=2)
         axes.set_xticks(WINDOWS, [str(window) for window in WINDOWS])
@@ -67,12 +90,27 @@ def _draw_points(axes: Any, measured: list[CompressionPoint]) -> None:
     for ngram, marker, size, colour in zip(NGRAMS, MARKERS, _SIZES, COLOURS, strict=False):
         mine = [(point.window, point.compression) for point in measured if point.ngram == ngram]
         style = {"markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.6}
-        axes.plot([x for x, _ in mine], [y for _, y in mine], linestyle="", marker=marker, color=colour, zorder=3, **style)
+        axes.plot(
+            [x for x, _ in mine],
+            [y for _, y in mine],
+            linestyle="",
+            marker=marker,
+            color=colour,
+            zorder=3,
+            **style,
+        )
 
 
 def _draw_law(axes: Any, law: ScalingLaw | None) -> None:
     last = math.log2(WINDOWS[-1])
     widths = [2 ** (last * step / _CURVE) for step in range(_CURVE + 1)] if law is not None else []
     for ngram, marker, colour in zip(NGRAMS, MARKERS, COLOURS, strict=False):
-        axes.plot(widths, [law.compression(ngram, width) for width in widths if law], color=colour, linewidth=1.4)
-        axes.plot([], [], color=colour, linewidth=1.4, marker=marker, markersize=6, label=f"N = {ngram}")
+        axes.plot(
+            widths,
+            [law.compression(ngram, width) for width in widths if law],
+            color=colour,
+            linewidth=1.4,
+        )
+        axes.plot(
+            [], [], color=colour, linewidth=1.4, marker=marker, markersize=6, label=f"N = {ngram}"
+        )

@@ -11,7 +11,9 @@ from paceline.bench.papers.part import BenchPart
 
 @dataclass(frozen=True, slots=True)
 class LookaheadResult:
-    """Figure 4 and the two tables as measured; a part is None if the run was interrupted before it."""
+    """Figure 4 and the two tables as measured; a part is None if the run was interrupted before
+    it.
+    """
 
     title: ClassVar[str] = "Lookahead Decoding (Fu et al., ICML 2024)"
 

@@ -19,17 +19,38 @@ _LEAST_NODES = 256  # what an `LLM` verifies by default
 
 
 def run(config: LookaheadConfig, **loaded: Any) -> LookaheadResult:
-    """Time the tables' methods, then the figure's settings; see `paceline.bench.papers.registry.run_paper`."""
+    """Time the tables' methods, then the figure's settings; see
+    `paceline.bench.papers.registry.run_paper`.
+    """
     time = TimeLimit(config.max_seconds)
-    has_draft = config.models.draft_model is not None or config.models.model == demo.NAME or loaded.get("draft") is not None
+    has_draft = (
+        config.models.draft_model is not None
+        or config.models.model == demo.NAME
+        or loaded.get("draft") is not None
+    )
     methods = dict.fromkeys(line.method for line in (*TABLE_3, *TABLE_6) if line.method is not None)
     names = [name for name in methods if has_draft or name != DRAFT]
     tables = figure = None
     try:
         tables = _part("tables", config, names, loaded, max_seconds=time.left(_TABLES_SHARE))
         if tables.complete:
-            names = [PLAIN, *(spec_of(n, w, w, published=published) for published in (True, False) for n, w in SETTINGS)]
-            figure = _part("figure", config, names, loaded, max_seconds=time.left(), cost_scale=None, draft_cost_scale=None)
+            names = [
+                PLAIN,
+                *(
+                    spec_of(n, w, w, published=published)
+                    for published in (True, False)
+                    for n, w in SETTINGS
+                ),
+            ]
+            figure = _part(
+                "figure",
+                config,
+                names,
+                loaded,
+                max_seconds=time.left(),
+                cost_scale=None,
+                draft_cost_scale=None,
+            )
     except KeyboardInterrupt:  # while a model was being loaded
         if tables is None:
             raise
@@ -37,11 +58,17 @@ def run(config: LookaheadConfig, **loaded: Any) -> LookaheadResult:
 
 
 def spec_nodes(spec: str) -> int:
-    """Return the nodes of the largest tree a setting of the paper proposes; 0 for other drafters."""
+    """Return the nodes of the largest tree a setting of the paper proposes; 0 for other
+    drafters.
+    """
     name, options = parse_spec(spec)
     return build_options(LookaheadOptions, options, spec).most_nodes if name == "lookahead" else 0
 
 
-def _part(label: str, config: LookaheadConfig, names: list[str], loaded: dict[str, Any], **changes: Any) -> BenchPart:
+def _part(
+    label: str, config: LookaheadConfig, names: list[str], loaded: dict[str, Any], **changes: Any
+) -> BenchPart:
     nodes = max(_LEAST_NODES, config.max_new_tokens, *(spec_nodes(name) for name in names))
-    return BenchPart.of(label, run_bench(config.run_of(names, max_nodes=nodes, **changes), **loaded, budget=False))
+    return BenchPart.of(
+        label, run_bench(config.run_of(names, max_nodes=nodes, **changes), **loaded, budget=False)
+    )

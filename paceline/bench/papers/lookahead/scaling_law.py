@@ -1,10 +1,11 @@
-"""The scaling law of Lookahead Decoding (Fu et al. 2024, section 4), and its two parameters fitted to measurements.
+"""The scaling law of Lookahead Decoding (Fu et al. 2024, section 4), and its two parameters fitted
+to measurements.
 
 E = (g + 1) - sum over i = 1..g of (1 - alpha^i)^b          equation 5, with g = N - 1 and b = W = G
 S = (f - 1 + E) / f                                         equation 7
 
-alpha: the chance that a guessed token is accepted; f: one step in f has a good guess, the others yield one token;
-S: tokens per decoding step (equation 6).
+alpha: the chance that a guessed token is accepted; f: one step in f has a good guess, the others
+yield one token; S: tokens per decoding step (equation 6).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _REFINEMENTS = 40  # each narrows the search by the golden section: a factor of 
 
 @dataclass(frozen=True, slots=True)
 class CompressionPoint:
-    """One measurement: n-grams of `ngram` tokens, `window` columns and as many guesses, `compression` tokens per forward."""
+    """One measurement: n-grams of `ngram` tokens, `window` columns and as many guesses,
+    `compression` tokens per forward.
+    """
 
     ngram: int
     window: int
@@ -51,7 +54,10 @@ class ScalingLaw:
 
     def residual(self, points: Sequence[CompressionPoint]) -> float:
         """Root of the mean squared distance between `points` and the law, in tokens per step."""
-        squares = [(self.compression(point.ngram, point.window) - point.compression) ** 2 for point in points]
+        squares = [
+            (self.compression(point.ngram, point.window) - point.compression) ** 2
+            for point in points
+        ]
         return math.sqrt(sum(squares) / len(squares))
 
 
@@ -64,12 +70,15 @@ def expected_tokens(alpha: float, length: int, sequences: float) -> float:
 
 
 def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
-    """The law of the least sum of squared distances to `points`; None where they cannot tell alpha and f.
+    """The law of the least sum of squared distances to `points`; None where they cannot tell alpha
+    and f.
 
-    S - 1 = (E - 1) / f is linear in 1 / f, so the best f of any alpha is known (at least 1), and alpha alone is searched: on a
-    grid, then by golden sections around the best place.
+    S - 1 = (E - 1) / f is linear in 1 / f, so the best f of any alpha is known (at least 1), and
+    alpha alone is searched: on a grid, then by golden sections around the best place.
     """
-    if len({(point.ngram, point.window) for point in points}) < 2 or all(point.compression <= 1 for point in points):
+    if len({(point.ngram, point.window) for point in points}) < 2 or all(
+        point.compression <= 1 for point in points
+    ):
         return None
 
     def error(alpha: float) -> float:
@@ -86,7 +95,10 @@ def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
 
 def _best_of(alpha: float, points: Sequence[CompressionPoint]) -> ScalingLaw | None:
     """The law of this alpha whose 1 / f has the least squares; None if that is not positive."""
-    gains = [(expected_tokens(alpha, point.ngram - 1, point.window) - 1, point.compression - 1) for point in points]
+    gains = [
+        (expected_tokens(alpha, point.ngram - 1, point.window) - 1, point.compression - 1)
+        for point in points
+    ]
     above = sum(gain * measured for gain, measured in gains)
     below = sum(gain * gain for gain, _ in gains)
     return ScalingLaw(alpha, max(1.0, below / above)) if above > 0 and below > 0 else None

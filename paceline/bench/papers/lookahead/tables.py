@@ -1,4 +1,6 @@
-"""The tables and the figure of the lookahead paper (Fu et al. 2024): its own numbers, and which drafter stands for each row."""
+"""The tables and the figure of the lookahead paper (Fu et al. 2024): its own numbers, and which
+drafter stands for each row.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,12 @@ SETTINGS = tuple(product(NGRAMS, WINDOWS))  # N and W = G of figure 4
 PAPER_LAW = ScalingLaw(alpha=0.425, f=3.106)  # the caption of figure 4
 
 
-def spec_of(ngram: int, window: int, guesses: int, prompt_pool: bool = False, published: bool = False) -> str:
-    """Return the drafter of a setting (N, W, G); `published`: with exactly the steps of the paper's public code."""
+def spec_of(
+    ngram: int, window: int, guesses: int, prompt_pool: bool = False, published: bool = False
+) -> str:
+    """Return the drafter of a setting (N, W, G); `published`: with exactly the steps of the
+    paper's public code.
+    """
     spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},prompt_pool={str(prompt_pool).lower()}"
     return f"{spec},compat=true" if published else spec
 
@@ -48,13 +54,24 @@ _COLUMNS = ("speed-up", "S", "fed/ step", "equal")
 
 def sections(result: LookaheadResult) -> list[Table]:
     """Return figure 4 twice, table 3, table 6."""
-    return [figure_4(result, published=True), figure_4(result, published=False), table_3(result), table_6(result)]
+    return [
+        figure_4(result, published=True),
+        figure_4(result, published=False),
+        table_3(result),
+        table_6(result),
+    ]
 
 
 def points(result: LookaheadResult, published: bool) -> list[CompressionPoint]:
-    """Return what was measured for figure 4, with the steps of the paper's public code or those of this implementation."""
+    """Return what was measured for figure 4, with the steps of the paper's public code or those
+    of this implementation.
+    """
     measured = (
-        (ngram, window, figures_of(result.figure, spec_of(ngram, window, window, published=published)))
+        (
+            ngram,
+            window,
+            figures_of(result.figure, spec_of(ngram, window, window, published=published)),
+        )
         for ngram, window in SETTINGS
     )
     return [
@@ -67,27 +84,41 @@ def points(result: LookaheadResult, published: bool) -> list[CompressionPoint]:
 def figure_4(result: LookaheadResult, published: bool) -> Table:
     """Return S by N and W, with the value of the fitted law in brackets."""
     measured = points(result, published)
-    law, known = fit(measured), {(point.ngram, point.window): point.compression for point in measured}
+    law, known = (
+        fit(measured),
+        {(point.ngram, point.window): point.compression for point in measured},
+    )
 
     def cell(ngram: int, window: int) -> Cell:
         found = known.get((ngram, window))
         return found if found is None or law is None else (found, law.compression(ngram, window))
 
     form = ".2f" if law is None else "{:.2f} ({:.2f})"
-    steps = "the steps of the paper's public code (compat=true)" if published else "the steps of this implementation"
+    steps = (
+        "the steps of the paper's public code (compat=true)"
+        if published
+        else "the steps of this implementation"
+    )
     rows = [(f"N = {ngram}", *(cell(ngram, window) for window in WINDOWS)) for ngram in NGRAMS]
     notes = [_fit_note(measured, law)]
     if published and measured:
         notes.append(
-            f"The paper's own fit, LLaMA-2-7B-chat on MT-Bench: alpha = {PAPER_LAW.alpha}, f = {PAPER_LAW.f}; its curves are"
-            f" {PAPER_LAW.residual(measured):.3f} RMS away from these points. The public code keeps at most N - 2 tokens of a"
+            f"The paper's own fit, LLaMA-2-7B-chat on MT-Bench: alpha = {PAPER_LAW.alpha}, f ="
+            f" {PAPER_LAW.f}; its curves are"
+            f" {PAPER_LAW.residual(measured):.3f} RMS away from these points. The public code"
+            " keeps at most N - 2 tokens of a"
             " guess, where the formula has N - 1."
         )
     elif not published:
-        notes.append("The formula knows neither accepted window tokens nor guesses continued from the pool, which are new here.")
+        notes.append(
+            "The formula knows neither accepted window tokens nor guesses continued from the pool,"
+            " which are new here."
+        )
         notes += [result.figure.equality()] if result.figure else []
     title = f"Figure 4: S against W = G, measured (fitted), with {steps}"
-    return Table.of(title, ["", *(Column(f"W = {window}", form) for window in WINDOWS)], rows, notes)
+    return Table.of(
+        title, ["", *(Column(f"W = {window}", form) for window in WINDOWS)], rows, notes
+    )
 
 
 def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
@@ -95,8 +126,10 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
         return "No fit of equations 5 to 7: nothing, or nothing above S = 1, was measured."
     values = [point.compression for point in measured]
     return (
-        f"Fit of equations 5 to 7, S = (f - 1 + E) / f: alpha = {law.alpha:.3f}, f = {law.f:.3f}; residual RMS"
-        f" {law.residual(measured):.3f} over {len(measured)} points from {min(values):.2f} to {max(values):.2f}."
+        f"Fit of equations 5 to 7, S = (f - 1 + E) / f: alpha = {law.alpha:.3f}, f = {law.f:.3f};"
+        " residual RMS"
+        f" {law.residual(measured):.3f} over {len(measured)} points from {min(values):.2f} to"
+        f" {max(values):.2f}."
         " The prompt is not in the n-gram pool, as in the paper."
     )
 
@@ -104,12 +137,16 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
 def table_3(result: LookaheadResult) -> Table:
     """Return the two branches, with and without the prompt in the pool."""
     notes = (
-        "The paper's columns: LLaMA-2-7B-chat, MT-Bench, A100, FlashAttention; its S (equation 6) is generated tokens over"
+        "The paper's columns: LLaMA-2-7B-chat, MT-Bench, A100, FlashAttention; its S (equation 6)"
+        " is generated tokens over"
         " decoding steps.",
         SPEEDUP,
         *((result.tables.equality(),) if result.tables else ()),
     )
-    title, paper = "Table 3: lookahead and verification branch, (N, W, G)", ("paper's speed-up", "paper's S")
+    title, paper = (
+        "Table 3: lookahead and verification branch, (N, W, G)",
+        ("paper's speed-up", "paper's S"),
+    )
     return line_table(title, ("setting", *_COLUMNS), paper, result.tables, TABLE_3, notes)
 
 
@@ -123,4 +160,6 @@ def table_6(result: LookaheadResult) -> Table:
         CONVENTION,
     )
     paper = ("paper's MT-Bench", "paper's HumanEval")
-    return line_table("Table 6: other methods", ("method", *_COLUMNS), paper, result.tables, TABLE_6, notes, ".1f")
+    return line_table(
+        "Table 6: other methods", ("method", *_COLUMNS), paper, result.tables, TABLE_6, notes, ".1f"
+    )

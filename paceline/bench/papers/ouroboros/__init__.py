@@ -1,1 +1,3 @@
-"""Ouroboros (Zhao et al. 2024), measured again: tables 1 to 4, figures 3 and 5 (figure 4 is table 2 on other prompts)."""
+"""Ouroboros (Zhao et al. 2024), measured again: tables 1 to 4, figures 3 and 5 (figure 4 is
+table 2 on other prompts).
+"""

@@ -9,7 +9,18 @@ from typing import Any
 from paceline.bench.papers.ouroboros import tables
 from paceline.bench.papers.ouroboros.result import OuroborosResult
 from paceline.bench.papers.part import ratio, setting
-from paceline.report.drawing import COLOURS, INK, MARKERS, OURS, bars, compared, label, line, page, save
+from paceline.report.drawing import (
+    COLOURS,
+    INK,
+    MARKERS,
+    OURS,
+    bars,
+    compared,
+    label,
+    line,
+    page,
+    save,
+)
 
 _PAGE = (12.0, 14.0)  # inches
 _TITLE_COLUMNS = 165
@@ -27,7 +38,13 @@ def draw(result: OuroborosResult, path: Path) -> None:
     left, right = middle.subplots(1, 2)
     compared(left, tables.table_2(result.methods), "speed-up", "GSM8K Yi", "Yi 34b/6b, GSM8K")
     label(left, "Table 2: methods", "speed-up over greedy decoding", "", "x")
-    compared(right, tables.table_3(result.methods), "speed-up", "paper's speed-up", "Yi 34b/6b, HumanEval")
+    compared(
+        right,
+        tables.table_3(result.methods),
+        "speed-up",
+        "paper's speed-up",
+        "Yi 34b/6b, HumanEval",
+    )
     label(right, "Table 3: ablation", 'speed-up over "drafted in phrases"', "", "x")
     figure_5, table_4 = below.subplots(1, 2)
     _draw_suffixes(result, figure_5)
@@ -44,28 +61,56 @@ def _draw_matches(result: OuroborosResult, table_1: Any, figure_3: Any) -> None:
         ("match, #Match-1", OURS, [values[1] for _, values in rows]),
     ]
     bars(table_1, [name for name, _ in rows], series)
-    label(table_1, f"Table 1: of {tables.MATCH_GAMMA} drafted tokens", "tokens per verification", "", "x")
+    label(
+        table_1,
+        f"Table 1: of {tables.MATCH_GAMMA} drafted tokens",
+        "tokens per verification",
+        "",
+        "x",
+    )
     for place, task in enumerate(tasks):
         means = task.per_rejection()
-        line(figure_3, range(1, len(means) + 1), means, task.task, COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)])
+        line(
+            figure_3,
+            range(1, len(means) + 1),
+            means,
+            task.task,
+            COLOURS[place % len(COLOURS)],
+            MARKERS[place % len(MARKERS)],
+        )
     figure_3.set_ylim(bottom=0)
-    label(figure_3, "Figure 3: common substrings among the discarded tokens", "k", "#Match-k per rejection", "both")
+    label(
+        figure_3,
+        "Figure 3: common substrings among the discarded tokens",
+        "k",
+        "#Match-k per rejection",
+        "both",
+    )
     if tasks:
         figure_3.legend(frameon=False, fontsize=9, labelcolor=INK)
 
 
 def _draw_suffixes(result: OuroborosResult, axes: Any) -> None:
-    for place, (published, name) in enumerate(((True, "the paper's gamma, W, N"), (False, "default here"))):
+    for place, (published, name) in enumerate(
+        ((True, "the paper's gamma, W, N"), (False, "default here"))
+    ):
         specs = [tables.figure_5_spec(k, published) for k in tables.SUFFIXES]
-        for field, title, style in (("tokens_per_second", name, "-"), ("cpu_speedup", f"{name}, processor time", ":")):
+        for field, title, style in (
+            ("tokens_per_second", name, "-"),
+            ("cpu_speedup", f"{name}, processor time", ":"),
+        ):
             ratios = [ratio(result.methods, spec, specs[0], field) for spec in specs]
             line(axes, tables.SUFFIXES, ratios, title, COLOURS[place], MARKERS[place], style)
     axes.set_xticks(tables.SUFFIXES)
-    label(axes, "Figure 5: suffixes behind the draft", "K", "tokens/s over those of K = 0", "both", 2)
+    label(
+        axes, "Figure 5: suffixes behind the draft", "K", "tokens/s over those of K = 0", "both", 2
+    )
 
 
 def _draw_orders(result: OuroborosResult, axes: Any) -> None:
     table = tables.table_4(result)
     rows = tuple(row for row, (_, warm, _) in zip(table.rows, tables.TABLE_4, strict=True) if warm)
-    compared(axes, dataclasses.replace(table, rows=rows), "speed-up", "paper's speed-up", "Yi 34b/6b")
+    compared(
+        axes, dataclasses.replace(table, rows=rows), "speed-up", "paper's speed-up", "Yi 34b/6b"
+    )
     label(axes, "Table 4: warm pool, order of the prompts", "speed-up over a cold pool", "", "x")

@@ -18,8 +18,10 @@ class Matches:
     """Sums over the verifications of drafts of one length, of one task.
 
     Attributes:
-        prefix: tokens accepted, len(LCP) of the paper. equal: tokens that are the target's own in their place, #Match-1.
-        rejected: verifications that found a wrong token; discarded: tokens behind the first wrong one.
+        prefix: tokens accepted, len(LCP) of the paper. equal: tokens that are the target's own in
+            their place, #Match-1.
+        rejected: verifications that found a wrong token; discarded: tokens behind the first wrong
+            one.
         substrings: per length k, from 1 on, #Match-k of the discarded tokens, equation 7.
     """
 
@@ -35,32 +37,54 @@ class Matches:
     def of(task: str, drafts: Iterable[Sequence[bool]]) -> Matches:
         """Count in what `own_tokens` says of every draft."""
         drafts = list(drafts)
-        prefixes = [next((place for place, own in enumerate(draft) if not own), len(draft)) for draft in drafts]
-        behind = [draft[prefix + 1 :] for draft, prefix in zip(drafts, prefixes, strict=True) if prefix < len(draft)]
+        prefixes = [
+            next((place for place, own in enumerate(draft) if not own), len(draft))
+            for draft in drafts
+        ]
+        behind = [
+            draft[prefix + 1 :]
+            for draft, prefix in zip(drafts, prefixes, strict=True)
+            if prefix < len(draft)
+        ]
         return Matches(
-            task, len(drafts), sum(prefixes), sum(map(sum, drafts)), len(behind), sum(map(len, behind)),
-            tuple(sum(_runs(draft, length) for draft in behind) for length in range(1, LONGEST + 1)),
-        )  # fmt: skip
+            task,
+            len(drafts),
+            sum(prefixes),
+            sum(map(sum, drafts)),
+            len(behind),
+            sum(map(len, behind)),
+            tuple(
+                sum(_runs(draft, length) for draft in behind) for length in range(1, LONGEST + 1)
+            ),
+        )
 
     @staticmethod
     def total(tasks: Sequence[Matches]) -> Matches:
         """Add all tasks up."""
         counts = ("verifications", "prefix", "equal", "rejected", "discarded")
         sums = {name: sum(getattr(one, name) for one in tasks) for name in counts}
-        return Matches("all", **sums, substrings=tuple(map(sum, zip(*(one.substrings for one in tasks), strict=True))))
+        return Matches(
+            "all",
+            **sums,
+            substrings=tuple(map(sum, zip(*(one.substrings for one in tasks), strict=True))),
+        )
 
     def per_verification(self) -> tuple[float, float]:
         """Return the means of the accepted tokens, and of those equal to the target's; table 1."""
         return self.prefix / self.verifications, self.equal / self.verifications
 
     def per_rejection(self) -> list[float]:
-        """Return the means of #Match-k over the verifications that rejected something, per k; figure 3. Empty if none did."""
+        """Return the means of #Match-k over the verifications that rejected something, per k;
+        figure 3. Empty if none did.
+        """
         return [count / self.rejected for count in self.substrings] if self.rejected else []
 
 
 @dataclass(frozen=True, slots=True)
 class MatchStudy:
-    """Per task, in their order, what was counted; tasks without a draft of full length are left out."""
+    """Per task, in their order, what was counted; tasks without a draft of full length are left
+    out.
+    """
 
     gamma: int
     prompts: int
@@ -97,7 +121,9 @@ class OuroborosResult:
         return self.methods.complete and counted and len(self.orders) == len(orders_of(self.size))
 
     def order(self, consecutive: int | None) -> BenchPart | None:
-        """Return what was measured in the order that stands for a consecutive number of the paper (None: the drawn order)."""
+        """Return what was measured in the order that stands for a consecutive number of the
+        paper (None: the drawn order).
+        """
         wanted = None if consecutive is None else scaled(consecutive, self.size)
         return next((order.part for order in self.orders if order.consecutive == wanted), None)
 

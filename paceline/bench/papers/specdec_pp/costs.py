@@ -1,4 +1,6 @@
-"""What speculative decoding costs (Huang et al. 2024, "SpecDec++", section 2), and what of several rules is worth choosing."""
+"""What speculative decoding costs (Huang et al. 2024, "SpecDec++", section 2), and what of
+several rules is worth choosing.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ class AnswerCost:
 
 
 def fit_times(works: Sequence[AnswerCost]) -> ForwardTimes | None:
-    """Return the least-squares fit of equation 2.1, T = t_draft N_draft + t_target N_target; None if undetermined."""
-    columns = np.array([[work.draft_forwards, work.target_forwards] for work in works], dtype=float).reshape(-1, 2)
+    """Return the least-squares fit of equation 2.1, T = t_draft N_draft + t_target N_target;
+    None if undetermined.
+    """
+    columns = np.array(
+        [[work.draft_forwards, work.target_forwards] for work in works], dtype=float
+    ).reshape(-1, 2)
     seconds = np.array([work.seconds for work in works])
     used = [place for place in range(2) if columns[:, place].any()]
     if not used or np.linalg.matrix_rank(columns[:, used]) < len(used):
@@ -39,8 +45,11 @@ def fit_times(works: Sequence[AnswerCost]) -> ForwardTimes | None:
     return ForwardTimes(times[0], times[1], None if alike else 1 - left / spread, len(works))
 
 
-def setting_times(setting: str, result: BenchResult, methods: Iterable[str], drafting: bool = False) -> SettingTimes:
-    """Fit the times of the answers of those methods (section 4.2), by the clock and in processor time.
+def setting_times(
+    setting: str, result: BenchResult, methods: Iterable[str], drafting: bool = False
+) -> SettingTimes:
+    """Fit the times of the answers of those methods (section 4.2), by the clock and in processor
+    time.
 
     Args:
         drafting: they are the draft model's own, by itself.
@@ -50,9 +59,15 @@ def setting_times(setting: str, result: BenchResult, methods: Iterable[str], dra
     for field in ("seconds", "cpu_seconds"):
         counts = [(call.rows[0].counts, getattr(call, field)) for call in calls]
         fit = fit_times(
-            [AnswerCost(one.draft_forwards, one.target_forwards, seconds) for one, seconds in counts if one is not None]
+            [
+                AnswerCost(one.draft_forwards, one.target_forwards, seconds)
+                for one, seconds in counts
+                if one is not None
+            ]
         )
-        fits.append(fit and dataclasses.replace(fit, draft=fit.target, target=None) if drafting else fit)
+        fits.append(
+            fit and dataclasses.replace(fit, draft=fit.target, target=None) if drafting else fit
+        )
     return SettingTimes(setting, *fits)
 
 
@@ -62,7 +77,9 @@ def cheapest(points: Iterable[RulePoint], draft: float, target: float) -> RulePo
 
 
 def pareto_front(points: Iterable[RulePoint]) -> list[RulePoint]:
-    """Return the points that no other one beats in one rate without losing in the other, by ascending discard rate (figure 4)."""
+    """Return the points that no other one beats in one rate without losing in the other, by
+    ascending discard rate (figure 4).
+    """
     front: list[RulePoint] = []
     for point in sorted(points, key=lambda one: (one.discard_rate, one.verification_rate)):
         if not front or point.verification_rate < front[-1].verification_rate:
@@ -71,7 +88,8 @@ def pareto_front(points: Iterable[RulePoint]) -> list[RulePoint]:
 
 
 def verification_at(front: Sequence[RulePoint], discard_rate: float) -> float | None:
-    """Return the verification rate of a front at a discard rate, on straight lines between its points; None outside them.
+    """Return the verification rate of a front at a discard rate, on straight lines between its
+    points; None outside them.
 
     Whoever uses either of two rules with a fixed chance gets the points between them.
     """
@@ -80,7 +98,9 @@ def verification_at(front: Sequence[RulePoint], discard_rate: float) -> float | 
 
 def discard_at(front: Sequence[RulePoint], verification_rate: float) -> float | None:
     """Return the discard rate of a front at a verification rate, likewise."""
-    return _between([(one.verification_rate, one.discard_rate) for one in reversed(front)], verification_rate)
+    return _between(
+        [(one.verification_rate, one.discard_rate) for one in reversed(front)], verification_rate
+    )
 
 
 def _between(pairs: Sequence[tuple[float, float]], place: float) -> float | None:

@@ -13,8 +13,10 @@ class SpecDecConfig(PaperConfig):
     """What every paper asks, and the heads that are compared.
 
     Attributes:
-        head: folder of an acceptance head, repeatable; the first one is compared with everything; default: the shipped one.
-        recording: folder that `paceline head record` has filled, repeatable: heads are trained on them and compared.
+        head: folder of an acceptance head, repeatable; the first one is compared with everything;
+            default: the shipped one.
+        recording: folder that `paceline head record` has filled, repeatable: heads are trained on
+            them and compared.
     """
 
     paper: ClassVar[str] = "specdec_pp"

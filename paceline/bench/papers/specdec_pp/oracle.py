@@ -1,4 +1,6 @@
-"""The oracle of the SpecDec++ paper (Huang et al. 2024, section 2.1): drafts end where the models would disagree."""
+"""The oracle of the SpecDec++ paper (Huang et al. 2024, section 2.1): drafts end where the
+models would disagree.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from paceline.llm import LLM
 class OracleRule(LengthRule):
     """Stops just before each disagreement, as only hindsight can: for measurements.
 
-    No token is discarded and the target runs once more than there are disagreements (lemma 2.1). Drops the token that
-    differs, which is allowed for guesses only.
+    No token is discarded and the target runs once more than there are disagreements (lemma 2.1).
+    Drops the token that differs, which is allowed for guesses only.
 
     Args:
         answers: per prompt what the target answers.
@@ -36,19 +38,24 @@ class OracleRule(LengthRule):
         Raises:
             DrafterError: a prompt without an answer, or a draft of draws.
         """
-        return [self._first_difference(chain, run) for chain, run in zip(new.chains, new.runs, strict=True)]
+        return [
+            self._first_difference(chain, run)
+            for chain, run in zip(new.chains, new.runs, strict=True)
+        ]
 
     def _first_difference(self, chain: Chain, run: list[int]) -> int | None:
         if chain.draws:
             raise DrafterError(
-                "oracle: got a draft of draws, which must be verified; expected guesses, of which it may drop one. Use"
+                "oracle: got a draft of draws, which must be verified; expected guesses, of which"
+                " it may drop one. Use"
                 " temperature 0, or verification='follow' with answers of the same seed."
             )
         request = chain.request
         answer = self._answers.get(tuple(request.token_ids[: request.prompt_length]))
         if answer is None:
             raise DrafterError(
-                f"oracle: got no answer to a prompt of {request.prompt_length} tokens; expected one of the {len(self._answers)}"
+                f"oracle: got no answer to a prompt of {request.prompt_length} tokens; expected"
+                f" one of the {len(self._answers)}"
                 " that it has answers to. Record what the target answers to every prompt."
             )
         place = len(request) - request.prompt_length
@@ -79,4 +86,8 @@ class TargetAnswerCache(Mapping[tuple[int, ...], list[int]]):
 
 def oracle(answers: Mapping[tuple[int, ...], Sequence[int]]) -> dict[str, Maker]:
     """Return the drafter that knows what the target will answer."""
-    return {ORACLE: lambda draft: DraftModel(DraftModelOptions(lookup=False), draft, OracleRule(answers))}
+    return {
+        ORACLE: lambda draft: DraftModel(
+            DraftModelOptions(lookup=False), draft, OracleRule(answers)
+        )
+    }

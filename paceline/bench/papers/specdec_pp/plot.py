@@ -13,16 +13,45 @@ from paceline.bench.papers.part import setting
 from paceline.bench.papers.specdec_pp.costs import cheapest, pareto_front
 from paceline.bench.papers.specdec_pp.picks import ALL, PAPER_RATIO, measured_picks
 from paceline.bench.papers.specdec_pp.result import RulePoint, SpecDecResult
-from paceline.bench.papers.specdec_pp.rules import FIXED, FROM_ONE, HEAD, HEURISTIC, ORACLE, PUBLISHED, families
+from paceline.bench.papers.specdec_pp.rules import (
+    FIXED,
+    FROM_ONE,
+    HEAD,
+    HEURISTIC,
+    ORACLE,
+    PUBLISHED,
+    families,
+)
 from paceline.bench.papers.specdec_pp.tables import TABLE_1, section_2_1, table_2
 from paceline.drafters.specdec_pp.card import latency
-from paceline.report.drawing import COLOURS, INK, OURS, THEIRS, bars, compared, label, page, reference_line, save
+from paceline.report.drawing import (
+    COLOURS,
+    INK,
+    OURS,
+    THEIRS,
+    bars,
+    compared,
+    label,
+    page,
+    reference_line,
+    save,
+)
 
 _WIDTH, _FIGURE_4_ROW, _BELOW, _FRAME, _TABLE_1_ROW = 12.0, 3.7, 3.7, 0.9, 0.5  # inches
 _TITLE_COLUMNS = 165
 _TICKS = (0, 0.2, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 14)
 _SHOWN_SETS, _PER_ROW = 5, 3
-_LABELLED = ("K = 2", "K = 4", "K = 8", "K = 14", "h = 0.1", "h = 0.3", "h = 0.5", "h = 0.7", "h = 0.9")
+_LABELLED = (
+    "K = 2",
+    "K = 4",
+    "K = 8",
+    "K = 14",
+    "h = 0.1",
+    "h = 0.3",
+    "h = 0.5",
+    "h = 0.7",
+    "h = 0.9",
+)
 _RATIOS = tuple(1.5 * 2 ** (step / 8) for step in range(49))  # target over draft forward, 1.5 to 96
 _STYLES = {  # colour, marker, line; the heads share a colour
     FIXED: (COLOURS[1], "s", "-"),
@@ -38,14 +67,19 @@ _OTHER_HEAD = ("#767676", "*", "--")
 
 
 def draw(result: SpecDecResult, path: Path) -> None:
-    """Draw figure 4 above, per set of prompts; below the costs it stands for, section 2.1, table 1 and forward times.
+    """Draw figure 4 above, per set of prompts; below the costs it stands for, section 2.1, table 1
+    and forward times.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
     names = [None, *list(result.counts.sets)[:_SHOWN_SETS]]
     rows = math.ceil(len(names) / _PER_ROW)
-    heights = (rows * _FIGURE_4_ROW, _BELOW, max(_BELOW, _FRAME + _TABLE_1_ROW * (len(result.counts.sets) + 4)))
+    heights = (
+        rows * _FIGURE_4_ROW,
+        _BELOW,
+        max(_BELOW, _FRAME + _TABLE_1_ROW * (len(result.counts.sets) + 4)),
+    )
     figure = page(_WIDTH, sum(heights) + _FRAME)
     above, middle, below = figure.subfigures(3, 1, height_ratios=heights)
     panels = above.subplots(rows, min(len(names), _PER_ROW), squeeze=False).ravel()
@@ -54,7 +88,15 @@ def draw(result: SpecDecResult, path: Path) -> None:
     for axes in panels[len(names) :]:
         axes.set_visible(False)
     handles, titles = panels[0].get_legend_handles_labels()
-    above.legend(handles, titles, loc="outside lower center", ncols=5, frameon=False, fontsize=9, labelcolor=INK)
+    above.legend(
+        handles,
+        titles,
+        loc="outside lower center",
+        ncols=5,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
     gains, oracle = middle.subplots(1, 2)
     _draw_gains(gains, result)
     compared(oracle, section_2_1(result), "speed-up", "paper's speed-up", "Llama-2 70B/7B, Alpaca")
@@ -62,7 +104,10 @@ def draw(result: SpecDecResult, path: Path) -> None:
     table_1, times = below.subplots(1, 2)
     _draw_table_1(table_1, result)
     table = table_2(result)
-    series = [("draft model", COLOURS[4], table.column("t_draft")), ("target", COLOURS[3], table.column("t_target"))]
+    series = [
+        ("draft model", COLOURS[4], table.column("t_draft")),
+        ("target", COLOURS[3], table.column("t_target")),
+    ]
     bars(times, table.column(0), series)
     label(times, "Figure 3: time of a forward, by regression", "ms", "", "x")
     save(figure, path, setting(result), _TITLE_COLUMNS)
@@ -74,16 +119,34 @@ def _draw_rates(axes: Any, result: SpecDecResult, name: str | None) -> None:
         points = result.counts.points(methods.values(), name)
         front = pareto_front(points)
         axes.plot(*_columns(front), line, color=colour, linewidth=1.4)
-        axes.plot(*_columns(points), linestyle="", marker=marker, markersize=6, markeredgecolor="white", color=colour, label=rule)
+        axes.plot(
+            *_columns(points),
+            linestyle="",
+            marker=marker,
+            markersize=6,
+            markeredgecolor="white",
+            color=colour,
+            label=rule,
+        )
         if name is None:
-            _annotate(axes, {method: text for text, method in methods.items()}, points, rule == HEAD)
+            _annotate(
+                axes, {method: text for text, method in methods.items()}, points, rule == HEAD
+            )
     oracle = result.counts.points([ORACLE], name)
     axes.plot(*_columns(oracle), linestyle="", marker="*", markersize=11, color=INK, label=ORACLE)
-    axes.set_xscale("function", functions=(_root, _square))  # the points lie densely where little is discarded
+    axes.set_xscale(
+        "function", functions=(_root, _square)
+    )  # the points lie densely where little is discarded
     axes.set_xlim(left=0.0)
     ticks = [tick for tick in _TICKS if tick <= axes.get_xlim()[1]]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    label(axes, f"Figure 4: {name or ALL}", "discarded tokens per new token", "target forwards per new token", "both")
+    label(
+        axes,
+        f"Figure 4: {name or ALL}",
+        "discarded tokens per new token",
+        "target forwards per new token",
+        "both",
+    )
 
 
 def _annotate(axes: Any, texts: dict[str, str], points: Sequence[RulePoint], under: bool) -> None:
@@ -91,15 +154,25 @@ def _annotate(axes: Any, texts: dict[str, str], points: Sequence[RulePoint], und
     for point in points:
         if texts[point.method] in _LABELLED:
             axes.annotate(
-                texts[point.method].partition("= ")[2], (point.discard_rate, point.verification_rate),
-                (-4, -5) if under else (4, 5), textcoords="offset points", fontsize=8, color=INK,
-                ha="right" if under else "left", va="top" if under else "bottom",
-            )  # fmt: skip
+                texts[point.method].partition("= ")[2],
+                (point.discard_rate, point.verification_rate),
+                (-4, -5) if under else (4, 5),
+                textcoords="offset points",
+                fontsize=8,
+                color=INK,
+                ha="right" if under else "left",
+                va="top" if under else "bottom",
+            )
 
 
 def _draw_gains(axes: Any, result: SpecDecResult) -> None:
-    """Least latency of every kind of rule against that of the best fixed K, over what a forward of the target costs."""
-    points = {rule: result.counts.points(methods.values()) for rule, methods in families(result.config.head).items()}
+    """Least latency of every kind of rule against that of the best fixed K, over what a forward
+    of the target costs.
+    """
+    points = {
+        rule: result.counts.points(methods.values())
+        for rule, methods in families(result.config.head).items()
+    }
     base = points[FIXED]
     for rule, mine in points.items():
         if rule != FIXED and mine and base:
@@ -113,14 +186,30 @@ def _draw_gains(axes: Any, result: SpecDecResult) -> None:
     for text, ratio_of in marks.items():
         axes.axvline(ratio_of, color=THEIRS, linewidth=1)
         left = ratio_of == min(marks.values())
-        axes.annotate(text, (ratio_of, 0.02), (-3 if left else 3, 0), xycoords=("data", "axes fraction"), va="bottom",
-                      textcoords="offset points", fontsize=8, color=INK, rotation=90, ha="right" if left else "left")  # fmt: skip
+        axes.annotate(
+            text,
+            (ratio_of, 0.02),
+            (-3 if left else 3, 0),
+            xycoords=("data", "axes fraction"),
+            va="bottom",
+            textcoords="offset points",
+            fontsize=8,
+            color=INK,
+            rotation=90,
+            ha="right" if left else "left",
+        )
     axes.set_xscale("log", base=2)
     ticks = (2, 4, 8, 16, 32, 64)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
-    label(axes, "Equation 2.3: best of each kind against the best fixed K", "target forward / draft forward",
-          "tokens/s over those of the best fixed K", "both", 4)  # fmt: skip
+    label(
+        axes,
+        "Equation 2.3: best of each kind against the best fixed K",
+        "target forward / draft forward",
+        "tokens/s over those of the best fixed K",
+        "both",
+        4,
+    )
 
 
 def _draw_table_1(axes: Any, result: SpecDecResult) -> None:

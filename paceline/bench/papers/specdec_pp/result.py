@@ -17,7 +17,9 @@ TARGET_ALONE, DRAFT_ALONE = "target alone", "draft alone"
 
 @dataclass(frozen=True, slots=True)
 class RulePoint:
-    """A rule for the length of drafts: what it discards, and how often the target must run, both per new token."""
+    """A rule for the length of drafts: what it discards, and how often the target must run, both
+    per new token.
+    """
 
     method: str
     discard_rate: float
@@ -37,7 +39,8 @@ class ForwardTimes:
     """Seconds per forward, fitted to `answers` answers; None for a model that did not run.
 
     Attributes:
-        r_squared: share of the times' variance that the fit explains; None where all answers took equally many forwards.
+        r_squared: share of the times' variance that the fit explains; None where all answers took
+            equally many forwards.
     """
 
     draft: float | None
@@ -51,7 +54,8 @@ class SettingTimes:
     """One row of table 2.
 
     Attributes:
-        wall: seconds per forward. processor: likewise in processor time, which other jobs on the machine disturb less.
+        wall: seconds per forward. processor: likewise in processor time, which other jobs on the
+            machine disturb less.
     """
 
     setting: str
@@ -75,10 +79,16 @@ class Sweep:
 
     def of_set(self, name: str | None) -> BenchPart:
         """Return the figures over one set, none where it has no answer; None = over all prompts."""
-        return self.part if name is None else dataclasses.replace(self.part, figures=self.sets.get(name, ()))
+        return (
+            self.part
+            if name is None
+            else dataclasses.replace(self.part, figures=self.sets.get(name, ()))
+        )
 
     def points(self, methods: Iterable[str], name: str | None = None) -> list[RulePoint]:
-        """Return the rates of those methods that were measured, in their order, over one set or all prompts."""
+        """Return the rates of those methods that were measured, in their order, over one set or
+        all prompts.
+        """
         part = self.of_set(name)
         return [point for method in methods if (point := RulePoint.of(part, method)) is not None]
 
@@ -89,7 +99,8 @@ class HeadRow:
 
     Attributes:
         methods: one per threshold.
-        depth, reject_weight: D and w_rej. calibration_error, roc_area: on prompts it was not trained on. None = not known.
+        depth, reject_weight: D and w_rej. calibration_error, roc_area: on prompts it was not
+            trained on. None = not known.
     """
 
     label: str
@@ -107,7 +118,8 @@ class SpecDecResult:
     Attributes:
         counts: rates of all rules, figure 4. heads: those that came, or the shipped one.
         seen: prompts of figure 4 that the first head was trained or calibrated on.
-        timed: of tables 1 and 2 and section 2.1. alone: the draft model by itself. times: of forwards, table 2.
+        timed: of tables 1 and 2 and section 2.1. alone: the draft model by itself. times: of
+            forwards, table 2.
         stands_alone: False = it reads the target's states and says nothing by itself.
         grid: heads trained on recordings; grid_heads: their rows.
     """
@@ -134,7 +146,12 @@ class SpecDecResult:
     def complete(self) -> bool:
         """Whether all of it was measured."""
         alone = self.alone is not None or not self.stands_alone
-        return self.timed is not None and alone and (self.grid is not None or not self.config.recording) and self.unbroken
+        return (
+            self.timed is not None
+            and alone
+            and (self.grid is not None or not self.config.recording)
+            and self.unbroken
+        )
 
     @property
     def unbroken(self) -> bool:
@@ -148,8 +165,15 @@ class SpecDecResult:
 
     @property
     def pair_times(self) -> tuple[float, float] | None:
-        """Seconds of a draft and a target forward in speculative decoding, fitted to the answers of both settings together."""
+        """Seconds of a draft and a target forward in speculative decoding, fitted to the answers
+        of both settings together.
+        """
         both = next((one.wall for one in self.times if one.setting == IN_BOTH), None)
-        if both is None or both.draft is None or both.target is None or min(both.draft, both.target) <= 0:
+        if (
+            both is None
+            or both.draft is None
+            or both.target is None
+            or min(both.draft, both.target) <= 0
+        ):
             return None
         return both.draft, both.target

@@ -1,14 +1,32 @@
-"""The rules for the length of drafts that the SpecDec++ paper compares (Huang et al. 2024, sections 2.1 and 4)."""
+"""The rules for the length of drafts that the SpecDec++ paper compares (Huang et al. 2024,
+sections 2.1 and 4).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 14)  # K of figure 4; the paper has the even ones
-THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # h of the first head in figure 4
+THRESHOLDS = (
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+    0.95,
+)  # h of the first head in figure 4
 PAPER_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of further heads, and of what is timed
 _MOST = 20  # tokens that the head may draft, and so may the other rules
-_BOUNDS = {"product": (0.1, 0.3, 0.5, 0.7, 0.9), "confidence": (0.2, 0.4, 0.6, 0.8, 0.9), "entropy": (0.3, 0.4, 0.5, 0.6, 0.8)}
+_BOUNDS = {
+    "product": (0.1, 0.3, 0.5, 0.7, 0.9),
+    "confidence": (0.2, 0.4, 0.6, 0.8, 0.9),
+    "entropy": (0.3, 0.4, 0.5, 0.6, 0.8),
+}
 FIXED, HEURISTIC, HEAD = "fixed K", "heuristic", "SpecDec++"
 PUBLISHED, FROM_ONE = "SpecDec++, published rule", "SpecDec++, min 1"
 _VARIANTS = {PUBLISHED: "newest=false", FROM_ONE: "min=1"}  # what they change in the drafter
@@ -21,33 +39,50 @@ def fixed_length(length: int) -> str:
 
 
 def head_spec(heads: Sequence[str], threshold: float | str) -> str:
-    """Return SpecDec++ with the first of the heads (none came: the one that is shipped) and a threshold."""
-    return f"specdec_pp:head={heads[0]},threshold={threshold}" if heads else f"specdec_pp:threshold={threshold}"
+    """Return SpecDec++ with the first of the heads (none came: the one that is shipped) and a
+    threshold.
+    """
+    return (
+        f"specdec_pp:head={heads[0]},threshold={threshold}"
+        if heads
+        else f"specdec_pp:threshold={threshold}"
+    )
 
 
 def families(heads: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the rules of figure 4, per name the method by label: fixed lengths, the draft's own probabilities, and heads.
+    """Return the rules of figure 4, per name the method by label: fixed lengths, the draft's own
+    probabilities, and heads.
 
-    Beside the first head as it is by default stand the rule as published, which knows nothing of the newest token, and one that
-    may draft a single token.
+    Beside the first head as it is by default stand the rule as published, which knows nothing of
+    the newest token, and one that may draft a single token.
     """
     found = {
         FIXED: {f"K = {length}": fixed_length(length) for length in LENGTHS},
         HEURISTIC: {HEURISTIC: "draft_model:rule=heuristic"},
     }
     for rule, bounds in _BOUNDS.items():
-        found[rule] = {f"{rule} {bound}": f"draft_model:length={_MOST},rule={rule},stop_below={bound}" for bound in bounds}
+        found[rule] = {
+            f"{rule} {bound}": f"draft_model:length={_MOST},rule={rule},stop_below={bound}"
+            for bound in bounds
+        }
     found[HEAD] = {f"h = {threshold}": head_spec(heads, threshold) for threshold in THRESHOLDS}
     for name, change in _VARIANTS.items():
-        found[name] = {f"{change}, h = {one}": f"{head_spec(heads, one)},{change}" for one in PAPER_THRESHOLDS}
+        found[name] = {
+            f"{change}, h = {one}": f"{head_spec(heads, one)},{change}" for one in PAPER_THRESHOLDS
+        }
     for place, head in enumerate(heads[1:], 1):
-        found[head_label(head)] = {f"{head_label(head)}, h = {one}": head_spec(heads[place:], one) for one in PAPER_THRESHOLDS}
+        found[head_label(head)] = {
+            f"{head_label(head)}, h = {one}": head_spec(heads[place:], one)
+            for one in PAPER_THRESHOLDS
+        }
     return found
 
 
 def methods_of(heads: Sequence[str]) -> dict[str, str]:
     """Return what tables call each method."""
-    named = {method: label for methods in families(heads).values() for label, method in methods.items()}
+    named = {
+        method: label for methods in families(heads).values() for label, method in methods.items()
+    }
     return {**named, head_spec(heads, AUTO): AUTO}
 
 
@@ -57,5 +92,9 @@ def head_label(folder: str) -> str:
 
 
 def rivals(heads: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the methods of table 1: fixed lengths, and the first head with the paper's thresholds."""
-    return list(map(fixed_length, LENGTHS)), [head_spec(heads, threshold) for threshold in PAPER_THRESHOLDS]
+    """Return the methods of table 1: fixed lengths, and the first head with the paper's
+    thresholds.
+    """
+    return list(map(fixed_length, LENGTHS)), [
+        head_spec(heads, threshold) for threshold in PAPER_THRESHOLDS
+    ]

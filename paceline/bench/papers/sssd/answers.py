@@ -1,7 +1,9 @@
-"""A model's own answers, recorded once and replayed: greedy, at several temperatures, and in another vocabulary.
+"""A model's own answers, recorded once and replayed: greedy, at several temperatures, and in
+another vocabulary.
 
-Guesses never change an answer, and the same seed gives the same sample behind any drafter; so what is counted in a replay is what
-decoding would have counted. One difference: a replay knows where an answer ends, and drafts nothing beyond.
+Guesses never change an answer, and the same seed gives the same sample behind any drafter; so what
+is counted in a replay is what decoding would have counted. One difference: a replay knows where an
+answer ends, and drafts nothing beyond.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ Asked = tuple[str, list[int]]  # the set of a prompt, and its ids
 
 
 def answer(
-    llm: LLM, asked: Sequence[Asked], params: SamplingParams, left: float = 0.0, progress: bool = True
+    llm: LLM,
+    asked: Sequence[Asked],
+    params: SamplingParams,
+    left: float = 0.0,
+    progress: bool = True,
 ) -> dict[str, list[Trace]]:
     """Return plain answers by set, some prompts at a time.
 
@@ -56,10 +62,17 @@ def temperature_name(temperature: float) -> str:
 
 
 def sampled(
-    llm: LLM, greedy: Sequence[Trace], params: SamplingParams, store: str | None, methods: Sequence[str], sizes: Sequence[int],
-    left: float, progress: bool,
-) -> Study:  # fmt: skip
-    """Replay the same prompts at several temperatures, sampled with other seeds as long as time allows.
+    llm: LLM,
+    greedy: Sequence[Trace],
+    params: SamplingParams,
+    store: str | None,
+    methods: Sequence[str],
+    sizes: Sequence[int],
+    left: float,
+    progress: bool,
+) -> Study:
+    """Replay the same prompts at several temperatures, sampled with other seeds as long as time
+    allows.
 
     Args:
         greedy: their greedy answers. params: of these; the seed is the first one.
@@ -75,8 +88,16 @@ def sampled(
         for turn in limit.within(range(_ROUNDS), share=_DRAWN):
             found: dict[str, list[Trace]] = {}
             for temperature in TEMPERATURES:
-                drawn = replace(params, temperature=temperature, top_k=TOP_K, top_p=TOP_P, seed=params.seed + turn)
-                found[temperature_name(temperature)] = answer(llm, asked, drawn, progress=progress)[GREEDY]
+                drawn = replace(
+                    params,
+                    temperature=temperature,
+                    top_k=TOP_K,
+                    top_p=TOP_P,
+                    seed=params.seed + turn,
+                )
+                found[temperature_name(temperature)] = answer(llm, asked, drawn, progress=progress)[
+                    GREEDY
+                ]
             for name, some in found.items():
                 traces[name] = traces.get(name, []) + some
     except KeyboardInterrupt:
@@ -88,10 +109,17 @@ def sampled(
 
 
 def in_vocabularies(
-    traces: Sequence[Trace], tokenizer: Any, own: str, vocab_size: int, store: str | None, methods: Sequence[str], left: float,
+    traces: Sequence[Trace],
+    tokenizer: Any,
+    own: str,
+    vocab_size: int,
+    store: str | None,
+    methods: Sequence[str],
+    left: float,
     progress: bool,
-) -> VocabularyStudy:  # fmt: skip
-    """Replay answers as they are and, if its package is installed, in the 32k vocabulary of mistral-common.
+) -> VocabularyStudy:
+    """Replay answers as they are and, if its package is installed, in the 32k vocabulary of
+    mistral-common.
 
     Args:
         own: what to call the model's vocabulary, of `vocab_size` tokens.
@@ -106,7 +134,8 @@ def in_vocabularies(
     other = _other_tokenizer()
     if other is not None:
         ours: list[Trace] = [
-            (_ids(other, prompt) or [0], _ids(other, output)) for prompt, output in zip(prompts, outputs, strict=True)
+            (_ids(other, prompt) or [0], _ids(other, output))
+            for prompt, output in zip(prompts, outputs, strict=True)
         ]
         stored = [_ids(other, tokenizer.decode(text)) for text in kept]
         found[MISTRAL] = (ours, stored, 1 + max(other.get_vocab().values()))
@@ -118,12 +147,21 @@ def in_vocabularies(
                 raise KeyboardInterrupt
             if place is not None:
                 datastore.build(place, stored, size)
-            one = replay_all({name: some}, place, methods, left=left / len(found), progress=progress)
-            study = Study(one.complete, study.answers | one.answers, study.tokens | one.tokens, study.rows + one.rows)
+            one = replay_all(
+                {name: some}, place, methods, left=left / len(found), progress=progress
+            )
+            study = Study(
+                one.complete,
+                study.answers | one.answers,
+                study.tokens | one.tokens,
+                study.rows + one.rows,
+            )
     return VocabularyStudy(
-        study, {name: size for name, (_, _, size) in found.items()}, sum(map(len, outputs)),
+        study,
+        {name: size for name, (_, _, size) in found.items()},
+        sum(map(len, outputs)),
         {name: sum(map(len, stored)) for name, (_, stored, _) in found.items()},
-    )  # fmt: skip
+    )
 
 
 def _other_tokenizer() -> MistralTokenizer | None:

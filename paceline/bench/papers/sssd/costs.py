@@ -1,4 +1,6 @@
-"""What a forward over a draft tree takes on this machine, and which part of it (Marzollo et al. 2024, figures 2 and 3)."""
+"""What a forward over a draft tree takes on this machine, and which part of it (Marzollo et al.
+2024, figures 2 and 3).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Taken(NamedTuple):
 
 
 def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> CostStudy:
-    """Time every kind of forward in turn, round after round; then matrix products and attention one by one.
+    """Time every kind of forward in turn, round after round; then matrix products and attention one
+    by one.
 
     Args:
         left: seconds that may be used; 0 = no limit. One round is always made.
@@ -42,7 +45,9 @@ def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> 
     limit = TimeLimit(left)
     rig = _Rig(model)
     times: dict[Case, list[Taken]] = {case: [] for case in rig.cases}
-    split: dict[Case, list[dict[str, float]]] = {case: [] for case in rig.cases if case.batch == SPLIT_BATCH}
+    split: dict[Case, list[dict[str, float]]] = {
+        case: [] for case in rig.cases if case.batch == SPLIT_BATCH
+    }
     peak, complete = measured_peak(device, model.dtype), True
     try:
         for case in rig.cases:
@@ -57,14 +62,20 @@ def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> 
         if not all(times.values()):
             raise
         complete = False
-    computed = {case: shapes.seconds(case.batch, case.size, case.context, peak) for case in rig.cases}
+    computed = {
+        case: shapes.seconds(case.batch, case.size, case.context, peak) for case in rig.cases
+    }
     on_cpu = device.type == "cpu"
-    steps = tuple(_step(case, times[case], split.get(case, []), computed[case], on_cpu) for case in rig.cases)
+    steps = tuple(
+        _step(case, times[case], split.get(case, []), computed[case], on_cpu) for case in rig.cases
+    )
     return CostStudy(label, peak, shapes, min(map(len, times.values())), complete, steps)
 
 
 class _Rig:
-    """A model with eight sequences of each context, whose cached tokens are nothing but zeros: the time is the same."""
+    """A model with eight sequences of each context, whose cached tokens are nothing but zeros:
+    the time is the same.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._device, self._lms, self._seqs = model.device, {}, {}
@@ -84,11 +95,20 @@ class _Rig:
             for size, ids in nodes.items():  # a tree in which every node has two children
                 branched = DraftTree(ids, [(node - 1) // 2 if node else -1 for node in ids])
                 self._trees[size] = branched if lm.takes_trees else DraftTree.chain(ids)
-        self.cases = [Case(batch, context, size) for context in self._lms for batch in BATCHES for size in SIZES]
+        self.cases = [
+            Case(batch, context, size)
+            for context in self._lms
+            for batch in BATCHES
+            for size in SIZES
+        ]
 
     def run(self, case: Case) -> Taken:
         """One forward; nothing is kept of it."""
-        lm, requests, tree = self._lms[case.context], self._seqs[case.context][: case.batch], self._trees[case.size]
+        lm, requests, tree = (
+            self._lms[case.context],
+            self._seqs[case.context][: case.batch],
+            self._trees[case.size],
+        )
         synchronise(self._device)
         cpu, start = time.process_time(), time.perf_counter()
         lm.forward(requests, [tree] * case.batch)
@@ -111,9 +131,14 @@ class _Parts:
         named = {
             name: module
             for name, module in model.named_modules()
-            if "Attention" in type(module).__name__ and any(isinstance(one, MATMULS) for one in module.modules())
+            if "Attention" in type(module).__name__
+            and any(isinstance(one, MATMULS) for one in module.modules())
         }
-        self._attention = [one for name, one in named.items() if not any(name.startswith(f"{outer}.") for outer in named)]
+        self._attention = [
+            one
+            for name, one in named.items()
+            if not any(name.startswith(f"{outer}.") for outer in named)
+        ]
 
     @contextmanager
     def timed(self) -> Iterator[dict[str, float]]:
@@ -136,17 +161,31 @@ class _Parts:
         try:
             for part, modules in (("matmuls", self._matmuls), ("attention", self._attention)):
                 for module in modules:
-                    hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(partial(end, part))]
+                    hooks += [
+                        module.register_forward_pre_hook(begin),
+                        module.register_forward_hook(partial(end, part)),
+                    ]
             yield seconds
         finally:
             for hook in hooks:
                 hook.remove()
 
 
-def _step(case: Case, times: list[Taken], split: list[dict[str, float]], computed: tuple[float, float], on_cpu: bool) -> StepCost:
-    """Medians; the parts keep the share that they had where they were timed one by one, which takes longer in all."""
+def _step(
+    case: Case,
+    times: list[Taken],
+    split: list[dict[str, float]],
+    computed: tuple[float, float],
+    on_cpu: bool,
+) -> StepCost:
+    """Medians; the parts keep the share that they had where they were timed one by one, which
+    takes longer in all.
+    """
     seconds, cpu_seconds = (statistics.median(column) for column in zip(*times, strict=True))
-    parts = {name: seconds * statistics.median(one[name] for one in split) for name in (split[0] if split else ())}
+    parts = {
+        name: seconds * statistics.median(one[name] for one in split)
+        for name in (split[0] if split else ())
+    }
     return StepCost(*case, seconds, cpu_seconds if on_cpu else None, computed, **parts)
 
 

@@ -14,13 +14,21 @@ from transformers.pytorch_utils import Conv1D
 from paceline.plan.roofline import Matmul, Peak, Shapes
 
 MATMULS = (nn.Linear, Conv1D)
-_GEMM = {"cuda": 8192, "cpu": 1024}  # rows and columns of the product that is timed; the public code has 8192
-_ADDED = {"cuda": 1 << 30, "cpu": 1 << 28}  # bytes of each array of the sum that is timed; the public code has 1 GiB
+_GEMM = {
+    "cuda": 8192,
+    "cpu": 1024,
+}  # rows and columns of the product that is timed; the public code has 8192
+_ADDED = {
+    "cuda": 1 << 30,
+    "cpu": 1 << 28,
+}  # bytes of each array of the sum that is timed; the public code has 1 GiB
 _RUNS = 7
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype) -> Peak:
-    """Measure what a device can do by a large matrix product and a large sum, as the public code does it: best of some runs."""
+    """Measure what a device can do by a large matrix product and a large sum, as the public code
+    does it: best of some runs.
+    """
     size = _GEMM.get(device.type, _GEMM["cpu"])
     count = _ADDED.get(device.type, _ADDED["cpu"]) // dtype.itemsize
     left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
@@ -42,10 +50,14 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
             counts[key] = counts.get(key, 0) + 1
     heads = config.num_attention_heads
     return Shapes(
-        config.hidden_size, config.num_hidden_layers, heads, getattr(config, "num_key_value_heads", None) or heads,
-        getattr(config, "head_dim", None) or config.hidden_size // heads, model.dtype.itemsize,
+        config.hidden_size,
+        config.num_hidden_layers,
+        heads,
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+        model.dtype.itemsize,
         tuple(Matmul(*key, count) for key, count in counts.items()),
-    )  # fmt: skip
+    )
 
 
 def _fastest(call: Callable[[], Any], device: torch.device) -> float:

@@ -13,7 +13,8 @@ class SssdConfig(PaperConfig):
     """What every paper asks, and the datastore that is searched.
 
     Attributes:
-        datastore: folder of a store of the target's tokenizer; default: the embedded target's own; without, the request only.
+        datastore: folder of a store of the target's tokenizer; default: the embedded target's own;
+            without, the request only.
     """
 
     paper: ClassVar[str] = "sssd"

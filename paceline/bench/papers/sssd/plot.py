@@ -6,12 +6,44 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.papers.part import ratio, setting
-from paceline.bench.papers.sssd.acceptance import PAPER_TEMPERATURES, change_of_accepted, figure_4a, rivals
+from paceline.bench.papers.sssd.acceptance import (
+    PAPER_TEMPERATURES,
+    change_of_accepted,
+    figure_4a,
+    rivals,
+)
 from paceline.bench.papers.sssd.answers import TEMPERATURES, temperature_name
-from paceline.bench.papers.sssd.result import BATCHES, BOTH, NOTHING, REQUEST, SPLIT_BATCH, STORE, SssdResult, published
-from paceline.bench.papers.sssd.speed import MEASURED, ROOFLINE, TIMED, best, by_the_clock, drafter, speeds
+from paceline.bench.papers.sssd.result import (
+    BATCHES,
+    BOTH,
+    NOTHING,
+    REQUEST,
+    SPLIT_BATCH,
+    STORE,
+    SssdResult,
+    published,
+)
+from paceline.bench.papers.sssd.speed import (
+    MEASURED,
+    ROOFLINE,
+    TIMED,
+    best,
+    by_the_clock,
+    drafter,
+    speeds,
+)
 from paceline.plan.roofline import free_budget
-from paceline.report.drawing import COLOURS, INK, MARKERS, THEIRS, label, line, page, reference_line, save
+from paceline.report.drawing import (
+    COLOURS,
+    INK,
+    MARKERS,
+    THEIRS,
+    label,
+    line,
+    page,
+    reference_line,
+    save,
+)
 
 _PAGE = (13.0, 21.0)  # inches
 _HEIGHTS = (1.0, 1.0, 1.0, 0.9, 0.9)
@@ -24,7 +56,8 @@ _MATMULS, _ATTENTION, _REST = COLOURS[5], COLOURS[4], THEIRS
 
 
 def draw(result: SssdResult, path: Path) -> None:
-    """Draw figures 2, 3 and 4a, figures 4b and c per set of prompts, section 4.2 and figure 5, from above.
+    """Draw figures 2, 3 and 4a, figures 4b and c per set of prompts, section 4.2 and figure 5, from
+    above.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
@@ -53,20 +86,45 @@ def _draw_speed(axes: Any, result: SssdResult, batch: int) -> None:
     top = best(found, MEASURED)
     name = "expected speed-up" if top is None else f"expected speed-up, best at s_q = {top.size}"
     line(axes, sizes, [one.product(MEASURED) for one in found], name, COLOURS[2], "^")
-    line(axes, sizes, [one.product(ROOFLINE) for one in found], "expected, roofline", COLOURS[2], "", "--")
+    line(
+        axes,
+        sizes,
+        [one.product(ROOFLINE) for one in found],
+        "expected, roofline",
+        COLOURS[2],
+        "",
+        "--",
+    )
     part = by_the_clock(result, batch)
     clock = [ratio(part, drafter(size, result.store)) for size in TIMED]
     line(axes, TIMED, clock, "by the clock", INK, "D", "None")
     if top is not None:
-        axes.plot([top.size], [top.product(MEASURED)], "o", markersize=14, markerfacecolor="none", color=COLOURS[2])
+        axes.plot(
+            [top.size],
+            [top.product(MEASURED)],
+            "o",
+            markersize=14,
+            markerfacecolor="none",
+            color=COLOURS[2],
+        )
     reference_line(axes)
     budget = None
     if result.costs is not None:
-        budget = free_budget(result.costs.shapes.hidden, result.costs.peak, result.costs.shapes.width)
+        budget = free_budget(
+            result.costs.shapes.hidden, result.costs.peak, result.costs.shapes.width
+        )
     if budget is not None and sizes and 1 <= budget / batch <= sizes[-1]:
         axes.axvline(budget / batch, color=THEIRS, linewidth=1)
-        axes.annotate("free budget", (budget / batch, 0.98), (3, 0), xycoords=("data", "axes fraction"), va="top",
-                      textcoords="offset points", fontsize=8, color=INK)  # fmt: skip
+        axes.annotate(
+            "free budget",
+            (budget / batch, 0.98),
+            (3, 0),
+            xycoords=("data", "axes fraction"),
+            va="top",
+            textcoords="offset points",
+            fontsize=8,
+            color=INK,
+        )
     axes.set_ylim(bottom=0)
     label(axes, f"Figure 2: batch of {batch}", _SIZE_AXIS, "over plain decoding", "both", 3)
 
@@ -78,24 +136,58 @@ def _draw_costs(panels: Any, result: SssdResult) -> None:
         steps = [] if costs is None else [one for one in costs.split() if one.context == context]
         sizes, total = [one.size for one in steps], [1e3 * one.seconds for one in steps]
         if all(one.rest is not None for one in steps):
-            layers = [[1e3 * (part or 0.0) for part in parts]
-                      for parts in zip(*((one.matmuls, one.attention, one.rest) for one in steps), strict=True)]  # fmt: skip
+            layers = [
+                [1e3 * (part or 0.0) for part in parts]
+                for parts in zip(
+                    *((one.matmuls, one.attention, one.rest) for one in steps), strict=True
+                )
+            ]
             axes.stackplot(
-                sizes, *layers, colors=(_MATMULS, _ATTENTION, _REST), labels=("matrix products", "attention", "rest"), alpha=0.8
+                sizes,
+                *layers,
+                colors=(_MATMULS, _ATTENTION, _REST),
+                labels=("matrix products", "attention", "rest"),
+                alpha=0.8,
             )
         line(axes, sizes, total, "a forward, measured", INK, "o")
-        line(axes, sizes, [1e3 * one.roofline[0] for one in steps], "roofline: matrix products", COLOURS[0], "", "--")
-        line(axes, sizes, [1e3 * sum(one.roofline) for one in steps], "roofline: with attention", COLOURS[1], "", "--")
+        line(
+            axes,
+            sizes,
+            [1e3 * one.roofline[0] for one in steps],
+            "roofline: matrix products",
+            COLOURS[0],
+            "",
+            "--",
+        )
+        line(
+            axes,
+            sizes,
+            [1e3 * sum(one.roofline) for one in steps],
+            "roofline: with attention",
+            COLOURS[1],
+            "",
+            "--",
+        )
         axes.set_ylim(bottom=0)
-        label(axes, f"Figure 3: batch of {SPLIT_BATCH}, {context} cached tokens", _SIZE_AXIS, "ms per forward", "both", 3)
+        label(
+            axes,
+            f"Figure 3: batch of {SPLIT_BATCH}, {context} cached tokens",
+            _SIZE_AXIS,
+            "ms per forward",
+            "both",
+            3,
+        )
 
 
 def _draw_sources(axes: Any, result: SssdResult) -> None:
     table = figure_4a(result)
     shown = (
-        (BOTH, COLOURS[0], "-"), (REQUEST, COLOURS[1], "-"), (published(BOTH), COLOURS[0], "--"),
-        (published(REQUEST), COLOURS[1], "--"), (published(STORE), COLOURS[2], "--"),
-    )  # fmt: skip
+        (BOTH, COLOURS[0], "-"),
+        (REQUEST, COLOURS[1], "-"),
+        (published(BOTH), COLOURS[0], "--"),
+        (published(REQUEST), COLOURS[1], "--"),
+        (published(STORE), COLOURS[2], "--"),
+    )
     for (name, colour, style), marker in zip(shown, MARKERS, strict=False):
         line(axes, table.column("s_q"), table.column(name), name, colour, marker, style)
     reference_line(axes)
@@ -106,13 +198,22 @@ def _draw_sources(axes: Any, result: SssdResult) -> None:
 def _draw_retrieval(axes: Any, result: SssdResult) -> None:
     study = result.replays or NOTHING
     for place, name in enumerate(rivals(study)):
-        found = [(size, one) for size in study.sizes if (one := study.result(name, size)) is not None]
+        found = [
+            (size, one) for size in study.sizes if (one := study.result(name, size)) is not None
+        ]
         times = [one.microseconds_per_step for _, one in found]
         line(axes, [size for size, _ in found], times, name, COLOURS[place], MARKERS[place])
     axes.set_yscale("log")
     axes.set_yticks(_TICKS, [f"{tick:,}" for tick in _TICKS])
     axes.minorticks_off()
-    label(axes, "Figures 4b and 4c: time of retrieval", _SIZE_AXIS, "microseconds per sequence and step", "both", 4)
+    label(
+        axes,
+        "Figures 4b and 4c: time of retrieval",
+        _SIZE_AXIS,
+        "microseconds per sequence and step",
+        "both",
+        4,
+    )
 
 
 def _draw_rivals(row: Any, result: SssdResult) -> None:
@@ -123,11 +224,25 @@ def _draw_rivals(row: Any, result: SssdResult) -> None:
         for place, method in enumerate(rivals(study)):
             rates = [study.rate(method, size, name) for size in study.sizes]
             line(axes, study.sizes, rates, method, COLOURS[place], MARKERS[place])
-        label(axes, f"Figure 4b, c: {name or 'all'}", "s_q", _STEP_AXIS if axes is panels[0] else "", "both")
+        label(
+            axes,
+            f"Figure 4b, c: {name or 'all'}",
+            "s_q",
+            _STEP_AXIS if axes is panels[0] else "",
+            "both",
+        )
     panels[0].set_ylim(bottom=0)
     handles, titles = panels[0].get_legend_handles_labels()
     if handles:
-        row.legend(handles, titles, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK)
+        row.legend(
+            handles,
+            titles,
+            loc="outside lower center",
+            ncols=4,
+            frameon=False,
+            fontsize=8,
+            labelcolor=INK,
+        )
 
 
 def _draw_temperatures(axes: Any, result: SssdResult) -> None:
@@ -136,10 +251,24 @@ def _draw_temperatures(axes: Any, result: SssdResult) -> None:
     columns = [(method, size) for size in study.sizes[1:] for method in study.fusions]
     for place, (method, size) in enumerate(columns):
         changes = [change_of_accepted(study, method, size, temperature_name(one)) for one in places]
-        line(axes, places, [_percent(one) for one in changes], f"{method}, s_q = {size}", COLOURS[place], MARKERS[place])
+        line(
+            axes,
+            places,
+            [_percent(one) for one in changes],
+            f"{method}, s_q = {size}",
+            COLOURS[place],
+            MARKERS[place],
+        )
     paper = [_percent(PAPER_TEMPERATURES.get(one, 0.0)) for one in places]
     line(axes, places, paper, "the paper (Llama-2 7B)", THEIRS, "o", "--")
-    label(axes, "Section 4.2: accepted tokens per step", "temperature", "change against greedy answers, %", "both", 2)
+    label(
+        axes,
+        "Section 4.2: accepted tokens per step",
+        "temperature",
+        "change against greedy answers, %",
+        "both",
+        2,
+    )
 
 
 def _draw_vocabularies(axes: Any, result: SssdResult) -> None:
@@ -148,7 +277,15 @@ def _draw_vocabularies(axes: Any, result: SssdResult) -> None:
         study = found.study if found is not None else NOTHING
         for method, style in zip(study.fusions, ("-", "--"), strict=True):
             rates = [study.rate(method, one, name) for one in study.sizes]
-            line(axes, study.sizes, rates, f"{name} ({size:,}): {method}", COLOURS[place], MARKERS[place], style)
+            line(
+                axes,
+                study.sizes,
+                rates,
+                f"{name} ({size:,}): {method}",
+                COLOURS[place],
+                MARKERS[place],
+                style,
+            )
     axes.set_ylim(bottom=0)
     label(axes, "Figure 5: the same answers in two vocabularies", _SIZE_AXIS, _STEP_AXIS, "both", 2)
 

@@ -1,4 +1,6 @@
-"""Accepted tokens against the size of the tree, on recorded answers (Marzollo et al. 2024, figure 4, section 4.2)."""
+"""Accepted tokens against the size of the tree, on recorded answers (Marzollo et al. 2024,
+figure 4, section 4.2).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class ReplayMethod:
     """A drafter of figure 4.
 
     Attributes:
-        options: of the drafter. stored: it reads the datastore. warmed: it learns the store's documents beforehand.
+        options: of the drafter. stored: it reads the datastore. warmed: it learns the store's
+            documents beforehand.
         window: newest tokens that it is shown; 0 = all.
     """
 
@@ -58,9 +61,11 @@ METHODS = (
 
 
 class Windowed(Drafter):
-    """A drafter that is shown the newest tokens of a request only, at each step as those of a new one.
+    """A drafter that is shown the newest tokens of a request only, at each step as those of a new
+    one.
 
-    So a drafter of request and datastore says what the datastore says, and next to nothing of the request.
+    So a drafter of request and datastore says what the datastore says, and next to nothing of the
+    request.
     """
 
     name = "windowed"
@@ -70,7 +75,10 @@ class Windowed(Drafter):
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return what the inner drafter proposes."""
-        shown = [Request(request.token_ids[-self._window :], SamplingParams(request.remaining)) for request in requests]
+        shown = [
+            Request(request.token_ids[-self._window :], SamplingParams(request.remaining))
+            for request in requests
+        ]
         for request in shown:
             self._inner.start(request)
         trees = self._inner.propose(shown, max_nodes)
@@ -88,10 +96,12 @@ def replay_all(
     left: float = 0.0,
     progress: bool = True,
 ) -> Study:
-    """Run answers through every method at every size, a whole size at a time. Ctrl-C keeps the sizes that are done.
+    """Run answers through every method at every size, a whole size at a time. Ctrl-C keeps the
+    sizes that are done.
 
     Args:
-        traces: answers by set. store: folder of the datastore; None = without the methods that read it.
+        traces: answers by set. store: folder of the datastore; None = without the methods that read
+            it.
         methods: names of those in `METHODS` that are replayed; none = all.
         left: seconds that may be used, compiling aside; 0 = no limit. One size is always replayed.
     """
@@ -102,12 +112,17 @@ def replay_all(
     try:
         for method in used:
             if not method.warmed:  # which is plain Python
-                replay(sources.drafter(method), next(iter(traces.values()))[:1], 1)  # compiles, once for each machine
+                replay(
+                    sources.drafter(method), next(iter(traces.values()))[:1], 1
+                )  # compiles, once for each machine
         for size in TimeLimit(left).within(sizes, "replays", progress):
             found = []
             for method in used:
                 drafter = sources.drafter(method)
-                found += [ReplayRow(method.name, name, replay(drafter, some, size - 1)) for name, some in traces.items()]
+                found += [
+                    ReplayRow(method.name, name, replay(drafter, some, size - 1))
+                    for name, some in traces.items()
+                ]
             rows += found
     except KeyboardInterrupt:
         complete = False
@@ -143,7 +158,8 @@ def teach(drafter: Drafter, text: Sequence[int]) -> None:
 
 
 def documents(store: str, most: int) -> list[list[int]]:
-    """Return documents of a store (a folder, or "demo"), evenly spread, with about `most` tokens in all.
+    """Return documents of a store (a folder, or "demo"), evenly spread, with about `most` tokens in
+    all.
 
     Raises:
         DatastoreError: no store, or a damaged shard.
@@ -157,5 +173,8 @@ def documents(store: str, most: int) -> list[list[int]]:
         ends = np.flatnonzero(text == info.separator)
         starts = np.concatenate([[0], ends[:-1] + 1])
         chosen = np.arange(0, len(ends), step).astype(np.int64)
-        texts += [text[start:end].tolist() for start, end in zip(starts[chosen], ends[chosen], strict=True)]
+        texts += [
+            text[start:end].tolist()
+            for start, end in zip(starts[chosen], ends[chosen], strict=True)
+        ]
     return texts

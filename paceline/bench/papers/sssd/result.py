@@ -11,10 +11,26 @@ from paceline.plan.roofline import Peak, Shapes
 from paceline.replay.report import ReplayRow
 from paceline.replay.run import ReplayResult
 
-SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # s_q: tokens fed per sequence, the newest one and the nodes of the tree
+SIZES = (
+    1,
+    2,
+    4,
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+    64,
+)  # s_q: tokens fed per sequence, the newest one and the nodes of the tree
 BATCHES = (1, 8)
 SPLIT_BATCH = 8  # of figure 3
-BOTH, REQUEST, STORE, WINDOW = "both", "request", "datastore", "window"  # sources; WINDOW: what the newest tokens alone give
+BOTH, REQUEST, STORE, WINDOW = (
+    "both",
+    "request",
+    "datastore",
+    "window",
+)  # sources; WINDOW: what the newest tokens alone give
 
 
 def published(source: str) -> str:
@@ -35,9 +51,11 @@ class StepCost:
     """One kind of forward, measured: medians in seconds.
 
     Attributes:
-        cpu_seconds: likewise in processor time, which other jobs on the machine disturb less; None on an accelerator.
+        cpu_seconds: likewise in processor time, which other jobs on the machine disturb less; None
+            on an accelerator.
         roofline: by the roofline, matrix products and attention.
-        matmuls, attention: of `seconds`, what matrix products and attention took; None where it was not measured.
+        matmuls, attention: of `seconds`, what matrix products and attention took; None where it was
+            not measured.
     """
 
     batch: int
@@ -52,7 +70,11 @@ class StepCost:
     @property
     def rest(self) -> float | None:
         """What of `seconds` is neither."""
-        return None if self.matmuls is None or self.attention is None else self.seconds - self.matmuls - self.attention
+        return (
+            None
+            if self.matmuls is None or self.attention is None
+            else self.seconds - self.matmuls - self.attention
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +98,16 @@ class CostStudy:
         return sorted({one.context for one in self.steps})
 
     def relative(self, case: Case, processor: bool = False) -> float | None:
-        """Return the measured time over that of plain decoding; with `processor`, processor time, None on an accelerator."""
+        """Return the measured time over that of plain decoding; with `processor`, processor
+        time, None on an accelerator.
+        """
         steps = {Case(one.batch, one.context, one.size): one for one in self.steps}
         one, plain = steps[case], steps[case._replace(size=1)]
         if not processor:
             return one.seconds / plain.seconds
-        return one.cpu_seconds / plain.cpu_seconds if one.cpu_seconds and plain.cpu_seconds else None
+        return (
+            one.cpu_seconds / plain.cpu_seconds if one.cpu_seconds and plain.cpu_seconds else None
+        )
 
     def split(self) -> list[StepCost]:
         """Return the forwards of figure 3."""
@@ -118,15 +144,21 @@ class Study:
         return [main, published(main)]
 
     def result(self, method: str, size: int, name: str | None = None) -> ReplayResult | None:
-        """Return the counts of a method at s_q = `size`, on one set (None = on all); None if it was not replayed."""
+        """Return the counts of a method at s_q = `size`, on one set (None = on all); None if it
+        was not replayed.
+        """
         found = [
             row.result
             for row in self.rows
-            if (row.drafter, row.result.max_nodes) == (method, size - 1) and name in (None, row.traces)
+            if (row.drafter, row.result.max_nodes) == (method, size - 1)
+            and name in (None, row.traces)
         ]
         if not found:
             return None
-        sums = (sum(getattr(one, what) for one in found) for what in ("tokens", "steps", "drafted", "accepted", "seconds"))
+        sums = (
+            sum(getattr(one, what) for one in found)
+            for what in ("tokens", "steps", "drafted", "accepted", "seconds")
+        )
         return ReplayResult(size - 1, found[0].batch_size, *sums)
 
     def rate(self, method: str, size: int, name: str | None = None) -> float | None:
@@ -145,7 +177,8 @@ class VocabularyStudy:
     """Figure 5: the same answers and the same datastore in several vocabularies.
 
     Attributes:
-        sizes: tokens of each vocabulary, by the name of its set in `study`. characters: of the answers.
+        sizes: tokens of each vocabulary, by the name of its set in `study`. characters: of the
+            answers.
         store_tokens: of the store in each vocabulary; 0 = there is none.
     """
 
@@ -175,7 +208,8 @@ class SssdResult:
 
     Attributes:
         store, store_tokens: the datastore; None and 0 = there was none.
-        timed: runs of figure 2 by the clock, one per batch size. replays: figures 2 and 4. costs: figures 2 and 3, table 1.
+        timed: runs of figure 2 by the clock, one per batch size. replays: figures 2 and 4. costs:
+            figures 2 and 3, table 1.
         temperatures: section 4.2. vocabularies: figure 5.
     """
 

@@ -11,7 +11,12 @@ from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
 
 TIMED = (4, 8, 16, 32)  # s_q by the clock
 MEASURED, ROOFLINE = "measured", "roofline"
-COSTS = {MEASURED: "cost", "CPU time": "cpu_cost", ROOFLINE: "roofline", "910B4": "device"}  # kind -> field of `Speed`
+COSTS = {
+    MEASURED: "cost",
+    "CPU time": "cpu_cost",
+    ROOFLINE: "roofline",
+    "910B4": "device",
+}  # kind -> field of `Speed`
 _PAPER_CONTEXT = 512  # cached tokens where the paper's device is computed
 
 
@@ -21,8 +26,8 @@ class Speed:
 
     Attributes:
         tokens: per step, over plain decoding's 1. published: likewise, with the paper's weights.
-        cost: time of a step over plain decoding's, measured; cpu_cost: in processor time; roofline: computed for this machine;
-            device: for the paper's device and model.
+        cost: time of a step over plain decoding's, measured; cpu_cost: in processor time; roofline:
+            computed for this machine; device: for the paper's device and model.
     """
 
     size: int
@@ -38,7 +43,9 @@ class Speed:
         return getattr(self, COSTS[kind])  # type: ignore[no-any-return]
 
     def product(self, kind: str) -> float | None:
-        """Return tokens per step over one of the `COSTS`: the speed that is to be expected, over plain decoding's."""
+        """Return tokens per step over one of the `COSTS`: the speed that is to be expected, over
+        plain decoding's.
+        """
         cost = self.costs(kind)
         return self.tokens / cost if self.tokens is not None and cost else None
 
@@ -50,7 +57,9 @@ def drafter(size: int, store: str | None) -> str:
 
 
 def speeds(result: SssdResult, batch: int) -> list[Speed]:
-    """Return figure 2 at a batch size: every s_q of which anything is known, at the smaller number of cached tokens."""
+    """Return figure 2 at a batch size: every s_q of which anything is known, at the smaller
+    number of cached tokens.
+    """
     replays, costs = result.replays or NOTHING, result.costs
     found = []
     for size in SIZES if costs is not None else replays.sizes:
@@ -60,7 +69,15 @@ def speeds(result: SssdResult, batch: int) -> list[Speed]:
             case = Case(batch, costs.contexts[0], size)
             roofline = costs.shapes.relative(batch, size, case.context, costs.peak)
             here = costs.relative(case), costs.relative(case, processor=True), roofline
-        found.append(Speed(size, tokens, weighted, *here, LLAMA_2_7B.relative(batch, size, _PAPER_CONTEXT, ASCEND)))
+        found.append(
+            Speed(
+                size,
+                tokens,
+                weighted,
+                *here,
+                LLAMA_2_7B.relative(batch, size, _PAPER_CONTEXT, ASCEND),
+            )
+        )
     return found
 
 

@@ -1,11 +1,27 @@
-"""The tables and figures of the SSSD paper (Marzollo et al. 2024): what a step costs, and what is to be expected of it."""
+"""The tables and figures of the SSSD paper (Marzollo et al. 2024): what a step costs, and what
+is to be expected of it.
+"""
 
 from __future__ import annotations
 
 from paceline.bench.papers.part import CPU_TIME, PICTURE, SPEEDUP, cells, columns
-from paceline.bench.papers.sssd.acceptance import PER_STEP, figure_4a, figure_4bc, figure_5, section_4_2
+from paceline.bench.papers.sssd.acceptance import (
+    PER_STEP,
+    figure_4a,
+    figure_4bc,
+    figure_5,
+    section_4_2,
+)
 from paceline.bench.papers.sssd.result import BATCHES, SPLIT_BATCH, CostStudy, SssdResult
-from paceline.bench.papers.sssd.speed import COSTS, MEASURED, TIMED, best, by_the_clock, drafter, speeds
+from paceline.bench.papers.sssd.speed import (
+    COSTS,
+    MEASURED,
+    TIMED,
+    best,
+    by_the_clock,
+    drafter,
+    speeds,
+)
 from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
 from paceline.plan.roofline import Peak, free_budget
 from paceline.report.tables import Cell, Column, Table
@@ -20,9 +36,16 @@ _ATTENTION = ("4 b s_q (s_q + s_kv) n d", "b n (2 s_kv + 3 s_q) d + mask", "b n 
 def sections(result: SssdResult) -> list[Table]:
     """Return every table and figure in the order of the paper."""
     return [
-        *(figure_2(result, batch) for batch in BATCHES), figure_2_timed(result), table_1(result.costs), budgets(result.costs),
-        figure_3(result.costs), figure_4a(result), figure_4bc(result), section_4_2(result), figure_5(result),
-    ]  # fmt: skip
+        *(figure_2(result, batch) for batch in BATCHES),
+        figure_2_timed(result),
+        table_1(result.costs),
+        budgets(result.costs),
+        figure_3(result.costs),
+        figure_4a(result),
+        figure_4bc(result),
+        section_4_2(result),
+        figure_5(result),
+    ]
 
 
 def figure_2(result: SssdResult, batch: int) -> Table:
@@ -32,17 +55,36 @@ def figure_2(result: SssdResult, batch: int) -> Table:
     rows = []
     for one in found:
         products = {kind: one.product(kind) for kind in COSTS}
-        marked = {kind: value and (value, "*" * (one is top[kind])) for kind, value in products.items()}
-        rows.append((one.size, one.tokens, one.published, *(cell for kind in COSTS for cell in (one.costs(kind), marked[kind]))))
-    measured = f"medians of {costs.rounds} forwards of {costs.label} behind {costs.contexts[0]} cached tokens" if costs else "-"
+        marked = {
+            kind: value and (value, "*" * (one is top[kind])) for kind, value in products.items()
+        }
+        rows.append(
+            (
+                one.size,
+                one.tokens,
+                one.published,
+                *(cell for kind in COSTS for cell in (one.costs(kind), marked[kind])),
+            )
+        )
+    measured = (
+        f"medians of {costs.rounds} forwards of {costs.label} behind {costs.contexts[0]} cached"
+        " tokens"
+        if costs
+        else "-"
+    )
     notes = (
-        f"{PER_STEP} cost: time of a forward over that with s_q = 1; product: tokens per step over cost, the speed to be"
+        f"{PER_STEP} cost: time of a forward over that with s_q = 1; product: tokens per step over"
+        " cost, the speed to be"
         " expected; *: the best s_q. Drafting costs nothing here, as in the paper's figure.",
-        f"Measured: {measured}; CPU time: the same in processor time, which other jobs disturb less. roofline: table 1 with this"
-        " machine's peaks. 910B4: the same for the paper's device and Llama-2 7B, with the tokens per step measured here.",
+        f"Measured: {measured}; CPU time: the same in processor time, which other jobs disturb"
+        " less. roofline: table 1 with this"
+        " machine's peaks. 910B4: the same for the paper's device and Llama-2 7B, with the tokens"
+        " per step measured here.",
         *([PICTURE] if batch == SPLIT_BATCH else []),
     )
-    kinds = [one for kind in COSTS for one in (f"cost {kind}", Column(f"product {kind}", "{:.2f}{}"))]
+    kinds = [
+        one for kind in COSTS for one in (f"cost {kind}", Column(f"product {kind}", "{:.2f}{}"))
+    ]
     title = f"Figure 2: tokens per step and cost of a step, batch of {batch}"
     return Table.of(title, [Column("s_q"), "tokens/ step", "paper's weights", *kinds], rows, notes)
 
@@ -50,7 +92,10 @@ def figure_2(result: SssdResult, batch: int) -> Table:
 def figure_2_timed(result: SssdResult) -> Table:
     """Return what is expected beside what the clock says."""
     headings = ("speed-up", "CPU time", "S", "equal")
-    expected = {batch: {one.size: one.product(MEASURED) for one in speeds(result, batch)} for batch in BATCHES}
+    expected = {
+        batch: {one.size: one.product(MEASURED) for one in speeds(result, batch)}
+        for batch in BATCHES
+    }
     rows = []
     for size in TIMED:
         row: list[Cell] = [size]
@@ -59,34 +104,72 @@ def figure_2_timed(result: SssdResult) -> Table:
             row += [expected[batch].get(size), *clock]
         rows.append(row)
     notes = (
-        f"expected: the product of figure 2. {SPEEDUP} Drafting is in it, and the prefill. {CPU_TIME}",
-        "S: tokens per forward behind the prefill, whose first token does not count; so it differs from tokens per step.",
+        f"expected: the product of figure 2. {SPEEDUP} Drafting is in it, and the prefill."
+        f" {CPU_TIME}",
+        "S: tokens per forward behind the prefill, whose first token does not count; so it differs"
+        " from tokens per step.",
         *(part.equality() for part in result.timed[:1]),
     )
-    shown = [one for b in BATCHES for one in (f"expected, b = {b}", *columns(headings, after=f", b = {b}"))]
-    return Table.of("Figure 2 by the clock: decoding with sssd", [Column("s_q"), *shown], rows, notes)
+    shown = [
+        one
+        for b in BATCHES
+        for one in (f"expected, b = {b}", *columns(headings, after=f", b = {b}"))
+    ]
+    return Table.of(
+        "Figure 2 by the clock: decoding with sssd", [Column("s_q"), *shown], rows, notes
+    )
 
 
 def table_1(costs: CostStudy | None) -> Table:
     """Return FLOPs and memory traffic, analytic and for the model in use."""
-    at = [Column(f"{kind} s_q = {size}", form) for size in EVALUATED for kind, form in _EVALUATED.items()]
-    shown = ["operation", "shape", Column("times"), "FLOPs", "read", "written", "FLOPs:IO approx.", *at]
+    at = [
+        Column(f"{kind} s_q = {size}", form)
+        for size in EVALUATED
+        for kind, form in _EVALUATED.items()
+    ]
+    shown = [
+        "operation",
+        "shape",
+        Column("times"),
+        "FLOPs",
+        "read",
+        "written",
+        "FLOPs:IO approx.",
+        *at,
+    ]
     title = "Table 1: FLOPs and memory traffic of a forward"
     if costs is None:
         return Table.of(title, shown, ())
     shapes, context = costs.shapes, costs.contexts[0]
-    evaluated = [[*shapes.products(SPLIT_BATCH, size), *shapes.attention(SPLIT_BATCH, size, context)] for size in EVALUATED]
+    evaluated = [
+        [*shapes.products(SPLIT_BATCH, size), *shapes.attention(SPLIT_BATCH, size, context)]
+        for size in EVALUATED
+    ]
     kinds = [(f"{one.inputs} x {one.outputs}", _MATMUL) for one in shapes.matmuls]
     kinds.append((f"{shapes.heads} x {shapes.head_size}", _ATTENTION))
     rows = []
     for (shape, formulas), *works in zip(kinds, *evaluated, strict=True):
-        values = [(one.flops / 1e6, (one.read + one.written) / 1e6, one.intensity * shapes.width) for one in works]
-        rows.append((works[0].name, shape, works[0].count, *formulas, *(value for some in values for value in some)))
+        values = [
+            (one.flops / 1e6, (one.read + one.written) / 1e6, one.intensity * shapes.width)
+            for one in works
+        ]
+        rows.append(
+            (
+                works[0].name,
+                shape,
+                works[0].count,
+                *formulas,
+                *(value for some in values for value in some),
+            )
+        )
     notes = (
-        "Formulas as in the paper, IO in numbers: b sequences, s_q tokens of each, s_kv of them cached, n x m weights; for"
-        " attention n heads of size d (fewer of keys and values where they are shared). approx.: where n and m, or s_kv, are"
+        "Formulas as in the paper, IO in numbers: b sequences, s_q tokens of each, s_kv of them"
+        " cached, n x m weights; for"
+        " attention n heads of size d (fewer of keys and values where they are shared). approx.:"
+        " where n and m, or s_kv, are"
         " large.",
-        f"Evaluated for one occurrence at b = {SPLIT_BATCH} and s_kv = {context}, {shapes.width} bytes a number. The paper's"
+        f"Evaluated for one occurrence at b = {SPLIT_BATCH} and s_kv = {context}, {shapes.width}"
+        " bytes a number. The paper's"
         " table has neither the third matrix of a gated MLP nor the LM head; they count here.",
     )
     return Table.of(title, shown, rows, notes)
@@ -97,25 +180,42 @@ def budgets(costs: CostStudy | None) -> Table:
 
     def row(name: str, peak: Peak, hidden: int, width: int) -> tuple[Cell, ...]:
         budget = free_budget(hidden, peak, width)
-        return name, peak.flops / 1e12, peak.bandwidth / 1e12, peak.ratio, hidden, budget, budget and budget / SPLIT_BATCH
+        return (
+            name,
+            peak.flops / 1e12,
+            peak.bandwidth / 1e12,
+            peak.ratio,
+            hidden,
+            budget,
+            budget and budget / SPLIT_BATCH,
+        )
 
     rows = [
         row("910B4, Llama-2 7B, the paper's equation", ASCEND, LLAMA_2_7B.hidden, LLAMA_2_7B.width),
         ("the same, the paper's text", *[None] * 4, str(PAPER_BUDGET), str(PAPER_BUDGET_SIZE)),
     ]
     if costs is not None:
-        rows.append(row(f"here, {costs.label}", costs.peak, costs.shapes.hidden, costs.shapes.width))
+        rows.append(
+            row(f"here, {costs.label}", costs.peak, costs.shapes.hidden, costs.shapes.width)
+        )
     notes = (
-        "Solved: 1 / (w (1/h + 1 / (2 b s_q))) = FLOP/s over bytes/s, w bytes a number; -: products of this width never become"
+        "Solved: 1 / (w (1/h + 1 / (2 b s_q))) = FLOP/s over bytes/s, w bytes a number; -:"
+        " products of this width never become"
         " bound by arithmetic. The paper's own equation gives"
         f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f} where its text says {PAPER_BUDGET}.",
-        "here: FLOP/s of a large matrix product and bytes/s of a large sum, in the model's arithmetic. Weights that fit into a"
+        "here: FLOP/s of a large matrix product and bytes/s of a large sum, in the model's"
+        " arithmetic. Weights that fit into a"
         " cache are read faster than that.",
     )
     shown = [
-        Column("device and model"), Column("TFLOP/s", ".4g"), Column("TB/s", ".3g"), Column("FLOPs per byte", ".3g"), Column("h"),
-        Column("b s_q", ".1f"), Column(f"s_q at b = {SPLIT_BATCH}", ".1f"),
-    ]  # fmt: skip
+        Column("device and model"),
+        Column("TFLOP/s", ".4g"),
+        Column("TB/s", ".3g"),
+        Column("FLOPs per byte", ".3g"),
+        Column("h"),
+        Column("b s_q", ".1f"),
+        Column(f"s_q at b = {SPLIT_BATCH}", ".1f"),
+    ]
     return Table.of("Section 3.2.1: the free budget", shown, rows, notes)
 
 
@@ -123,14 +223,31 @@ def figure_3(costs: CostStudy | None) -> Table:
     """Return matrix products and attention, measured and by the roofline."""
     rows = []
     for one in costs.split() if costs is not None else ():
-        values = (one.seconds, one.matmuls, one.attention, one.rest, *one.roofline, sum(one.roofline))
+        values = (
+            one.seconds,
+            one.matmuls,
+            one.attention,
+            one.rest,
+            *one.roofline,
+            sum(one.roofline),
+        )
         rows.append((f"{one.context}, {one.size}", *(value and 1e3 * value for value in values)))
     notes = (
-        f"Milliseconds of a forward at batch {SPLIT_BATCH}. products: all linear modules, the LM head too. attention: what"
-        " attention modules do besides, positions and the cache among it. rest: norms, embedding, masks, Python. Parts are timed"
-        " one by one in forwards of their own, which take longer; what is shown is their share of the time in front.",
+        f"Milliseconds of a forward at batch {SPLIT_BATCH}. products: all linear modules, the LM"
+        " head too. attention: what"
+        " attention modules do besides, positions and the cache among it. rest: norms, embedding,"
+        " masks, Python. Parts are timed"
+        " one by one in forwards of their own, which take longer; what is shown is their share of"
+        " the time in front.",
         PICTURE,
     )
     kinds = ("products", "attention")
-    shown = ("s_kv, s_q", "ms", *kinds, "rest", *(f"roofline: {kind}" for kind in kinds), "roofline: all")
+    shown = (
+        "s_kv, s_q",
+        "ms",
+        *kinds,
+        "rest",
+        *(f"roofline: {kind}" for kind in kinds),
+        "roofline: all",
+    )
     return Table.of("Figure 3: matrix products and attention", shown, rows, notes)

@@ -33,7 +33,9 @@ from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import as_pointer, inlined, store_uint8, take_number
 
 _CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)  # 64 bytes
-_ROWS_AT = 48 + 6  # where it says how many rows the tiles have that one column's products are made in
+_ROWS_AT = (
+    48 + 6
+)  # where it says how many rows the tiles have that one column's products are made in
 
 
 def takes(kind: int, dim: int, value_dim: int) -> bool:
@@ -42,7 +44,9 @@ def takes(kind: int, dim: int, value_dim: int) -> bool:
 
 
 def _attend(place: int) -> int:
-    """Do parts of the `AttentionCall` that lies at a place until none is left; returns how many this thread did."""
+    """Do parts of the `AttentionCall` that lies at a place until none is left; returns how many
+    this thread did.
+    """
     call = numba.carray(as_pointer(place), 1, CALL)[0]
     runs = numba.carray(as_pointer(call.runs), call.run_count, RUN)
     starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)
@@ -50,8 +54,14 @@ def _attend(place: int) -> int:
     cached = numba.carray(as_pointer(call.cached), call.rows, np.int64)
     tail = numba.carray(as_pointer(call.tail), (call.rows, call.tail_places), np.int64)
     tiles = (call.columns * call.groups + call.tile - 1) // call.tile
-    blocks = call.tile // lanes_of(call.groups) if call.groups <= SIDE else call.tile // call.groups * cuts(call.groups)
-    steps = np.empty(blocks, dtype=np.int64)  # of each block, that are multiplied for all its queries at once
+    blocks = (
+        call.tile // lanes_of(call.groups)
+        if call.groups <= SIDE
+        else call.tile // call.groups * cuts(call.groups)
+    )
+    steps = np.empty(
+        blocks, dtype=np.int64
+    )  # of each block, that are multiplied for all its queries at once
     store = np.empty(room_size(call, blocks), dtype=np.float32)
     configuration = np.empty(16, dtype=np.float32)
     configuration[:] = _CONFIGURATION
@@ -63,7 +73,11 @@ def _attend(place: int) -> int:
         task = take_number(place + TAKEN)
         if task >= call.rows * call.key_heads * tiles:
             break
-        row, head, first = task // tiles // call.key_heads, task // tiles % call.key_heads, task % tiles * call.tile
+        row, head, first = (
+            task // tiles // call.key_heads,
+            task // tiles % call.key_heads,
+            task % tiles * call.tile,
+        )
         done += 1
         length = min(call.tile, (starts[row + 1] - starts[row]) * call.groups - first)
         if length <= 0:  # other rows have more columns

@@ -8,7 +8,16 @@ import numpy as np
 
 from paceline.cpu import amx, bf16_pack, simd_f32x8, softmax_weighted_sum
 from paceline.cpu.attention.call import AttentionCall
-from paceline.cpu.attention.tiled.workspace import HALF, SIDE, STEP, QueryTile, Workspace, clear, copy, place_of
+from paceline.cpu.attention.tiled.workspace import (
+    HALF,
+    SIDE,
+    STEP,
+    QueryTile,
+    Workspace,
+    clear,
+    copy,
+    place_of,
+)
 from paceline.cpu.attention.tiles import FLOAT, LANES, cap
 from paceline.util.compiled import inlined
 
@@ -19,12 +28,18 @@ _score0, _score1 = amx.add_product(0, 2, 5), amx.add_product(1, 3, 5)
 
 
 @inlined
-def weigh_block(call: AttentionCall, part: QueryTile, room: Workspace, block: int, i: int, count: int) -> int:
-    """Scores and then weights of a block; returns its steps that are multiplied for all its queries at once."""
+def weigh_block(
+    call: AttentionCall, part: QueryTile, room: Workspace, block: int, i: int, count: int
+) -> int:
+    """Scores and then weights of a block; returns its steps that are multiplied for all its
+    queries at once.
+    """
     size, totals = SIDE * call.value_dim * FLOAT, room.totals + block * amx.ROW
     clear(room.sums + block * size, size)
     for lane in range(count):
-        simd_f32x8.store_float(totals + lane * FLOAT, np.float32(1.0))  # of a query that sees nothing
+        simd_f32x8.store_float(
+            totals + lane * FLOAT, np.float32(1.0)
+        )  # of a query that sees nothing
     low, high, shared = _seen(call, part, i, count)
     if low >= high:
         return 0
@@ -34,22 +49,32 @@ def weigh_block(call: AttentionCall, part: QueryTile, room: Workspace, block: in
         _score(call, part, room, scores + (start - low) * FLOAT, start, min(start + STEP, high))
     for lane in range(count):
         row = scores + lane * room.width
-        softmax_weighted_sum.scale(row, row, (high - low + SIDE - 1) // SIDE, np.float32(call.scaling))
+        softmax_weighted_sum.scale(
+            row, row, (high - low + SIDE - 1) // SIDE, np.float32(call.scaling)
+        )
         if call.softcap:
-            cap(np.float32(call.softcap), row, row + (high - low + simd_f32x8.WIDTH - 1) // simd_f32x8.WIDTH * LANES)
+            cap(
+                np.float32(call.softcap),
+                row,
+                row + (high - low + simd_f32x8.WIDTH - 1) // simd_f32x8.WIDTH * LANES,
+            )
         column, member = divmod(part.first + i + lane, call.groups)
         steps = _arrange(part, row, column, low, shared)
         if steps:
-            simd_f32x8.store_float(totals + lane * FLOAT, _weigh(call, row, steps, part.head * call.groups + member))
+            simd_f32x8.store_float(
+                totals + lane * FLOAT, _weigh(call, row, steps, part.head * call.groups + member)
+            )
     return shared // STEP
 
 
 @inlined
 def _seen(call: AttentionCall, part: QueryTile, i: int, count: int) -> tuple[int, int, int]:
-    """Return the first key that any query of a block sees, the one behind the last, and how many first keys all of them see: 0
-    where these are not the part's first ones."""
+    """Return the first key that any query of a block sees, the one behind the last, and how many
+    first keys all of them see: 0 where these are not the part's first ones."""
     low, high, shared = call.keys, 0, call.keys
-    for column in range((part.first + i) // call.groups, (part.first + i + count - 1) // call.groups + 1):
+    for column in range(
+        (part.first + i) // call.groups, (part.first + i + count - 1) // call.groups + 1
+    ):
         begin, end = part.begin[column], part.begin[column + 1]
         if begin == end:
             shared = 0
@@ -62,11 +87,17 @@ def _seen(call: AttentionCall, part: QueryTile, i: int, count: int) -> tuple[int
 
 @inlined
 def _lay_queries(call: AttentionCall, part: QueryTile, room: Workspace, i: int, count: int) -> None:
-    """Write the queries as words of two dims, a query a column; zeros in the place of those that fill up the sixteen."""
+    """Write the queries as words of two dims, a query a column; zeros in the place of those that
+    fill up the sixteen.
+    """
     size = call.dim * HALF
     for lane in range(count):
         column, member = divmod(part.first + i + lane, call.groups)
-        source = part.query + (part.head * call.groups + member) * call.query_head + column * call.query_column
+        source = (
+            part.query
+            + (part.head * call.groups + member) * call.query_head
+            + column * call.query_column
+        )
         copy(source, room.copied + lane * size, size)
     clear(room.copied + count * size, (SIDE - count) * size)
     for d in range(0, size, amx.ROW):
@@ -74,13 +105,19 @@ def _lay_queries(call: AttentionCall, part: QueryTile, room: Workspace, i: int, 
 
 
 @inlined
-def _score(call: AttentionCall, part: QueryTile, room: Workspace, scores: int, start: int, stop: int) -> None:
+def _score(
+    call: AttentionCall, part: QueryTile, room: Workspace, scores: int, start: int, stop: int
+) -> None:
     """Products of all queries and up to 32 keys, zeros in the place of more."""
     size, source, stride = call.dim * HALF, part.key + start * call.key_place, call.key_place
     if stop > part.straight or stop - start < STEP:
         source, stride = room.keys, size
         for ordinal in range(start, stop):
-            copy(part.key + place_of(part, ordinal) * call.key_place, room.keys + (ordinal - start) * size, size)
+            copy(
+                part.key + place_of(part, ordinal) * call.key_place,
+                room.keys + (ordinal - start) * size,
+                size,
+            )
         clear(room.keys + (stop - start) * size, (start + STEP - stop) * size)
     _clear0(), _clear1()
     for d in range(0, size, amx.ROW):
@@ -97,7 +134,9 @@ def _score(call: AttentionCall, part: QueryTile, room: Workspace, scores: int, s
 
 @inlined
 def _arrange(part: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Let the scores of a query lie by rank, and minus infinity behind them to the end of a step; returns its steps."""
+    """Let the scores of a query lie by rank, and minus infinity behind them to the end of a
+    step; returns its steps.
+    """
     rank = 0
     for number in range(part.begin[column], part.begin[column + 1]):
         run = part.runs[number]
@@ -120,4 +159,6 @@ def _weigh(call: AttentionCall, row: int, steps: int, head: int) -> Any:
         sink = simd_f32x8.load_float(call.sinks + head * FLOAT)
         largest = max(largest, sink)
     total = bf16_pack.weigh(row, steps, np.float32(largest))
-    return np.float32(total + simd_f32x8.largest(simd_f32x8.exp(simd_f32x8.splat(np.float32(sink - largest)))))
+    return np.float32(
+        total + simd_f32x8.largest(simd_f32x8.exp(simd_f32x8.splat(np.float32(sink - largest))))
+    )

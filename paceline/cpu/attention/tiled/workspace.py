@@ -16,7 +16,9 @@ from paceline.util.compiled import Records, inlined
 INNER, SIDE = 32, amx.SIDE  # dims of a query, and of a value, are multiples of these
 STEP = 2 * SIDE  # keys of a product
 SECTION = 8  # steps whose values are laid out together, which the nearest cache holds
-BYTES = bf16_pack.STEP  # of a step in a row of scores; of its weights, the first numbers in bfloat16, then the second
+BYTES = (
+    bf16_pack.STEP
+)  # of a step in a row of scores; of its weights, the first numbers in bfloat16, then the second
 HALF = FLOAT // 2
 
 
@@ -24,10 +26,13 @@ class Workspace(NamedTuple):
     """Addresses of a thread's room, and how much of it a row of scores has.
 
     Attributes:
-        scores: of each block [16 queries, keys], float32; in the place of each step its weights later.
+        scores: of each block [16 queries, keys], float32; in the place of each step its weights
+            later.
         sums: of each block [16 queries, value dims], float32. totals: of each block [16].
-        queries: of a block, transposed: [dims / 2, 16], words of two numbers; copied: as they lie, [16, dims].
-        keys: [32, dims], where they do not lie side by side. zeros: a row of values. made: scores of a step, [32 keys, 16].
+        queries: of a block, transposed: [dims / 2, 16], words of two numbers; copied: as they lie,
+            [16, dims].
+        keys: [32, dims], where they do not lie side by side. zeros: a row of values. made: scores
+            of a step, [32 keys, 16].
         values: of a section, words of two keys: [16 * steps, value dims]; gathered: of a step.
         width: bytes of a row of scores.
     """
@@ -49,10 +54,12 @@ class QueryTile(NamedTuple):
     """The queries of a row and a key head that a thread takes at a time.
 
     Attributes:
-        first, length: of its queries; query i is of column i // groups, member i % groups. outputs: number of the row's first.
+        first, length: of its queries; query i is of column i // groups, member i % groups. outputs:
+            number of the row's first.
         query, key, value: where those of the row, and of the key head, begin.
         base: the first key that the first column sees.
-        straight: so many first keys of the row lie where their ordinal says, those of a prompt too; tail: where the others lie.
+        straight: so many first keys of the row lie where their ordinal says, those of a prompt too;
+            tail: where the others lie.
     """
 
     head: int
@@ -113,7 +120,9 @@ def value_of(call: AttentionCall, part: QueryTile, ordinal: int) -> int:
 
 @inlined
 def row_width(call: AttentionCall) -> int:
-    """Bytes of a row of scores: whole steps, and a line: rows that lie a power of two apart would share a place in the cache."""
+    """Bytes of a row of scores: whole steps, and a line: rows that lie a power of two apart
+    would share a place in the cache.
+    """
     return (call.keys + STEP - 1) // STEP * BYTES + amx.ROW
 
 
@@ -122,7 +131,12 @@ def room_size(call: AttentionCall, blocks: int) -> int:
     """Numbers of float32 that `lay_room` gives away, and a line more."""
     each = SIDE * (row_width(call) // FLOAT + call.value_dim + 1)
     rows = SIDE * call.dim + STEP * call.dim // 2 + call.value_dim
-    return int(blocks * each + rows + (SECTION + 1) * SIDE * call.value_dim + (2 * amx.TILE + amx.ROW) // FLOAT)
+    return int(
+        blocks * each
+        + rows
+        + (SECTION + 1) * SIDE * call.value_dim
+        + (2 * amx.TILE + amx.ROW) // FLOAT
+    )
 
 
 @inlined
@@ -139,7 +153,9 @@ def lay_room(call: AttentionCall, blocks: int, place: int) -> Workspace:
     gathered = values + SECTION * SIDE * call.value_dim * FLOAT
     made = gathered + SIDE * call.value_dim * FLOAT
     zeros = made + 2 * amx.TILE
-    return Workspace(scores, sums, totals, queries, copied, keys, zeros, values, gathered, made, width)
+    return Workspace(
+        scores, sums, totals, queries, copied, keys, zeros, values, gathered, made, width
+    )
 
 
 @inlined
