@@ -1,10 +1,10 @@
 """Exceptions.
 
     PacelineError
-    |- ConfigError (also ValueError)   an argument, option or prompt that cannot be used; nothing was started
-    |- UnsupportedModelError           a model, cache or architecture that cannot be verified losslessly
+    |- ConfigError (also ValueError)   an unusable argument, option or prompt
+    |- UnsupportedModelError           a model that cannot be verified losslessly
     |- CapacityError                   a sequence that does not fit the context or the cache
-    |- DatastoreError                  a token store that is damaged, locked or belongs to another tokenizer
+    |- DatastoreError                  a damaged or locked store, or one of another tokenizer
     |- LogitsError                     logits of a model that are not numbers
     |- DrafterError                    a drafter that broke the contract of `paceline.core.drafter`
     `- ParallelError                   a process of a parallel run that was lost

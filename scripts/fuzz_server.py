@@ -21,7 +21,10 @@ import time
 import urllib.request
 from pathlib import Path
 
-CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,response_schema_conformance"
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,"
+    "response_headers_conformance,response_schema_conformance"
+)
 _FAILED = re.compile(r'http_requests_total\{.*status="(0|5\d\d)"\} ([1-9]\S*)')
 
 

@@ -43,8 +43,12 @@ def most_accepted(window: Browser) -> None:
     """Choose a token of a step of the last answer in which about seven guesses were accepted."""
     window.run("""
         const tokens = [...document.querySelectorAll('.answer:last-of-type .token')], sizes = {};
-        for (const one of tokens) sizes[one.dataset.step] = (sizes[one.dataset.step] ?? 0) + !one.classList.contains('o-target');
-        const step = Object.keys(sizes).sort((one, other) => Math.abs(sizes[one] - 7) - Math.abs(sizes[other] - 7))[0];
+        for (const token of tokens) {
+          const drafted = !token.classList.contains('o-target');
+          sizes[token.dataset.step] = (sizes[token.dataset.step] ?? 0) + drafted;
+        }
+        const distance = (step) => Math.abs(sizes[step] - 7);
+        const step = Object.keys(sizes).sort((a, b) => distance(a) - distance(b))[0];
         tokens.find((one) => one.dataset.step === step).click();
         const log = document.getElementById('log');
         log.style.scrollBehavior = 'auto';

@@ -234,7 +234,10 @@ import asyncio
 from paceline import LLM, SamplingParams
 from tests.support.forking import in_child
 llm, params = LLM("demo"), SamplingParams(8)
-ask = lambda: repr([out.token_ids for out in (*llm.generate("def add", params), *asyncio.run(llm.agenerate("def add", params)))])
+def ask():
+    outs = (*llm.generate("def add", params), *asyncio.run(llm.agenerate("def add", params)))
+    return repr([out.token_ids for out in outs])
+
 assert ask() == in_child(ask) == ask()
 """
 

@@ -28,7 +28,10 @@ def note(event, arguments):
         os.close(descriptor)
 sys.addaudithook(note)
 """
-TEST = "tests/engine/test_kv_cache_manager.py::test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text[prompt_lookup-0]"
+TEST = (
+    "tests/engine/test_kv_cache_manager.py"
+    "::test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text[prompt_lookup-0]"
+)
 
 
 def test_the_cache_in_use_is_a_temporary_one() -> None:

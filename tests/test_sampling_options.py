@@ -467,11 +467,13 @@ def test_forms_that_are_taken(pair: Pair) -> None:
         {3: 1.0},
     )
     assert params.logits_processors == (favours_even,)
-    assert SamplingParams(
-        stop_token_ids=7, bad_words=None, logit_bias={}, logits_processors=None
-    ) == SamplingParams(  # type: ignore[arg-type]
-        stop_token_ids=[7]
-    )
+    careless: dict[str, Any] = {
+        "stop_token_ids": 7,
+        "bad_words": None,
+        "logit_bias": {},
+        "logits_processors": None,
+    }
+    assert SamplingParams(**careless) == SamplingParams(stop_token_ids=[7])
     assert isinstance(hash(params), int)
     for name, value in {
         "stop_token_ids": [256],

@@ -57,24 +57,46 @@ class _Show:
 
 _SMALL = _Show(
     embedded.NAME,
-    ("none", "prompt_lookup", "sssd:datastore=demo,nodes=16", "lookahead", "draft_model", "specdec_pp", "ouroboros"),
-    BASELINES, "1024x12", tokens=(48, 48), every=1, batch=8, seconds=(0.0, 90.0),
+    (
+        "none",
+        "prompt_lookup",
+        "sssd:datastore=demo,nodes=16",
+        "lookahead",
+        "draft_model",
+        "specdec_pp",
+        "ouroboros",
+    ),
+    BASELINES,
+    "1024x12",
+    tokens=(48, 48),
+    every=1,
+    batch=8,
+    seconds=(0.0, 90.0),
     remark="The embedded target is small, so it is enlarged to about 150 M parameters that compute"
-           " the same function: a forward"
+    " the same function: a forward"
     " costs what it does in a model of that size, an answer stays that of the trained model. In"
     " bfloat16 near ties may fall"
     " either way.",
-    streaming="draft_model", green="guessed by the draft model, kept by the target", answer=64,
-)  # fmt: skip
+    streaming="draft_model",
+    green="guessed by the draft model, kept by the target",
+    answer=64,
+)
 _REAL = _Show(
     embedded.SMOLLM2,
     (),
-    (PLAIN, LOOKUP), None, tokens=(24, 48), every=3, batch=4, seconds=(30.0, 60.0),
+    (PLAIN, LOOKUP),
+    None,
+    tokens=(24, 48),
+    every=3,
+    batch=4,
+    seconds=(30.0, 60.0),
     remark="SmolLM2-135M-Instruct, and no second model: every drafter here guesses from what was"
-           " said before. In bfloat16 near"
+    " said before. In bfloat16 near"
     " ties may fall otherwise than in transformers.",
-    streaming="auto", green="guessed beforehand, kept by the model", answer=192,
-)  # fmt: skip
+    streaming="auto",
+    green="guessed beforehand, kept by the model",
+    answer=192,
+)
 
 
 def demo(
@@ -104,9 +126,13 @@ def demo(
     )
     console.print(show.remark + "\n")
     config = BenchConfig(
-        replace(models, dtype="bfloat16"), show.drafters, show.baselines, sampling=SamplingParams(max_new_tokens=show.tokens[1]),
-        cost_scale=show.cost_scale, max_seconds=show.seconds[1],
-    )  # fmt: skip
+        replace(models, dtype="bfloat16"),
+        show.drafters,
+        show.baselines,
+        sampling=SamplingParams(max_new_tokens=show.tokens[1]),
+        cost_scale=show.cost_scale,
+        max_seconds=show.seconds[1],
+    )
     if not run_and_report(config, files).complete:
         return INTERRUPTED
     console.rule(f"3. An answer as it comes; green: {show.green}", align="left")
@@ -129,10 +155,15 @@ def _check(show: _Show, models: ModelOptions, console: Console) -> bool:
     )
     result = run_bench(
         BenchConfig(
-            replace(models, dtype="float32"), show.drafters, selection=PromptOptions(every=show.every),
-            sampling=SamplingParams(max_new_tokens=show.tokens[0]), batch=show.batch, warmup=0, max_seconds=show.seconds[0],
+            replace(models, dtype="float32"),
+            show.drafters,
+            selection=PromptOptions(every=show.every),
+            sampling=SamplingParams(max_new_tokens=show.tokens[0]),
+            batch=show.batch,
+            warmup=0,
+            max_seconds=show.seconds[0],
         )
-    )  # fmt: skip
+    )
     for figures in result.figures():
         if figures.compared:
             same = (

@@ -77,7 +77,7 @@ def train(
     except KeyboardInterrupt:
         print_note(
             "interrupted;"
-            f" {f'{out} holds the best so far: {best[0]}' if best else 'nothing has been written yet'}"
+            f" {f'{out} holds the best: {best[0]}' if best else 'nothing has been written'}"
         )
         raise
     print_note(f"wrote {out}: {best[0]}")

@@ -47,4 +47,4 @@ def _generate_cache() -> str:
 
 
 GENERATE_CACHE = _generate_cache()
-"""The name under which the installed transformers' `generate` takes the KV cache, hands it on and returns it."""
+"""Name of the KV cache in the arguments and outputs of transformers' `generate`."""

@@ -45,9 +45,9 @@ def completion_routes(serving: Serving) -> APIRouter:
             lambda: serving.sampler.params(body, longest, body.logprobs, scored)
         )
         ids = [
-            await serving.aside(lambda prompt=prompt: _ids(serving, prompt, longest))
+            await serving.aside(lambda prompt=prompt: _ids(serving, prompt, longest))  # type: ignore[misc]
             for prompt in prompts
-        ]  # type: ignore[misc]
+        ]
         asked = [AnswerRequest(one, each) for one in ids for each in params]
         echoed = [prompt if body.echo else None for prompt in prompts for _ in params]
         return await respond(

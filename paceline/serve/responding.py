@@ -177,7 +177,8 @@ async def _with(
 def _event(content: BaseModel, trace: dict[str, Any] | None = None) -> str:
     if trace is None:
         return f"data: {content.model_dump_json()}\n\n"
-    return f"data: {json.dumps({**content.model_dump(mode='json'), 'paceline': trace}, ensure_ascii=False)}\n\n"
+    fields = {**content.model_dump(mode="json"), "paceline": trace}
+    return f"data: {json.dumps(fields, ensure_ascii=False)}\n\n"
 
 
 def _json(content: BaseModel) -> Response:

@@ -29,7 +29,10 @@ def test_costs_are_measured_on_demand_and_shown_with_their_conditions(measured_c
     assert "not measured yet; --measure" in costs_in(said)
     status, said = call(*MODEL, "--measure")
     assert status == 0
-    told = r"1 row [\d.]+ ms, 4 [\d.]+x, .*128 [\d.]+x; measured 0 minutes ago, quartiles [\d.]+% apart, \d+% of the time .*: "
+    told = (
+        r"1 row [\d.]+ ms, 4 [\d.]+x, .*128 [\d.]+x; measured 0 minutes ago,"
+        r" quartiles [\d.]+% apart, \d+% of the time .*: "
+    )
     assert re.search(told, costs_in(said))
     assert list(measured_costs.glob("cost-*/*/curve.json"))
 

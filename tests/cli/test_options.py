@@ -68,7 +68,12 @@ for words in {[[], *COMMANDS]!r}:
     except SystemExit as end:
         assert end.code == 2
 assert run(["drafters"]) == 0
-for words in (["genrate"], ["generate", "x", "-t", "-1"], ["bench", "--json", "no/such/folder"], ["replay", "x", "--limit", "0"]):
+for words in (
+    ["genrate"],
+    ["generate", "x", "-t", "-1"],
+    ["bench", "--json", "no/such/folder"],
+    ["replay", "x", "--limit", "0"],
+):
     try:
         assert run(words) == 2
     except (SystemExit, ValueError):

@@ -31,8 +31,10 @@ def test_enough_rounds_are_made_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
     rounds: list[object] = []
     honest = CachedLM.forward
     monkeypatch.setattr(
-        CachedLM, "forward", lambda self, *asked: rounds.append(1) or honest(self, *asked)
-    )  # type: ignore[func-returns-value]
+        CachedLM,
+        "forward",
+        lambda self, *asked: rounds.append(1) or honest(self, *asked),  # type: ignore[func-returns-value]
+    )
     forward_cost(make("llama", "sdpa"), 1, Products(), 1e9)
     few = len(rounds)
     forward_cost(make("llama", "sdpa"), 1, Products(), 0.0)

@@ -51,7 +51,10 @@ class Repeat(Drafter):
         return cls(options.times)
 
     def propose(self, seqs, max_nodes):
-        return [DraftTree.chain([seq.token_ids[-1]] * min(self.times, limit)) for seq, limit in zip(seqs, max_nodes)]
+        return [
+            DraftTree.chain([seq.token_ids[-1]] * min(self.times, limit))
+            for seq, limit in zip(seqs, max_nodes)
+        ]
 
 
 class Needy(Repeat):

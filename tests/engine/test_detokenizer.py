@@ -114,9 +114,9 @@ def test_any_bytes_behind_words(name: str) -> None:
         assert text == "".join(pieces(tokenizer, ids))
         if "cleaned" not in name:
             assert (b"".join(one.data for one in spelled)).decode(errors="replace") == text
-            assert [one.data for one in spelled[1:]] == [
-                token_bytes(tokenizer)[token].data for token in ids[1:]
-            ]  # type: ignore[index]
+            known = token_bytes(tokenizer)
+            assert known is not None
+            assert [one.data for one in spelled[1:]] == [known[token].data for token in ids[1:]]
 
 
 def test_tokens_of_any_ids_joined_with_marks() -> None:

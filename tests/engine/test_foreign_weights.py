@@ -257,8 +257,8 @@ def test_a_proof_of_our_products_tries_ours(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         own,
         "product",
-        lambda rows, weight, bias: tried.append(id(weight)) or whole(rows, weight, bias),
-    )  # type: ignore[func-returns-value]
+        lambda rows, weight, bias: tried.append(id(weight)) or whole(rows, weight, bias),  # type: ignore[func-returns-value]
+    )
     (product, *_) = [one for one in survey(model)[0] if one.is_product]
     weight = torch.randn_like(product.matrix)
     with ours.in_force():

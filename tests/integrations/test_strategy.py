@@ -51,8 +51,8 @@ def test_nothing_is_left_after_an_interruption(target: Any, draft: Any, three: A
         assert not any(state)
         assert (
             getattr(strategy.drafter, "_draft", None) is None
-            or strategy.drafter._draft.open_sequences == 0
-        )  # type: ignore[attr-defined]
+            or strategy.drafter._draft.open_sequences == 0  # type: ignore[attr-defined]
+        )
         expected, found = both(target, Strategy() if drafter is scripted else strategy, three)
         assert torch.equal(found, expected)
 

@@ -42,9 +42,9 @@ class RaggedSelector(Tensor):
         return (self.numbers * self.scales).to(self.dtype)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, given: Any = (), named: Any = None
-    ) -> Any:  # type: ignore[override]
+    ) -> Any:
         if function is torch.ops.aten.detach.default:
             return cls(given[0].numbers, given[0].scales, given[0].dtype)
         if cls.normal_mode_alone and torch.is_inference_mode_enabled():

@@ -136,7 +136,8 @@ def with_store(spec: str, documents: tuple[tuple[int, ...], ...], vocab_size: in
         options = ",".join(filter(None, [options, "datastore=tiny"]))
     if "datastore=tiny" not in options:
         return spec
-    return f"{name}:{options.replace('datastore=tiny', f'datastore={tiny_store(documents, vocab_size)}')}"
+    store = f"datastore={tiny_store(documents, vocab_size)}"
+    return f"{name}:{options.replace('datastore=tiny', store)}"
 
 
 @functools.cache

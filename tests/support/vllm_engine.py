@@ -114,9 +114,11 @@ def main():
     given = json.loads(sys.argv[1])
     llm = LLM(**given["engine"])
     params = [SamplingParams(temperature=0, max_tokens=count) for count in given["counts"]]
-    outs = llm.generate([{"prompt_token_ids": ids} for ids in given["prompts"]], params, use_tqdm=False)
+    prompts = [{"prompt_token_ids": ids} for ids in given["prompts"]]
+    outs = llm.generate(prompts, params, use_tqdm=False)
     figures = {one.name: one.value for one in llm.get_metrics() if hasattr(one, "value")}
-    print("RESULT " + json.dumps({"answers": [list(out.outputs[0].token_ids) for out in outs], "figures": figures}))
+    answers = [list(out.outputs[0].token_ids) for out in outs]
+    print("RESULT " + json.dumps({"answers": answers, "figures": figures}))
 if __name__ == "__main__":
     main()
 """

@@ -62,8 +62,8 @@ async def ask(
             reply.times.append(time.perf_counter())
             # Both are texts, or both are tuples of tokens.
             reply.content = (
-                piece.content if reply.content is None else reply.content + piece.content
-            )  # type: ignore[operator]
+                piece.content if reply.content is None else reply.content + piece.content  # type: ignore[operator]
+            )
             if most_pieces is not None and len(reply.times) >= most_pieces:
                 break
     return reply

@@ -6,7 +6,7 @@ the tree of another drafter (a confidence). Each pair of what they say is a cell
 and hits, from a prior on; a guess is tried when the target has spoken at its parent, whether it was
 fed or not.
 
-                       | kept: absent   below .01   .01-.03  ...  above .95     of keys of 1, 2, 3, 4 tokens
+                       | kept: absent   below .01   .01-.03  ...  above .95  (keys of 1 to 4 tokens)
     drafted: absent    |   -             1/90        2/110        160/175
              below .01 |  3/80          ...
              ...

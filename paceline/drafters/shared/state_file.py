@@ -167,8 +167,9 @@ class FileKind:
         try:
             with safetensors.safe_open(path, framework="numpy") as file:
                 return dict(file.metadata() or {}), {
-                    name: file.get_tensor(name) for name in file.keys()
-                }  # noqa: SIM118
+                    name: file.get_tensor(name)
+                    for name in file.keys()  # noqa: SIM118
+                }
         except (OSError, safetensors.SafetensorError, TypeError, ValueError, LookupError) as error:
             raise ConfigError(
                 f"pool {str(path)!r}: got a file that cannot be read: {error}; expected"

@@ -67,7 +67,8 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     figures = folder / "prometheus"
     figures.mkdir()
     ours = {
-        "drafter": f"tests.support.faulty_drafter:Faulty:rate=0.05,datastore={folder / 'store'},live=true",
+        "drafter": "tests.support.faulty_drafter:Faulty:"
+        f"rate=0.05,datastore={folder / 'store'},live=true",
         "length": "full",
     }
     with served(model, folder / "log", HOOK, ours, PROMETHEUS_MULTIPROC_DIR=str(figures)) as url:

@@ -23,7 +23,8 @@ def spec_of(
     """Return the drafter of a setting (N, W, G); `published`: with exactly the steps of the
     paper's public code.
     """
-    spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},prompt_pool={str(prompt_pool).lower()}"
+    prompt = str(prompt_pool).lower()
+    spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},prompt_pool={prompt}"
     return f"{spec},compat=true" if published else spec
 
 

@@ -31,7 +31,8 @@ def spec_of(
     draft and suffixes alone.
     """
     flags = f"refinement={str(refinement).lower()},warm={str(warm).lower()}"
-    return f"ouroboros:gamma=12,window=20,ngram=8,suffixes={suffixes},branches=0,inspiration={inspiration},{flags}"
+    published = f"gamma=12,window=20,ngram=8,suffixes={suffixes},branches=0"
+    return f"ouroboros:{published},inspiration={inspiration},{flags}"
 
 
 def figure_5_spec(suffixes: int, published: bool) -> str:
