@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.bench import markdown, paper_markdown, read_json, read_paper_json
@@ -45,6 +46,26 @@ _FILES = {
     "../shared/models/draft": "demo",
     "bench-output/": "",
 }
+# Drafter options that have been renamed since a result was written, by drafter.
+_RENAMED = {
+    "auto": {"nodes": "max_nodes", "draft": "use_draft_model", "foresight": "draft_head"},
+    "token_recycling": {"nodes": "max_nodes"},
+    "sssd": {"nodes": "max_nodes", "remember": "answer_cache_tokens"},
+    "prompt_lookup": {"length": "max_draft_tokens"},
+    "draft_model": {
+        "length": "max_draft_tokens",
+        "rule": "stop_rule",
+        "stop_below": "stop_threshold",
+    },
+    "specdec_pp": {
+        "newest": "count_undecided",
+        "min": "min_draft_tokens",
+        "seconds": "second_choices",
+    },
+    "lookahead": {"compat": "reference_mode"},
+    "ouroboros": {"branches": "max_branches", "warm": "shared_pool"},
+}
+_SPEC = re.compile(rf"\b({'|'.join(_RENAMED)}):((?:[a-z_]+=[^\s,\"`]*,?)+)")
 _OUTSIDE = {
     "transformers": "transformers",
     "transformers:prompt_lookup": "transformers, prompt lookup",
@@ -54,17 +75,30 @@ _OUTSIDE = {
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated file with its text."""
-    for path in sorted(RESULTS.glob("*.json")):
-        if kind_of(path) not in (COST.name, VLLM.name, DISTURBED):
-            yield PAGES / f"{path.stem}.md", page(path)
-    for file in WITH_TABLES:
-        text = file.read_text(encoding="utf-8")
-        yield (
-            file,
-            _MARKED.sub(
-                lambda mark: f"{mark[1]}{table(RESULTS / f'{mark[2]}.json')}\n{mark[3]}", text
-            ),
-        )
+    with TemporaryDirectory() as folder:
+        for path in RESULTS.glob("*.json"):
+            text = _SPEC.sub(_with_new_names, path.read_text(encoding="utf-8"))
+            Path(folder, path.name).write_text(text, encoding="utf-8")
+        for path in sorted(Path(folder).glob("*.json")):
+            if kind_of(path) not in (COST.name, VLLM.name, DISTURBED):
+                yield PAGES / f"{path.stem}.md", page(path)
+        for file in WITH_TABLES:
+            text = file.read_text(encoding="utf-8")
+            yield (
+                file,
+                _MARKED.sub(
+                    lambda mark: f"{mark[1]}{table(Path(folder, f'{mark[2]}.json'))}\n{mark[3]}",
+                    text,
+                ),
+            )
+
+
+def _with_new_names(spec: re.Match[str]) -> str:
+    names = _RENAMED[spec[1]]
+    options = re.sub(
+        r"(^|,)(\w+)=", lambda option: f"{option[1]}{names.get(option[2], option[2])}=", spec[2]
+    )
+    return f"{spec[1]}:{options}"
 
 
 def page(path: Path) -> str:

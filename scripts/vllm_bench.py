@@ -149,7 +149,10 @@ def settings(
             datastore.build(
                 store, [one.output_ids for one in answers], len(tokenizer), tokenizer=tokenizer
             )
-        ours = {"drafter": f"sssd:datastore={store},live=true", "length": spec["length"]}
+        ours = {
+            "drafter": f"sssd:datastore={store},update_datastore=true",
+            "length": spec["length"],
+        }
         spec = HOOK
     return {
         "model": options.model,

@@ -140,7 +140,7 @@ def test_nobody_waits_for_a_drafter_of_others(
         waiting = [
             asyncio.ensure_future(
                 llm.agenerate(
-                    [pair.prompts[1]], SamplingParams(COUNT, speculation=f"pia:nodes={nodes}")
+                    [pair.prompts[1]], SamplingParams(COUNT, speculation=f"pia:max_nodes={nodes}")
                 )
             )
             for nodes in range(1, 41)
@@ -157,7 +157,9 @@ def test_nobody_waits_for_a_drafter_of_others(
         with pytest.raises(ConfigError, match="speculation"):
             await llm.agenerate(
                 [pair.prompts[0]],
-                SamplingParams(COUNT, speculation="prompt_lookup:length=3,length=4"),
+                SamplingParams(
+                    COUNT, speculation="prompt_lookup:max_draft_tokens=3,max_draft_tokens=4"
+                ),
             )
 
     asyncio.run(asyncio.wait_for(run(), 60))
@@ -170,7 +172,7 @@ def test_a_drafter_is_built_for_nobody_where_the_caller_has_gone(
 
     async def run() -> None:
         gone = asyncio.ensure_future(
-            llm.agenerate(pair.prompts[:2], SamplingParams(COUNT, speculation="pia:nodes=2"))
+            llm.agenerate(pair.prompts[:2], SamplingParams(COUNT, speculation="pia:max_nodes=2"))
         )
         while not begun.is_set():
             await asyncio.sleep(0.01)  # the loop goes on

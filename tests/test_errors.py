@@ -38,16 +38,25 @@ def test_the_tree_of_errors() -> None:
         ("promt_lookup", "Did you mean 'prompt_lookup'"),
         ("", "there is no drafter ''"),
         ("zzz", f"Expected one of: {', '.join(sorted(available()))}"),
-        ("prompt_lookup:lenght=4", "no option 'lenght'. Did you mean 'length'"),
+        (
+            "prompt_lookup:max_draft_token=4",
+            "no option 'max_draft_token'. Did you mean 'max_draft_tokens'",
+        ),
         ("prompt_lookup:length", "got 'length' .*Write key=value"),
-        ("prompt_lookup:length=4,length=5", "got option 'length' twice"),
-        ("prompt_lookup:length=four", "prompt_lookup.:length: got 'four'; expected int"),
-        ("prompt_lookup:length=4.5", "expected int"),
-        ("prompt_lookup:length=0", "length: got 0; expected at least 1"),
+        (
+            "prompt_lookup:max_draft_tokens=4,max_draft_tokens=5",
+            "got option 'max_draft_tokens' twice",
+        ),
+        (
+            "prompt_lookup:max_draft_tokens=four",
+            "prompt_lookup.:max_draft_tokens: got 'four'; expected int",
+        ),
+        ("prompt_lookup:max_draft_tokens=4.5", "expected int"),
+        ("prompt_lookup:max_draft_tokens=0", "max_draft_tokens: got 0; expected at least 1"),
         ("prompt_lookup:min_ngram=0", "min_ngram: got 0"),
         ("prompt_lookup:min_ngram=4,max_ngram=2", "got max_ngram=2 with min_ngram=4; expected"),
         ("none:length=4", "no option 'length'"),
-        ("draft_model:length=0", "length: got 0"),
+        ("draft_model:max_draft_tokens=0", "max_draft_tokens: got 0"),
         ("draft_model:verification=folow", "Did you mean 'follow'"),
         ("draft_model", "needs a draft model.*Pass draft_model="),
     ],
@@ -61,12 +70,12 @@ def test_drafter_specs(pair: Pair, spec: str, words: str) -> None:
 
 def test_typed_options() -> None:
     """Keywords are held to the types of the options, too."""
-    assert create("prompt_lookup", length=4).name == "prompt_lookup"
+    assert create("prompt_lookup", max_draft_tokens=4).name == "prompt_lookup"
     for value in (True, "x", 2.5, None):
         with pytest.raises(ConfigError, match="expected int"):
-            create("prompt_lookup", length=value)
-    with pytest.raises(ConfigError, match="got option 'length' twice"):
-        create("prompt_lookup:length=4", length=4)
+            create("prompt_lookup", max_draft_tokens=value)
+    with pytest.raises(ConfigError, match="got option 'max_draft_tokens' twice"):
+        create("prompt_lookup:max_draft_tokens=4", max_draft_tokens=4)
 
 
 def test_specs_are_forgiving_about_spaces_only() -> None:

@@ -42,12 +42,12 @@ PROMPTS = [
     "x = ",
 ]
 GUESSES: list[Any] = [
-    "sssd:datastore=tiny,nodes=16",
+    "sssd:datastore=tiny,max_nodes=16",
     "lookahead:window=4,ngram=4,guesses=4",
     "jacobi:block=6",
-    "auto:nodes=16",
+    "auto:max_nodes=16",
 ]
-OTHERS = ("prompt_lookup", "token_recycling:nodes=16", "pia:nodes=16", "rest:nodes=16")
+OTHERS = ("prompt_lookup", "token_recycling:max_nodes=16", "pia:max_nodes=16", "rest:max_nodes=16")
 GUESSES += [pytest.param(spec, marks=pytest.mark.slow) for spec in OTHERS]
 LONGEST = 90
 
@@ -116,7 +116,7 @@ def test_without_the_grammar_they_are_not_valid(plain: LLM) -> None:
 
 
 def test_draws_of_a_draft_model_keep_to_it(plain: LLM) -> None:
-    llm = LLM("demo", "draft_model:length=4", "demo", dtype="float32")
+    llm = LLM("demo", "draft_model:max_draft_tokens=4", "demo", dtype="float32")
     for seed in range(3):
         for out in llm.generate(PROMPTS, params(llm, temperature=0.9, seed=seed)):
             check(out.text)
@@ -200,7 +200,9 @@ def test_an_answer_that_gave_back_its_place_goes_on_in_its_grammar(plain: LLM) -
         for temperature in (1.0, 0.9)
     ]
     room = 2 * 184 * plain.model.position_bytes / (1 << 30)
-    llm = LLM("demo", "auto:nodes=12,budget=false", dtype="float32", max_batch=2, cache_gib=room)
+    llm = LLM(
+        "demo", "auto:max_nodes=12,budget=false", dtype="float32", max_batch=2, cache_gib=room
+    )
     outs = llm.generate(PROMPTS[2:], asked)
     same(outs, plain.generate(PROMPTS[2:], asked))
     assert [len(json.loads(out.text)) for out in outs] == [70] * 2

@@ -42,7 +42,7 @@ for name in {LIGHT}:
     check(name)
 from paceline.drafters import available, create
 assert "draft_model" in available()
-for spec in ("prompt_lookup:length=3", "sssd"):
+for spec in ("prompt_lookup:max_draft_tokens=3", "sssd"):
     assert create(spec).name == spec.partition(":")[0]
     check(spec)
 """

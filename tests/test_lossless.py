@@ -249,7 +249,7 @@ class Overheard(DraftModel):
 
 def test_drafts_are_the_draft_models_own_words(pair: Pair) -> None:
     """Also after rejections: nothing of a rejected draft is left in the draft model's cache."""
-    drafter = Overheard(DraftModelOptions(length=4), CachedLM(pair.draft))
+    drafter = Overheard(DraftModelOptions(max_draft_tokens=4), CachedLM(pair.draft))
     drafter.notes = []
     outs = LLM(pair.target, drafter=drafter, max_batch=4).generate(
         pair.prompts, SamplingParams(max_new_tokens=20)

@@ -275,7 +275,9 @@ def test_penalties_by_their_definition(pair: Pair, temperature: float) -> None:
         assert scores[row].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("spec", ["none", "prompt_lookup:budget=false", "draft_model:length=3"])
+@pytest.mark.parametrize(
+    "spec", ["none", "prompt_lookup:budget=false", "draft_model:max_draft_tokens=3"]
+)
 def test_a_processor_that_changes_nothing_changes_nothing(pair: Pair, spec: str) -> None:
     """Asked token by token, draws are those made for a whole tree at once."""
     llm = pair.engine(spec)

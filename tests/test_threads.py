@@ -164,7 +164,7 @@ def test_hidden_states_are_read_of_our_own_forwards_only(pair: Pair) -> None:
     thread = threading.Thread(target=other)
     thread.start()
     try:
-        llm = pair.engine("specdec_pp:threshold=0.9,max=6")
+        llm = pair.engine("specdec_pp:threshold=0.9,max_draft_tokens=6")
         assert [tokens(llm, prompt) for prompt in pair.prompts[:3]] == [
             answer[:12] for answer in pair.answers[:3]
         ]

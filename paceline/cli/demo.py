@@ -60,7 +60,7 @@ _SMALL = _Show(
     (
         "none",
         "prompt_lookup",
-        "sssd:datastore=demo,nodes=16",
+        "sssd:datastore=demo,max_nodes=16",
         "lookahead",
         "draft_model",
         "specdec_pp",

@@ -63,8 +63,8 @@ class SamplingParams:
             tokenizer spells them, the end-of-sequence token included.
         n: answers to give, with seed, seed + 1, ...; more than one needs a temperature
             (`Completion.outputs`).
-        speculation: spec of the drafter of this request, such as "none", "auto" or "sssd:nodes=8";
-            None = the engine's own. It decides how soon the answer is there, not what it says.
+        speculation: spec of the drafter of this request, such as "none" or "sssd:max_nodes=8"; None
+            = the engine's own. It decides how soon the answer is there, not what it says.
         max_nodes: most draft nodes verified per step; None = as many as the engine allows.
         priority: requests with a smaller one get their place first, also one that another has;
             among equals the older does.
@@ -182,7 +182,7 @@ class SamplingParams:
             or (isinstance(self.speculation, str) and self.speculation.strip() != ""),
             "speculation",
             self.speculation,
-            "a drafter's spec, such as 'none' or 'sssd:nodes=8', or None",
+            "a drafter's spec, such as 'none' or 'sssd:max_nodes=8', or None",
         )
         require(
             self.max_nodes is None or (is_int(self.max_nodes) and self.max_nodes >= 0),

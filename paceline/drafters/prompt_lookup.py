@@ -3,11 +3,10 @@
 Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). Longest n-gram first, most
 recent match, the continuation clipped at the end of the text.
 
-What is different here: what followed at earlier places, and behind shorter n-grams, is proposed
-beside it, as branches of a tree, down to the empty n-gram, which every token of the text has
-followed: the most frequent ones are proposed (`matches=1,frequent=0` is the paper's chain); and
-places are kept in a dictionary, so that a step costs a few look-ups whatever the length of the
-text.
+This implementation differs from the paper in two ways. It proposes a tree: the continuations of
+earlier matches and of shorter n-grams become branches, and the most frequent tokens of the text
+become single nodes (`max_matches=1,max_frequent_tokens=0` gives the paper's chain). An index of the
+n-grams keeps the cost of a step independent of the length of the text.
 """
 
 from __future__ import annotations
@@ -70,16 +69,16 @@ class PromptLookup(Drafter):
         ]
 
     def _propose(self, request: Request, text: _IndexedText, limit: int) -> DraftTree:
-        length = min(self._options.length, limit, request.remaining - 1)
+        length = min(self._options.max_draft_tokens, limit, request.remaining - 1)
         text.ngrams.update(request.token_ids)
-        if self._options.most_frequent:
+        if self._options.frequent_limit:
             text.frequencies.update(request.token_ids)
         if length <= 0:
             return EMPTY_TREE
         growing = _Growing(limit, request.prompt_length)
         found = text.ngrams.continuations(request.token_ids, length)
-        growing.join(islice(found, _LOOKS * self._options.matches), self._options.matches)
-        growing.add_frequent(text.frequencies.most_frequent(self._options.most_frequent))
+        growing.join(islice(found, _LOOKS * self._options.max_matches), self._options.max_matches)
+        growing.add_frequent(text.frequencies.most_frequent(self._options.frequent_limit))
         return growing.tree()
 
     def stop(self, request: Request) -> None:

@@ -72,7 +72,7 @@ def calibrate(
         for name, answers in kinds.items():
             progress(f"turn {turn + 1}: {name}")
             store = None if answers.datastore is None else str(answers.datastore)
-            drafter = Sssd(SssdOptions(store, nodes=TREE_NODES), fitted)
+            drafter = Sssd(SssdOptions(store, max_nodes=TREE_NODES), fitted)
             inputs, labels, weights = record(drafter, answers.traces)
             parts.append((inputs, labels, weights / weights.sum() * len(weights)))
         samples = tuple(np.concatenate(column) for column in zip(*parts, strict=True))

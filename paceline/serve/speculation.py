@@ -14,11 +14,11 @@ from paceline.serve.requests import Speculation
 from paceline.util.config import in_quotes, is_truth, parse_spec, spec_key, split_spec
 
 _WORDS = {
-    "rule",
+    "stop_rule",
     "verification",
     "fusion",
     "inspiration",
-    "bad_pool",
+    "on_invalid_file",
 }  # options that are words of a few, and no files
 
 

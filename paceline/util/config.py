@@ -43,7 +43,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
         if not equals:
             raise ConfigError(
                 f"got {item!r} in {spec!r}; expected options as key=value, for example"
-                " 'draft_model:length=4'."
+                " 'draft_model:max_draft_tokens=4'."
             )
         if key in options:
             raise ConfigError(f"got option {key!r} twice in {spec!r}; expected it once. Keep one.")

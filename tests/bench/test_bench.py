@@ -136,16 +136,18 @@ def test_a_config_that_cannot_run_is_refused(change: dict[str, Any], message: st
 
 def test_the_command_repeats_the_run() -> None:
     sampling = SamplingParams(max_new_tokens=64, ignore_eos=True)
-    config = BenchConfig(drafters=("none", "draft_model:length=4"), baselines=(), sampling=sampling)
+    config = BenchConfig(
+        drafters=("none", "draft_model:max_draft_tokens=4"), baselines=(), sampling=sampling
+    )
     assert config.command() == (
-        "paceline bench --model demo --drafter none --drafter draft_model:length=4 --baseline none"
-        " --max-new-tokens 64"
+        "paceline bench --model demo --drafter none --drafter draft_model:max_draft_tokens=4"
+        " --baseline none --max-new-tokens 64"
         " --ignore-eos"
     )
 
 
 BASELINES = ("transformers", "transformers:prompt_lookup=4", "transformers:assistant")
-DRAFTERS = ("none", "prompt_lookup", "draft_model:length=3")
+DRAFTERS = ("none", "prompt_lookup", "draft_model:max_draft_tokens=3")
 Bench = Callable[..., BenchResult]
 
 
@@ -186,7 +188,7 @@ def test_a_run_compares_all_methods(bench: Bench, pair: Pair, tmp_path: Path) ->
     assert figures["transformers"].speedup == 1.0
     assert figures["none"].tokens_per_forward == figures["none"].fed_per_step == 1.0
     assert figures["none"].accepted_per_draft is None
-    drafted = figures["draft_model:length=3"]
+    drafted = figures["draft_model:max_draft_tokens=3"]
     assert (drafted.tokens_per_forward or 0) > 1.2
     shares = [drafted.target_share, drafted.draft_share, drafted.overhead_share]
     assert sum(share or 0 for share in shares) == pytest.approx(1)
@@ -254,7 +256,7 @@ def check_reports(result: BenchResult, folder: Path) -> None:
     for width in (80, 160):
         console = Console(file=io.StringIO(), width=width)
         print_table(result, console)
-        assert "draft_model:length=3" in console.file.getvalue()  # type: ignore[attr-defined]
+        assert "draft_model:max_draft_tokens=3" in console.file.getvalue()  # type: ignore[attr-defined]
     write_png(result, folder / "out" / "bench.png")
     assert (folder / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
 
@@ -262,7 +264,7 @@ def check_reports(result: BenchResult, folder: Path) -> None:
 def test_a_cost_scaled_run_says_so_everywhere(tmp_path: Path) -> None:
     config = BenchConfig(
         ModelOptions(dtype="float32"),
-        ("none", "draft_model:length=3"),
+        ("none", "draft_model:max_draft_tokens=3"),
         selection=PromptOptions(limit=1),
         sampling=SamplingParams(max_new_tokens=8),
         cost_scale="512x7",
@@ -348,7 +350,7 @@ def test_batches_skip_what_transformers_cannot(bench: Bench) -> None:
 
 
 def test_sampled_answers_are_compared_by_seed_with_plain_decoding(bench: Bench) -> None:
-    names = (*DRAFTERS, "draft_model:length=3,verification=follow")
+    names = (*DRAFTERS, "draft_model:max_draft_tokens=3,verification=follow")
     result = bench(drafters=names, temperature=0.8, top_k=20, seed=7)
     assert result.reference == "none"
     compared = {one.method: (one.equal, one.compared) for one in result.figures()}

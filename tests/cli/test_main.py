@@ -25,7 +25,7 @@ def paceline(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 def test_generate_gives_the_same_text_with_every_drafter() -> None:
     texts = set()
-    for drafter in ("none", "prompt_lookup:length=4", "draft_model:length=3"):
+    for drafter in ("none", "prompt_lookup:max_draft_tokens=4", "draft_model:max_draft_tokens=3"):
         done = paceline(
             "generate",
             "def add(a, b):",
@@ -121,7 +121,7 @@ def test_bench_writes_its_files(tmp_path: Path) -> None:
         "-n",
         "8",
         "--drafters",
-        "none,prompt_lookup:length=4,max_ngram=2 draft_model",
+        "none,prompt_lookup:max_draft_tokens=4,max_ngram=2 draft_model",
         "--threads",
         "1",
         "--dtype",
@@ -134,7 +134,7 @@ def test_bench_writes_its_files(tmp_path: Path) -> None:
         str(tmp_path / "r.md"),
     )
     assert done.returncode == 0, done.stderr
-    assert "prompt_lookup:length=4,max_ngram=2" in done.stdout
+    assert "prompt_lookup:max_draft_tokens=4,max_ngram=2" in done.stdout
     assert json.loads((tmp_path / "r.json").read_text())["complete"] is True
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
     assert "draft_model" in (tmp_path / "r.md").read_text()

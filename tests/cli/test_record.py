@@ -75,7 +75,7 @@ def test_answers_are_those_of_plain_decoding(
 
 def test_the_file_says_how_it_was_made(tmp_path: Path, plain: LLM) -> None:
     settings = read_settings(
-        record(tmp_path / "a.jsonl", SAMPLED | {"drafter": "prompt_lookup:length=3"})
+        record(tmp_path / "a.jsonl", SAMPLED | {"drafter": "prompt_lookup:max_draft_tokens=3"})
     )
     assert settings is not None
     assert settings["model"] == "demo"
@@ -83,7 +83,7 @@ def test_the_file_says_how_it_was_made(tmp_path: Path, plain: LLM) -> None:
     assert settings["tokenizer"] == fingerprint_of(plain.tokenizer)
     assert (settings["dtype"], settings["drafter"], settings["count"]) == (
         "float32",
-        "prompt_lookup:length=3",
+        "prompt_lookup:max_draft_tokens=3",
         6,
     )
     assert SamplingParams(**settings["sampling"]) == SamplingParams(12, 0.8, top_p=0.9, seed=5)
@@ -184,7 +184,7 @@ def test_programs_record_without_a_tokenizer(tmp_path: Path, pair: Pair) -> None
 
 
 @pytest.mark.parametrize(
-    "spec", ["prompt_lookup:budget=false,frequent=16", "sssd"]
+    "spec", ["prompt_lookup:budget=false,max_frequent_tokens=16", "sssd"]
 )  # a replay feeds what is proposed
 def test_a_replay_counts_what_decoding_counts(tmp_path: Path, pair: Pair, spec: str) -> None:
     questions = [

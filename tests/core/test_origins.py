@@ -74,7 +74,12 @@ def test_bad_origins_are_refused(origins: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["prompt_lookup:length=4,frequent=0", "sssd:nodes=4", "sssd:nodes=4,fusion=paper"]
+    "spec",
+    [
+        "prompt_lookup:max_draft_tokens=4,max_frequent_tokens=0",
+        "sssd:max_nodes=4",
+        "sssd:max_nodes=4,fusion=paper",
+    ],
 )
 def test_prompt_and_own_output_are_told_apart(spec: str) -> None:
     rest = list(range(100, 130))
@@ -85,7 +90,9 @@ def test_prompt_and_own_output_are_told_apart(spec: str) -> None:
 
 
 def test_prompt_lookup_across_the_border() -> None:
-    tree = proposed("prompt_lookup:length=4,frequent=0", [1, 2, 3, 4], [5, 6, 1, 2])
+    tree = proposed(
+        "prompt_lookup:max_draft_tokens=4,max_frequent_tokens=0", [1, 2, 3, 4], [5, 6, 1, 2]
+    )
     assert (tree.token_ids, tree.origins) == ([3, 4, 5, 6], [P, P, A, A])
 
 
@@ -130,9 +137,9 @@ WORDS = {
     "lookahead:budget=false": {"window", "pool"}, "jacobi": {"window"}, "pia": {"prompt", "pool"},
     "token_recycling:budget=false": {"recycled"}, "prompt_lookup:budget=false": {"prompt",
     "output"},
-    "sssd:budget=false": {"prompt", "output", "pool"}, "sssd:budget=false,remember=0": {"prompt",
-    "output"},
-    "auto:budget=false,nodes=16": {"prompt", "output", "pool", "recycled", "foreseen"},
+    "sssd:budget=false": {"prompt", "output", "pool"},
+    "sssd:budget=false,answer_cache_tokens=0": {"prompt", "output"},
+    "auto:budget=false,max_nodes=16": {"prompt", "output", "pool", "recycled", "foreseen"},
 }  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def test_the_word_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert datastore.info(Path("demo")).tokens == datastore.info("./demo").tokens == 2
     assert datastore.info("demo").path == demo.STORE
     assert with_store("sssd", demo.NAME) == "sssd:datastore=demo"
-    assert with_store("rest:nodes=5", demo.NAME) == "rest:nodes=5,datastore=demo"
+    assert with_store("rest:max_nodes=5", demo.NAME) == "rest:max_nodes=5,datastore=demo"
     assert with_store("sssd:datastore=other", demo.NAME) == "sssd:datastore=other"
     assert with_store("none", demo.NAME) == with_store("none", None) == "none"
 

@@ -145,7 +145,7 @@ def test_a_model_that_passes_by_its_head_has_none(
         lambda: torch.nn.Linear(head.in_features, head.out_features),
     )
     assert find_draft_head(CachedLM(pair.target)) is None
-    (answer,) = LLM(pair.target, drafters.create("auto:nodes=8,budget=false")).generate(
+    (answer,) = LLM(pair.target, drafters.create("auto:max_nodes=8,budget=false")).generate(
         pair.prompts[:1], SamplingParams(max_new_tokens=COUNT)
     )
     assert answer.token_ids == pair.answers[0][:COUNT]
@@ -229,7 +229,7 @@ def turned(tree: DraftTree) -> DraftTree:
 
 
 def test_a_drafter_is_told_and_what_is_wrong_changes_no_text(pair: Pair) -> None:
-    drafter = Wrong(AutoOptions(nodes=8, budget=False))
+    drafter = Wrong(AutoOptions(max_nodes=8, budget=False))
     answers = LLM(pair.target, drafter).generate(
         pair.prompts[:3], SamplingParams(max_new_tokens=COUNT)
     )
@@ -252,7 +252,7 @@ def test_what_is_foreseen_is_read_off_the_last_accepted_token(pair: Pair) -> Non
                 self.seen.append((one.request.token_ids[:], one.head_draft.token_ids))
             super().observe(outcomes)
 
-    drafter = Watched(AutoOptions(nodes=8, budget=False))
+    drafter = Watched(AutoOptions(max_nodes=8, budget=False))
     LLM(pair.target, drafter).generate(pair.prompts[:3], SamplingParams(max_new_tokens=16))
     model = CachedLM(pair.target)
     found = find_draft_head(model)
@@ -267,7 +267,7 @@ def test_what_is_foreseen_is_read_off_the_last_accepted_token(pair: Pair) -> Non
 def test_auto_guesses_from_the_first_step_on(pair: Pair) -> None:
     """Of tokens that are in no prompt: with it there is a tree at once, without there is none."""
     drafted = []
-    for spec in ("auto:nodes=8,budget=false", "auto:nodes=8,budget=false,draft_head=false"):
+    for spec in ("auto:max_nodes=8,budget=false", "auto:max_nodes=8,budget=false,draft_head=false"):
         (answer,) = LLM(pair.target, drafters.create(spec)).generate(
             [[5, 9, 13]], SamplingParams(max_new_tokens=3)
         )

@@ -140,7 +140,9 @@ def test_a_draft_model_that_takes_long_is_left_out_with_the_budget_only(
 ) -> None:
     shares = {}
     for budget in ("true", "false"):
-        llm = LLM(pair.target, f"auto:budget={budget},nodes=8", draft_model=pair.draft, max_batch=1)
+        llm = LLM(
+            pair.target, f"auto:budget={budget},max_nodes=8", draft_model=pair.draft, max_batch=1
+        )
         auto: Any = llm.drafter
         auto._model.inner = slow = Slow(auto._model.inner)
         monkeypatch.setattr(
@@ -158,7 +160,7 @@ def test_one_tree_of_all_sources_has_more_tokens_per_forward_than_each() -> None
     """The embedded pair, 16 nodes each."""
     found = {}
     for spec, draft in (("auto", None), ("auto", demo.DRAFT), ("draft_model", demo.DRAFT)):
-        options = ":budget=false,nodes=16" if spec == "auto" else ""
+        options = ":budget=false,max_nodes=16" if spec == "auto" else ""
         llm = LLM(demo.TARGET, spec + options, draft_model=draft, max_batch=1, max_nodes=16)
         texts = (
             "Write a Python function that reverses a list.",

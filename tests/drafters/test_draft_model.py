@@ -166,7 +166,9 @@ class Overheard(DraftModel):
 def test_every_first_child_is_the_draft_models_own_word(pair: Pair, lookup: bool) -> None:
     """Whatever was fed together with it, and after rejections."""
     drafter = Overheard(
-        DraftModelOptions(stop_below=0.05, branch_above=0.01, lookup=lookup, budget=False),
+        DraftModelOptions(
+            stop_threshold=0.05, branch_threshold=0.01, use_prompt_lookup=lookup, budget=False
+        ),
         CachedLM(pair.draft),
     )
     drafter.notes = []

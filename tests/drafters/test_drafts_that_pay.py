@@ -27,8 +27,8 @@ CURVES = {
 }
 SPECS = [
     "draft_model",
-    "draft_model:branch_above=0.02",
-    "specdec_pp:min=1",
+    "draft_model:branch_threshold=0.02",
+    "specdec_pp:min_draft_tokens=1",
     "ouroboros",
     "ouroboros:inspiration=paper,gamma=8",
 ]

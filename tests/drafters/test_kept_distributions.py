@@ -43,7 +43,7 @@ def written(path: Path, vocab_size: int = 50) -> Recycler:
 
 def answer(pair: Pair, name: str, path: Path, **options: Any) -> float:
     """Tokens per forward over all prompts, one after the other."""
-    llm = LLM(pair.target, create(name, pool=str(path), budget=False, **options), max_batch=1)
+    llm = LLM(pair.target, create(name, pool_file=str(path), budget=False, **options), max_batch=1)
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert [out.token_ids for out in outs] == pair.answers
     return sum(len(out.token_ids) for out in outs) / sum(out.stats.target_forwards for out in outs)
@@ -83,7 +83,7 @@ def test_a_second_run_has_more_tokens_per_forward(pair: Pair, tmp_path: Path, na
 @pytest.mark.slow
 def test_a_process_saves_when_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    leave_in_mid_answer(f"LLM(demo.TARGET, 'auto:pool={path}')")
+    leave_in_mid_answer(f"LLM(demo.TARGET, 'auto:pool_file={path}')")
     head, arrays = read_table(path)
     assert len(arrays["keys"]) > 0
     assert head["tokenizer"].startswith("sha256:")
@@ -91,7 +91,7 @@ def test_a_process_saves_when_it_ends(tmp_path: Path) -> None:
 
 def test_two_that_share_a_file_leave_one_that_can_be_read(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    made: list[Any] = [create(name, pool=str(path), budget=False) for name in DRAFTERS]
+    made: list[Any] = [create(name, pool_file=str(path), budget=False) for name in DRAFTERS]
     for drafter in made * 2:
         LLM(pair.target, drafter).generate(pair.prompts[:2], SamplingParams(max_new_tokens=8))
         drafter.save_pool()
@@ -116,45 +116,45 @@ def test_a_file_of_another_kind_version_or_vocabulary(
     path = tmp_path / "kept"
     made = written(path, vocab_size=50)
     with pytest.raises(ConfigError, match="got a vocabulary of 50 tokens; expected 256"):
-        LLM(pair.target, create(name, pool=str(path)))
+        LLM(pair.target, create(name, pool_file=str(path)))
     path.write_bytes(path.read_bytes().replace(b'"version":"2"', b'"version":"9"'))
     with pytest.raises(ConfigError, match="got version '9'; expected '2'"):
-        create(name, pool=str(path))
+        create(name, pool_file=str(path))
     path.write_bytes(pool_bytes(NgramPool(3), 256))
     with pytest.raises(
         ConfigError, match="got 'paceline phrase pool'; expected 'paceline kept distributions'"
     ):
-        create(name, pool=str(path))
+        create(name, pool_file=str(path))
     path.write_bytes(b"")
     with pytest.raises(ConfigError, match="got a file that cannot be read"):
-        create(name, pool=str(path))
+        create(name, pool_file=str(path))
     with pytest.raises(ConfigError, match="got no folder"):
-        create(name, pool=str(tmp_path / "nowhere" / "kept"))
+        create(name, pool_file=str(tmp_path / "nowhere" / "kept"))
     assert made.kept is not None
     teach(made, {(3,): [(99, 0.5)]})
     made.kept.save()
     with pytest.raises(
         ConfigError, match="got ids up to 99; expected ids below its vocabulary of 50"
     ):
-        create(name, pool=str(path))
+        create(name, pool_file=str(path))
 
 
 def test_a_file_of_another_tokenizer(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    llm = LLM(pair.target, f"auto:pool={path}", tokenizer=byte_tokenizer())
+    llm = LLM(pair.target, f"auto:pool_file={path}", tokenizer=byte_tokenizer())
     llm.generate(pair.prompts[:1], SamplingParams(max_new_tokens=4))
-    LLM(pair.target, f"auto:pool={path}", tokenizer=byte_tokenizer())
-    LLM(pair.target, f"auto:pool={path}")  # not known, which fits all
+    LLM(pair.target, f"auto:pool_file={path}", tokenizer=byte_tokenizer())
+    LLM(pair.target, f"auto:pool_file={path}")  # not known, which fits all
     with pytest.raises(ConfigError, match=r"got ids of the tokenizer sha256:.*; expected sha256:"):
-        LLM(pair.target, f"auto:pool={path}", tokenizer=piece_tokenizer())
+        LLM(pair.target, f"auto:pool_file={path}", tokenizer=piece_tokenizer())
 
 
 def test_nothing_is_written_before_the_vocabulary_is_known(tmp_path: Path) -> None:
-    made: Any = create("auto", pool=str(tmp_path / "kept"))
+    made: Any = create("auto", pool_file=str(tmp_path / "kept"))
     with pytest.raises(ConfigError, match="Use it in an LLM first"):
         made.save_pool()
     with pytest.raises(
-        ConfigError, match=r"token_recycling: got no file .*Choose one with pool=PATH"
+        ConfigError, match=r"token_recycling: got no file .*Choose one with pool_file=PATH"
     ):
         create("token_recycling").save_pool()  # type: ignore[attr-defined]
     assert not list(tmp_path.iterdir())

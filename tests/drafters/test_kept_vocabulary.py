@@ -34,10 +34,10 @@ DATA = Path(__file__).parents[1] / "data"
 KEPT = [EOS, 3, 4]  # of six tokens
 SPECS = [
     "draft_model",
-    "draft_model:length=2",
-    "specdec_pp:min=1",
+    "draft_model:max_draft_tokens=2",
+    "specdec_pp:min_draft_tokens=1",
     "ouroboros:gamma=2,window=1,ngram=3",
-    "auto:draft=true",
+    "auto:use_draft_model=true",
 ]
 
 
@@ -67,7 +67,11 @@ def test_greedy_answers_are_the_targets(pair: Pair, spec: str, batch: int) -> No
 
 
 @pytest.mark.parametrize(
-    "spec", [pytest.param("draft_model:length=2", marks=pytest.mark.slow), "specdec_pp:min=1"]
+    "spec",
+    [
+        pytest.param("draft_model:max_draft_tokens=2", marks=pytest.mark.slow),
+        "specdec_pp:min_draft_tokens=1",
+    ],
 )
 def test_the_law_under_reject_is_the_targets(spec: str) -> None:
     draft = reduced(make("six_words_draft"), KEPT)
@@ -81,7 +85,12 @@ def test_the_law_under_reject_is_the_targets(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["draft_model:verification=follow", "specdec_pp:verification=follow,min=1", *SPECS[3:]]
+    "spec",
+    [
+        "draft_model:verification=follow",
+        "specdec_pp:verification=follow,min_draft_tokens=1",
+        *SPECS[3:],
+    ],
 )
 def test_a_seed_gives_the_same_text_under_follow(spec: str) -> None:
     draft = reduced(make("six_words_draft"), KEPT)
@@ -108,7 +117,7 @@ class WholeVocabulary(DraftModel):
 
 def test_another_distribution_than_the_kept_one_is_noticed() -> None:
     drafter = WholeVocabulary(
-        DraftModelOptions(length=3), CachedLM(reduced(make("six_words_draft"), KEPT))
+        DraftModelOptions(max_draft_tokens=3), CachedLM(reduced(make("six_words_draft"), KEPT))
     )
     assert not fits(sample(drafter, PLAIN), law(PLAIN))
 

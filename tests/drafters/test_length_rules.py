@@ -60,7 +60,7 @@ def test_a_constant_length_is_kept(pair: Pair) -> None:
     for temperature in (0.0, 1.0):
         watch = watched(
             pair,
-            "draft_model:length=4",
+            "draft_model:max_draft_tokens=4",
             SamplingParams(COUNT, temperature),
             eos=[pair.answers[1][6]],
         )
@@ -85,14 +85,15 @@ def test_the_heuristic_by_hand(start: int, accepted: list[int], lengths: list[in
 
 
 @pytest.mark.parametrize(
-    "spec", ["draft_model:rule=heuristic", "draft_model:rule=heuristic,length=1"]
+    "spec",
+    ["draft_model:stop_rule=heuristic", "draft_model:stop_rule=heuristic,max_draft_tokens=1"],
 )
 def test_the_heuristic_in_use(pair: Pair, spec: str) -> None:
     """Each sequence begins anew; limits of the answer shorten drafts."""
     watch = watched(pair, spec, SamplingParams(COUNT))
     lengths: dict[int, int] = {}
     for (request, tokens, tree), accepted in zip(watch.notes, watch.accepted, strict=True):
-        length = lengths.setdefault(request.id, 1 if "length=1" in spec else 5)
+        length = lengths.setdefault(request.id, 1 if "max_draft_tokens=1" in spec else 5)
         assert len(tree) == min(length, room(request, tokens))
         if len(tree):
             lengths[request.id] = length + 2 if accepted == len(tree) else max(1, length - 1)
@@ -148,7 +149,8 @@ def test_the_confidence_rule_goes_by_the_draft_models_figures(
     """Every token but the last was likely enough, and the last was not, or was the end or the
     last there was room for.
     """
-    spec = f"draft_model:rule=confidence,stop_below=0.3,length=7,lookup={lookup}"
+    spec = "draft_model:stop_rule=confidence,stop_threshold=0.3,max_draft_tokens=7"
+    spec += f",use_prompt_lookup={lookup}"
     end = sharp.answers[1][6]
     watch = watched(sharp, spec, SamplingParams(COUNT, temperature), batch=4, eos=[end])
     lengths = set()
@@ -169,12 +171,12 @@ def test_the_confidence_rule_goes_by_the_draft_models_figures(
 @pytest.mark.parametrize(
     "spec",
     [
-        "draft_model:rule=confidence",
-        "draft_model:rule=entropy",
-        "draft_model:rule=heuristic",
-        "draft_model:length=8,stop_below=0.3",
+        "draft_model:stop_rule=confidence",
+        "draft_model:stop_rule=entropy",
+        "draft_model:stop_rule=heuristic",
+        "draft_model:max_draft_tokens=8,stop_threshold=0.3",
         "specdec_pp",
-        "specdec_pp:lookup=true,min=1",
+        "specdec_pp:use_prompt_lookup=true,min_draft_tokens=1",
     ],
 )
 def test_a_batch_drafts_as_single_sequences_do(sharp: Pair, spec: str, temperature: float) -> None:
@@ -199,17 +201,20 @@ def test_a_batch_drafts_as_single_sequences_do(sharp: Pair, spec: str, temperatu
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("rule=confidance", "Did you mean 'confidence'"),
+        ("stop_rule=confidance", "Did you mean 'confidence'"),
         (
-            "rule=heuristic,stop_below=0.2",
-            "got stop_below with rule='heuristic'; expected rule product, confidence, entropy",
+            "stop_rule=heuristic,stop_threshold=0.2",
+            "stop_threshold has no effect with stop_rule='heuristic'; it needs product or",
         ),
         (
-            "rule=entropy,branch_above=0.2",
-            "got branch_above with rule='entropy'; expected rule product",
+            "stop_rule=entropy,branch_threshold=0.2",
+            "branch_threshold has no effect with stop_rule='entropy'; it needs product",
         ),
-        ("rule=confidence,stop_below=1.5", "stop_below: got 1.5; expected from 0 to 1"),
-        ("rule=heuristic,length=0", "length: got 0"),
+        (
+            "stop_rule=confidence,stop_threshold=1.5",
+            "stop_threshold: got 1.5; expected from 0 to 1",
+        ),
+        ("stop_rule=heuristic,max_draft_tokens=0", "max_draft_tokens: got 0"),
     ],
 )
 def test_options(pair: Pair, options: str, words: str) -> None:

@@ -46,7 +46,7 @@ def golden_run(pair: Pair, name: str, *options: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", [name for name in RUNS if not name.endswith("_pp")])
 def test_compat_repeats_the_public_code_step_by_step(pair: Pair, name: str) -> None:
-    outs = golden_run(pair, name, "compat=true")
+    outs = golden_run(pair, name, "reference_mode=true")
     assert [out.token_ids for out in outs] == GOLDEN["answers"]
     assert [out.stats.fed for out in outs] == GOLDEN["runs"][name]["fed"]
     assert [out.stats.target_forwards for out in outs] == GOLDEN["runs"][name]["target_forwards"]
@@ -167,7 +167,7 @@ def test_longer_keys_come_first_and_wrong_guesses_leave() -> None:
     one is the better guess.
     """
     drafter, request = started(
-        "lookahead:window=1,ngram=2,guesses=2,pool=4", [1, 2, 3, 4, 2, 5, 1, 2]
+        "lookahead:window=1,ngram=2,guesses=2,ngrams_per_key=4", [1, 2, 3, 4, 2, 5, 1, 2]
     )
     (tree,) = drafter.propose([request], [9])
     assert tree.token_ids[0] == 3
@@ -220,7 +220,7 @@ def test_a_window_too_large_is_left_out_and_counted(pair: Pair) -> None:
 
 def test_compat_keeps_to_max_nodes() -> None:
     drafter, request = started(
-        "lookahead:window=2,ngram=3,guesses=3,compat=true", [1, 2, 3, 1, 4, 5, 1, 6, 7, 1]
+        "lookahead:window=2,ngram=3,guesses=3,reference_mode=true", [1, 2, 3, 1, 4, 5, 1, 6, 7, 1]
     )
     for limit in range(12):
         (tree,) = drafter.propose([request], [limit])
@@ -255,11 +255,11 @@ def test_windows_of_attention(name: str) -> None:
         ("window=0", "lookahead: window: got 0; expected at least 1."),
         ("ngram=1", "lookahead: ngram: got 1; expected at least 2."),
         ("guesses=-1", "lookahead: guesses: got -1; expected at least 0."),
-        ("pool=0", "lookahead: pool: got 0; expected at least 1."),
+        ("ngrams_per_key=0", "lookahead: ngrams_per_key: got 0; expected at least 1."),
         (
-            "ngram=2,compat=true",
-            "lookahead: got ngram=2 with compat=true; expected 3 or more, as the public code"
-            " needs. Raise ngram.",
+            "ngram=2,reference_mode=true",
+            "lookahead: got ngram=2 with reference_mode=true; expected 3 or more, as the public"
+            " code needs. Raise ngram.",
         ),
     ],
 )
@@ -276,7 +276,8 @@ def test_every_small_setting(pair: Pair, compat: bool) -> None:
             for guesses in (0, 2):
                 if compat and (ngram == 2 or guesses == 0):
                     continue
-                spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},compat={compat}"
+                spec = f"lookahead:window={window},ngram={ngram},guesses={guesses}"
+                spec += f",reference_mode={compat}"
                 outs = pair.engine(spec).generate(
                     pair.prompts[:4], SamplingParams(max_new_tokens=COUNT)
                 )

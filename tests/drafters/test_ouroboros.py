@@ -32,9 +32,9 @@ ANSWERS = json.loads((Path(__file__).parents[1] / "data" / "lookahead_golden.jso
 ]  # the same target's
 SETTINGS: list[dict[str, Any]] = [
     {},
-    {"warm": True, "gamma": 12},
-    {"gamma": 3, "window": 1, "ngram": 2, "suffixes": 0, "branches": 0},
-    {"gamma": 4, "window": 7, "ngram": 5, "branches": 0, "inspiration": "paper"},
+    {"shared_pool": True, "gamma": 12},
+    {"gamma": 3, "window": 1, "ngram": 2, "suffixes": 0, "max_branches": 0},
+    {"gamma": 4, "window": 7, "ngram": 5, "max_branches": 0, "inspiration": "paper"},
     {"gamma": 5, "ngram": 4, "inspiration": "code", "refinement": False},
     {"gamma": 1, "window": 2, "ngram": 3, "inspiration": "off", "refinement": False},
 ]
@@ -62,7 +62,7 @@ def test_greedy_answers_are_plain_decodings(
     assert [out.token_ids for out in outs] == pair.answers
     assert sum(out.stats.target_forwards for out in outs) < 0.75 * COUNT * len(outs)
     assert all(out.stats.draft_forwards > 0 for out in outs)
-    if options.get("warm"):
+    if options.get("shared_pool"):
         assert [out.token_ids for out in answers(llm, pair)] == pair.answers
 
 
@@ -82,7 +82,7 @@ def test_several_ends_and_limits(pair: Pair, batch: int) -> None:
     assert {out.finish_reason for out in outs} == {"stop", "length"}
 
 
-@pytest.mark.parametrize("options", [{}, {"warm": True, "branches": 0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"shared_pool": True, "max_branches": 0}], ids=str)
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
 def test_a_seed_gives_the_text_of_plain_decoding(
     pair: Pair, options: dict[str, Any], temperature: float
@@ -125,7 +125,7 @@ def test_fewer_forwards_than_the_public_code(pair: Pair, name: str) -> None:
         window=window,
         ngram=ngram,
         suffixes=suffixes,
-        warm=name.endswith("_warm"),
+        shared_pool=name.endswith("_warm"),
     )
     outs = answers(llm, pair, max_new_tokens=96, ignore_eos=True)
     assert [out.token_ids for out in outs] == ANSWERS
@@ -213,7 +213,7 @@ def test_the_tree_is_the_papers_without_branches(pair: Pair) -> None:
             trees.extend(outcome.tree for outcome in outcomes)
             super().observe(outcomes)
 
-    options = OuroborosOptions(gamma=4, ngram=5, suffixes=2, branches=0, budget=False)
+    options = OuroborosOptions(gamma=4, ngram=5, suffixes=2, max_branches=0, budget=False)
     answers(LLM(pair.target, drafter=Kept(options, CachedLM(pair.draft)), max_batch=1), pair)
     forks = [
         {parent for parent in tree.parents if tree.parents.count(parent) > 1} for tree in trees
@@ -232,7 +232,7 @@ def test_the_tree_is_the_papers_without_branches(pair: Pair) -> None:
         ({"window": 0}, "ouroboros: window: got 0; expected at least 1."),
         ({"ngram": 1}, "ouroboros: ngram: got 1; expected at least 2."),
         ({"suffixes": -1}, "ouroboros: suffixes: got -1; expected at least 0."),
-        ({"branches": -1}, "ouroboros: branches: got -1; expected at least 0."),
+        ({"max_branches": -1}, "ouroboros: max_branches: got -1; expected at least 0."),
         (
             {"inspiration": "papr"},
             "ouroboros: got inspiration='papr'; expected a known value. Did you mean 'paper'?",

@@ -91,7 +91,7 @@ def with_a_slip(text: str) -> str:
 def drawn(rule: str) -> str:
     """Two steps of the paper's tree, as the page shows them."""
     options = OuroborosOptions(
-        gamma=10, window=1, ngram=4, branches=0, inspiration=rule, budget=False
+        gamma=10, window=1, ngram=4, max_branches=0, inspiration=rule, budget=False
     )
     drafter = Ouroboros(options, cast(CachedLM, Alphabet(with_a_slip)))
     target = cast(CachedLM, Alphabet(next_letter))

@@ -30,10 +30,10 @@ from tests.verification.test_distribution import PLAIN, PROMPT, TRUNCATED, answe
 
 SPECS = [
     "draft_model",
-    "draft_model:length=3",
-    "specdec_pp:min=1",
+    "draft_model:max_draft_tokens=3",
+    "specdec_pp:min_draft_tokens=1",
     "ouroboros:gamma=2,window=2,ngram=3",
-    "auto:draft=true",
+    "auto:use_draft_model=true",
 ]
 TOKENS, WORDS = 256, 6  # of the pair's tokenizer, and of the model of six words
 
@@ -70,10 +70,10 @@ def test_greedy_answers_are_the_targets(
 @pytest.mark.parametrize(
     "spec",
     [
-        "draft_model:length=2",
+        "draft_model:max_draft_tokens=2",
         *(
             pytest.param(spec, marks=pytest.mark.slow)
-            for spec in ("specdec_pp:min=1", "draft_model")
+            for spec in ("specdec_pp:min_draft_tokens=1", "draft_model")
         ),
     ],
 )
@@ -96,7 +96,11 @@ def said(spec: str, draft: Any, params: SamplingParams, count: int) -> list[Comp
 
 @pytest.mark.parametrize(
     "spec",
-    ["draft_model:verification=follow", "auto:draft=true", "ouroboros:gamma=2,window=1,ngram=3"],
+    [
+        "draft_model:verification=follow",
+        "auto:use_draft_model=true",
+        "ouroboros:gamma=2,window=1,ngram=3",
+    ],
 )
 def test_a_seed_gives_the_same_text_under_follow(spec: str) -> None:
     outs = said(without_budget(spec), padded(make("six_words_draft"), 9, bias=1.0), PLAIN, 250)
@@ -106,7 +110,7 @@ def test_a_seed_gives_the_same_text_under_follow(spec: str) -> None:
 def test_a_target_may_have_more_rows_and_draw_from_them() -> None:
     """Tokens that only the target has are drawn by it alone; and the draft reads on behind them."""
     target = padded(make("six_words"), 9)
-    llm = LLM(target, "draft_model:length=2", make("six_words_draft"), words_tokenizer())
+    llm = LLM(target, "draft_model:max_draft_tokens=2", make("six_words_draft"), words_tokenizer())
     params = SamplingParams(12, temperature=2.0, seed=3)
     outs = llm.generate([PROMPT, [*PROMPT, 8, 7]], params)
     assert max(token for out in outs for token in out.token_ids) >= WORDS
@@ -247,13 +251,15 @@ def test_a_store_of_another_padding(
 def test_answers_with_ids_beyond_a_live_store(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
     datastore.build(tmp_path / "store", [[1, 2, 3]], TOKENS, tokenizer=tokenizer, workers=1)
     target = padded(pair.target, 300, bias=100.0)
-    llm = LLM(target, f"sssd:datastore={tmp_path / 'store'},live=true", tokenizer=tokenizer)
+    llm = LLM(
+        target, f"sssd:datastore={tmp_path / 'store'},update_datastore=true", tokenizer=tokenizer
+    )
     out = llm.generate([pair.prompts[0]], SamplingParams(8))[0]
     assert min(out.token_ids) >= TOKENS
 
 
 def test_kept_distributions_of_another_padding(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
-    spec = f"auto:pool={tmp_path / 'pool'}"
+    spec = f"auto:pool_file={tmp_path / 'pool'}"
     llm = LLM(pair.target, spec, tokenizer=tokenizer)
     llm.generate([pair.prompts[0]], SamplingParams(COUNT))
     llm.drafter.save_pool()  # type: ignore[attr-defined]

@@ -90,7 +90,7 @@ def test_tries_are_plain_counts(steps: list[tuple[int, list[int]]]) -> None:
     """Requests come with prompts, write, and leave, in any order: each step starts one, or lets
     it write, or ends it.
     """
-    drafter = Pia(PiaOptions(length=2, query=1))
+    drafter = Pia(PiaOptions(max_draft_tokens=2, query_ngram=1))
     seqs: dict[int, Request] = {}
     done: list[list[int]] = []
     for number, tokens in steps:
@@ -126,7 +126,7 @@ def phrases(tokens: list[int], shortest: int) -> Counter[tuple[int, ...]]:
 
 
 def test_a_request_sees_its_own_prompt_and_all_outputs() -> None:
-    drafter = Pia(PiaOptions(length=2))
+    drafter = Pia(PiaOptions(max_draft_tokens=2))
     first, second = (
         running(drafter, [1, 2, 3], [7, 1, 2, 4, 5]),
         running(drafter, [1, 2, 6, 1, 2], []),
@@ -143,7 +143,7 @@ def test_a_request_sees_its_own_prompt_and_all_outputs() -> None:
 
 
 def test_phrases_of_an_output_join_when_complete_and_at_its_end() -> None:
-    drafter = Pia(PiaOptions(length=2))
+    drafter = Pia(PiaOptions(max_draft_tokens=2))
     seq = running(drafter, [9], [1, 2, 3])
     assert forest(drafter._tries) == {}
     seq.append([4])
@@ -163,7 +163,7 @@ def test_phrases_of_an_output_join_when_complete_and_at_its_end() -> None:
 
 
 def test_shorter_queries_are_asked_where_a_longer_one_gives_less_than_a_branch() -> None:
-    drafter = Pia(PiaOptions(length=4))
+    drafter = Pia(PiaOptions(max_draft_tokens=4))
     assert drafted(drafter, running(drafter, [1, 2, 3, 4, 5, 6, 2, 7, 1, 2], [])).token_ids == [
         3,
         4,
@@ -171,10 +171,10 @@ def test_shorter_queries_are_asked_where_a_longer_one_gives_less_than_a_branch()
         6,
     ]
     few = Request([1, 2, 3, 9, 2, 7, 8, 1, 2], SamplingParams())
-    drafter = Pia(PiaOptions(length=6, query=2))
+    drafter = Pia(PiaOptions(max_draft_tokens=6, query_ngram=2))
     drafter.start(few)
     assert drafted(drafter, few).token_ids == [3, 9, 2, 7, 8, 1]
-    longer = Pia(PiaOptions(length=9, query=2))
+    longer = Pia(PiaOptions(max_draft_tokens=9, query_ngram=2))
     longer.start(few)
     tree = drafted(longer, few)
     assert {
@@ -183,7 +183,7 @@ def test_shorter_queries_are_asked_where_a_longer_one_gives_less_than_a_branch()
 
 
 def test_a_short_query_that_finds_nothing_leaves_what_there_is() -> None:
-    drafter = Pia(PiaOptions(length=9))
+    drafter = Pia(PiaOptions(max_draft_tokens=9))
     seq = running(drafter, [5, 1, 2, 5, 1], [])
     other = running(drafter, [6, 7], [])
     assert drafted(drafter, seq).token_ids == [2, 5, 1]
@@ -191,7 +191,7 @@ def test_a_short_query_that_finds_nothing_leaves_what_there_is() -> None:
 
 
 def test_limits_and_what_is_left() -> None:
-    drafter = Pia(PiaOptions(length=3))
+    drafter = Pia(PiaOptions(max_draft_tokens=3))
     prompt = [1, 2, 3, 4, 5, 6, 1]
     assert [
         len(drafted(drafter, running(drafter, prompt, [], new))) for new in (1, 2, 3, 4, 9)
@@ -317,10 +317,10 @@ def test_an_engine_learns_from_its_answers(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("nodes=0", "nodes: got 0; expected at least 1"),
-        ("length=0", "length: got 0; expected at least 1"),
-        ("query=0", "query: got 0; expected from 1 to 13"),
-        ("length=2,query=4", "query: got 4; expected from 1 to 3"),
+        ("max_nodes=0", "max_nodes: got 0; expected at least 1"),
+        ("max_draft_tokens=0", "max_draft_tokens: got 0; expected at least 1"),
+        ("query_ngram=0", "query_ngram: got 0; expected from 1 to 13"),
+        ("max_draft_tokens=2,query_ngram=4", "query_ngram: got 4; expected from 1 to 3"),
     ],
 )
 def test_bad_options(options: str, words: str) -> None:

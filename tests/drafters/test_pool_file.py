@@ -39,7 +39,7 @@ def forwards(outs: list[Completion]) -> int:
 
 
 def drafter(pair: Pair, path: Path, **options: Any) -> Ouroboros:
-    made = create("ouroboros", draft_model=pair.draft, pool=str(path), budget=False, **options)
+    made = create("ouroboros", draft_model=pair.draft, pool_file=str(path), budget=False, **options)
     assert isinstance(made, Ouroboros)
     return made
 
@@ -95,7 +95,7 @@ def test_what_came_after_the_last_save_is_saved_at_the_end(pair: Pair, tmp_path:
 def test_a_process_saves_when_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "phrases.pool"
     leave_in_mid_answer(
-        f"LLM(demo.TARGET, drafter='ouroboros:pool={path}', draft_model=demo.DRAFT)"
+        f"LLM(demo.TARGET, drafter='ouroboros:pool_file={path}', draft_model=demo.DRAFT)"
     )
     assert path.stat().st_size > 100
 
@@ -114,7 +114,7 @@ def test_every_damage_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "phrases.pool"
     for _ in range(2000):
         path.write_bytes(spoil(content, rng))
-        with pytest.raises(ConfigError, match=r"phrases\.pool.*bad_pool=cold"):
+        with pytest.raises(ConfigError, match=r"phrases\.pool.*on_invalid_file=reset"):
             read_pool(path, 50)
 
 
@@ -157,12 +157,13 @@ def test_a_file_of_another_kind_version_or_vocabulary(pair: Pair, tmp_path: Path
         drafter(pair, tmp_path)
     with pytest.raises(ConfigError, match="got no folder"):
         drafter(pair, tmp_path / "nowhere" / "phrases.pool")
-    with pytest.raises(ConfigError, match="Choose one with pool=PATH"):
+    with pytest.raises(ConfigError, match="Choose one with pool_file=PATH"):
         create("ouroboros", draft_model=pair.draft).save_pool()  # type: ignore[attr-defined]
     with pytest.raises(
-        ConfigError, match=r"got bad_pool='cool'; expected a known value\. Did you mean 'cold'"
+        ConfigError,
+        match=r"got on_invalid_file='rest'; expected a known value\. Did you mean 'reset'",
     ):
-        drafter(pair, path, bad_pool="cool")
+        drafter(pair, path, on_invalid_file="rest")
 
 
 def test_cold_only_if_asked_and_the_refused_file_is_kept(pair: Pair, tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_cold_only_if_asked_and_the_refused_file_is_kept(pair: Pair, tmp_path: P
     theirs = pool_bytes(some_pool(), 50)
     path.write_bytes(theirs)
     with pytest.warns(UserWarning, match="The pool begins empty"):
-        made = drafter(pair, path, bad_pool="cold")
+        made = drafter(pair, path, on_invalid_file="reset")
     assert path.read_bytes() == theirs
     run(pair, made)
     assert (tmp_path / "phrases.pool.refused").read_bytes() == theirs

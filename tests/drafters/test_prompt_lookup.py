@@ -46,19 +46,19 @@ def proposed(
 
 
 def test_a_chain_is_what_followed_the_latest_match() -> None:
-    tree = proposed("prompt_lookup:matches=1,frequent=0,length=3", TEXT)
+    tree = proposed("prompt_lookup:max_matches=1,max_frequent_tokens=0,max_draft_tokens=3", TEXT)
     assert (tree.token_ids, tree.parents) == ([4, 9, 1], [-1, 0, 1])
 
 
 def test_earlier_matches_are_branches() -> None:
-    tree = proposed("prompt_lookup:frequent=0,length=2", TEXT)
+    tree = proposed("prompt_lookup:max_frequent_tokens=0,max_draft_tokens=2", TEXT)
     assert (tree.token_ids, tree.parents) == ([4, 9, 3, 7], [-1, 0, -1, 2])
     first, _, second, _ = tree.confidence or []
     assert first > second
 
 
 def test_frequent_tokens_come_last_the_most_frequent_first() -> None:
-    tree = proposed("prompt_lookup:length=1", TEXT)
+    tree = proposed("prompt_lookup:max_draft_tokens=1", TEXT)
     assert tree.token_ids == [4, 3, 7, 1, 2, 9]  # 4 and 3 are there already
     assert tree.parents == [-1] * 6
     chances = (tree.confidence or [])[2:]
@@ -72,20 +72,29 @@ def test_frequent_tokens_come_last_the_most_frequent_first() -> None:
         Origin.PROMPT,
         Origin.OUTPUT,
     ]
-    assert proposed("prompt_lookup:length=1,frequent=3", TEXT).token_ids == [4, 3, 7, 1, 2]
-    assert proposed("prompt_lookup:length=1", TEXT, nodes=3).token_ids == [4, 3, 7]
+    assert proposed("prompt_lookup:max_draft_tokens=1,max_frequent_tokens=3", TEXT).token_ids == [
+        4,
+        3,
+        7,
+        1,
+        2,
+    ]
+    assert proposed("prompt_lookup:max_draft_tokens=1", TEXT, nodes=3).token_ids == [4, 3, 7]
 
 
 def test_where_nothing_matches_frequent_tokens_are_all_there_is() -> None:
     alone, beside = (
-        proposed("prompt_lookup:length=1", text).confidence for text in ([5, 5, 6, 8], TEXT)
+        proposed("prompt_lookup:max_draft_tokens=1", text).confidence
+        for text in ([5, 5, 6, 8], TEXT)
     )
     assert proposed("prompt_lookup", [5, 5, 6, 8]).token_ids == [5, 6, 8]
     assert (alone or [])[0] > (beside or [])[2]  # the likelier, the less else is known
     assert (
         proposed("prompt_lookup:budget=false", [5, 5, 6, 8]) is EMPTY_TREE
     )  # else each of them would be fed at every step
-    assert proposed("prompt_lookup:budget=false,frequent=1", [5, 5, 6, 8]).token_ids == [5]
+    assert proposed("prompt_lookup:budget=false,max_frequent_tokens=1", [5, 5, 6, 8]).token_ids == [
+        5
+    ]
 
 
 def test_nothing_is_proposed_for_the_last_token() -> None:
@@ -103,7 +112,9 @@ def test_tokens_by_how_often_they_are_there(pieces: list[list[int]], most: int) 
     assert all(text.index(token) == place for token, place in found)
 
 
-@pytest.mark.parametrize("spec", ["prompt_lookup:frequent=-1", "prompt_lookup:frequent=few"])
+@pytest.mark.parametrize(
+    "spec", ["prompt_lookup:max_frequent_tokens=-1", "prompt_lookup:max_frequent_tokens=few"]
+)
 def test_bad_numbers_of_frequent_tokens_are_refused(spec: str) -> None:
     with pytest.raises(ValueError, match="frequent"):
         create(spec)

@@ -236,7 +236,7 @@ def test_the_papers_tree() -> None:
 
 
 def test_the_fixed_tree_leaves_out_what_is_not_kept() -> None:
-    drafter: Any = create("token_recycling:tree=paper,keys=1")
+    drafter: Any = create("token_recycling:tree=paper,max_context_ngram=1")
     request = Request([1, 2], SamplingParams(max_new_tokens=20))
     assert drafter.propose([request], [80]) == [EMPTY_TREE]
     said = tops([[(3, 0.5), (4, 0.3), (5, 0.1)], [(4, 0.9)], [(6, 0.8), (3, 0.1)]])
@@ -253,11 +253,11 @@ def test_the_fixed_tree_leaves_out_what_is_not_kept() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("token_recycling:keys=9", "keys: got 9"),
+        ("token_recycling:max_context_ngram=9", "max_context_ngram: got 9"),
         ("token_recycling:tree=wide", "got tree='wide'; expected one of best, paper"),
-        ("token_recycling:rows=0", "rows: got 0"),
-        ("auto:nodes=0", "nodes: got 0"),
-        ("auto:least=2", "least: got 2"),
+        ("token_recycling:max_distributions=0", "max_distributions: got 0"),
+        ("auto:max_nodes=0", "max_nodes: got 0"),
+        ("auto:min_path_probability=2", "min_path_probability: got 2"),
         ("auto:datastore=/nowhere", "nowhere"),
     ],
 )

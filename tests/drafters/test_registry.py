@@ -244,18 +244,21 @@ def test_the_command_lists_the_good_and_names_the_broken(outside: Path) -> None:
 
 
 def test_specs_split_into_name_and_options() -> None:
-    assert split_spec("rest:datastore=/a:b/c,length=3") == ("rest", "datastore=/a:b/c,length=3")
+    assert split_spec("rest:datastore=/a:b/c,max_draft_tokens=3") == (
+        "rest",
+        "datastore=/a:b/c,max_draft_tokens=3",
+    )
     assert split_spec("my.module:Inner.Class:store=a:b") == ("my.module:Inner.Class", "store=a:b")
     assert split_spec(" none ") == ("none", "")
     specs = [
-        "none,my.module:Class:length=2,width=3,other:Class,sssd:datastore=demo,nodes=4",
+        "none,my.module:Class:length=2,width=3,other:Class,sssd:datastore=demo,max_nodes=4",
         "none",
     ]
     assert split_specs(specs, available()) == [
         "none",
         "my.module:Class:length=2,width=3",
         "other:Class",
-        "sssd:datastore=demo,nodes=4",
+        "sssd:datastore=demo,max_nodes=4",
         "none",
     ]
 

@@ -50,11 +50,11 @@ def test_prefixes_are_counted() -> None:
     tree = drafted(HAND_MADE, [9, 1, 2])
     assert (tree.token_ids, tree.parents) == ([3, 4, 5, 6], [-1, 0, 0, -1])
     assert tree.confidence == [2 / 3, 1 / 2, 1 / 2, 1 / 3]
-    assert set(paths(drafted(HAND_MADE, [9, 2], shortest=1))) == {(3,), (3, 4), (3, 5), (6,), (8,)}
+    assert set(paths(drafted(HAND_MADE, [9, 2], min_ngram=1))) == {(3,), (3, 4), (3, 5), (6,), (8,)}
 
 
 def test_the_most_frequent_stay_and_shallow_ones_before_deep_ones() -> None:
-    kept = [drafted(HAND_MADE, [1, 2], nodes=count).token_ids for count in range(1, 5)]
+    kept = [drafted(HAND_MADE, [1, 2], max_nodes=count).token_ids for count in range(1, 5)]
     assert kept == [[3], [3, 6], [3, 4, 6], [3, 4, 5, 6]]
     assert [drafted(HAND_MADE, [1, 2], limit=count).token_ids for count in range(5)] == [[], *kept]
 
@@ -62,31 +62,29 @@ def test_the_most_frequent_stay_and_shallow_ones_before_deep_ones() -> None:
 def test_only_the_first_matches_are_read() -> None:
     """In the order of the suffix array: a biased sample."""
     documents = ((1, 2, 3), (1, 2, 5, 6), (1, 2, 4), (1, 2, 5))
-    assert [sorted(drafted(documents, [1, 2], matches=count).token_ids) for count in (1, 2, 4)] == [
-        [3],
-        [3, 4],
-        [3, 4, 5, 6],
-    ]
+    assert [
+        sorted(drafted(documents, [1, 2], max_matches=count).token_ids) for count in (1, 2, 4)
+    ] == [[3], [3, 4], [3, 4, 5, 6]]
 
 
 def test_suffixes_shorter_than_the_shortest_are_not_looked_up() -> None:
     assert drafted(HAND_MADE, [4, 2]) is EMPTY_TREE
-    assert drafted(HAND_MADE, [9, 9], shortest=1) is EMPTY_TREE
+    assert drafted(HAND_MADE, [9, 9], min_ngram=1) is EMPTY_TREE
     assert drafted(HAND_MADE, [2]) is EMPTY_TREE
-    assert drafted(HAND_MADE, [1, 2, 3], longest=2, shortest=1).token_ids == [4, 5]
+    assert drafted(HAND_MADE, [1, 2, 3], max_ngram=2, min_ngram=1).token_ids == [4, 5]
 
 
 def test_a_continuation_ends_with_its_document() -> None:
     """And where all matches end theirs, a shorter suffix is looked up."""
     documents = ((1, 2), (3, 4), (5, 2, 6))
     assert drafted(documents, [1, 2]) is EMPTY_TREE
-    assert drafted(documents, [1, 2], shortest=1).token_ids == [6]
-    assert drafted(documents, [1, 2], shortest=1).confidence == [1 / 2]
+    assert drafted(documents, [1, 2], min_ngram=1).token_ids == [6]
+    assert drafted(documents, [1, 2], min_ngram=1).confidence == [1 / 2]
 
 
 def test_no_deeper_than_length_and_what_is_left() -> None:
     documents = ((1, 2, 3, 4, 5, 6),)
-    assert drafted(documents, [1, 2], length=3).token_ids == [3, 4, 5]
+    assert drafted(documents, [1, 2], max_draft_tokens=3).token_ids == [3, 4, 5]
     assert [len(drafted(documents, [1, 2], new=new)) for new in range(1, 7)] == [0, 1, 2, 3, 4, 4]
 
 
@@ -114,7 +112,12 @@ def test_trees_are_those_of_slow_counting(
     documents = some_documents(30, seed=seed)
     shortest, longest = spans[0], sum(spans)
     folder = tiny_store(tuple(map(tuple, documents)), 6)
-    options = {"shortest": shortest, "longest": longest, "length": length, "nodes": nodes}
+    options = {
+        "min_ngram": shortest,
+        "max_ngram": longest,
+        "max_draft_tokens": length,
+        "max_nodes": nodes,
+    }
     drafter = create("rest", datastore=folder, **options)
     (tree,) = drafter.propose([Request(text, SamplingParams())], [99])
     counts = expected(documents, text, longest, shortest, length)
@@ -136,7 +139,7 @@ def test_several_shards_and_a_batch(tmp_path: Path) -> None:
     rng = random.Random(1)
     requests = [Request([rng.randrange(6) for _ in range(20)], SamplingParams()) for _ in range(8)]
     limits = [0, 1, 3, 9, 64, 64, 64, 64]
-    split, whole = (create("rest", datastore=str(path), nodes=10**6) for path in (many, one))
+    split, whole = (create("rest", datastore=str(path), max_nodes=10**6) for path in (many, one))
     trees = split.propose(requests, limits)
     assert trees == [
         split.propose([request], [limit])[0]
@@ -153,15 +156,15 @@ def test_several_shards_and_a_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("", "got no datastore.*paceline datastore build PATH.*rest:datastore=PATH"),
-        ("datastore=x,shortest=0", "shortest: got 0; expected at least 1"),
-        ("datastore=x,longest=3,shortest=4", "longest: got 3; expected at least 4"),
+        ("", "no datastore was given.*paceline datastore build PATH.*rest:datastore=PATH"),
+        ("datastore=x,min_ngram=0", "min_ngram: got 0; expected at least 1"),
+        ("datastore=x,max_ngram=3,min_ngram=4", "max_ngram: got 3; expected at least 4"),
         (
-            "datastore=x,longest=60,length=5",
-            "got longest=60 and length=5; expected at most 64 together",
+            "datastore=x,max_ngram=60,max_draft_tokens=5",
+            "got max_ngram=60 and max_draft_tokens=5; expected at most 64 together",
         ),
-        ("datastore=x,matches=0", "matches: got 0"),
-        ("datastore=x,nodes=0", "nodes: got 0"),
+        ("datastore=x,max_matches=0", "max_matches: got 0"),
+        ("datastore=x,max_nodes=0", "max_nodes: got 0"),
     ],
 )
 def test_bad_options(options: str, words: str) -> None:

@@ -66,13 +66,13 @@ def drafting(pair: Pair, head: Any, **options: Any) -> Watch:
         (0.9, {}, 13),  # measured in the public code: 0.9 ** 12 < 0.3 <= 0.9 ** 11
         (0.9, {"threshold": 0.7}, 13),
         (0.9, {"threshold": 0.5}, 8),
-        (0.9, {"max": 10}, 10),
+        (0.9, {"max_draft_tokens": 10}, 10),
         (0.1, {}, 2),
-        (0.1, {"min": 1}, 2),  # nothing is judged before the second
-        (0.1, {"min": 5}, 5),
+        (0.1, {"min_draft_tokens": 1}, 2),  # nothing is judged before the second
+        (0.1, {"min_draft_tokens": 5}, 5),
         (1.0, {}, 20),
         (0.5, {"threshold": 0.5}, 3),  # "exceeds"
-        (0.9, {"lookup": True}, 13),
+        (0.9, {"use_prompt_lookup": True}, 13),
         (0.9, {"verification": "follow"}, 13),
     ],
 )
@@ -117,7 +117,7 @@ def test_an_end_of_sequence_token_ends_the_draft(pair: Pair, temperature: float)
 @pytest.mark.parametrize(("newest", "length"), [(True, 12), (False, 13)])
 def test_the_newest_token_counts_too(pair: Pair, newest: bool, length: int) -> None:
     """One token sooner, since 13 factors of 0.9 are needed, the last one for the newest."""
-    drafter = drafting(pair, Constant(0.9, first=True), newest=newest)
+    drafter = drafting(pair, Constant(0.9, first=True), count_undecided=newest)
     LLM(pair.target, drafter=drafter, max_batch=3).generate(
         pair.prompts, SamplingParams(COUNT, ignore_eos=True)
     )
@@ -131,13 +131,13 @@ def test_the_newest_token_counts_too(pair: Pair, newest: bool, length: int) -> N
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"verification": "follow"}, {"seconds": False}, {"budget": False}]
+    "options", [{}, {"verification": "follow"}, {"second_choices": False}, {"budget": False}]
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_guesses_have_second_choices_with_the_budget(
     pair: Pair, temperature: float, options: dict[str, Any]
 ) -> None:
-    drafter = drafting(pair, Constant(0.8), **{"budget": True, "max": 8, **options})
+    drafter = drafting(pair, Constant(0.8), **{"budget": True, "max_draft_tokens": 8, **options})
     guesses = temperature == 0.0 or "verification" in options
     llm = LLM(pair.target, drafter=drafter, max_batch=3)
     outs = llm.generate(pair.prompts[:6], SamplingParams(COUNT, temperature, seed=3))
@@ -154,7 +154,7 @@ def test_guesses_have_second_choices_with_the_budget(
             assert tree.confidence is not None
             assert tree.confidence[at] <= 1 - tree.confidence[beside] + 1e-6
     assert (found > 10) is (
-        guesses and options.get("seconds", True) and options.get("budget", True)
+        guesses and options.get("second_choices", True) and options.get("budget", True)
     )
 
 
@@ -189,7 +189,9 @@ def test_the_head_judges_every_token_by_its_own_state(
     where the product says so.
     """
     head = AcceptanceHead.load(random_head(pair.draft), pair.draft)
-    drafter = drafting(pair, head, threshold=0.9, min=1, max=7, lookup=lookup)
+    drafter = drafting(
+        pair, head, threshold=0.9, min_draft_tokens=1, max_draft_tokens=7, use_prompt_lookup=lookup
+    )
     params = SamplingParams(COUNT, temperature, top_k=30)
     LLM(pair.target, drafter=drafter, max_batch=4).generate(pair.prompts, params)
     lengths = set()
@@ -292,8 +294,8 @@ def test_auto_follows_the_head(pair: Pair) -> None:
             "got threshold='atuo'; expected a number between 0 and 1. Did you mean 'auto'",
         ),
         ("threshold=auto", "got a head whose card has no curve; expected"),
-        ("min=0", "min: got 0; expected at least 1"),
-        ("min=5,max=4", "max: got 4; expected at least 5"),
+        ("min_draft_tokens=0", "min_draft_tokens: got 0; expected at least 1"),
+        ("min_draft_tokens=5,max_draft_tokens=4", "max_draft_tokens: got 4; expected at least 5"),
         (
             "verification=folow",
             "specdec_pp: got verification='folow'; expected a known value. Did you mean 'follow'",

@@ -107,7 +107,7 @@ def test_trees_hold_what_both_sources_say(tmp_path: Path, fusion: str) -> None:
     are in (0, 1].
     """
     documents = some_documents()
-    drafter = Sssd(SssdOptions(str(store(tmp_path / "store", documents)), fusion, nodes=40))
+    drafter = Sssd(SssdOptions(str(store(tmp_path / "store", documents)), fusion, max_nodes=40))
     rng = random.Random(4)
     nodes = 0
     for _ in range(60):
@@ -134,7 +134,7 @@ def test_trees_hold_what_both_sources_say(tmp_path: Path, fusion: str) -> None:
 
 
 def test_a_batch_shares_nodes_unless_the_options_say_how_many() -> None:
-    free, fixed = Sssd(SssdOptions(budget=False)), Sssd(SssdOptions(nodes=24))
+    free, fixed = Sssd(SssdOptions(budget=False)), Sssd(SssdOptions(max_nodes=24))
     assert [node_limit(free.node_rule, batch, 256) for batch in (1, 2, 3, 4, 8, 16, 64)] == [
         7,
         7,
@@ -259,7 +259,7 @@ def test_the_paper_by_hand() -> None:
 
 def test_finished_answers_become_searchable(tmp_path: Path) -> None:
     path = store(tmp_path / "store", [[0, 1]], vocab_size=100)
-    drafter = Sssd(SssdOptions(str(path), live=True))
+    drafter = Sssd(SssdOptions(str(path), update_datastore=True))
     request = Request([5, 6, 7, 8], SamplingParams(max_new_tokens=5))
     drafter.start(request)
     drafter.propose([request], [4])
@@ -274,7 +274,7 @@ def test_finished_answers_become_searchable(tmp_path: Path) -> None:
 
 def test_what_one_request_says_is_drafted_for_another(tmp_path: Path) -> None:
     path = store(tmp_path / "store", [[0, 1]], vocab_size=100)
-    drafter = Sssd(SssdOptions(str(path), live=True))
+    drafter = Sssd(SssdOptions(str(path), update_datastore=True))
     one, other = (
         Request(prompt, SamplingParams(max_new_tokens=9)) for prompt in ([5, 6, 7, 8], [20, 30, 31])
     )
@@ -319,10 +319,10 @@ def test_damage_is_named(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("sssd:fusion=sum", "calibrated, paper"),
-        ("sssd:nodes=0", "nodes: got 0"),
-        ("sssd:live=true", "without a datastore"),
-        ("sssd:datastore=demo,live=true", "only read"),
-        ("sssd:fusion=paper,calibration=x.json", "weights are fixed"),
+        ("sssd:max_nodes=0", "max_nodes: got 0"),
+        ("sssd:update_datastore=true", "without a datastore"),
+        ("sssd:datastore=demo,update_datastore=true", "only read"),
+        ("sssd:fusion=paper,calibration=x.json", "fixed weights"),
         ("sssd:calibration=nowhere.json", "nowhere.json"),
     ],
 )

@@ -58,7 +58,9 @@ def test_an_answer_is_found_by_later_requests(tmp_path: Path, datastore: bool) -
     assert not datastore or info(Path(str(path))).tokens == 3
 
 
-@pytest.mark.parametrize("options", [SssdOptions(remember=0), SssdOptions(fusion="paper")])
+@pytest.mark.parametrize(
+    "options", [SssdOptions(answer_cache_tokens=0), SssdOptions(fusion="paper")]
+)
 def test_nothing_is_remembered_where_nothing_is_to_be(options: SssdOptions) -> None:
     drafter = Sssd(options)
     answered(drafter, [1, 2, 3], SAID)
@@ -125,7 +127,7 @@ def test_an_answer_that_is_dropped_does_not_keep_others_from_being_found() -> No
 
 
 def test_options_that_contradict_one_another(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="live=true with remember=8"):
-        SssdOptions(str(tmp_path), remember=8, live=True)
-    with pytest.raises(ConfigError, match="remember"):
-        SssdOptions(remember=-1)
+    with pytest.raises(ConfigError, match="update_datastore=true and answer_cache_tokens=8"):
+        SssdOptions(str(tmp_path), answer_cache_tokens=8, update_datastore=True)
+    with pytest.raises(ConfigError, match="answer_cache_tokens"):
+        SssdOptions(answer_cache_tokens=-1)

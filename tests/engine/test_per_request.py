@@ -102,18 +102,23 @@ def test_they_share_their_forwards(pair: Pair, llm: LLM) -> None:
 
 
 def test_a_drafter_is_made_once_and_the_engines_own_is_used_for_its_own_spec(pair: Pair) -> None:
-    llm = LLM(pair.target, "sssd:nodes=9,budget=false")
+    llm = LLM(pair.target, "sssd:max_nodes=9,budget=false")
     with_own: list[int] = []
     start = llm.drafter.start
     llm.drafter.start = lambda request: (with_own.append(request.id), start(request))[1]  # type: ignore[method-assign, func-returns-value]
-    specs = [None, "sssd:nodes=9,budget=false", " sssd: budget=false, nodes=9", "sssd:nodes=9"]
+    specs = [
+        None,
+        "sssd:max_nodes=9,budget=false",
+        " sssd: budget=false, max_nodes=9",
+        "sssd:max_nodes=9",
+    ]
     outs = llm.generate(pair.prompts[:4], [SamplingParams(8, speculation=spec) for spec in specs])
     assert [out.token_ids for out in outs] == [answer[:8] for answer in pair.answers[:4]]
     assert len(with_own) == 3
     roster = llm._engine._roster
-    first = roster.find("sssd:nodes=9", set)
+    first = roster.find("sssd:max_nodes=9", set)
     assert first is not roster.own
-    assert roster.find("sssd:nodes=9", set) is first
+    assert roster.find("sssd:max_nodes=9", set) is first
     assert first.stats is not None
 
 
@@ -244,15 +249,15 @@ def test_the_likeliest_tokens_a_drafter_asks_for_are_of_its_own_requests(pair: P
     ("spec", "message"),
     [
         ("nonsense", "prompt 2: speculation: there is no drafter 'nonsense'"),
-        ("sssd:nodes=x", "prompt 2: speculation: drafter 'sssd':nodes: got 'x'"),
+        ("sssd:max_nodes=x", "prompt 2: speculation: drafter 'sssd':max_nodes: got 'x'"),
         (
             "sssd:nodes",
             "prompt 2: speculation: drafter 'sssd': got 'nodes' for its options; expected options"
             " as key=value",
         ),
         (
-            "sssd:nodes=3,x",
-            "prompt 2: speculation: got 'x' in 'sssd:nodes=3,x'; expected options as key=value",
+            "sssd:max_nodes=3,x",
+            "prompt 2: speculation: got 'x' in 'sssd:max_nodes=3,x'; expected options as key=value",
         ),
         ("draft_model", "prompt 2: speculation: drafter 'draft_model' needs a draft model"),
     ],

@@ -248,7 +248,12 @@ def test_forwards_here_and_those_of_the_model_leave_each_other_alone(name: str) 
 
 
 @pytest.mark.parametrize(
-    "spec", ["draft_model:budget=false", "draft_model:length=4,lookup=true", "ouroboros"]
+    "spec",
+    [
+        "draft_model:budget=false",
+        "draft_model:max_draft_tokens=4,use_prompt_lookup=true",
+        "ouroboros",
+    ],
 )
 @pytest.mark.parametrize("name", [*LONG, *BOUNDED])
 def test_draft_models_with_such_frequencies_change_nothing(name: str, spec: str) -> None:
@@ -265,7 +270,9 @@ def test_a_draft_model_starts_again_as_well() -> None:
     """Drafted by itself, a model is right at every token but those around the switch."""
     model = make("phi3_longrope")
     (prompt,) = prompts("", (SWITCH - 9,))
-    llm = LLM(model, "draft_model:length=4,budget=false", draft_model=copy.deepcopy(model))
+    llm = LLM(
+        model, "draft_model:max_draft_tokens=4,budget=false", draft_model=copy.deepcopy(model)
+    )
     (out,) = llm.generate([prompt], SamplingParams(max_new_tokens=60, ignore_eos=True))
     assert out.token_ids == reference(model, prompt, 60)
     assert out.stats.target_forwards < 60 // 5 + 9

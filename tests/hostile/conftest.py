@@ -46,7 +46,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory, llm: LLM, pair: Pair) -> Path
     shutil.copy(next(Path(sssd.__file__).parent.glob("*.json")), made / "calibration.json")
     (made / "documents.txt").write_text("Once upon a time\nthere was a store.\n")
     drafter = create(
-        f"ouroboros:pool={made / 'pool.safetensors'}", draft_model=demo.draft_of("demo")
+        f"ouroboros:pool_file={made / 'pool.safetensors'}", draft_model=demo.draft_of("demo")
     )
     LLM("demo", drafter, dtype="float32").generate("Once upon a time", SamplingParams(24))
     drafter.save_pool()  # type: ignore[attr-defined]

@@ -61,36 +61,36 @@ generate hi --drafter ''                                -> drafter
 generate hi --drafter nothing                           -> nothing
 generate hi --drafter nonne                             -> Did you mean 'none'
 generate hi --drafter prompt_lookup:length              -> key=value
-generate hi --drafter prompt_lookup:length=             -> length
-generate hi --drafter prompt_lookup:length=x            -> length
-generate hi --drafter prompt_lookup:length=0            -> length
-generate hi --drafter prompt_lookup:length=1.5          -> length
-generate hi --drafter prompt_lookup:lenght=3            -> Did you mean 'length'
-generate hi --drafter prompt_lookup:length=3,length=4   -> twice
+generate hi --drafter prompt_lookup:max_draft_tokens= -> max_draft_tokens
+generate hi --drafter prompt_lookup:max_draft_tokens=x -> max_draft_tokens
+generate hi --drafter prompt_lookup:max_draft_tokens=0 -> max_draft_tokens
+generate hi --drafter prompt_lookup:max_draft_tokens=1.5 -> max_draft_tokens
+generate hi --drafter prompt_lookup:max_draft_token=3 -> Did you mean 'max_draft_tokens'
+generate hi --drafter prompt_lookup:max_draft_tokens=3,max_draft_tokens=4   -> twice
 generate hi --drafter prompt_lookup:budget=maybe        -> budget
 generate hi --drafter prompt_lookup:max_ngram=1,min_ngram=2 -> max_ngram
 generate hi --drafter jacobi:block=0                    -> block
 generate hi --drafter lookahead:ngram=1                 -> ngram
 generate hi --drafter lookahead:window=0                -> window
-generate hi --drafter pia:nodes=-1                      -> nodes
+generate hi --drafter pia:max_nodes=-1                  -> max_nodes
 generate hi --drafter rest                              -> datastore
 generate hi --drafter rest:datastore=                   -> datastore
 generate hi --drafter rest:datastore=/missing           -> /missing
 generate hi --drafter sssd:datastore=@tiny              -> no store|not a store|manifest
 generate hi --drafter sssd:fusion=cold                  -> fusion
-generate hi --drafter sssd:nodes=0                      -> nodes
-generate hi --drafter sssd:live=true                    -> live
-generate hi --drafter sssd:live=true,datastore=demo     -> live
+generate hi --drafter sssd:max_nodes=0                  -> max_nodes
+generate hi --drafter sssd:update_datastore=true        -> datastore
+generate hi --drafter sssd:update_datastore=true,datastore=demo -> datastore
 generate hi --drafter sssd:calibration=/missing         -> /missing
 generate hi --drafter sssd:calibration=@prompts.jsonl   -> calibration
 generate hi --drafter "sssd:datastore='x"               -> quote
-generate hi --drafter draft_model:length=0              -> length
+generate hi --drafter draft_model:max_draft_tokens=0    -> max_draft_tokens
 generate hi --drafter draft_model:verification=hope     -> verification
 generate hi --drafter specdec_pp:head=/missing          -> /missing
 generate hi --drafter specdec_pp:head=@store            -> .
 generate hi --drafter ouroboros:gamma=0                 -> gamma
-generate hi --drafter ouroboros:pool=@answers.jsonl     -> pool
-generate hi --drafter ouroboros:pool=/missing/x/y       -> missing
+generate hi --drafter ouroboros:pool_file=@answers.jsonl -> pool
+generate hi --drafter ouroboros:pool_file=/missing/x/y  -> missing
 generate hi --drafter token_recycling:tree=large        -> tree
 generate hi --drafter os:path                           -> os:path
 generate hi --drafter os:getcwd                         -> os:getcwd

@@ -62,7 +62,7 @@ READERS: dict[str, tuple[str, Callable[[Path, LLM], Any], bool]] = {
     "store/shard-1*.bin": ("store", lambda place, llm: datastore.verify(place), False),
     "head/card.json": ("head", behind("specdec_pp:head={}", draft=True), True),
     "head/head.safetensors": ("head", behind("specdec_pp:head={}", draft=True), True),
-    "pool.safetensors": ("pool.safetensors", behind("ouroboros:pool={}", draft=True), True),
+    "pool.safetensors": ("pool.safetensors", behind("ouroboros:pool_file={}", draft=True), True),
     "calibration.json": ("calibration.json", behind("sssd:calibration={},budget=false"), True),
     "recording/*.json": (
         "recording",

@@ -115,7 +115,7 @@ def test_a_store_that_is_replaced_and_added_to_while_it_is_searched(
 ) -> None:
     documents = [list(one) for one in pair.near_copies()]
     datastore.build(tmp_path / "s", documents, 256)
-    llm = LLM(pair.target, f"sssd:datastore={tmp_path / 's'},live=true,budget=false")
+    llm = LLM(pair.target, f"sssd:datastore={tmp_path / 's'},update_datastore=true,budget=false")
     with ThreadPoolExecutor(4) as threads:
         asked = [
             threads.submit(llm.generate, [prompt], SamplingParams(COUNT))
@@ -166,7 +166,7 @@ def _folders(tmp_path: Path) -> list[str]:
 
 
 def test_two_engines_write_one_pool(tmp_path: Path, pair: Pair) -> None:
-    spec = f"ouroboros:pool={tmp_path / 'pool.safetensors'}"
+    spec = f"ouroboros:pool_file={tmp_path / 'pool.safetensors'}"
     drafters = [create(spec, draft_model=pair.draft) for _ in range(2)]
     llms = [LLM(pair.target, drafter) for drafter in drafters]
     with ThreadPoolExecutor(2) as threads:

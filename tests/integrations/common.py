@@ -23,7 +23,7 @@ from paceline.drafters import available
 from paceline.integrations.transformers import Strategy
 
 VOCAB = 256
-DRAFTERS = ("none", "prompt_lookup:length=6", "draft_model:length=4")
+DRAFTERS = ("none", "prompt_lookup:max_draft_tokens=6", "draft_model:max_draft_tokens=4")
 EVERY_DRAFTER = (
     *DRAFTERS,
     *(name for name in available() if name not in ("none", "prompt_lookup", "draft_model")),

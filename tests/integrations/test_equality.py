@@ -97,7 +97,7 @@ def test_trees_with_side_branches(target: Any, three: Any, options: dict[str, An
 def test_other_attention(name: str, implementation: str) -> None:
     model = made(name, implementation)
     inputs = padded([[5, 9, 33, 7] * 4, [11, 3, 4] * 4, [8, 21, 7, 30, 12] * 3])
-    strategy = Strategy("prompt_lookup:length=5,budget=false")
+    strategy = Strategy("prompt_lookup:max_draft_tokens=5,budget=false")
     for options in (GREEDY, SAMPLED):
         expected, found = both(model, strategy, inputs, **options)
         assert torch.equal(found, expected)
@@ -158,7 +158,7 @@ def test_noise_drawn_as_rows_come_would_be_noticed(
     torch.manual_seed(0)
     expected = target.generate(**three, **SAMPLED, pad_token_id=0, max_new_tokens=24)
     torch.manual_seed(0)
-    strategy = Strategy("draft_model:length=4", draft)
+    strategy = Strategy("draft_model:max_draft_tokens=4", draft)
     found = target.generate(
         **three, **SAMPLED, pad_token_id=0, max_new_tokens=24, custom_generate=strategy
     )

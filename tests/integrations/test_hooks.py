@@ -114,7 +114,7 @@ def test_no_token_follows_an_end(target: Any, one: Any, draft: Any) -> None:
         0, one["input_ids"].shape[1] :
     ]
     strategy = Strategy(
-        "draft_model:length=8", draft_model=target
+        "draft_model:max_draft_tokens=8", draft_model=target
     )  # every guess is right: all ends are inside a run
     for place in (0, 3, 11):
         ends = [int(answer[place]), 254, 255]
@@ -141,7 +141,7 @@ def test_stop_strings_wherever_they_are_set(target: Any, text: Any, three: Any) 
     }
     expected = target.generate(**common, stop_strings=stops)
     assert not torch.equal(expected, plain)
-    strategy = Strategy("draft_model:length=6", draft_model=target)
+    strategy = Strategy("draft_model:max_draft_tokens=6", draft_model=target)
     assert torch.equal(generate(target, **common, stop_strings=stops, drafter=strategy), expected)
     assert {row.new_tokens for row in strategy.stats} != {24}
     assert torch.equal(

@@ -71,7 +71,7 @@ def test_a_cache_is_continued_over_turns(name: str, rows: int) -> None:
     model = made(name)
     start = padded([[5, 9, 33, 7] * 4, [11, 3, 4] * 4, [8, 21, 7, 30, 12] * 3][:rows])
     options = {"do_sample": False, "max_new_tokens": 9, "eos_token_id": None, "pad_token_id": 0}
-    strategy = Strategy("prompt_lookup:length=3,budget=false")
+    strategy = Strategy("prompt_lookup:max_draft_tokens=3,budget=false")
     for ours in ((True, True), (False, True), (True, False)):
         cache = DynamicCache(config=model.config)
         ids, mask = start["input_ids"], start["attention_mask"]

@@ -17,11 +17,11 @@ from tests.support.real import NEEDS_REAL, Real
 
 pytestmark = NEEDS_REAL
 SPECS = (  # no clock decides whether they draft
-    "draft_model:length=4,budget=false",
+    "draft_model:max_draft_tokens=4,budget=false",
     "draft_model:budget=false",
-    "specdec_pp:min=1,budget=false",
+    "specdec_pp:min_draft_tokens=1,budget=false",
     "ouroboros:budget=false",
-    "auto:nodes=16,budget=false",
+    "auto:max_nodes=16,budget=false",
 )
 COUNT = 12
 

@@ -18,10 +18,10 @@ def texts(real: Real) -> list[list[int]]:
 @pytest.mark.parametrize(
     "spec",
     [
-        "sssd:datastore=tiny,nodes=6",
+        "sssd:datastore=tiny,max_nodes=6",
         *(
             pytest.param(spec, marks=pytest.mark.slow)
-            for spec in ("prompt_lookup", "token_recycling:nodes=6")
+            for spec in ("prompt_lookup", "token_recycling:max_nodes=6")
         ),
     ],
 )

@@ -23,9 +23,9 @@ DRAFTERS = [
     False,
     "prompt_lookup",
     "lookahead",
-    "sssd:nodes=8",
-    "token_recycling:nodes=8,budget=false",
-    "pia:nodes=8",
+    "sssd:max_nodes=8",
+    "token_recycling:max_nodes=8,budget=false",
+    "pia:max_nodes=8",
 ]
 LENGTHS = [1, 9, 16, 24]
 SCHEMA = {

@@ -80,7 +80,9 @@ def test_plain_decoding_is_one() -> None:
     assert result.drafted == 0
 
 
-@pytest.mark.parametrize("spec", ["prompt_lookup", "sssd:remember=0", "sssd:fusion=paper"])
+@pytest.mark.parametrize(
+    "spec", ["prompt_lookup", "sssd:answer_cache_tokens=0", "sssd:fusion=paper"]
+)
 def test_the_batch_changes_nothing(spec: str) -> None:
     single = replay(create(spec), some_traces(), 8)
     batch = replay(create(spec), some_traces(), 8, batch_size=5)

@@ -24,7 +24,7 @@ DRAFTERS = [
     "lookahead:window=3,ngram=3,budget=false",
     "pia",
 ]
-DRAFTERS += ["draft_model:length=3,verification=follow"]
+DRAFTERS += ["draft_model:max_draft_tokens=3,verification=follow"]
 LENGTHS = [1, 7, 12, 24]
 
 

@@ -156,9 +156,9 @@ def test_one_drafter_too_many_is_for_later(
 
     monkeypatch.setattr(Pia, "propose", slowly)
     monkeypatch.setattr("paceline.engine.drafter_pool.MOST_DRAFTERS", 1)
-    other = {"speculation": "pia:nodes=3"}
+    other = {"speculation": "pia:max_nodes=3"}
     with served(llm) as small, small.client() as client:
-        with raw(small, {**LONG, "ignore_eos": True, "speculation": "pia:nodes=2"}):
+        with raw(small, {**LONG, "ignore_eos": True, "speculation": "pia:max_nodes=2"}):
             assert drafting.wait(60)
             try:
                 with pytest.raises(

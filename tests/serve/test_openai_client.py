@@ -54,7 +54,7 @@ def test_completions(client: Any, llm: LLM) -> None:
 
 
 def test_the_drafts_are_counted(client: Any, llm: LLM) -> None:
-    drafter = "draft_model:length=3"
+    drafter = "draft_model:max_draft_tokens=3"
     (wanted,) = llm.generate(PROMPT, SamplingParams(12, speculation=drafter))
     assert wanted.stats.accepted_tokens > 0
     for asked, accepted in ((drafter, wanted.stats.accepted_tokens), (False, 0)):
@@ -96,7 +96,11 @@ def test_chat(client: Any, llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     "drafter",
-    [None, "prompt_lookup:length=4", {"drafter": "lookahead", "window": 5, "max_nodes": 8}],
+    [
+        None,
+        "prompt_lookup:max_draft_tokens=4",
+        {"drafter": "lookahead", "window": 5, "max_nodes": 8},
+    ],
 )
 def test_streams_are_the_whole_in_pieces(client: Any, llm: LLM, drafter: object) -> None:
     wanted = llm.chat(MESSAGES, SamplingParams(12, stop=(" the",), speculation="none"))

@@ -14,7 +14,7 @@ from paceline.serve.requests import Speculation
 from paceline.serve.speculation import Speculations
 from paceline.util.config import parse_spec
 
-OWN = Speculations("auto", ["sssd:datastore=/a/store,nodes=8"])
+OWN = Speculations("auto", ["sssd:datastore=/a/store,max_nodes=8"])
 
 
 def asked(**fields: Any) -> Speculation:
@@ -29,18 +29,18 @@ def asked(**fields: Any) -> Speculation:
         (False, ("none", None)),
         ("auto", (None, None)),
         ("none", ("none", None)),
-        ("pia:nodes=6", ("pia:nodes=6", None)),
+        ("pia:max_nodes=6", ("pia:max_nodes=6", None)),
         ("auto:draft_head=false", ("auto:draft_head=false", None)),
         (asked(max_nodes=4), (None, 4)),
         (asked(drafter="auto", max_nodes=4), (None, 4)),
-        (asked(drafter="pia", nodes=6, max_nodes=3), ("pia:nodes=6", 3)),
-        (asked(drafter="pia:nodes=6"), ("pia:nodes=6", None)),
-        ("draft_model:rule=confidence", ("draft_model:rule=confidence", None)),
-        ("sssd", ("sssd:datastore=/a/store,nodes=8", None)),
-        ("sssd: nodes=8, datastore=/a/store", ("sssd:datastore=/a/store,nodes=8", None)),
+        (asked(drafter="pia", query_ngram=1, max_nodes=3), ("pia:query_ngram=1", 3)),
+        (asked(drafter="pia:max_nodes=6"), ("pia:max_nodes=6", None)),
+        ("draft_model:stop_rule=confidence", ("draft_model:stop_rule=confidence", None)),
+        ("sssd", ("sssd:datastore=/a/store,max_nodes=8", None)),
+        ("sssd: max_nodes=8, datastore=/a/store", ("sssd:datastore=/a/store,max_nodes=8", None)),
         (
-            asked(drafter="sssd", nodes=8, datastore="/a/store"),
-            ("sssd:datastore=/a/store,nodes=8", None),
+            asked(drafter="sssd:datastore=/a/store,max_nodes=8"),
+            ("sssd:datastore=/a/store,max_nodes=8", None),
         ),
     ],
 )
@@ -59,16 +59,16 @@ def test_what_is_taken(given: Any, spec: Any) -> None:
         "sssd:datastore=/etc",
         "sssd:datastore=/a/store",
         "sssd:calibration=x",
-        "ouroboros:pool=x",
+        "ouroboros:pool_file=x",
         "specdec_pp:head=x",
         "token_recycling:tree=x",
-        "auto:pool=x",
+        "auto:pool_file=x",
         "auto:draft_head=x",
-        asked(drafter="pia", nodes="6'"),
+        asked(drafter="pia", query_ngram="6'"),
         asked(drafter="pia", **{"no des": 6}),
-        asked(drafter="pia", nodes=None),
-        asked(drafter="pia:nodes=6", length=3),
-        asked(nodes=6),
+        asked(drafter="pia", query_ngram=None),
+        asked(drafter="pia:max_nodes=6", query_ngram=3),
+        asked(query_ngram=6),
         asked(drafter="sssd", datastore="demo"),
     ],
 )

@@ -54,7 +54,7 @@ class Faulty(DelegatingDrafter):
     Options = FaultyOptions
 
     def __init__(self, options: FaultyOptions) -> None:
-        super().__init__(create("sssd", datastore=options.datastore, live=options.live))
+        super().__init__(create("sssd", datastore=options.datastore, update_datastore=options.live))
         self.name = "faulty"
         self._options = options
         self._random = random.Random(0)

@@ -23,13 +23,13 @@ PROMPTS = Path(__file__).parent.parent / "data" / "real_prompts.jsonl"
 SMALL = {
     "jacobi": "block=4",
     "lookahead": "window=3,ngram=3,guesses=3",
-    "pia": "nodes=16",
-    "rest": "nodes=16",
+    "pia": "max_nodes=16",
+    "rest": "max_nodes=16",
 }
-SMALL |= dict.fromkeys(("auto", "sssd", "token_recycling"), "nodes=6")
+SMALL |= dict.fromkeys(("auto", "sssd", "token_recycling"), "max_nodes=6")
 NAMES = [name for name in available() if not REGISTRY[name].needs_draft_model]
 MODEL_FREE = [f"{name}:{SMALL[name]}" if name in SMALL else name for name in NAMES]
-MODEL_FREE += ["sssd:datastore=tiny,fusion=paper,nodes=6"]
+MODEL_FREE += ["sssd:datastore=tiny,fusion=paper,max_nodes=6"]
 MISSING = demo.find_smollm2() is None or not all(
     importlib.util.find_spec(name) for name in ("gguf", "accelerate")
 )

@@ -30,25 +30,25 @@ from paceline.model.cached_lm import CachedLM
 COUNT = 40
 RAGGED = list(contract.BUDGETS)
 VARIANTS = [
-    "draft_model:length=3,branch_above=0.02,lookup=true",
-    "draft_model:rule=confidence,stop_below=0.3",
-    "draft_model:rule=heuristic,length=2",
-    "specdec_pp:threshold=0.9,min=1,max=6,lookup=true",
-    "ouroboros:gamma=4,window=1,ngram=4,branches=0,inspiration=code",
-    "ouroboros:gamma=12,warm=true",
+    "draft_model:max_draft_tokens=3,branch_threshold=0.02,use_prompt_lookup=true",
+    "draft_model:stop_rule=confidence,stop_threshold=0.3",
+    "draft_model:stop_rule=heuristic,max_draft_tokens=2",
+    "specdec_pp:threshold=0.9,min_draft_tokens=1,max_draft_tokens=6,use_prompt_lookup=true",
+    "ouroboros:gamma=4,window=1,ngram=4,max_branches=0,inspiration=code",
+    "ouroboros:gamma=12,shared_pool=true",
     "jacobi:block=4",
     "lookahead:window=5,ngram=4,guesses=5,prompt_pool=false",
     "lookahead:window=3,ngram=2,guesses=0,prompt_pool=false",
-    "lookahead:window=4,ngram=3,guesses=2,pool=5,compat=true",
-    "sssd:datastore=tiny,nodes=12",
+    "lookahead:window=4,ngram=3,guesses=2,ngrams_per_key=5,reference_mode=true",
+    "sssd:datastore=tiny,max_nodes=12",
     "sssd:datastore=tiny,fusion=paper",
-    "rest:shortest=1,matches=1,length=4,nodes=5",
-    "pia:nodes=6,length=3,query=4",
+    "rest:min_ngram=1,max_matches=1,max_draft_tokens=4,max_nodes=5",
+    "pia:max_nodes=6,max_draft_tokens=3,query_ngram=4",
     "auto:budget=true",
-    "auto:draft=true",
-    "auto:draft=true,budget=true,nodes=12",
+    "auto:use_draft_model=true",
+    "auto:use_draft_model=true,budget=true,max_nodes=12",
     "lookahead:budget=true",
-    "token_recycling:tree=paper,keys=1",
+    "token_recycling:tree=paper,max_context_ngram=1",
 ]  # options that change what a drafter proposes
 SPECS = [*available(), *VARIANTS]
 # For tests that tell little of the variants beyond what others have told: `make test-all` runs them
@@ -62,9 +62,12 @@ SAME_SEED = [
 ]  # drafters of guesses only
 SAME_SEED += [
     "draft_model:verification=follow",
-    "draft_model:verification=follow,length=3,branch_above=0.02,lookup=true",
+    "draft_model:verification=follow,max_draft_tokens=3,branch_threshold=0.02,use_prompt_lookup=true",
 ]
-SAME_SEED += ["draft_model:verification=follow,rule=heuristic", "specdec_pp:verification=follow"]
+SAME_SEED += [
+    "draft_model:verification=follow,stop_rule=heuristic",
+    "specdec_pp:verification=follow",
+]
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Pair:
 
 def has_draft(spec: str) -> bool:
     """Whether `spec` is tested with a draft model: where it needs one, or says so."""
-    return entry(spec.partition(":")[0]).needs_draft_model or "draft=true" in spec
+    return entry(spec.partition(":")[0]).needs_draft_model or "use_draft_model=true" in spec
 
 
 def near_copies(texts: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:

@@ -47,20 +47,20 @@ TRUNCATED = SamplingParams(
 CHOSEN = [
     "draft_model",
     "draft_model:verification=follow",
-    "draft_model:rule=confidence",
-    "draft_model:rule=heuristic,length=2",
-    "specdec_pp:min=1",
+    "draft_model:stop_rule=confidence",
+    "draft_model:stop_rule=heuristic,max_draft_tokens=2",
+    "specdec_pp:min_draft_tokens=1",
     "jacobi:block=2",
     "lookahead:window=1,ngram=2,guesses=1",
     "lookahead:window=3,ngram=2,guesses=3",
     "lookahead:window=1,ngram=3,guesses=1",
-    "ouroboros:gamma=2,window=1,ngram=3,suffixes=1,branches=0",
-    "ouroboros:gamma=2,window=1,ngram=3,suffixes=1,branches=1",
-    "rest:nodes=3",
-    "pia:nodes=2",
-    "sssd:nodes=3",
+    "ouroboros:gamma=2,window=1,ngram=3,suffixes=1,max_branches=0",
+    "ouroboros:gamma=2,window=1,ngram=3,suffixes=1,max_branches=1",
+    "rest:max_nodes=3",
+    "pia:max_nodes=2",
+    "sssd:max_nodes=3",
     "auto",
-    "auto:draft=true,nodes=5",
+    "auto:use_draft_model=true,max_nodes=5",
 ]
 
 
@@ -193,7 +193,7 @@ def test_joint_law_of_three_tokens(spec: str, plain: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["draft_model", "draft_model:length=2", "draft_model:branch_above=0.02"]
+    "spec", ["draft_model", "draft_model:max_draft_tokens=2", "draft_model:branch_threshold=0.02"]
 )
 def test_joint_law_without_truncation(spec: str) -> None:
     assert fits(sample(spec, PLAIN), law(PLAIN))
@@ -242,14 +242,15 @@ class PassingOffGuesses(DraftModel):
 
 @pytest.mark.parametrize("broken", [Misreporting, Undrawing])
 def test_broken_drafters_are_noticed(broken: type[DraftModel]) -> None:
-    counts = sample(broken(DraftModelOptions(length=3), drafter_state()), PLAIN)
+    counts = sample(broken(DraftModelOptions(max_draft_tokens=3), drafter_state()), PLAIN)
     assert not fits(counts, law(PLAIN))
 
 
 def test_draws_shown_as_guesses_are_harmless() -> None:
     """Following the sample asks nothing of where a guess came from."""
     assert fits(
-        sample(PassingOffGuesses(DraftModelOptions(length=3), drafter_state()), PLAIN), law(PLAIN)
+        sample(PassingOffGuesses(DraftModelOptions(max_draft_tokens=3), drafter_state()), PLAIN),
+        law(PLAIN),
     )
 
 

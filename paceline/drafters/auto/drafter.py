@@ -53,20 +53,22 @@ class Auto(RecyclingDrafter):
     def __init__(self, options: AutoOptions, draft: CachedLM | None = None) -> None:
         self._options = options
         self.budget = options.budget
-        self.node_rule = node_rule_of(options.nodes, options.budget)
+        self.node_rule = node_rule_of(options.max_nodes, options.budget)
         self._retrieval = Sssd(
             SssdOptions(
                 options.datastore,
                 calibration=options.calibration,
-                nodes=_RETRIEVED,
-                remember=options.remember,
-                live=options.live,
+                max_nodes=_RETRIEVED,
+                answer_cache_tokens=options.answer_cache_tokens,
+                update_datastore=options.update_datastore,
             )
         )
-        self._recycler = Recycler(options.keys, pool=options.pool)
+        self._recycler = Recycler(options.max_context_ngram, pool=options.pool_file)
         self.ids_below = self._retrieval.ids_below
         self._model = (
-            None if draft is None or not options.draft else ModelSource(draft, brief=self.budget)
+            None
+            if draft is None or not options.use_draft_model
+            else ModelSource(draft, brief=self.budget)
         )
         self._askings = DraftModelGates()
         self._head_draft: dict[int, DraftTree] = {}  # by sequence
@@ -148,7 +150,7 @@ class Auto(RecyclingDrafter):
         said by a draft model.
         """
         return [
-            self._recycler.draft(request, limit, self._options.least, *trees)
+            self._recycler.draft(request, limit, self._options.min_path_probability, *trees)
             for request, limit, *trees in zip(requests, max_nodes, *sources, strict=True)
         ]
 

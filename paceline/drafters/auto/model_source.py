@@ -34,7 +34,9 @@ class ModelSource(DelegatingDrafter):
 
     def __init__(self, draft: CachedLM, brief: bool) -> None:
         self._drafter = DraftModel(
-            DraftModelOptions(stop_below=_STOP_THRESHOLD if brief else None, verification="follow"),
+            DraftModelOptions(
+                stop_threshold=_STOP_THRESHOLD if brief else None, verification="follow"
+            ),
             draft,
         )
         super().__init__(self._drafter)

@@ -1,4 +1,4 @@
-"""Options of the auto drafter."""
+"""Options of the `auto` drafter."""
 
 from __future__ import annotations
 
@@ -7,40 +7,50 @@ from dataclasses import dataclass
 from paceline.util.config import require_range
 from paceline.util.limits import LONGEST_KEY
 
-_MOST_NODES = 256
+_MAX_NODES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class AutoOptions:
-    """Attributes:
-    datastore: folder of a store, or "demo", that of the embedded target; none = without.
-    calibration: of the retrieval: a file of `paceline replay --fit`; none = the one that comes with
-    the package. keys: most newest tokens under which a distribution is kept.
-    nodes: most nodes of a tree. Not given: 48 with the budget; without it 16, and in a larger batch
-    what makes 48 in all. budget: of these, the engine feeds what pays for its forward.
-    least: chance of a path below which it is not proposed.
-    remember, live: as those of `sssd`.
-    draft: a draft model, where one is given, is a source, too: with the budget while that pays,
-    else at every step. foresight: what follows the newest token is guessed from the target's hidden
-    state; or the file of `paceline draft-head train`
-        to do so with.
-    pool: file that the kept distributions are read from, if it is there, and saved to.
+    """Options of `auto`.
+
+    Attributes:
+        datastore: Folder of a datastore, or "demo" for the one of the built-in target. By default
+            the drafter retrieves from the request and from earlier answers only.
+        calibration: Calibration file of retrieval, as `paceline replay --fit` writes it. By default
+            the calibration that comes with the package.
+        max_context_ngram: Longest context, in tokens, under which a next-token distribution of the
+            target is cached (Token Recycling). At least 1; default 3.
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
+            budget; without it 16, and in larger batches 48 for the whole batch.
+        budget: The engine processes only the nodes that are expected to save time; default true.
+        min_path_probability: Minimum path probability. Nodes whose path is less likely are not
+            proposed. From 0 to 1; default 0.001.
+        answer_cache_tokens: Tokens of recent answers that are searched in memory; 0 disables the
+            cache. Default 262144, or 0 with `update_datastore`.
+        update_datastore: Append finished answers to the datastore; default false.
+        use_draft_model: Use the draft model, if one is given, as a further source. With the budget
+            the drafter runs it only while it saves time. Default true.
+        draft_head: Predict the next tokens from the target's hidden state; false disables it. A
+            path names a head that `paceline draft-head train` wrote. Default true.
+        pool_file: File that the cached distributions are loaded from, if it exists, and saved to.
+            By default they are not saved.
     """
 
     datastore: str | None = None
     calibration: str | None = None
-    keys: int = 3
-    nodes: int | None = None
+    max_context_ngram: int = 3
+    max_nodes: int | None = None
     budget: bool = True
-    least: float = 0.001
-    remember: int | None = None
-    live: bool = False
-    draft: bool = True
+    min_path_probability: float = 0.001
+    answer_cache_tokens: int | None = None
+    update_datastore: bool = False
+    use_draft_model: bool = True
     draft_head: bool | str = True
-    pool: str | None = None
+    pool_file: str | None = None
 
     def __post_init__(self) -> None:
-        require_range("auto", "keys", self.keys, 1, LONGEST_KEY)
-        require_range("auto", "least", self.least, 0, 1)
-        if self.nodes is not None:
-            require_range("auto", "nodes", self.nodes, 1, _MOST_NODES)
+        require_range("auto", "max_context_ngram", self.max_context_ngram, 1, LONGEST_KEY)
+        require_range("auto", "min_path_probability", self.min_path_probability, 0, 1)
+        if self.max_nodes is not None:
+            require_range("auto", "max_nodes", self.max_nodes, 1, _MAX_NODES)

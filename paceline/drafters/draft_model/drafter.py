@@ -31,7 +31,7 @@ from paceline.drafters.draft_model.draft_tree_builder import (
     GuessTree,
     NodePrediction,
 )
-from paceline.drafters.draft_model.options import MOST_NODES, DraftModelOptions
+from paceline.drafters.draft_model.options import MAX_NODES, DraftModelOptions
 from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
 from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.trees import outcome_of
@@ -78,15 +78,15 @@ class DraftModel(ChainDrafter):
     def __init__(
         self, options: DraftModelOptions, draft: CachedLM, rule: LengthRule | None = None
     ) -> None:
-        spare = max(options.longest, MOST_NODES) + LOOKED_UP * LOOKUP_LENGTH
+        spare = max(options.draft_limit, MAX_NODES) + LOOKED_UP * LOOKUP_LENGTH
         super().__init__(
             draft, rule or options.length_rule(), options.verification, options.looks_up, spare
         )
         self._options = options
-        self._grows = rule is None and options.branch_threshold < 1 and draft.takes_trees
-        self.budget = rule is None and options.cuts
-        if rule is None and options.shares:
-            self.node_rule = NodeRule(MOST_NODES, batch=MOST_NODES, least=_FEWEST)
+        self._grows = rule is None and options.min_branch_confidence < 1 and draft.takes_trees
+        self.budget = rule is None and options.has_budget
+        if rule is None and options.adapts_length:
+            self.node_rule = NodeRule(MAX_NODES, batch=MAX_NODES, least=_FEWEST)
         self._records: dict[int, _Record] = {}
 
     @classmethod
@@ -154,7 +154,7 @@ class DraftModel(ChainDrafter):
                 self._records[request.id].rates,
                 size,
                 depth,
-                options.branch_threshold,
+                options.min_branch_confidence,
                 options.tree_stop_threshold,
             )
             for request, size, depth in zip(requests, sizes, longest, strict=True)

@@ -1,4 +1,4 @@
-"""Options of the draft-model drafter."""
+"""Options of the `draft_model` drafter."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.util.config import require_range
 if TYPE_CHECKING:
     from paceline.drafters.shared.length_rules import LengthRule, ThresholdRule
 
-MOST_NODES = 24  # where no length is given
+MAX_NODES = 24  # without a given length
 _RULES = ("product", "confidence", "entropy", "heuristic")
-_STOP_CHAIN_BELOW = {"product": 0.1, "confidence": 0.4, "entropy": 0.4}
-_STOP_TREE_BELOW = 0.5
-_BRANCH_ABOVE = 0.06
+_CHAIN_STOP_THRESHOLDS = {"product": 0.1, "confidence": 0.4, "entropy": 0.4}
+_TREE_STOP_THRESHOLD = 0.5
+_BRANCH_THRESHOLD = 0.06
 _FIRST_LENGTH = 5
 
 
@@ -25,63 +25,63 @@ class DraftModelOptions:
     """Options of `draft_model`.
 
     Attributes:
-        length: K, most tokens drafted per step. Not given: as long as the draft is sure, at most 24
-            (in a batch of 8: 3). With rule heuristic: most tokens of the first draft, 5 if not
-            given.
-        rule: what ends a chain: the "product" of the draft's highest probabilities; the probability
-            of the newest token ("confidence"); the "entropy" it was drawn with; or "heuristic",
-            what became of the last draft.
-        stop_below: stop drafting once the rule's figure falls below this; 0 = never. Not given: 0
-            with a length and rule product; else 0.5 for trees, 0.1 for chains by rule product, 0.4
-            by the other rules.
-        branch_above: guess the draft's further choices wherever their confidence is above this; 1 =
-            never. Not given: 0.06, or 1 with a length. Not for draws.
-        lookup: speed up the draft model itself by prompt lookup. Not given: on, but off with a
-            length or another rule.
-        budget: of a tree, the engine feeds what pays for its forward, and drafts are left out while
-            they do not pay; never of draws, which the text depends on. Not given: on, but off with
-            a length or another rule.
-        verification: "reject" (the papers' rule) or "follow" (same noise as the target). Greedy is
-            the same under both.
+        max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. By default the
+            draft grows while the draft model is confident, up to 24 tokens (3 in a batch of 8).
+            With stop_rule=heuristic it is the limit of the first draft, by default 5.
+        stop_rule: Rule that ends a chain: "product" of the draft model's highest probabilities,
+            "confidence" of the newest token, "entropy" of its distribution, or "heuristic", which
+            goes by the acceptance of the last draft. Default "product".
+        stop_threshold: Stop drafting once the value of the rule falls below this; from 0 to 1, 0
+            never stops. By default 0 with a length and rule product; else 0.5 for trees, 0.1 for
+            chains by rule product, and 0.4 by the other rules.
+        branch_threshold: Minimum path probability of the draft model's further choices; 1 drafts
+            chains only. From 0 to 1; default 0.06, or 1 with a length. Not for sampled drafts.
+        use_prompt_lookup: Speed up the draft model itself by prompt lookup. Default true, or false
+            with a length or another rule.
+        budget: The engine processes only the nodes of a tree that are expected to save time, and
+            skips drafting while it is slower than plain decoding. Sampled drafts are never cut,
+            since the text depends on them. Default true, or false with a length or another rule.
+        verification: "reject" (rejection sampling, as in the papers) or "follow" (the same noise as
+            the target). Both are the same for greedy requests. Default "reject".
     """
 
-    length: int | None = None
-    rule: str = "product"
-    stop_below: float | None = None
-    branch_above: float | None = None
-    lookup: bool | None = None
+    max_draft_tokens: int | None = None
+    stop_rule: str = "product"
+    stop_threshold: float | None = None
+    branch_threshold: float | None = None
+    use_prompt_lookup: bool | None = None
     budget: bool | None = None
     verification: str = "reject"
 
     def __post_init__(self) -> None:
-        if self.length is not None:
-            require_range("draft_model", "length", self.length, 1)
-        if self.rule not in _RULES:
+        if self.max_draft_tokens is not None:
+            require_range("draft_model", "max_draft_tokens", self.max_draft_tokens, 1)
+        if self.stop_rule not in _RULES:
+            hint = did_you_mean(self.stop_rule, _RULES)
             raise ConfigError(
-                f"draft_model: got rule={self.rule!r}; expected a known"
-                f" value.{did_you_mean(self.rule, _RULES)}"
+                f"draft_model: got stop_rule={self.stop_rule!r}; expected a known value.{hint}"
             )
-        for name, rules in (("stop_below", _RULES[:3]), ("branch_above", _RULES[:1])):
+        for name, rules in (("stop_threshold", _RULES[:3]), ("branch_threshold", _RULES[:1])):
             value = getattr(self, name)
             if value is not None:
                 require_range("draft_model", name, value, 0, 1)
-                if self.rule not in rules:
+                if self.stop_rule not in rules:
                     raise ConfigError(
-                        f"draft_model: got {name} with rule={self.rule!r}; expected rule"
-                        f" {', '.join(rules)} with it. Leave one of"
-                        " the two out."
+                        f"draft_model: {name} has no effect with stop_rule={self.stop_rule!r}; it"
+                        " needs"
+                        f" {' or '.join(rules)}. Leave one of the two out."
                     )
         require_verification("draft_model", self.verification)
 
     @property
-    def longest(self) -> int:
-        """Most tokens drafted per step; for the heuristic, in the first one."""
-        if self.length is not None:
-            return self.length
-        return _FIRST_LENGTH if self.rule == "heuristic" else MOST_NODES
+    def draft_limit(self) -> int:
+        """Maximum number of tokens drafted per step; with the heuristic, in the first draft."""
+        if self.max_draft_tokens is not None:
+            return self.max_draft_tokens
+        return _FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES
 
     def length_rule(self) -> LengthRule:
-        """Return the rule for chains."""
+        """Return the rule that ends chains."""
         from paceline.drafters.shared.length_rules import (
             ConfidenceRule,
             EntropyRule,
@@ -90,46 +90,45 @@ class DraftModelOptions:
             ProductRule,
         )
 
-        if self.rule == "heuristic":
-            return HeuristicRule(self.longest)
+        limit = self.draft_limit
+        if self.stop_rule == "heuristic":
+            return HeuristicRule(limit)
         rules: dict[str, type[ThresholdRule]] = {
             "product": ProductRule,
             "confidence": ConfidenceRule,
             "entropy": EntropyRule,
         }
-        bound = self._stop_threshold(_STOP_CHAIN_BELOW[self.rule])
-        return rules[self.rule](self.longest, bound) if bound > 0 else LengthRule(self.longest)
+        threshold = self._stop_threshold(_CHAIN_STOP_THRESHOLDS[self.stop_rule])
+        return rules[self.stop_rule](limit, threshold) if threshold > 0 else LengthRule(limit)
 
     @property
     def tree_stop_threshold(self) -> float:
-        """The summed confidence of the newest guesses below which a tree is finished."""
-        return self._stop_threshold(_STOP_TREE_BELOW)
+        """Summed confidence of the newest nodes below which a tree is finished."""
+        return self._stop_threshold(_TREE_STOP_THRESHOLD)
 
     def _stop_threshold(self, default: float) -> float:
-        if self.stop_below is not None:
-            return self.stop_below
-        return default if self.shares or self.rule != "product" else 0.0
+        if self.stop_threshold is not None:
+            return self.stop_threshold
+        return default if self.adapts_length or self.stop_rule != "product" else 0.0
 
     @property
-    def branch_threshold(self) -> float:
-        """The path confidence a further choice must have."""
-        if self.branch_above is not None:
-            return self.branch_above
-        return _BRANCH_ABOVE if self.shares else 1.0
+    def min_branch_confidence(self) -> float:
+        """Path confidence that a further choice must reach to join the tree."""
+        if self.branch_threshold is not None:
+            return self.branch_threshold
+        return _BRANCH_THRESHOLD if self.adapts_length else 1.0
 
     @property
     def looks_up(self) -> bool:
-        """Whether drafting is sped up by prompt lookup."""
-        return self.shares if self.lookup is None else self.lookup
+        """Whether prompt lookup speeds up the draft model, defaults applied."""
+        return self.adapts_length if self.use_prompt_lookup is None else self.use_prompt_lookup
 
     @property
-    def cuts(self) -> bool:
-        """Whether there is a budget."""
-        return self.shares if self.budget is None else self.budget
+    def has_budget(self) -> bool:
+        """Whether the engine may cut the drafts, defaults applied."""
+        return self.adapts_length if self.budget is None else self.budget
 
     @property
-    def shares(self) -> bool:
-        """Whether drafts are as long as pays, and the sequences of a batch share the nodes one
-        of them may have.
-        """
-        return self.length is None and self.rule == "product"
+    def adapts_length(self) -> bool:
+        """Whether the draft length adapts and the requests of a batch share one node limit."""
+        return self.max_draft_tokens is None and self.stop_rule == "product"

@@ -6,7 +6,7 @@ the newest token before (section 3.2, the verification branch; its algorithms 3 
 verification that all drafters share). The target's answers at the window's newest level complete W
 n-grams per step, which go into a pool and are the guesses of later steps.
 
-What is different here; `compat=true` turns all of it off, and repeats the public code:
+What is different here; `reference_mode=true` turns all of it off, and repeats the public code:
 
 - the token after a fully matched n-gram is emitted (as the paper's algorithm 3 has it and the code
   has not);
@@ -82,7 +82,7 @@ class Lookahead(Drafter):
 
     def __init__(self, options: LookaheadOptions) -> None:
         self.columns = options.window
-        self.budget = options.budget and not options.compat
+        self.budget = options.budget and not options.reference_mode
         self._options = options
         self._states: dict[int, _State] = {}
 
@@ -92,9 +92,9 @@ class Lookahead(Drafter):
         return cls(options)
 
     @property
-    def most_nodes(self) -> int:
+    def max_nodes(self) -> int:
         """Nodes of the largest tree."""
-        return self._options.most_nodes
+        return self._options.max_nodes
 
     def start(self, request: Request, pool: NgramPool | None = None) -> None:
         """Fill the window with the prompt's own tokens.
@@ -104,11 +104,13 @@ class Lookahead(Drafter):
                 its own.
         """
         options = self._options
-        fill = LookaheadWindow.from_tokens if options.compat else LookaheadWindow.from_phrases
-        rng = random.Random(0 if options.compat else request.params.seed)
+        fill = (
+            LookaheadWindow.from_tokens if options.reference_mode else LookaheadWindow.from_phrases
+        )
+        rng = random.Random(0 if options.reference_mode else request.params.seed)
         window = fill(request.token_ids, options.window, options.ngram, rng)
-        size = options.pool or max(1, options.guesses)
-        own = NgramPool(size, longest_key=1 if options.compat else 2)
+        size = options.ngrams_per_key or max(1, options.guesses)
+        own = NgramPool(size, longest_key=1 if options.reference_mode else 2)
         self._states[request.id] = _State(
             window, own if pool is None else pool, NgramPool(size), pool is None
         )
@@ -145,16 +147,18 @@ class Lookahead(Drafter):
     def _propose(self, request: Request, state: _State, limit: int) -> DraftTree:
         options = self._options
         state.tree, state.newest_level, state.guesses = EMPTY_TREE, None, []
-        if limit == 0 or (request.remaining <= 1 and not options.compat):
+        if limit == 0 or (request.remaining <= 1 and not options.reference_mode):
             return EMPTY_TREE
         if options.prompt_pool:
             state.pool.add_text(request.token_ids, state.pooled_tokens, options.ngram)
             state.pooled_tokens = len(request)
         window = self._window_to_feed(request, state, limit)
-        if options.guesses and not (options.compat and window is not None and not window.full):
+        if options.guesses and not (
+            options.reference_mode and window is not None and not window.full
+        ):
             state.guesses = self.phrases(request, request.token_ids, options.guesses)
-        builder = TreeBuilder(min(limit, options.most_nodes))
-        if options.compat:
+        builder = TreeBuilder(min(limit, options.max_nodes))
+        if options.reference_mode:
             room = limit - (0 if window is None else len(window))
             del state.guesses[room // (options.ngram - 1) :]
             self._add_as_published(builder, window, state)
@@ -170,7 +174,7 @@ class Lookahead(Drafter):
     ) -> LookaheadWindow | None:
         """Return the window, or None where it would not pay or does not fit."""
         options, window = self._options, state.window
-        if not options.compat and (
+        if not options.reference_mode and (
             request.remaining <= options.ngram or state.accepted > options.ngram
         ):
             return (
@@ -223,7 +227,7 @@ class Lookahead(Drafter):
         root = len(text) - len(new) - 1
         context = tuple(text[max(0, root - 1) : root + 1])
         state.accepted = len(outcome.accepted)
-        if state.drops_wrong_guesses and not self._options.compat:
+        if state.drops_wrong_guesses and not self._options.reference_mode:
             self._judge_guesses(context, new, state)
         if outcome.tree is not state.tree:
             state.window = None  # a branch of it was verified: this model takes chains only
@@ -251,6 +255,6 @@ class Lookahead(Drafter):
         """Add the n-grams that the target's answers to the window complete."""
         for key, ngram in window.ngrams(context, answers):
             state.pool.add(key, ngram)
-            if not self._options.compat:
+            if not self._options.reference_mode:
                 for start in range(len(ngram) - 1):
                     state.inner_ngrams.insert(ngram[start : start + 1], ngram[start + 1 :])

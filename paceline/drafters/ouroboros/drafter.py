@@ -80,19 +80,23 @@ class Ouroboros(Drafter):
         guesses = max(options.window, options.suffixes)
         self._phrases = Lookahead(
             LookaheadOptions(
-                options.window, options.ngram, guesses, pool=self._entries, prompt_pool=False
+                options.window,
+                options.ngram,
+                guesses,
+                ngrams_per_key=self._entries,
+                prompt_pool=False,
             )
         )
         self._warm = (
             NgramPool(self._entries, _WARM_KEYS)
-            if options.warm or options.pool is not None
+            if options.shared_pool or options.pool_file is not None
             else None
         )
         self._kept: PoolFile | None = None
-        if self._warm is not None and options.pool is not None:
-            cold = options.bad_pool == "cold"
+        if self._warm is not None and options.pool_file is not None:
+            cold = options.on_invalid_file == "reset"
             rows = draft.architecture.vocab_size
-            self._kept = PoolFile(options.pool, self._warm, options.ngram - 1, rows, cold)
+            self._kept = PoolFile(options.pool_file, self._warm, options.ngram - 1, rows, cold)
             weakref.finalize(self, self._kept.save_changes)  # at the latest when the process ends
         self._rates = PhraseAcceptance()
         self._shadows: dict[int, PhraseSequence] = {}
@@ -122,7 +126,7 @@ class Ouroboros(Drafter):
         if len(request) > context:
             return
         self._draft.reserve(
-            0, min(request.max_length, context) + self._options.gamma + 2 * self._phrases.most_nodes
+            0, min(request.max_length, context) + self._options.gamma + 2 * self._phrases.max_nodes
         )
         params = replace(
             request.params,
@@ -159,8 +163,8 @@ class Ouroboros(Drafter):
         """
         if self._kept is None:
             raise ConfigError(
-                "ouroboros: got no file to save the pool to; expected the option pool. Choose one"
-                " with pool=PATH."
+                "ouroboros: got no file to save the pool to; expected the option pool_file. Choose"
+                " one with pool_file=PATH."
             )
         self._kept.save()
 
@@ -234,9 +238,9 @@ class Ouroboros(Drafter):
             self._options.window + 1
         ) - 1  # the window, and a phrase
         most = node_limit(
-            NodeRule(batch=self._phrases.most_nodes, least=least),
+            NodeRule(batch=self._phrases.max_nodes, least=least),
             len(requests),
-            self._phrases.most_nodes,
+            self._phrases.max_nodes,
         )
         alone = is_greedy(requests)
         while any(shadow.open for shadow in shadows):
@@ -257,7 +261,7 @@ class Ouroboros(Drafter):
         if is_greedy(requests):
             logits = logits.with_top(CHOICES, self._draft.kept_ids)
         outcomes = verify(requests, trees, logits)
-        if not (self._options.branches or self.budget):
+        if not (self._options.max_branches or self.budget):
             return outcomes
         for row, outcome in enumerate(outcomes):
             if not outcome.new_token_ids:  # fed again without the phrases
@@ -287,7 +291,9 @@ class Ouroboros(Drafter):
         )
         if shadow.request.finish_reason is None:
             builder.add_suffixes(options.suffixes)
-        if options.branches:
-            builder.add_alternatives(sorted(shadow.alternatives, reverse=True)[: options.branches])
+        if options.max_branches:
+            builder.add_alternatives(
+                sorted(shadow.alternatives, reverse=True)[: options.max_branches]
+            )
             builder.add_phrases(options.suffixes)
         return builder.build()

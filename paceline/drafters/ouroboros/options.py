@@ -1,4 +1,4 @@
-"""Options of the ouroboros drafter."""
+"""Options of the `ouroboros` drafter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.errors import ConfigError, did_you_mean
 from paceline.util.config import require_range
 
 INSPIRATIONS = ("every", "paper", "code", "off")
-BAD_POOL = ("refuse", "cold")
+ON_INVALID_FILE = ("refuse", "reset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,48 +16,44 @@ class OuroborosOptions:
     """Options of `ouroboros`.
 
     Attributes:
-        gamma: fewest tokens drafted per step; whatever the last phrase adds is kept.
-        window: W, columns of the draft model's lookahead window.
-        ngram: N, tokens of a phrase, its key included.
-        suffixes: K, most phrases verified behind the draft, and as many behind the newest token.
-        branches: most alternatives of the draft model verified beside the draft; 0 = the paper's
-            tree.
-        inspiration: which tokens that were not accepted teach the pool: those of "every" node, by
-            the "paper"'s rule, by the public "code"'s, or "off".
-        refinement: replace suffixes in the pool by what the target says in their place.
-        budget: of the tree, the engine feeds what pays for its forward, and drafts are left out
-            while they do not pay.
-        warm: share one pool among all requests while the drafter lives.
-        pool: file this pool is read from, if it is there, and saved to; includes warm.
-        bad_pool: "refuse" a file that is damaged or another vocabulary's, or start "cold", with a
-            warning.
+        gamma: Minimum number of tokens drafted per step; at least 1, default 5. The last phrase is
+            not cut, so a draft may be longer.
+        window: W, number of columns of the draft model's lookahead window; at least 1, default 2.
+        ngram: N, tokens of a phrase including its key; at least 2, default 6.
+        suffixes: K, maximum number of phrases verified after the draft, and after the newest token;
+            default 3.
+        max_branches: Maximum number of alternatives of the draft model verified next to the draft;
+            default 4. 0 gives the paper's tree.
+        inspiration: Rejected tokens whose continuations enter the phrase pool: of "every" node, by
+            the rule of the "paper", by the rule of the public "code", or "off". Default "every".
+        refinement: Replace suffixes in the pool by the target's predictions; default true.
+        budget: The engine processes only the nodes that are expected to save time; default true.
+        shared_pool: Share one phrase pool among all requests of this drafter; default false.
+        pool_file: File that the shared pool is loaded from, if it exists, and saved to. Implies
+            `shared_pool`. By default the pool is not saved.
+        on_invalid_file: If the pool file is damaged or has another vocabulary, "refuse" raises an
+            error and "reset" starts an empty pool with a warning. Default "refuse".
     """
 
     gamma: int = 5
     window: int = 2
     ngram: int = 6
     suffixes: int = 3
-    branches: int = 4
+    max_branches: int = 4
     inspiration: str = "every"
     refinement: bool = True
     budget: bool = True
-    warm: bool = False
-    pool: str | None = None
-    bad_pool: str = "refuse"
+    shared_pool: bool = False
+    pool_file: str | None = None
+    on_invalid_file: str = "refuse"
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("gamma", 1),
-            ("window", 1),
-            ("ngram", 2),
-            ("suffixes", 0),
-            ("branches", 0),
-        ):
-            require_range("ouroboros", name, getattr(self, name), least)
-        for name, allowed in (("inspiration", INSPIRATIONS), ("bad_pool", BAD_POOL)):
-            if getattr(self, name) not in allowed:
-                value = getattr(self, name)
-                raise ConfigError(
-                    f"ouroboros: got {name}={value!r}; expected a known"
-                    f" value.{did_you_mean(value, allowed)}"
-                )
+        lower_bounds = {"gamma": 1, "window": 1, "ngram": 2, "suffixes": 0, "max_branches": 0}
+        for name, lower_bound in lower_bounds.items():
+            require_range("ouroboros", name, getattr(self, name), lower_bound)
+        choices = {"inspiration": INSPIRATIONS, "on_invalid_file": ON_INVALID_FILE}
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                hint = did_you_mean(value, allowed)
+                raise ConfigError(f"ouroboros: got {name}={value!r}; expected a known value.{hint}")

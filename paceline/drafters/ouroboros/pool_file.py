@@ -17,7 +17,7 @@ _KIND = FileKind(
     "paceline phrase pool",
     "1",
     ("key_lengths", "keys", "phrases_per_key", "phrase_lengths", "phrases"),  # each [count], int32
-    "Delete it or name another file, or begin with an empty pool (bad_pool=cold).",
+    "Delete it or name another file, or begin with an empty pool (on_invalid_file=reset).",
 )
 
 

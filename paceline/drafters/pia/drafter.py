@@ -33,7 +33,7 @@ class Pia(Drafter):
 
     def __init__(self, options: PiaOptions) -> None:
         self._options = options
-        self._tries = PhraseTries(options.length + 1)
+        self._tries = PhraseTries(options.max_draft_tokens + 1)
         self._learned: dict[
             int, int
         ] = {}  # sequence -> the first position whose phrase is not in the tries yet
@@ -51,7 +51,7 @@ class Pia(Drafter):
     def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft what followed the newest tokens."""
         return [
-            self._draft(seq, min(limit, self._options.nodes))
+            self._draft(seq, min(limit, self._options.max_nodes))
             for seq, limit in zip(seqs, max_nodes, strict=True)
         ]
 
@@ -82,11 +82,11 @@ class Pia(Drafter):
         """Draft the tree of the first query, longest first, with as many nodes as a branch; else
         of the last that gives any.
         """
-        depth = min(self._options.length, seq.remaining - 1)
+        depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE
         if limit < 1 or depth < 1:
             return tree
-        for size in range(min(self._options.query, len(seq)), 0, -1):
+        for size in range(min(self._options.query_ngram, len(seq)), 0, -1):
             followers = self._tries.following(seq.token_ids[-size:], seq.id)
             tree = Selection(seq.id, limit).tree_below(followers, depth) or tree
             if len(tree) >= min(depth, limit):

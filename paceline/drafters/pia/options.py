@@ -1,4 +1,4 @@
-"""Options of the pia drafter."""
+"""Options of the `pia` drafter."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class PiaOptions:
-    """Attributes:
-    nodes: most nodes of a tree ("decoding length").
-    length: most tokens of a branch ("branch length"); phrases are kept one token longer.
-    query: newest tokens that are looked up; fewer where they give less than a branch.
+    """Options of `pia`.
+
+    Attributes:
+        max_nodes: Maximum number of nodes in a draft tree, the paper's "decoding length"; at least
+            1, default 64.
+        max_draft_tokens: Maximum number of tokens in a branch, the paper's "branch length"; at
+            least 1, default 12. Stored phrases are one token longer.
+        query_ngram: Number of newest tokens that are looked up; default 2. The drafter uses fewer
+            if they yield less than a branch. At most `max_draft_tokens` + 1.
     """
 
-    nodes: int = 64
-    length: int = 12
-    query: int = 2
+    max_nodes: int = 64
+    max_draft_tokens: int = 12
+    query_ngram: int = 2
 
     def __post_init__(self) -> None:
-        require_range("pia", "nodes", self.nodes, 1)
-        require_range("pia", "length", self.length, 1)
-        require_range("pia", "query", self.query, 1, self.length + 1)
+        require_range("pia", "max_nodes", self.max_nodes, 1)
+        require_range("pia", "max_draft_tokens", self.max_draft_tokens, 1)
+        require_range("pia", "query_ngram", self.query_ngram, 1, self.max_draft_tokens + 1)

@@ -77,20 +77,28 @@ class Rest(Drafter):
             DatastoreError: a page of the store that was needed is damaged; the shard is named.
         """
         options, snapshot = self._options, self._searchable()
-        queries = [request.token_ids[-options.longest :] for request in requests]
+        queries = [request.token_ids[-options.max_ngram :] for request in requests]
         ids = np.array([token for query in queries for token in query], dtype=np.int64)
         offsets = np.array([0, *accumulate(map(len, queries))], dtype=np.int64)
         depths = np.array(
-            [min(options.length, request.remaining - 1) for request in requests], dtype=np.int64
+            [min(options.max_draft_tokens, request.remaining - 1) for request in requests],
+            dtype=np.int64,
         )
-        limits = np.array([min(options.nodes, limit) for limit in max_nodes], dtype=np.int64)
+        limits = np.array([min(options.max_nodes, limit) for limit in max_nodes], dtype=np.int64)
         tokens = np.empty((len(requests), max(limits, default=0)), dtype=np.int64)
         parents, shares, sizes = (
             np.empty_like(tokens),
             np.empty(tokens.shape),
             np.empty(len(requests), dtype=np.int64),
         )
-        sources = snapshot.table, ids, offsets, options.shortest, options.longest, options.matches
+        sources = (
+            snapshot.table,
+            ids,
+            offsets,
+            options.min_ngram,
+            options.max_ngram,
+            options.max_matches,
+        )
         snapshot.check(draft(*sources, depths, limits, tokens, parents, shares, sizes))
         return [
             DraftTree(

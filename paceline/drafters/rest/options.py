@@ -1,4 +1,4 @@
-"""Options of the rest drafter."""
+"""Options of the `rest` drafter."""
 
 from __future__ import annotations
 
@@ -11,34 +11,39 @@ from paceline.util.limits import SORTED
 
 @dataclass(frozen=True, slots=True)
 class RestOptions:
-    """Attributes:
-    datastore: folder of the store; required.
-    longest, shortest: tokens of the suffix looked up, longest first.
-    matches: most matches read in each shard of the store: the first ones, as in the public code.
-    length: most tokens of a continuation; it ends with its document.
-    nodes: most nodes of a tree.
+    """Options of `rest`.
+
+    Attributes:
+        datastore: Folder of the datastore; required.
+        max_ngram: Longest suffix of the text that is looked up, in tokens; default 16. The drafter
+            tries the longest suffix first.
+        min_ngram: Shortest suffix that is looked up, in tokens; at least 1, default 2.
+        max_matches: Maximum number of matches read from each shard of the datastore; default 5000.
+        max_draft_tokens: Maximum number of tokens in a continuation; at least 1, default 10. A
+            continuation stops at the end of its document.
+        max_nodes: Maximum number of nodes in a draft tree; at least 1, default 64.
     """
 
     datastore: str | None = None
-    longest: int = 16
-    shortest: int = 2
-    matches: int = 5000
-    length: int = 10
-    nodes: int = 64
+    max_ngram: int = 16
+    min_ngram: int = 2
+    max_matches: int = 5000
+    max_draft_tokens: int = 10
+    max_nodes: int = 64
 
     def __post_init__(self) -> None:
         if not self.datastore:
             raise ConfigError(
-                "rest: got no datastore; expected one to guess from. Build it with `paceline"
-                " datastore build PATH --tokenizer"
-                " ...` and say rest:datastore=PATH."
+                "rest: no datastore was given. Build one with `paceline datastore build PATH"
+                " --tokenizer ...` and pass rest:datastore=PATH."
             )
-        for name in ("shortest", "matches", "length", "nodes"):
+        for name in ("min_ngram", "max_matches", "max_draft_tokens", "max_nodes"):
             require_range("rest", name, getattr(self, name), 1)
-        require_range("rest", "longest", self.longest, self.shortest)
-        if self.longest + self.length > SORTED:
+        require_range("rest", "max_ngram", self.max_ngram, self.min_ngram)
+        if self.max_ngram + self.max_draft_tokens > SORTED:
             raise ConfigError(
-                f"rest: got longest={self.longest} and length={self.length}; expected at most"
-                f" {SORTED} together, the tokens by"
-                " which a store is sorted. Reduce one."
+                f"rest: got max_ngram={self.max_ngram} and"
+                f" max_draft_tokens={self.max_draft_tokens};"
+                f" expected at most {SORTED} together, because a datastore is sorted by that many"
+                " tokens. Reduce one of them."
             )

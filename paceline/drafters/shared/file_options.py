@@ -1,4 +1,4 @@
-"""Options of the drafters that are a single file, without what those import."""
+"""Options of the drafters that are a single file, importable without torch or numba."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
 
-_FREQUENT = 16  # tokens: about as many rows as cost little more than one
+_MAX_FREQUENT_TOKENS = 16  # a forward over 16 more tokens took little longer on a two-core CPU
 
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Options of `none`: there are none."""
+    """Options of `none`, which has no options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,41 +20,42 @@ class PromptLookupOptions:
     """Options of `prompt_lookup`.
 
     Attributes:
-        max_ngram: tokens of the longest n-gram looked up, which is tried first.
-        min_ngram: tokens of the shortest n-gram looked up.
-        length: most tokens proposed in a row.
-        matches: most different continuations proposed, as branches of a tree; 1 = a chain.
-        frequent: most tokens proposed beside them because they are the text's most frequent ones.
-            Not given: 16 with the budget, else 0.
-        budget: of these, the engine feeds what pays for its forward.
+        max_ngram: Longest n-gram that is looked up, in tokens; default 4. The drafter tries the
+            longest n-gram first.
+        min_ngram: Shortest n-gram that is looked up, in tokens; at least 1, default 1.
+        max_draft_tokens: Maximum number of tokens in a branch; at least 1, default 16.
+        max_matches: Maximum number of different continuations, which are the branches of the draft
+            tree; at least 1, default 8. 1 drafts a chain.
+        max_frequent_tokens: Maximum number of the text's most frequent tokens that are added to
+            the tree; 0 adds none. Default 16 with the budget, else 0.
+        budget: The engine processes only the nodes that are expected to save time; default true.
     """
 
     max_ngram: int = 4
     min_ngram: int = 1
-    length: int = 16
-    matches: int = 8
-    frequent: int | None = None
+    max_draft_tokens: int = 16
+    max_matches: int = 8
+    max_frequent_tokens: int | None = None
     budget: bool = True
 
     def __post_init__(self) -> None:
         require_range("prompt_lookup", "min_ngram", self.min_ngram, 1)
-        require_range("prompt_lookup", "length", self.length, 1)
-        require_range("prompt_lookup", "matches", self.matches, 1)
-        if self.frequent is not None:
-            require_range("prompt_lookup", "frequent", self.frequent, 0)
+        require_range("prompt_lookup", "max_draft_tokens", self.max_draft_tokens, 1)
+        require_range("prompt_lookup", "max_matches", self.max_matches, 1)
+        if self.max_frequent_tokens is not None:
+            require_range("prompt_lookup", "max_frequent_tokens", self.max_frequent_tokens, 0)
         if self.max_ngram < self.min_ngram:
             raise ConfigError(
                 f"prompt_lookup: got max_ngram={self.max_ngram} with min_ngram={self.min_ngram};"
-                " expected max_ngram not to be"
-                " smaller. Raise it."
+                " expected max_ngram not to be smaller. Raise max_ngram."
             )
 
     @property
-    def most_frequent(self) -> int:
-        """Most of the text's most frequent tokens that are proposed."""
-        if self.frequent is not None:
-            return self.frequent
-        return _FREQUENT if self.budget else 0
+    def frequent_limit(self) -> int:
+        """Maximum number of frequent tokens in a tree, the default applied."""
+        if self.max_frequent_tokens is not None:
+            return self.max_frequent_tokens
+        return _MAX_FREQUENT_TOKENS if self.budget else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class JacobiOptions:
     """Options of `jacobi`.
 
     Attributes:
-        block: B, tokens solved together. Not given: the whole rest of the answer.
+        block: B, number of tokens that are solved together; at least 1. By default the whole rest
+            of the answer.
     """
 
     block: int | None = None

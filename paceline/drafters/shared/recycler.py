@@ -152,8 +152,8 @@ class RecyclingDrafter(Drafter):
         """
         if self._recycler.kept is None:
             raise ConfigError(
-                f"{self.name}: got no file to save the pool to; expected the option pool. Choose"
-                " one with pool=PATH."
+                f"{self.name}: got no file to save the pool to; expected the option pool_file."
+                " Choose one with pool_file=PATH."
             )
         self._recycler.kept.save()
 

@@ -98,15 +98,21 @@ class SpecDecPP(ChainDrafter):
         self._head = head
         self._clock = CostClock() if isinstance(chosen, str) else None
         self.threshold = chosen if isinstance(chosen, float) else head.threshold(_FIRST_RATIO, 1.0)
-        self._head_rule = HeadRule(head, self.threshold, options.min, options.max, options.newest)
+        self._head_rule = HeadRule(
+            head,
+            self.threshold,
+            options.min_draft_tokens,
+            options.max_draft_tokens,
+            options.count_undecided,
+        )
         super().__init__(
             draft,
             self._head_rule,
             options.verification,
-            options.lookup,
-            options.max + LOOKUP_LENGTH,
+            options.use_prompt_lookup,
+            options.max_draft_tokens + LOOKUP_LENGTH,
         )
-        self.budget, self._seconds = options.budget, options.seconds
+        self.budget, self._seconds = options.budget, options.second_choices
 
     @classmethod
     def build(cls, options: SpecDecPPOptions, draft: CachedLM) -> SpecDecPP:

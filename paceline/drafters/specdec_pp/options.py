@@ -1,4 +1,4 @@
-"""Options of the specdec_pp drafter."""
+"""Options of the `specdec_pp` drafter."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ class SpecDecPPOptions:
     """Options of `specdec_pp`.
 
     Attributes:
-        head: folder of the acceptance head. Not given: the head of the embedded draft model.
-        threshold: stop drafting once a rejection is likelier than this, between 0 and 1; "auto"
-            chooses the fastest by the head's card and measured times. Not given: "auto" if the card
-            has a curve, else 0.7.
-        min: fewest tokens drafted per step.
-        max: most tokens drafted per step.
-        newest: count the newest token too, by the distribution it was drawn from.
-        lookup: speed up the draft model itself by prompt lookup.
-        budget: of a draft, the engine feeds what pays for its forward, by the head's confidences,
-            and drafts are left out while they do not pay; never of draws, which the text depends
-            on.
-        seconds: with the budget, guesses have the draft's second choice beside each token, for the
-            case that it is rejected.
-        verification: "reject" (the papers' rule) or "follow" (same noise as the target). Greedy is
-            the same under both.
+        head: Folder of the acceptance head. By default the head of the built-in draft model.
+        threshold: Probability of a rejection above which drafting stops; above 0 and below 1.
+            "auto" picks the fastest from the head's card and measured times. Default "auto" if the
+            card has a curve, else 0.7.
+        min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
+        max_draft_tokens: Maximum number of tokens drafted per step; default 20.
+        count_undecided: Include the newest token, whose hidden state is not known yet, in the
+            rejection probability. Default true.
+        use_prompt_lookup: Speed up the draft model itself by prompt lookup; default false.
+        budget: The engine processes only the nodes that are expected to save time, by the head's
+            confidences. Sampled drafts are never cut, since the text depends on them. Default true.
+        second_choices: Add the draft model's second choice next to each draft token, for the case
+            that the token is rejected. Used with the budget only. Default true.
+        verification: "reject" (rejection sampling, as in the paper) or "follow" (the same noise as
+            the target). Both are the same for greedy requests. Default "reject".
     """
 
     head: str | None = None
     threshold: float | str | None = None
-    min: int = 2
-    max: int = 20
-    newest: bool = True
-    lookup: bool = False
+    min_draft_tokens: int = 2
+    max_draft_tokens: int = 20
+    count_undecided: bool = True
+    use_prompt_lookup: bool = False
     budget: bool = True
-    seconds: bool = True
+    second_choices: bool = True
     verification: str = "reject"
 
     def __post_init__(self) -> None:
@@ -53,9 +53,11 @@ class SpecDecPPOptions:
         if isinstance(self.threshold, float) and not 0.0 < self.threshold < 1.0:
             raise ConfigError(
                 f"specdec_pp: got threshold={self.threshold}; expected a number above 0 and below"
-                f" 1, or {AUTO!r}. A higher one"
-                " makes longer drafts."
+                " 1,"
+                f" or {AUTO!r}. A higher threshold makes longer drafts."
             )
-        require_range("specdec_pp", "min", self.min, 1)
-        require_range("specdec_pp", "max", self.max, self.min)
+        require_range("specdec_pp", "min_draft_tokens", self.min_draft_tokens, 1)
+        require_range(
+            "specdec_pp", "max_draft_tokens", self.max_draft_tokens, self.min_draft_tokens
+        )
         require_verification("specdec_pp", self.verification)

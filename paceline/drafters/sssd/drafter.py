@@ -32,7 +32,7 @@ from paceline.datastore.store import Snapshot
 from paceline.drafters.sssd.answer_memory import AnswerMemory
 from paceline.drafters.sssd.batch import JOB, draft_batch
 from paceline.drafters.sssd.calibration import Calibration
-from paceline.drafters.sssd.options import MOST_NODES, SssdOptions
+from paceline.drafters.sssd.options import MAX_NODES, SssdOptions
 from paceline.drafters.sssd.request_index import RequestIndex
 from paceline.drafters.sssd.search import OFFER, KnownContinuation
 from paceline.drafters.sssd.tree import DRAFT_NODE
@@ -60,15 +60,15 @@ class Sssd(Drafter):
 
         self._options = options
         self.budget = options.budget
-        if options.nodes is None:  # section 3.2 of the paper: by the size of the batch
+        if options.max_nodes is None:  # section 3.2 of the paper: by the size of the batch
             self.node_rule = WITH_BUDGET if options.budget else NodeRule(_NODES, batch=_BATCH_NODES)
         self._calibration = calibration or Calibration.load(options.calibration)
         self._store = None if options.datastore is None else datastore.open(options.datastore)
         if self._store is not None:
             self.ids_below = self._store.vocab_size
         self._limit = 0  # ids of the target, where the store may have more
-        self._memory = AnswerMemory(options.remembered) if options.remembered else None
-        self._learning = self._store if options.live else self._memory
+        self._memory = AnswerMemory(options.memory_tokens) if options.memory_tokens else None
+        self._learning = self._store if options.update_datastore else self._memory
         self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
         self._index: dict[int, RequestIndex] = {}
         RequestIndex().append(
@@ -175,7 +175,7 @@ class Sssd(Drafter):
             self._learning.follow(
                 {request.id: fresh for request in requests if (fresh := self._said_since(request))}
             )
-        most = self._options.nodes or MOST_NODES
+        most = self._options.max_nodes or MAX_NODES
         batch = _SearchBatch(
             requests,
             [self._index[request.id] for request in requests],

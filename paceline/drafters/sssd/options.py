@@ -1,4 +1,4 @@
-"""Options of the sssd drafter."""
+"""Options of the `sssd` drafter."""
 
 from __future__ import annotations
 
@@ -9,68 +9,71 @@ from paceline.util.config import require_range
 from paceline.util.limits import EMBEDDED
 
 FUSIONS = ("calibrated", "paper")
-MOST_NODES = 512
-REMEMBERED, MOST_REMEMBERED = 1 << 18, 1 << 20
+MAX_NODES = 512
+_CACHE_TOKENS, _MAX_CACHE_TOKENS = 1 << 18, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SssdOptions:
-    """Attributes:
-    datastore: folder of a store, or "demo", that of the embedded target; none = without.
-    fusion: calibrated | paper.
-    calibration: a file of `paceline replay --fit`; none = the one that comes with the package.
-    nodes: most nodes of a tree. Not given: 48 with the budget; without it 7, and in a larger batch
-    what makes 24 in all. budget: of these, the engine feeds what pays for its forward.
-    remember: tokens of answers to other requests, the newest, that are searched as well, in memory
-    alone; those that go on
-        besides. 0 = none. Not given: 262144; none with `fusion=paper`.
-    live: answers are remembered in the datastore, once they have ended, and not in memory alone.
+    """Options of `sssd`.
+
+    Attributes:
+        datastore: Folder of a datastore, or "demo" for the one of the built-in target. By default
+            the drafter searches the request and earlier answers only.
+        fusion: Scoring of candidate tokens: "calibrated" uses a small fitted network, "paper" the
+            paper's fixed weights. Default "calibrated".
+        calibration: Calibration file, as `paceline replay --fit` writes it. By default the
+            calibration that comes with the package.
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. By default 48 with the
+            budget; without it 7, and in larger batches 24 for the whole batch.
+        budget: The engine processes only the nodes that are expected to save time; default true.
+        answer_cache_tokens: Tokens of recent answers, unfinished ones included, that are searched
+            in memory. From 0 (disabled) to 1048576. Default 262144; 0 with `fusion=paper` or
+            `update_datastore`.
+        update_datastore: Append finished answers to the datastore; default false.
     """
 
     datastore: str | None = None
     fusion: str = "calibrated"
     calibration: str | None = None
-    nodes: int | None = None
+    max_nodes: int | None = None
     budget: bool = True
-    remember: int | None = None
-    live: bool = False
+    answer_cache_tokens: int | None = None
+    update_datastore: bool = False
 
     def __post_init__(self) -> None:
-        if self.nodes is not None:
-            require_range("sssd", "nodes", self.nodes, 1, MOST_NODES)
-        if self.remember is not None:
-            require_range("sssd", "remember", self.remember, 0, MOST_REMEMBERED)
+        tokens = self.answer_cache_tokens
+        if self.max_nodes is not None:
+            require_range("sssd", "max_nodes", self.max_nodes, 1, MAX_NODES)
+        if tokens is not None:
+            require_range("sssd", "answer_cache_tokens", tokens, 0, _MAX_CACHE_TOKENS)
         if self.fusion not in FUSIONS:
             raise ConfigError(
                 f"sssd: got fusion={self.fusion!r}; expected one of {', '.join(FUSIONS)}."
             )
         if self.fusion == "paper" and self.calibration is not None:
             raise ConfigError(
-                f"sssd: got calibration={self.calibration} with fusion=paper, whose weights are"
-                " fixed; expected one of them."
-                " Leave the other out."
+                f"sssd: fusion=paper has fixed weights and does not take"
+                f" calibration={self.calibration}. Leave one of the two out."
             )
-        if self.live and self.remember is not None:
+        if self.update_datastore and tokens is not None:
             raise ConfigError(
-                f"sssd: got live=true with remember={self.remember}; expected one of them, as a"
-                " live datastore keeps answers by"
-                " bounds of its own. Leave the other out."
+                f"sssd: got update_datastore=true and answer_cache_tokens={tokens}. The datastore"
+                " caches answers under its own limits. Leave one of the two out."
             )
-        if self.live and self.datastore is None:
+        if self.update_datastore and self.datastore is None:
             raise ConfigError(
-                "sssd: got live=true without a datastore; expected one to append to. Give"
-                " datastore=PATH."
+                "sssd: got update_datastore=true without a datastore. Add datastore=PATH."
             )
-        if self.live and self.datastore == EMBEDDED:
+        if self.update_datastore and self.datastore == EMBEDDED:
             raise ConfigError(
-                f"sssd: got live=true with datastore={EMBEDDED}, which belongs to the package and"
-                " is only read; expected a"
-                " store of your own. Build one (paceline datastore build), and name its folder."
+                f"sssd: got update_datastore=true, but datastore={EMBEDDED} is part of the package"
+                " and only read. Build your own (paceline datastore build) and pass its folder."
             )
 
     @property
-    def remembered(self) -> int:
-        """Tokens of answers that are kept in memory alone."""
-        if self.remember is not None:
-            return self.remember
-        return 0 if self.live or self.fusion == "paper" else REMEMBERED
+    def memory_tokens(self) -> int:
+        """Maximum number of answer tokens that are cached in memory; 0 disables the cache."""
+        if self.answer_cache_tokens is not None:
+            return self.answer_cache_tokens
+        return 0 if self.update_datastore or self.fusion == "paper" else _CACHE_TOKENS

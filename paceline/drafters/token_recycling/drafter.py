@@ -17,7 +17,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.shared.merged_tree import GUESS
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, as_draft, node_rule_of
-from paceline.drafters.token_recycling.options import MOST_NODES, TokenRecyclingOptions
+from paceline.drafters.token_recycling.options import MAX_NODES, TokenRecyclingOptions
 from paceline.drafters.token_recycling.paper_tree import PARENTS, RANKS, fill
 from paceline.util.limits import LONGEST_KEY
 
@@ -34,8 +34,10 @@ class TokenRecycling(RecyclingDrafter):
         self._options = options
         self.budget = options.budget and options.tree == "best"
         fixed = len(PARENTS) if options.tree == "paper" else None
-        self.node_rule = node_rule_of(options.nodes or fixed, options.budget)
-        self._recycler = Recycler(options.keys, options.rows, options.pool)
+        self.node_rule = node_rule_of(options.max_nodes or fixed, options.budget)
+        self._recycler = Recycler(
+            options.max_context_ngram, options.max_distributions, options.pool_file
+        )
 
     @classmethod
     def build(cls, options: TokenRecyclingOptions) -> TokenRecycling:
@@ -48,7 +50,7 @@ class TokenRecycling(RecyclingDrafter):
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per sequence."""
-        most = self._options.nodes or MOST_NODES
+        most = self._options.max_nodes or MAX_NODES
         draft = self._fixed_tree if self._options.tree == "paper" else self._best_tree
         return [
             draft(request, min(limit, most))
@@ -56,7 +58,7 @@ class TokenRecycling(RecyclingDrafter):
         ]
 
     def _best_tree(self, request: Request, nodes: int) -> DraftTree:
-        return self._recycler.draft(request, nodes, self._options.least)
+        return self._recycler.draft(request, nodes, self._options.min_path_probability)
 
     def _fixed_tree(self, request: Request, nodes: int) -> DraftTree:
         tree = np.empty(nodes, dtype=GUESS)
@@ -64,7 +66,7 @@ class TokenRecycling(RecyclingDrafter):
         size = fill(
             self._recycler.table,
             newest,
-            self._options.keys,
+            self._options.max_context_ngram,
             PARENTS,
             RANKS,
             request.remaining - 1,

@@ -1,4 +1,4 @@
-"""Options of the token_recycling drafter."""
+"""Options of the `token_recycling` drafter."""
 
 from __future__ import annotations
 
@@ -9,38 +9,47 @@ from paceline.util.config import require_range
 from paceline.util.limits import LONGEST_KEY, ROWS
 
 TREES = ("best", "paper")
-MOST_NODES = 256
+MAX_NODES = 256
+_MAX_DISTRIBUTIONS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRecyclingOptions:
-    """Attributes:
-    keys: most newest tokens under which a distribution is kept; the paper has 1.
-    tree: best = the likeliest nodes | paper = its fixed tree.
-    nodes: most nodes of a tree. Not given: 48 with the budget, without it 16, and in a larger batch
-    what makes 48 in all; with
-        tree=paper all 80.
-    budget: of these, the engine feeds what pays for its forward; not of the paper's tree, which is
-    fed whole. least: chance of a path below which it is not proposed (tree=best).
-    rows: distributions kept, of all requests together; 110 bytes each.
-    pool: file that what is kept is read from, if it is there, and saved to.
+    """Options of `token_recycling`.
+
+    Attributes:
+        max_context_ngram: Longest context, in tokens, under which a next-token distribution is
+            cached. At least 1; default 3. The paper uses 1.
+        tree: Shape of the draft tree: "best" takes the most likely nodes, "paper" the paper's
+            fixed tree. Default "best".
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
+            budget; without it 16, and in larger batches 48 for the whole batch. With tree=paper 80.
+        budget: The engine processes only the nodes that are expected to save time. It always
+            processes the paper's tree as a whole. Default true.
+        min_path_probability: Minimum path probability. Nodes whose path is less likely are not
+            proposed with tree=best. From 0 to 1; default 0.001.
+        max_distributions: Maximum number of cached distributions, shared by all requests. Each
+            takes about 110 bytes.
+        pool_file: File that the cached distributions are loaded from, if it exists, and saved to.
+            By default they are not saved.
     """
 
-    keys: int = 3
+    max_context_ngram: int = 3
     tree: str = "best"
-    nodes: int | None = None
+    max_nodes: int | None = None
     budget: bool = True
-    least: float = 0.001
-    rows: int = ROWS
-    pool: str | None = None
+    min_path_probability: float = 0.001
+    max_distributions: int = ROWS
+    pool_file: str | None = None
 
     def __post_init__(self) -> None:
-        require_range("token_recycling", "keys", self.keys, 1, LONGEST_KEY)
-        require_range("token_recycling", "least", self.least, 0, 1)
-        require_range("token_recycling", "rows", self.rows, 1, 1 << 26)
-        if self.nodes is not None:
-            require_range("token_recycling", "nodes", self.nodes, 1, MOST_NODES)
+        owner = "token_recycling"
+        require_range(owner, "max_context_ngram", self.max_context_ngram, 1, LONGEST_KEY)
+        require_range(owner, "min_path_probability", self.min_path_probability, 0, 1)
+        require_range(owner, "max_distributions", self.max_distributions, 1, _MAX_DISTRIBUTIONS)
+        if self.max_nodes is not None:
+            require_range(owner, "max_nodes", self.max_nodes, 1, MAX_NODES)
         if self.tree not in TREES:
             raise ConfigError(
-                f"token_recycling: got tree={self.tree!r}; expected one of {', '.join(TREES)}."
+                f"{owner}: got tree={self.tree!r}; expected one of {', '.join(TREES)}."
             )

@@ -74,7 +74,7 @@ class Builder:
         """
         path = self._options.get("datastore", EMBEDDED)
         if (
-            self._options.get("live", "").lower() in ("", "false", "0", "no", "off")
+            self._options.get("update_datastore", "").lower() in ("", "false", "0", "no", "off")
             or path == EMBEDDED
             or Path(path).exists()
         ):

@@ -19,9 +19,9 @@ _OWNER = "additional_config['paceline']"
 class ProposerOptions:
     """Attributes:
     drafter: spec of a drafter that learns from text alone, such as
-    "sssd:datastore=/srv/history,live=true". length: auto = drafts are as long as they pay for what
-    they cost | full = as long as they can be. idle: seconds without a step after which all requests
-    count as finished; more than the longest step takes.
+    "sssd:datastore=/srv/history,update_datastore=true". length: auto = drafts are as long as they
+    pay for what they cost | full = as long as they can be. idle: seconds without a step after which
+    all requests count as finished; more than the longest step takes.
     """
 
     drafter: str = "sssd"

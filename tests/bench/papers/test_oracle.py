@@ -28,7 +28,9 @@ def test_the_oracles_lemma(pair: Pair, lookup: bool, batch: int) -> None:
     known = {
         tuple(prompt): answer for prompt, answer in zip(pair.prompts, pair.answers, strict=True)
     }
-    drafter = DraftModel(DraftModelOptions(lookup=lookup), CachedLM(pair.draft), OracleRule(known))
+    drafter = DraftModel(
+        DraftModelOptions(use_prompt_lookup=lookup), CachedLM(pair.draft), OracleRule(known)
+    )
     outs = LLM(pair.target, drafter=drafter, max_batch=batch).generate(
         pair.prompts, SamplingParams(COUNT)
     )

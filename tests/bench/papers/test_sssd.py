@@ -95,7 +95,7 @@ def test_a_replay_counts_what_decoding_counts(pair: Pair, temperature: float, no
     traces = [
         (prompt, answer.token_ids) for prompt, answer in zip(pair.prompts, plain, strict=False)
     ]
-    spec = f"sssd:datastore={tiny_store(pair.near_copies(), 256)},nodes={nodes},budget=false"
+    spec = f"sssd:datastore={tiny_store(pair.near_copies(), 256)},max_nodes={nodes},budget=false"
     drafted = LLM(pair.target, spec, max_batch=1).generate(pair.prompts[:PROMPTS], params)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
     result = replay(create(spec), traces, nodes)
@@ -159,8 +159,8 @@ def test_the_best_size_has_the_largest_product() -> None:
     assert top.product("measured") == pytest.approx(2 / 1.2)
     assert best(found, "CPU time") is None
     assert [drafter(size, None) for size in TIMED[:2]] == [
-        "sssd:nodes=3,remember=0",
-        "sssd:nodes=7,remember=0",
+        "sssd:max_nodes=3,answer_cache_tokens=0",
+        "sssd:max_nodes=7,answer_cache_tokens=0",
     ]
 
 

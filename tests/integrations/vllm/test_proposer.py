@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> Path:
     "spec",
     [
         "sssd",
-        "prompt_lookup:length=8",
+        "prompt_lookup:max_draft_tokens=8",
         "pia",
         "rest:datastore=STORE",
         "sssd:datastore=STORE",
@@ -183,7 +183,7 @@ def test_finished_answers_go_into_a_store_that_is_begun(tmp_path: Path) -> None:
     path = tmp_path / "new"
     rng = random.Random(3)
     answer = [rng.randrange(10, 250) for _ in range(60)]
-    first = Proposer(config(f"sssd:datastore={path},live=true"))
+    first = Proposer(config(f"sssd:datastore={path},update_datastore=true"))
     Runner(first, rows=1).run([Job([7, 8, 9], [*answer, EOS])])
     until = time.monotonic() + 90
     steps = len(answer)

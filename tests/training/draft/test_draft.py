@@ -102,7 +102,7 @@ def test_chains_of_sampled_answers_are_the_mean_over_what_may_happen() -> None:
 
 def test_chains_on_answers_are_what_the_drafter_gets(pair: Pair, answers: list[Stretch]) -> None:
     """The prediction without decoding beside decoding itself."""
-    outs = LLM(pair.target, "draft_model:length=4", pair.draft).generate(
+    outs = LLM(pair.target, "draft_model:max_draft_tokens=4", pair.draft).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
     )
     accepted = sum(out.stats.accepted_tokens for out in outs)
@@ -237,7 +237,7 @@ def test_a_trained_draft_has_learnt_and_is_lossless(pair: Pair, tmp_path: Path) 
         made.best.agreement, abs=0.15
     )
     assert made.best.agreement > 0.7  # 0.005 by chance
-    outs = LLM(pair.target, "draft_model:length=4", tmp_path).generate(
+    outs = LLM(pair.target, "draft_model:max_draft_tokens=4", tmp_path).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
     )
     assert [out.token_ids for out in outs] == pair.answers

@@ -50,11 +50,11 @@ CONFIG = DraftTraining(
     hidden=64, layers=2, minutes=0.1, batch=256, context=64, held_out=4, validations=2, coverage=1.0
 )
 SPECS = [
-    "draft_model:length=4",
+    "draft_model:max_draft_tokens=4",
     "draft_model",
     "ouroboros:gamma=4",
-    "auto:draft=true",
-    "draft_model:rule=heuristic,length=3",
+    "auto:use_draft_model=true",
+    "draft_model:stop_rule=heuristic,max_draft_tokens=3",
 ]
 
 
@@ -153,7 +153,7 @@ def test_a_draft_that_reads_no_layer_in_the_middle(
     assert (
         shaped_as_start(dataclasses.replace(CONFIG, start=str(folder))).reads_at == 0.5
     )  # the second of two layers
-    llm = LLM(pair.target, "draft_model:length=4", draft)
+    llm = LLM(pair.target, "draft_model:max_draft_tokens=4", draft)
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
     assert [out.token_ids for out in outs] == pair.answers
     assert sum(out.stats.accepted_tokens for out in outs) > 0
@@ -217,7 +217,7 @@ def test_it_is_lossless_in_every_drafter(pair: Pair, folder: Path, spec: str) ->
     "spec",
     [
         "draft_model:verification=follow",
-        "draft_model:length=3,verification=follow",
+        "draft_model:max_draft_tokens=3,verification=follow",
         "ouroboros",
         "auto",
     ],
@@ -230,7 +230,7 @@ def test_a_seed_has_the_text_of_plain_decoding(pair: Pair, folder: Path, spec: s
 
 
 def test_prompts_in_chunks_and_prefixes_in_the_cache_are_read(pair: Pair, folder: Path) -> None:
-    llm = LLM(pair.target, "draft_model:length=4", folder, keep_prefixes=2)
+    llm = LLM(pair.target, "draft_model:max_draft_tokens=4", folder, keep_prefixes=2)
     llm._engine.model.prefill_chunk = 5
     for _ in range(
         2
@@ -248,7 +248,7 @@ def test_what_is_judged_is_what_the_drafter_gets(
     draft = load_draft(
         folder, "float32"
     )  # in bfloat16 a near tie is decided by which rows are in a product
-    outs = LLM(pair.target, "draft_model:length=4", draft).generate(
+    outs = LLM(pair.target, "draft_model:max_draft_tokens=4", draft).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
     )
     drafted = [
@@ -422,7 +422,7 @@ def test_it_reads_its_target_enlarged(pair: Pair, folder: Path) -> None:
     """The states are the same numbers, with zeros behind."""
     asked, params = pair.prompts[:3], SamplingParams(max_new_tokens=COUNT)
     outs = [
-        LLM(target, "draft_model:length=4", folder).generate(asked, params)
+        LLM(target, "draft_model:max_draft_tokens=4", folder).generate(asked, params)
         for target in (pair.target, enlarge(pair.target, 4 * pair.target.config.hidden_size, 6))
     ]
     assert [out.token_ids for out in outs[0]] == [out.token_ids for out in outs[1]]

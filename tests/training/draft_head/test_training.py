@@ -176,7 +176,9 @@ def test_answers_are_the_same_with_it_and_sooner(pair: Pair, file: Path) -> None
     params = SamplingParams(max_new_tokens=COUNT)
     told = []
     for draft_head in ("false", str(file)):
-        llm = LLM(pair.target, f"auto:nodes=8,budget=false,draft_head={draft_head}", max_batch=3)
+        llm = LLM(
+            pair.target, f"auto:max_nodes=8,budget=false,draft_head={draft_head}", max_batch=3
+        )
         answers = llm.generate(pair.prompts, params)
         assert [answer.token_ids for answer in answers] == [
             expected[:COUNT] for expected in pair.answers

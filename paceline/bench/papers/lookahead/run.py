@@ -62,7 +62,7 @@ def spec_nodes(spec: str) -> int:
     drafters.
     """
     name, options = parse_spec(spec)
-    return build_options(LookaheadOptions, options, spec).most_nodes if name == "lookahead" else 0
+    return build_options(LookaheadOptions, options, spec).max_nodes if name == "lookahead" else 0
 
 
 def _part(

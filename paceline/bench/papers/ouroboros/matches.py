@@ -51,7 +51,8 @@ def study(
         models.draft is not None
     )  # its drafter is among the methods that `models` were loaded for
     drafter = ObservedDrafter(
-        create(f"draft_model:length={gamma}", draft_model=draft_lm(models.draft)), seen.append
+        create(f"draft_model:max_draft_tokens={gamma}", draft_model=draft_lm(models.draft)),
+        seen.append,
     )
     units = make_units(config, models, prompts)
     answered, complete = 0, False

@@ -21,7 +21,7 @@ from paceline.report.tables import Table
 
 MATCH_GAMMA = 20  # of table 1 and figure 3
 SUFFIXES = (0, 1, 3, 5, 10, 20)  # K of figure 5; the paper's pool holds 20 phrases per token
-COLD, WARM = "ouroboros", "ouroboros:warm=true"
+COLD, WARM = "ouroboros", "ouroboros:shared_pool=true"
 
 
 def spec_of(
@@ -30,8 +30,8 @@ def spec_of(
     """Return the drafter of table 3 and figure 5 (appendix B): gamma 12, W 20, N 8, a tree of
     draft and suffixes alone.
     """
-    flags = f"refinement={str(refinement).lower()},warm={str(warm).lower()}"
-    published = f"gamma=12,window=20,ngram=8,suffixes={suffixes},branches=0"
+    flags = f"refinement={str(refinement).lower()},shared_pool={str(warm).lower()}"
+    published = f"gamma=12,window=20,ngram=8,suffixes={suffixes},max_branches=0"
     return f"ouroboros:{published},inspiration={inspiration},{flags}"
 
 
@@ -56,7 +56,9 @@ _LOOKAHEAD = "lookahead:window=15,ngram=6,guesses=15,prompt_pool=false"
 TABLE_2 = (  # speed-ups; Yi 34b with 6b, Llama-2 70b with 7b
     TableLine("greedy", PLAIN, (1.00,) * 6),
     TableLine(
-        "speculative, 5 tokens", "draft_model:length=5", (1.11, 1.88, 1.22, 1.57, 1.18, 1.55)
+        "speculative, 5 tokens",
+        "draft_model:max_draft_tokens=5",
+        (1.11, 1.88, 1.22, 1.57, 1.18, 1.55),
     ),
     TableLine("speculative, default here", "draft_model"),
     TableLine("lookahead (6, 15, 15)", _LOOKAHEAD, (1.64, 1.54, 1.28, 1.17, 1.22, 1.54)),
@@ -76,7 +78,7 @@ def _ablated(label: str, method: str, rate: float) -> TableLine:
 
 PAPER_SPEED = ("paper's tokens/s", "paper's speed-up")
 TABLE_3 = (  # HumanEval, Yi 34b with 6b, no warm start
-    TableLine("draft model alone, 12 tokens", "draft_model:length=12"),
+    TableLine("draft model alone, 12 tokens", "draft_model:max_draft_tokens=12"),
     _ablated("drafted in phrases", NOTHING, 49.90),
     _ablated("+ inspiration", spec_of(0, refinement=False), 48.90),
     _ablated("+ suffixes", spec_of(3, "off", refinement=False), 55.92),
@@ -89,7 +91,7 @@ TABLE_3 = (  # HumanEval, Yi 34b with 6b, no warm start
     TableLine("default, no inspiration", f"{COLD}:inspiration=off"),
     TableLine("default, no refinement", f"{COLD}:refinement=false"),
     TableLine("default, no suffixes", figure_5_spec(0, published=False)),
-    TableLine("default, no further choices", f"{COLD}:branches=0"),
+    TableLine("default, no further choices", f"{COLD}:max_branches=0"),
 )
 # Consecutive number (None = drawn order), warm, tokens/s of the paper; gamma 6, W 18, N 6, K 3.
 TABLE_4: tuple[tuple[int | None, bool, float], ...] = (

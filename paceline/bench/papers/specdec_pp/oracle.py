@@ -88,6 +88,6 @@ def oracle(answers: Mapping[tuple[int, ...], Sequence[int]]) -> dict[str, Maker]
     """Return the drafter that knows what the target will answer."""
     return {
         ORACLE: lambda draft: DraftModel(
-            DraftModelOptions(lookup=False), draft, OracleRule(answers)
+            DraftModelOptions(use_prompt_lookup=False), draft, OracleRule(answers)
         )
     }

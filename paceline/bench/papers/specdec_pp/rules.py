@@ -29,13 +29,16 @@ _BOUNDS = {
 }
 FIXED, HEURISTIC, HEAD = "fixed K", "heuristic", "SpecDec++"
 PUBLISHED, FROM_ONE = "SpecDec++, published rule", "SpecDec++, min 1"
-_VARIANTS = {PUBLISHED: "newest=false", FROM_ONE: "min=1"}  # what they change in the drafter
+_VARIANTS = {
+    PUBLISHED: "count_undecided=false",
+    FROM_ONE: "min_draft_tokens=1",
+}  # what they change in the drafter
 ORACLE, AUTO = "oracle", "auto"
 
 
 def fixed_length(length: int) -> str:
     """Return the drafter that drafts exactly so many tokens."""
-    return f"draft_model:length={length}"
+    return f"draft_model:max_draft_tokens={length}"
 
 
 def head_spec(heads: Sequence[str], threshold: float | str) -> str:
@@ -58,11 +61,11 @@ def families(heads: Sequence[str]) -> dict[str, dict[str, str]]:
     """
     found = {
         FIXED: {f"K = {length}": fixed_length(length) for length in LENGTHS},
-        HEURISTIC: {HEURISTIC: "draft_model:rule=heuristic"},
+        HEURISTIC: {HEURISTIC: "draft_model:stop_rule=heuristic"},
     }
     for rule, bounds in _BOUNDS.items():
         found[rule] = {
-            f"{rule} {bound}": f"draft_model:length={_MOST},rule={rule},stop_below={bound}"
+            f"{rule} {bound}": f"{fixed_length(_MOST)},stop_rule={rule},stop_threshold={bound}"
             for bound in bounds
         }
     found[HEAD] = {f"h = {threshold}": head_spec(heads, threshold) for threshold in THRESHOLDS}

@@ -196,8 +196,8 @@ def figure_4(result: SpecDecResult) -> Table:
         " included), per new token. *: on the Pareto front of its own kind of rule. product,"
         " confidence and entropy stop below"
         " the bound named (`paceline drafters`); like the head they draft at most 20 tokens.",
-        "newest=false: the rule as published, which does not judge the newest token (option"
-        " `newest` of specdec_pp).",
+        "count_undecided=false: the rule as published, which does not judge the newest token"
+        " (option of specdec_pp).",
         f"Of {plain.answers if plain else 0} prompts the first head was trained or calibrated on"
         f" {result.seen}.",
         "The paper shows its points as a picture only: no numbers stand beside these.",

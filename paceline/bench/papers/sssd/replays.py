@@ -46,7 +46,7 @@ class ReplayMethod:
 
 
 REST, PIA = "rest", "pia"
-_WIDE = (("nodes", max(SIZES)), ("remember", 0))
+_WIDE = (("max_nodes", max(SIZES)), ("answer_cache_tokens", 0))
 _PAPER = (*_WIDE, ("fusion", "paper"))
 METHODS = (
     ReplayMethod(BOTH, "sssd", _WIDE, stored=True),

@@ -53,7 +53,7 @@ class Speed:
 def drafter(size: int, store: str | None) -> str:
     """Return the drafter whose trees have `size` nodes, the root included."""
     place = "" if store is None else f"datastore={store},"
-    return f"sssd:{place}nodes={size - 1},remember=0"
+    return f"sssd:{place}max_nodes={size - 1},answer_cache_tokens=0"
 
 
 def speeds(result: SssdResult, batch: int) -> list[Speed]:
