@@ -29,7 +29,7 @@ import transformers
 from paceline import LLM, SamplingParams, datastore, demo
 from paceline.datastore.layout import LOCK, read_manifest, write_manifest
 from paceline.model.loading import load_tokenizer
-from paceline.replay.recorder import encode_prompts, record_answers
+from paceline.replay.recorder import RecordOptions, encode_prompts, record_answers
 from paceline.report.prompts import Prompt
 from paceline.util.answers import read_answers
 
@@ -133,14 +133,9 @@ def answer_all(prompts: list[Prompt], path: Path) -> None:
         demo.TARGET, "draft_model", demo.DRAFT, dtype="float32", device="cpu", max_batch=BATCH
     )
     questions = encode_prompts(prompts, llm, NEW_TOKENS, LONGEST_PROMPT + NEW_TOKENS)
+    options = RecordOptions(GROUP, demo.NAME)
     record_answers(
-        path,
-        llm,
-        questions,
-        SamplingParams(max_new_tokens=NEW_TOKENS),
-        batch=GROUP,
-        model=demo.NAME,
-        progress=True,
+        path, llm, questions, SamplingParams(max_new_tokens=NEW_TOKENS), options, progress=True
     )
 
 

@@ -1,4 +1,4 @@
-"""Timed comparisons of drafters with each other and with transformers, on the same model object.
+"""Compare drafters with each other and with transformers on one model object.
 
 result = run_bench(BenchConfig(ModelOptions("demo", threads=1), drafters=("none", "prompt_lookup")))
 print_table(result)
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from paceline.bench.plot import write_png
     from paceline.bench.report import markdown, print_table, read_json, write_json
     from paceline.bench.result import BenchResult
-    from paceline.bench.run import run_bench
+    from paceline.bench.run import RunOptions, run_bench
     from paceline.bench.settings import BenchConfig, CostScale
     from paceline.report.prompts import Prompt, load_prompts
     from paceline.util.options import ModelOptions, PromptOptions
 
-# imported when one of their names is asked for: settings, and the command line's help, need no
-# torch
+# Modules are imported on first use: settings and the command line's help need no torch.
 _MODULES = {
     "paceline.bench.cost_scale": ("enlarge",),
     "paceline.bench.memory": ("memory_by_method",),
@@ -47,7 +46,7 @@ _MODULES = {
     "paceline.bench.plot": ("write_png",),
     "paceline.bench.report": ("markdown", "print_table", "read_json", "write_json"),
     "paceline.bench.result": ("BenchResult",),
-    "paceline.bench.run": ("run_bench",),
+    "paceline.bench.run": ("RunOptions", "run_bench"),
     "paceline.bench.settings": ("BenchConfig", "CostScale"),
     "paceline.util.options": ("ModelOptions", "PromptOptions"),
     "paceline.report.prompts": ("Prompt", "load_prompts"),
@@ -55,12 +54,10 @@ _MODULES = {
 
 __all__ = [
     "PAPERS", "BenchConfig", "BenchResult", "CostScale", "ModelOptions", "PaperConfig",
-    "PaperResult", "Prompt",
-    "PromptOptions", "configure", "draw_paper", "enlarge", "load_prompts", "markdown",
-    "memory_by_method", "paper_markdown",
-    "print_paper", "print_table", "read_json", "read_paper_json", "run_bench", "run_paper",
-    "write_json", "write_paper_json",
-    "write_png",
+    "PaperResult", "Prompt", "PromptOptions", "RunOptions", "configure", "draw_paper",
+    "enlarge", "load_prompts", "markdown", "memory_by_method", "paper_markdown", "print_paper",
+    "print_table", "read_json", "read_paper_json", "run_bench", "run_paper", "write_json",
+    "write_paper_json", "write_png",
 ]  # fmt: skip
 
 

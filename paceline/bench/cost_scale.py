@@ -1,11 +1,9 @@
-"""Enlarge a small trained model without changing what it computes, so that it shows the cost
-profile of a large one.
+"""Enlarge a small trained model so that it costs as much as a large one.
 
-How well a drafter guesses depends on what the models say; what a guess costs depends on how large
-they are. A small trained pair has realistic answers but unrealistic costs. `enlarge` pads the
-residual stream with dimensions that stay exactly zero and adds heads, neurons and layers whose
-output weights are zero: every product is computed, none changes the answer. Reports of such runs
-carry the label of the enlarged model.
+The quality of a drafter depends on what the models predict; its cost depends on their size. A
+small trained pair has realistic answers but unrealistic costs. `enlarge` pads the residual stream
+with dimensions that stay zero, and adds heads, neurons and layers with zero output weights. The
+enlarged model computes every product, and the answer stays the same. Reports label such models.
 """
 
 from __future__ import annotations
@@ -34,47 +32,46 @@ _PROJECTIONS = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-_WRITERS = ("self_attn.o_proj", "mlp.down_proj")  # what adds to the residual stream
+_WRITERS = ("self_attn.o_proj", "mlp.down_proj")  # projections that write to the residual stream
 _NORMS = ("input_layernorm", "post_attention_layernorm")
-_ROUNDING = 16  # the feed-forward size is a multiple of this
+_ROUNDING = 16  # the feed-forward size is a multiple of it
 
 
 def parameter_count(model: PreTrainedModel) -> int:
-    """Parameters of a model, tied ones counted once."""
+    """Return the number of parameters of a model; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def cost_label(scale: CostScale, model: PreTrainedModel) -> str:
-    """What a report calls a model that was enlarged, e.g. "cost-scaled 1024x12 (156 M)"."""
+    """Return the label of an enlarged model, e.g. "cost-scaled 1024x12 (156 M)"."""
     return f"cost-scaled {scale} ({parameter_count(model) / 1e6:.0f} M)"
 
 
 def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> PreTrainedModel:
-    """A larger model of the same architecture that computes the same function.
+    """Return a larger model of the same architecture that computes the same function.
 
     Args:
-        model: a Llama-architecture model. It is not changed.
-        width: new hidden size. Heads, key-value heads and the feed-forward size grow in proportion;
-            the head size stays. Where `width` is 4, 16, ... times the model's own, the rescaled
-            norm weights are exact in any dtype.
-        layers: new number of layers; the added ones are spread between the model's own and do
-            nothing.
-        seed: of the random weights whose products are multiplied by zero.
+        model: A Llama-architecture model. It is not changed.
+        width: New hidden size. Heads, key-value heads and the feed-forward size grow in proportion;
+            the head size stays. If `width` is 4, 16, ... times the model's own, the rescaled norm
+            weights are exact in any dtype.
+        layers: New number of layers. The added layers are spread between the model's own layers,
+            and do nothing.
+        seed: Random seed of the weights whose products are multiplied by zero.
     Raises:
-        UnsupportedModelError: another architecture; ConfigError: sizes that cannot be reached.
+        UnsupportedModelError: The model has another architecture.
+        ConfigError: The sizes cannot be reached.
     """
     config = model.config
     if uses_target_states(model):
         raise UnsupportedModelError(
-            "got a draft that reads its target's hidden states, whose ends are the target's;"
-            " expected one with an embedding of"
-            " its own to enlarge. Run the bench without a cost scale of the draft."
+            "The draft model reads its target's hidden states and has no embedding that could be"
+            " enlarged. Run the bench without a cost scale of the draft model."
         )
     if config.model_type != "llama":
         raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be enlarged; expected models of the Llama architecture"
-            " (model_type 'llama')."
-            " Run the bench without a cost scale."
+            f"{type(model).__name__} cannot be enlarged: it is not of the Llama architecture"
+            " (model_type 'llama'). Run the bench without a cost scale."
         )
     _check_sizes(model, width, layers)
     wanted = copy.deepcopy(config)
@@ -89,13 +86,13 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
     wanted.rms_norm_eps = config.rms_norm_eps / ratio
     fingerprint, hidden_size = model_identity(model)
     origin = getattr(config, "enlarged_from", {"layers": config.num_hidden_layers})
-    # What was trained for the original, as an acceptance head, goes with it.
+    # Parts that were trained for the original, such as an acceptance head, fit the larger model.
     wanted.enlarged_from = {
         "fingerprint": fingerprint,
         "hidden_size": hidden_size,
         "layers": origin["layers"],
     }
-    with torch.random.fork_rng(devices=[]):  # the constructor draws weights that are all replaced
+    with torch.random.fork_rng(devices=[]):  # the constructor draws weights, which are all replaced
         larger: PreTrainedModel = AutoModelForCausalLM.from_config(
             wanted, dtype=model.dtype, attn_implementation=config._attn_implementation
         )
@@ -115,28 +112,24 @@ def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:
         config.hidden_size,
         math.gcd(config.num_attention_heads, config.num_key_value_heads),
     )
-    step = own // math.gcd(own, heads)  # grows every head count by a whole number
+    step = own // math.gcd(own, heads)  # such a step adds whole heads
     if width < own or layers < config.num_hidden_layers:
         raise ConfigError(
             f"cost scale {width}x{layers} is smaller than the model, which is"
-            f" {own}x{config.num_hidden_layers};"
-            " expected sizes from its own upwards."
+            f" {own}x{config.num_hidden_layers}. Give sizes of at least that."
         )
     if width % step:
         below = max(own, width - width % step)
         raise ConfigError(
             f"cost scale {width}x{layers}: the width of this model grows in steps of {step} (whole"
-            " heads);"
-            f" use {below} or {below + step}."
+            f" heads). Use {below} or {below + step}."
         )
 
 
 def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Write all weights of `larger`: the model's own in front, random or zero behind."""
+    """Write all weights of `larger`: the model's own first, then random ones or zeros."""
     old, new = model.config.num_hidden_layers, larger.config.num_hidden_layers
-    source = {
-        index * new // old: index for index in range(old)
-    }  # place of each own layer among the new ones
+    source = {index * new // old: index for index in range(old)}  # new index -> own index
     scale = math.sqrt(model.config.hidden_size / larger.config.hidden_size)
 
     def normal(shape: torch.Size, like: Tensor) -> Tensor:
@@ -144,9 +137,9 @@ def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Gene
         return torch.randn(shape, generator=generator).mul_(deviation)
 
     nearest = 0
-    for place, layer in enumerate(larger.model.layers):
-        own = place in source
-        nearest = source.get(place, nearest)
+    for index, layer in enumerate(larger.model.layers):
+        own = index in source
+        nearest = source.get(index, nearest)
         original = model.model.layers[nearest]
         for name in _PROJECTIONS:
             writes = name in _WRITERS
@@ -156,8 +149,7 @@ def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Gene
         for name in _NORMS:
             _fill_norm(layer.get_submodule(name).weight, original.get_submodule(name).weight, scale)
     _fill_norm(larger.model.norm.weight, model.model.norm.weight, scale)
-    # A tied head reads the embedding's padding, so it is zero; an untied one may hold anything
-    # there.
+    # A tied head reads the embedding's padding, which is zero. An untied head needs no zeros.
     embedding, head = larger.get_input_embeddings().weight, larger.get_output_embeddings().weight
     if head is not embedding:
         own_head = model.get_output_embeddings().weight
@@ -175,9 +167,7 @@ def _fill_linear(
     writes: bool,
     normal: Callable[[torch.Size, Tensor], Tensor],
 ) -> None:
-    """Random weights; but what would write to the residual stream from or to added parts is
-    zero.
-    """
+    """Write random weights, and zeros where added parts write to the residual stream."""
     rows, columns = original.weight.shape
     if writes:
         linear.weight.zero_()
@@ -192,8 +182,9 @@ def _fill_linear(
 
 
 def _fill_norm(weight: Tensor, original: Tensor, scale: float) -> None:
-    """The mean square is taken over more dimensions, so the normed values are larger by 1 /
-    scale: undo that.
+    """Write a norm's weight so that its output stays the same.
+
+    The mean square is taken over more dimensions, so normed values are larger by 1 / scale.
     """
     weight.fill_(scale)
     weight[: original.shape[0]] = original * scale

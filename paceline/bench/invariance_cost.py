@@ -1,5 +1,6 @@
-"""What batch invariance costs behind contexts of several lengths: steps with it and without, by
-turns, in one run.
+"""Measure the cost of batch invariance at several context lengths.
+
+Steps with batch invariance and without it alternate in one run.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ from paceline.model.per_layer import key_shapes
 from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.tables import Table
 
-_WARMUP = 1
+_WARMUP = 1  # untimed rounds
 
 
 @dataclass(frozen=True, slots=True)
 class ContextCost:
-    """Steps behind one length of context.
+    """Step times at one context length.
 
     Attributes:
-        batch: sequences; context: tokens of each in the cache; drafts: nodes of each sequence's
-            chain.
-        seconds, usual: of each step, batch-invariant and not, by turns.
+        dtype: Data type of the model.
+        batch: Number of requests.
+        context: Cached tokens of each request.
+        drafts: Draft nodes of each request, a chain.
+        seconds: Time of each batch-invariant step.
+        usual: Time of each step without batch invariance.
     """
 
     dtype: str
@@ -45,17 +49,20 @@ class ContextCost:
 
     @property
     def speed(self) -> float:
-        """Tokens per second without drafts, over those of the usual steps: medians."""
+        """Return the speed without drafts over that of usual steps, by medians."""
         return statistics.median(self.usual) / statistics.median(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class InvarianceCost:
-    """A run.
+    """The result of one measurement.
 
     Attributes:
-        clock: "processor" (with one thread, so that other processes count little) or "wall".
-        reasons: what was proven, by dtype.
+        model: Name of the model.
+        clock: "processor" with one thread, so that other processes disturb it little; or "wall".
+        reasons: Why batch invariance holds, by dtype.
+        costs: Step times of all combinations.
+        environment: The machine.
     """
 
     model: str
@@ -77,33 +84,39 @@ def measure(
     rounds: int,
     finished: Callable[[ContextCost], None] = lambda cost: None,
 ) -> InvarianceCost:
-    """Measure every combination; torch's number of threads must be set.
+    """Measure every combination; the caller must set torch's number of threads.
 
     Args:
-        rounds: steps of each kind per combination.
+        model: Name of the model.
+        dtypes, batches, contexts, drafts: Values to combine.
+        rounds: Steps of each kind per combination.
+        finished: Called after each combination.
     Raises:
-        ConfigError: the model cannot be loaded, or cannot be batch-invariant here.
+        ConfigError: The model cannot be loaded, or cannot be batch-invariant on this machine.
     """
     environment = look_around(torch.device("cpu"))
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     costs, reasons = [], {}
     for dtype in dtypes:
         loaded = load_model(model, dtype, "cpu")
-        found = resolve_batch_invariance(loaded, True, max(batches))
-        reasons[dtype] = found.reason
+        invariance = resolve_batch_invariance(loaded, True, max(batches))
+        reasons[dtype] = invariance.reason
         for context in contexts:
             for batch in batches:
                 steps = [
                     _Steps(lm, batch, context)
-                    for lm in (CachedLM(loaded, **found.of_model(PREFILL_CHUNK)), CachedLM(loaded))
+                    for lm in (
+                        CachedLM(loaded, **invariance.of_model(PREFILL_CHUNK)),
+                        CachedLM(loaded),
+                    )
                 ]
                 for nodes in drafts:
                     times: list[list[float]] = [[], []]
                     for turn in range(_WARMUP + rounds):
-                        for place, one in enumerate(steps):
-                            spent = one.seconds(nodes, clock)
+                        for index, step in enumerate(steps):
+                            spent = step.seconds(nodes, clock)
                             if turn >= _WARMUP:
-                                times[place].append(spent)
+                                times[index].append(spent)
                     costs.append(ContextCost(dtype, batch, context, nodes, *times))
                     finished(costs[-1])
     environment = replace(environment, load_end=load_average())
@@ -113,7 +126,7 @@ def measure(
 
 
 class _Steps:
-    """Sequences whose caches hold random states, which takes as long to read as those of a text."""
+    """Requests with random cached states, which take as long to read as a text's."""
 
     def __init__(self, lm: CachedLM, batch: int, context: int) -> None:
         self._lm = lm
@@ -128,7 +141,7 @@ class _Steps:
             request.cached = context
 
     def seconds(self, nodes: int, clock: Callable[[], float]) -> float:
-        """Return the time of one step, of which nothing is committed."""
+        """Return the time of one forward; nothing is committed."""
         trees = [DraftTree.chain([1] * nodes) if nodes else EMPTY_TREE for _ in self._seqs]
         start = clock()
         self._lm.forward(self._seqs, trees).argmax(-1).tolist()
@@ -136,20 +149,18 @@ class _Steps:
 
 
 def table(result: InvarianceCost) -> Table:
-    """Return the medians of steps without batch invariance and with it, and the speed that is
-    left.
-    """
+    """Return a table of median step times with and without batch invariance."""
     rows = [
         (
-            one.dtype,
-            str(one.context),
-            str(one.batch),
-            str(one.drafts),
-            1e3 * statistics.median(one.usual),
-            1e3 * statistics.median(one.seconds),
-            one.speed,
+            cost.dtype,
+            str(cost.context),
+            str(cost.batch),
+            str(cost.drafts),
+            1e3 * statistics.median(cost.usual),
+            1e3 * statistics.median(cost.seconds),
+            cost.speed,
         )
-        for one in result.costs
+        for cost in result.costs
     ]
     headings = (
         "dtype",
@@ -164,29 +175,29 @@ def table(result: InvarianceCost) -> Table:
 
 
 def cost_table(result: InvarianceCost) -> str:
-    """Return the table in Markdown, and where it was measured."""
-    where, clock = (
+    """Return the table in Markdown, with its setting."""
+    environment, clock = (
         result.environment,
         "the process's own time" if result.clock == "processor" else "wall-clock time",
     )
-    busy = f"load {where.load_start[0]:g}" if where.load_start else "load unknown"
-    setting = f"{result.model}, {where.hardware}, {clock}, {busy}; {provenance(where)}."
+    busy = f"load {environment.load_start[0]:g}" if environment.load_start else "load unknown"
+    setting = f"{result.model}, {environment.hardware}, {clock}, {busy}; {provenance(environment)}."
     return "\n".join([*table(result).markdown(), setting])
 
 
 def write_cost(result: InvarianceCost, path: str | Path) -> None:
-    """Write everything a run left.
+    """Write the complete result as JSON.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: The file cannot be written.
     """
     write_document(path, KIND, result, summary=table(result).data())
 
 
 def read_cost(path: str | Path) -> InvarianceCost:
-    """Read a result that `write_cost` wrote.
+    """Read a result of `write_cost`.
 
     Raises:
-        ConfigError: not such a file, one of another schema, or a damaged one.
+        ConfigError: The file does not exist, is damaged, or has another schema.
     """
     return read_document(path, KIND)

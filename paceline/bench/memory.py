@@ -1,7 +1,6 @@
-"""Peak memory of each method, measured in a process of its own that does nothing else.
+"""Measure the peak memory of each method in a separate process.
 
-On Linux the high-water mark is reset once the models are loaded, so loading does not hide what
-decoding takes.
+On Linux the high-water mark is reset after the models are loaded, so that it shows decoding only.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 from pathlib import Path
 
 from paceline.bench.environment import peak_memory
-from paceline.bench.run import run_bench
+from paceline.bench.run import RunOptions, run_bench
 from paceline.bench.settings import BenchConfig
 from paceline.errors import PacelineError
 from paceline.util.options import changed, flat
@@ -23,55 +22,57 @@ _STATUS = Path("/proc/self/status")
 
 
 def memory_by_method(config: BenchConfig) -> dict[str, int]:
-    """Peak resident bytes of every baseline and drafter of `config`, each in a fresh process.
+    """Return the peak resident bytes of every baseline and drafter.
 
     Raises:
-        PacelineError: a process failed; its last words are in the message.
+        PacelineError: A process failed; the message has its last line.
     """
     peaks = {}
     for name in (*config.baselines, *config.drafters):
-        ours = name in config.drafters
-        one = dataclasses.replace(
-            config, baselines=() if ours else (name,), drafters=(name,) if ours else ()
+        is_drafter = name in config.drafters
+        single = dataclasses.replace(
+            config, baselines=() if is_drafter else (name,), drafters=(name,) if is_drafter else ()
         )
-        done = subprocess.run(
-            [sys.executable, "-m", "paceline.bench.memory", json.dumps(flat(one))],
+        process = subprocess.run(
+            [sys.executable, "-m", "paceline.bench.memory", json.dumps(flat(single))],
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        if process.returncode:
+            last = process.stderr.strip().splitlines()[-1:] or ["no message"]
             raise PacelineError(
-                f"measuring the memory of {name!r} failed with status {done.returncode}: {last[0]}"
+                f"measuring the memory of {name!r} failed with status {process.returncode}:"
+                f" {last[0]}"
             )
-        peaks[name] = int(done.stdout.split()[-1])
+        peaks[name] = int(process.stdout.split()[-1])
     return peaks
 
 
 def reset_peak() -> None:
-    """Let the high-water mark start from the present size, where the system can."""
+    """Reset the high-water mark to the present size, if the system can."""
     if _CLEAR.exists():
         _CLEAR.write_text("5", encoding="ascii")
 
 
 def peak_since_reset() -> int:
-    """Peak resident bytes since `reset_peak`, or of the whole process where it cannot be reset."""
+    """Return peak resident bytes since `reset_peak`, or of the process if unknown."""
     return _status("VmHWM:") or peak_memory()
 
 
 def resident() -> int:
-    """Resident bytes of this process now, or their peak where the system does not tell."""
+    """Return the resident bytes of this process, or their peak if unknown."""
     return _status("VmRSS:") or peak_memory()
 
 
 def _main() -> None:
-    run_bench(changed(BenchConfig(), **json.loads(sys.argv[1])), progress=False, loaded=reset_peak)
+    config = changed(BenchConfig(), **json.loads(sys.argv[1]))
+    run_bench(config, progress=False, options=RunOptions(loaded=reset_peak))
     print(peak_since_reset())
 
 
 def _status(name: str) -> int:
-    """A size in bytes that Linux tells of this process; 0 where it does not."""
+    """Return a size of this process in bytes from Linux; 0 on other systems."""
     lines = _STATUS.read_text(encoding="ascii").splitlines() if _STATUS.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
 

@@ -1,5 +1,6 @@
-"""The ways to answer that a bench run compares: our drafters, and what transformers offers. All
-share one model object.
+"""The methods that a bench run compares: drafters of paceline, and transformers.
+
+All methods share one model object.
 """
 
 from __future__ import annotations
@@ -22,36 +23,34 @@ from paceline.core.metrics import Stats, Timing
 from paceline.core.request import SamplingParams
 from paceline.llm import LLM
 
-_PAGE = 256  # positions of a block in transformers' paged cache
-_MOST_TOKENS = 512  # of a forward there
+_PAGE = 256  # positions of a block in the paged cache of transformers
+_MAX_BATCH_TOKENS = 512  # tokens of a forward with continuous batching
 
 
 @dataclass(frozen=True, slots=True)
 class MethodAnswer:
-    """The tokens of one answer, an end-of-sequence token included; counts where the method keeps
-    any.
-    """
+    """The tokens of one answer, end-of-sequence token included, and its statistics."""
 
     token_ids: list[int]
     stats: Stats | None = None
 
 
 class Method(Protocol):
-    """One way to answer. `prepare` and `collect` are not timed, what `prepare` returns is."""
+    """A method of answering. Only the call that `prepare` returns is timed."""
 
     name: str
 
     def reset(self) -> None:
-        """Forget everything learnt from earlier prompts."""
+        """Discard everything learned from earlier prompts."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
-        """Everything before the call, and the call."""
+        """Prepare the input, and return the call that is to be timed."""
 
     def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
-        """The answers out of what the call returned."""
+        """Return the answers from the result of the call."""
 
     def timing(self) -> Timing | None:
-        """Where time went so far, for methods that know."""
+        """Return the times of the engine so far; None if unknown."""
 
 
 class Paceline:
@@ -61,36 +60,33 @@ class Paceline:
         self, name: str, llm: LLM, make: Callable[[], Drafter], params: SamplingParams
     ) -> None:
         self.name = name
-        # the drafter draws from its own distribution: sampled texts differ, their law does not
-        self.draws = False
+        self.draws = False  # whether the drafter draws its tokens, so that sampled texts differ
         self._llm, self._make, self._params = llm, make, params
 
     @property
     def guarantee(self) -> Guarantee:
-        """Whether its answers have the bits of plain decoding."""
+        """Return whether its answers have the bits of plain decoding, and why."""
         return Guarantee(self._llm.invariance.on, self._llm.invariance.reason)
 
     def reset(self) -> None:
-        """A new drafter."""
+        """Replace the drafter by a new one."""
         self._llm.change_drafter(self._make())
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
-        """Token ids in, completions out."""
+        """Return a call that generates completions."""
         params = _with_length(self._params, max_new_tokens)
         return lambda: self._llm.generate(prompts, params)
 
     def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
-        """The completions' tokens and counts."""
+        """Return tokens and statistics of the completions."""
         return [MethodAnswer(completion.token_ids, completion.stats) for completion in raw]
 
     def timing(self) -> Timing | None:
-        """That of the engine; on an accelerator forwards run on after they are launched, so
-        None.
-        """
+        """Return the engine's times; None on an accelerator, which runs asynchronously."""
         return self._llm.timing if self._llm.model.device.type == "cpu" else None
 
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:
-        """Answer untimed, and note whether the drafter's trees carry distributions."""
+        """Answer without timing; record whether the trees have distributions."""
         outcomes: list[Outcome] = []
         self._llm.change_drafter(ObservedDrafter(self._llm.drafter, outcomes.append))
         self.prepare(prompts, max_new_tokens)()
@@ -118,10 +114,10 @@ class Transformers:
             self._extra["prompt_lookup_num_tokens"] = lookup_tokens(name)
 
     def reset(self) -> None:
-        """Nothing is kept between calls."""
+        """Do nothing: no state is kept between calls."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
-        """Left-padded ids and their mask, on the device."""
+        """Pad the prompts on the left, and return a call of `generate`."""
         width = max(map(len, prompts))
         ids = torch.tensor(
             [[0] * (width - len(prompt)) + prompt for prompt in prompts], device=self._model.device
@@ -139,48 +135,47 @@ class Transformers:
         )
 
     def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
-        """The new tokens, up to the first end-of-sequence token."""
+        """Return the new tokens up to the first end-of-sequence token."""
         width = max(map(len, prompts))
         return [MethodAnswer(_cut(row, self._eos)) for row in raw[:, width:].tolist()]
 
     def timing(self) -> Timing | None:
-        """Not known."""
+        """Return None: the times are not known."""
         return None
 
 
 class Continuous(Transformers):
-    """`model.generate_batch`: plain, with continuous batching, in a paged cache that is made for
-    the call.
-    """
+    """`model.generate_batch`: continuous batching with a paged cache per call."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
-        """Token ids, and a cache of their size."""
+        """Size the cache, and return a call of `generate_batch`."""
         positions = sum(map(len, prompts)) + len(prompts) * max_new_tokens
-        sizes = ContinuousBatchingConfig(
-            num_blocks=len(prompts) + -(-positions // _PAGE), max_batch_tokens=_MOST_TOKENS
-        )
+        blocks = len(prompts) + -(-positions // _PAGE)
+        sizes = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=_MAX_BATCH_TOKENS)
         config = copy.copy(self._model.generation_config)
         config.max_new_tokens = max_new_tokens
         generate: Callable[..., Any] = self._model.generate_batch
         return lambda: generate(prompts, config, continuous_batching_config=sizes, warmup=False)
 
     def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
-        """The new tokens, up to the first end-of-sequence token."""
-        by_number = sorted(raw.values(), key=lambda one: int(one.request_id.rpartition("_")[2]))
-        return [MethodAnswer(_cut(list(one.generated_tokens), self._eos)) for one in by_number]
+        """Return the new tokens up to the first end-of-sequence token."""
+        by_number = sorted(
+            raw.values(), key=lambda output: int(output.request_id.rpartition("_")[2])
+        )
+        return [
+            MethodAnswer(_cut(list(output.generated_tokens), self._eos)) for output in by_number
+        ]
 
 
 class ObservedDrafter(DelegatingDrafter):
-    """Passes everything on to a drafter, and what the target said about its trees to `see` as
-    well.
-    """
+    """Delegates to a drafter, and passes every outcome to `see` as well."""
 
     def __init__(self, inner: Drafter, see: Callable[[Outcome], None]) -> None:
         super().__init__(inner)
         self._see = see
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Show the outcomes, before the drafter learns from them."""
+        """Pass the outcomes to `see`, before the drafter learns from them."""
         for outcome in outcomes:
             self._see(outcome)
         super().observe(outcomes)
@@ -188,9 +183,7 @@ class ObservedDrafter(DelegatingDrafter):
 
 @contextlib.contextmanager
 def same_rules(model: PreTrainedModel, params: SamplingParams, eos: list[int]) -> Iterator[None]:
-    """While open, `model.generate` chooses and ends like `LLM` with `params`; the model's own
-    defaults come back after.
-    """
+    """Make `model.generate` sample and stop like `LLM` with `params` while open."""
     before, verbosity = model.generation_config, transformers.logging.get_verbosity()
     pad = before.pad_token_id if before.pad_token_id is not None else (eos or [0])[0]
     sampling: dict[str, Any] = {"do_sample": False}
@@ -209,7 +202,7 @@ def same_rules(model: PreTrainedModel, params: SamplingParams, eos: list[int]) -
         min_new_tokens=params.min_tokens or None,
         **sampling,
     )
-    transformers.logging.set_verbosity_error()  # its assistant warns about its own call
+    transformers.logging.set_verbosity_error()  # the assistant warns about its own call
     try:
         yield
     finally:
@@ -224,7 +217,7 @@ def _with_length(params: SamplingParams, max_new_tokens: int) -> SamplingParams:
 
 
 def _cut(token_ids: list[int], eos: list[int]) -> list[int]:
-    for place, token in enumerate(token_ids):
+    for index, token in enumerate(token_ids):
         if token in eos:
-            return token_ids[: place + 1]
+            return token_ids[: index + 1]
     return token_ids

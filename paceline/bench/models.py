@@ -1,4 +1,4 @@
-"""What a bench run works with: the models, enlarged where asked, and the prompts as token ids."""
+"""Load the models of a bench run, at their cost scales, and encode the prompts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from paceline.model.architecture import Architecture
 from paceline.model.loading import load_draft, load_model, load_tokenizer
 from paceline.report.prompts import Prompt, encode, load_prompts, shortened
 
-_LEAST_ROOM = 8  # context tokens for a prompt
+_MIN_PROMPT_TOKENS = 8  # that the context must have left for a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Loaded models with the names that reports show; `draft` is None where no method needs one."""
+    """The loaded models and their report names; `draft` is None if it is not used."""
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
@@ -37,8 +37,12 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Prompts that are answered in one call. `cut`: how many were too long for the context, and
-    cut.
+    """Prompts that are answered in one call.
+
+    Attributes:
+        prompts: The prompts.
+        token_ids: Their token ids.
+        cut: Number of prompts that were too long for the context and were cut.
     """
 
     prompts: tuple[Prompt, ...]
@@ -52,27 +56,29 @@ def load_models(
     draft: PreTrainedModel | None,
     tokenizer: Any,
 ) -> Models:
-    """The models of a run, as large as its cost scales say; those that are given are not loaded.
+    """Return the models of a run at their cost scales; given models are not loaded.
 
     Raises:
-        ConfigError: a method needs a draft model, and none came; or a model that cannot be loaded.
-        UnsupportedModelError: a model that cannot be enlarged.
+        ConfigError: A method needs a draft model and there is none, or a model cannot be loaded.
+        UnsupportedModelError: A model cannot be enlarged.
     """
-    asked = config.models
-    place, wanted = demo.target_of(asked.model), demo.draft_name(asked.model, asked.draft_model)
-    tokenizer = load_tokenizer(tokenizer, place)
-    device = local_device(asked.device) if config.lookahead_parallel else asked.device
-    model = target or load_model(place, asked.dtype, device)
+    options = config.models
+    path, wanted = (
+        demo.target_of(options.model),
+        demo.draft_name(options.model, options.draft_model),
+    )
+    tokenizer = load_tokenizer(tokenizer, path)
+    device = local_device(options.device) if config.lookahead_parallel else options.device
+    model = target or load_model(path, options.dtype, device)
     if not (config.needs_draft() or config.with_draft()):
         draft = None
     elif draft is None and wanted is not None:
-        draft = load_draft(wanted, asked.dtype, str(model.device))
+        draft = load_draft(wanted, options.dtype, str(model.device))
     if draft is None and config.needs_draft():
         raise ConfigError(
-            f"bench: {config.needs_draft()[0]!r} needs a draft model, and none came; pass"
-            " draft_model=DIRECTORY."
+            f"bench: {config.needs_draft()[0]!r} needs a draft model. Pass draft_model=DIRECTORY."
         )
-    model, label = _scaled(model, asked.model, config.cost_scale)
+    model, label = _scaled(model, options.model, config.cost_scale)
     if draft is None:
         return Models(model, None, tokenizer, label, None)
     draft, draft_label = _scaled(draft, wanted or "draft", config.draft_cost_scale)
@@ -82,11 +88,11 @@ def load_models(
 def make_units(
     config: BenchConfig, models: Models, prompts: Sequence[Prompt] | None = None
 ) -> list[Unit]:
-    """The prompts, those of `config` where none are given, in their order and in batches.
+    """Return the prompts in batches; the default prompts are those of `config`.
 
     Raises:
-        CapacityError: answers of that length leave no room for prompts in the models' context.
-        ConfigError: prompts that cannot be read, or have no tokens.
+        CapacityError: The answers leave no room for prompts in the models' context.
+        ConfigError: A prompt cannot be read or has no tokens.
     """
     if prompts is None:
         selection = config.selection
@@ -95,26 +101,25 @@ def make_units(
     context = min(Architecture.of(model).context_length for model in loaded)
     length = config.sampling.max_new_tokens
     room = context - length
-    if room < _LEAST_ROOM:
+    if room < _MIN_PROMPT_TOKENS:
         raise CapacityError(
             f"bench: max_new_tokens is {length} and the context {context} tokens, which leaves"
-            f" {room} for prompts;"
-            f" at least {_LEAST_ROOM} are needed. Reduce max_new_tokens."
+            f" {room} for prompts; at least {_MIN_PROMPT_TOKENS} are needed. Reduce max_new_tokens."
         )
-    whole = [encode(prompt, models.tokenizer) for prompt in prompts]
-    parts = [slice(at, at + config.batch) for at in range(0, len(prompts), config.batch)]
+    encoded = [encode(prompt, models.tokenizer) for prompt in prompts]
+    parts = [slice(start, start + config.batch) for start in range(0, len(prompts), config.batch)]
     return [
         Unit(
             tuple(prompts[part]),
-            tuple(shortened(ids, room) for ids in whole[part]),
-            sum(len(ids) > room for ids in whole[part]),
+            tuple(shortened(ids, room) for ids in encoded[part]),
+            sum(len(ids) > room for ids in encoded[part]),
         )
         for part in parts
     ]
 
 
 def feeding_all(make: Callable[[], Drafter]) -> Drafter:
-    """Make a drafter without a budget: all of its drafts are fed, whatever they cost."""
+    """Return a drafter without a budget: the engine verifies all of its drafts."""
     drafter = make()
     drafter.budget = False
     return drafter
@@ -122,7 +127,7 @@ def feeding_all(make: Callable[[], Drafter]) -> Drafter:
 
 @contextlib.contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """While open, torch uses so many CPU threads; None = as many as before."""
+    """Set the CPU threads of torch while open; None keeps the number."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:

@@ -1,6 +1,4 @@
-"""A bench run in several processes that share draft trees: all of them make the same calls, in
-step.
-"""
+"""Keep the processes of a parallel bench run in step, as they share draft trees."""
 
 from __future__ import annotations
 
@@ -18,12 +16,13 @@ from paceline.util.config import parse_spec
 
 
 class Lockstep:
-    """The processes of a bench run; with a single one, nothing has to be done.
+    """The processes of a bench run; a single process needs no synchronisation.
 
     Args:
-        ranks: joined ones, if they have been; `config` says how many there must be.
+        config: The run, with the number of ranks.
+        ranks: The processes, if they have been joined already.
     Raises:
-        ConfigError: another number of ranks, or no drafter whose trees they could share.
+        ConfigError: The number of ranks is another, or no drafter has trees that they could share.
     """
 
     def __init__(self, config: BenchConfig, ranks: Ranks | None) -> None:
@@ -34,8 +33,8 @@ class Lockstep:
         self._ranks = ranks = ranks or Ranks.join(config.models.device)
         if ranks.size != config.lookahead_parallel:
             raise ConfigError(
-                f"bench: lookahead_parallel is {config.lookahead_parallel}, and {ranks.size} ranks"
-                " came; both must be the same."
+                f"bench: lookahead_parallel is {config.lookahead_parallel}, but {ranks.size} ranks"
+                " joined. Start as many processes."
             )
         for spec in config.drafters:
             drafter = None if entry(parse_spec(spec)[0]).needs_draft_model else create(spec)
@@ -45,28 +44,30 @@ class Lockstep:
         if not self._shared:
             raise ConfigError(
                 f"bench: none of the drafters {', '.join(config.drafters)} has a window that ranks"
-                " could share; add"
-                " --drafter lookahead, or leave lookahead_parallel out."
+                " could share. Add --drafter lookahead, or leave lookahead_parallel out."
             )
 
     def ranks(self, spec: str) -> Ranks | None:
-        """Those that share the trees of a drafter; None where every process does all of it."""
+        """Return the ranks that share the trees of a drafter; None if it runs on each."""
         return self._ranks if spec in self._shared else None
 
     def compact_slots(self, over: bool = False) -> bool:
-        """Wait for all processes; whether `over` holds on rank 0, whose clock decides."""
+        """Wait for all processes; return `over` of rank 0."""
         return over if self._ranks is None else bool(self._ranks.first(over))
 
     def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:
-        """Overwrite the fed tokens of the shared drafters' answers with those of the rank that
-        has fed most.
-        """
+        """Replace the query-token counts of shared drafters by those of the busiest rank."""
         for spec in self._shared:
             stats = [
                 answer.stats for call, answers in calls if call.method == spec for answer in answers
             ]
-            fed = [one.fed for one in stats if one is not None]
+            counters = [counter.fed for counter in stats if counter is not None]
             assert self._ranks is not None
-            counts = iter(max(self._ranks.gather([count for one in fed for count in one]), key=sum))
-            for one in fed:
-                one[:] = islice(counts, len(one))
+            counts = iter(
+                max(
+                    self._ranks.gather([count for counter in counters for count in counter]),
+                    key=sum,
+                )
+            )
+            for counter in counters:
+                counter[:] = islice(counts, len(counter))

@@ -1,6 +1,4 @@
-"""A run as a picture: speed-up of every method with its spread over prompts, and tokens per
-forward.
-"""
+"""Draw a run: speed-ups with their spread over prompts, and tokens per forward."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from paceline.report.drawing import COLOURS, INK, OURS, label, page, save
 
 _BASELINE, _POINT = "#767676", COLOURS[1]
 _WIDTH, _ROW, _FRAME = 10.0, 0.46, 2.3  # inches
-_TITLE_COLUMNS = 118
+_TITLE_COLUMNS = 118  # characters of a title line
 
 
 def write_png(result: BenchResult, path: str | Path) -> None:
@@ -40,9 +38,9 @@ def _draw_speed(axes: Any, result: BenchResult, colours: list[str]) -> None:
     jitter = random.Random(0)
     spread = [result.unit_speedups(name) for name in result.methods]
     farthest = max([1.0, *values, *(ratio for ratios in spread for ratio in ratios)])
-    for place, (name, ratios) in enumerate(zip(result.methods, spread, strict=True)):
+    for index, (name, ratios) in enumerate(zip(result.methods, spread, strict=True)):
         if name != result.baseline:
-            heights = [place + jitter.uniform(-0.2, 0.2) for _ in ratios]
+            heights = [index + jitter.uniform(-0.2, 0.2) for _ in ratios]
             axes.scatter(
                 ratios, heights, s=22, color=_POINT, edgecolors="white", linewidths=0.7, zorder=3
             )
@@ -55,11 +53,11 @@ def _draw_speed(axes: Any, result: BenchResult, colours: list[str]) -> None:
 def _draw_forward(axes: Any, result: BenchResult, colours: list[str]) -> None:
     known = [figures.tokens_per_forward for figures in result.figures()]
     values, texts = (
-        [one or 0.0 for one in known],
-        ["not counted" if one is None else f"{one:.2f}" for one in known],
+        [value or 0.0 for value in known],
+        ["not counted" if value is None else f"{value:.2f}" for value in known],
     )
     _draw_bars(
-        axes, values, texts, [one is not None for one in known], colours, max([1.0, *values])
+        axes, values, texts, [value is not None for value in known], colours, max([1.0, *values])
     )
     label(axes, "", "tokens per target forward", "", "x")
 
@@ -72,15 +70,15 @@ def _draw_bars(
     colours: list[str],
     farthest: float,
 ) -> None:
-    """Bars with a text each, in white inside of them or dark behind them."""
+    """Draw bars with their texts: white inside of a bar, or dark after it."""
     axes.barh(range(len(values)), values, color=colours, height=0.62)
-    for place, (value, text, within) in enumerate(zip(values, texts, inside, strict=True)):
-        at, colour, weight = (
+    for index, (value, text, within) in enumerate(zip(values, texts, inside, strict=True)):
+        start, colour, weight = (
             (0.0, "white", "bold") if within else (value, INK, "bold" if value else "normal")
         )
         axes.annotate(
             text,
-            (at, place),
+            (start, index),
             (5, 0),
             textcoords="offset points",
             va="center",

@@ -1,4 +1,4 @@
-"""Reports of a run: a table on the console, Markdown, and JSON that can be read back."""
+"""Report a run as a table, as Markdown, and as JSON that can be read back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.report.prompts import cut_note
 from paceline.report.tables import Cell, Column, Table
 
 KIND = DocumentKind("paceline bench", 2, BenchResult)
-# Column -> the field of `MethodFigures` it shows; the equal answers are a pair.
+# Column -> the field of `MethodFigures` that it shows; equal answers are a pair.
 MEASURES: dict[Column, str] = {
     Column("tokens/s", ".1f"): "tokens_per_second",
     Column("speed-up", ".2f"): "speedup",
@@ -41,16 +41,16 @@ _NARROW = (
     "equal",
     "same/ bits",
 )
-_WIDE = 124  # characters; narrower consoles have the columns above alone
-_SHOWN = 5  # divergences listed one by one
+_WIDE = 124  # characters; narrower consoles show the columns above only
+_SHOWN = 5  # divergences that are listed
 _NONE = "none"  # the drafter of plain decoding
 _LEGEND = (
     "speed-up: tokens/s over those of {baseline}; median: of that ratio over {units}; CPU time:"
     " that ratio in processor time,"
     " which other jobs on the machine disturb less. tokens/forward: plain decoding is 1."
     " accepted/draft: tokens kept per tree;"
-    " accepted: share of drafted tokens kept; fed/step: tokens per target forward. target, draft,"
-    " overhead: shares of the time."
+    " accepted: share of draft tokens kept; fed/step: query tokens per target forward. target,"
+    " draft, overhead: shares of time."
     " equal: answers with exactly the tokens of {reference}. same bits: whether they are"
     " guaranteed to be those of plain decoding"
     " by the same engine (batch invariance)."
@@ -58,23 +58,26 @@ _LEGEND = (
 
 
 def print_table(result: BenchResult, console: Console | None = None) -> None:
-    """Show the figures, per-category speed-ups and what differed. Default console: standard
-    output.
+    """Print figures, speed-ups by category and differences on a console.
+
+    Args:
+        result: The run.
+        console: Default: standard output.
     """
     console = console or Console(highlight=False)
     console.print(escape("; ".join(setting_parts(result))), style="bold")
     table = figures_table(result)
-    for one in [
+    for shown_table in [
         table if console.width >= _WIDE else table.only(_NARROW),
         *_category_tables(result),
     ]:
-        one.show(console)
+        shown_table.show(console)
     for line in [_legend(result), *_notes(result)]:
         console.print(escape(line), style="dim")
 
 
 def markdown(result: BenchResult) -> str:
-    """Return the run as a Markdown section: setting, tables, notes, the command that repeats it."""
+    """Return the run as a Markdown section with settings, tables, notes and command."""
     environment = result.environment
     load = (
         f"load average {_load(environment.load_start)} at the start, {_load(environment.load_end)}"
@@ -98,10 +101,10 @@ def markdown(result: BenchResult) -> str:
 
 
 def write_json(result: BenchResult, path: str | Path) -> None:
-    """Write everything a run left; the file appears whole or not at all.
+    """Write the complete result as JSON, atomically.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: The file cannot be written.
     """
     scaled = bool(result.config.cost_scale or result.config.draft_cost_scale)
     write_document(
@@ -118,16 +121,16 @@ def write_json(result: BenchResult, path: str | Path) -> None:
 
 
 def read_json(path: str | Path) -> BenchResult:
-    """Read a result that `write_json` wrote.
+    """Read a result of `write_json`.
 
     Raises:
-        ConfigError: not such a file, one of another schema, or a damaged one.
+        ConfigError: The file does not exist, is damaged, or has another schema.
     """
     return read_document(path, KIND)
 
 
 def setting_parts(result: BenchResult) -> list[str]:
-    """Return what was run where, in short pieces: models, arithmetic, requests, hardware."""
+    """Return phrases about the setting: models, dtype, requests, hardware."""
     config = result.config
     count = len({(call.unit, row.prompt) for call in result.calls for row in call.rows})
     sampling = config.sampling
@@ -152,7 +155,7 @@ def setting_parts(result: BenchResult) -> list[str]:
 
 
 def provenance(environment: Environment) -> str:
-    """Return when and with which commit and versions a run was made."""
+    """Return the date, the commit and the versions of a run."""
     changed = " with local changes" if environment.modified else ""
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
     return f"{environment.date}, commit {environment.commit or 'unknown'}{changed}; {versions}"
@@ -168,9 +171,7 @@ def figures_table(result: BenchResult) -> Table:
 
 
 def measured(figures: MethodFigures | None, field: str) -> Cell:
-    """Return a field of the figures as a cell: None where nothing is known, and "equal" as the
-    pair of equal and compared.
-    """
+    """Return a field of the figures as a cell; None if it is unknown."""
     if figures is None or (field == "equal" and not figures.compared):
         return None
     if field == "batch_invariant":
@@ -181,13 +182,13 @@ def measured(figures: MethodFigures | None, field: str) -> Cell:
 
 
 def _category_tables(result: BenchResult) -> list[Table]:
-    """Speed-ups and tokens per forward by category, where there are several."""
+    """Return a table of speed-ups by category, if there are several categories."""
     columns = {name: result.figures(name) for name in result.categories}
     if len(columns) < 2:
         return []
     rows = [
-        (method, *(_category_cell(column[place]) for column in columns.values()))
-        for place, method in enumerate(result.methods)
+        (method, *(_category_cell(column[index]) for column in columns.values()))
+        for index, method in enumerate(result.methods)
     ]
     return [
         Table.of(
@@ -217,27 +218,33 @@ def _notes(result: BenchResult) -> list[str]:
     notes = [f"{name}: skipped, {reason}." for name, reason in result.skipped.items()]
     notes += [cut_note(result.cut_prompts)] if result.cut_prompts else []
     notes += _slower(result.figures())
-    reasons = dict.fromkeys((one.on, one.reason) for one in result.guarantees.values())
+    reasons = dict.fromkeys(
+        (guarantee.on, guarantee.reason) for guarantee in result.guarantees.values()
+    )
     notes += [f"Batch invariance is {'on' if on else 'off'}: {reason}." for on, reason in reasons]
-    found = result.divergences
-    if not found:
+    divergences = result.divergences
+    if not divergences:
         return notes
-    gap = max(one.top_gap for one in found)
+    gap = max(divergence.top_gap for divergence in divergences)
     count = (
-        f"Answers that differ from those of {result.reference}: {len(found)}. At the first"
+        f"Answers that differ from those of {result.reference}: {len(divergences)}. At the first"
         " differing token the"
         f" target's two best logits lie at most {gap:.3g} apart (one forward in {result.dtype})."
     )
-    more = [f"... and {len(found) - _SHOWN} more, in the JSON file."] if len(found) > _SHOWN else []
-    return [*notes, count, *map(_difference, found[:_SHOWN]), *more]
+    more = (
+        [f"... and {len(divergences) - _SHOWN} more, in the JSON file."]
+        if len(divergences) > _SHOWN
+        else []
+    )
+    return [*notes, count, *map(_difference, divergences[:_SHOWN]), *more]
 
 
 def _slower(figures: list[MethodFigures]) -> list[str]:
-    """Name the drafters that cost time here, and the one to take."""
-    ours = [
-        one for one in figures if one.tokens_per_second and not one.method.startswith(TRANSFORMERS)
+    """Return a note that names the slower drafters, and the one to choose."""
+    drafters = [
+        row for row in figures if row.tokens_per_second and not row.method.startswith(TRANSFORMERS)
     ]
-    speeds = {one.method: one.tokens_per_second or 0.0 for one in ours}
+    speeds = {row.method: row.tokens_per_second or 0.0 for row in drafters}
     plain = speeds.get(_NONE)
     slower = [name for name, speed in speeds.items() if plain and speed < plain]
     if plain is None or not slower:
@@ -247,12 +254,10 @@ def _slower(figures: list[MethodFigures]) -> list[str]:
     return [f"Slower than plain decoding ({_NONE}) here: {', '.join(slower)}; {choice}."]
 
 
-def _difference(one: Divergence) -> str:
-    return (
-        f"{one.method}, {one.prompt}: token {one.position} is {one.got} for {one.expected}; top"
-        f" logit {one.top_logit:.4g},"
-        f" gap to the second {one.top_gap:.3g}."
-    )
+def _difference(divergence: Divergence) -> str:
+    token = f"token {divergence.position} is {divergence.got} for {divergence.expected}"
+    top = f"top logit {divergence.top_logit:.4g}, gap to the second {divergence.top_gap:.3g}"
+    return f"{divergence.method}, {divergence.prompt}: {token}; {top}."
 
 
 def _load(values: list[float]) -> str:

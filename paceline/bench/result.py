@@ -1,6 +1,4 @@
-"""What a run leaves: the timed calls with their answers' counts, and the figures drawn from
-them.
-"""
+"""Hold the timed calls of a run, and compute figures from them."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ from paceline.core.metrics import Stats, Timing
 
 @dataclass(frozen=True, slots=True)
 class AnswerCounts:
-    """What the engine counted for one answer.
+    """Counts of the engine for one answer.
 
     Attributes:
-        target_forwards, prefill_forwards, draft_forwards, drafted_tokens, accepted_tokens: as in
+        target_forwards, prefill_forwards, draft_forwards, drafted_tokens, accepted_tokens: As in
             `Stats`.
-        decode_fed: query tokens of all forwards after the prefill.
-        trees: forwards that verified at least one node.
+        decode_fed: Query tokens of all forwards after the prefill.
+        trees: Forwards that verified at least one node.
     """
 
     target_forwards: int
@@ -34,11 +32,10 @@ class AnswerCounts:
 
     @staticmethod
     def of(stats: Stats) -> AnswerCounts:
-        """From a completion's stats. While decoding one pending token is fed per forward, so the
-        others are nodes.
-        """
-        nodes = [fed - 1 for fed in stats.fed[stats.prefill_forwards :]]
-        rode_along = stats.drafted_tokens > sum(nodes)  # a tree on the last prefill chunk
+        """Return the counts of a completion's statistics."""
+        # A decoding forward has one pending token, so all its other query tokens are nodes.
+        nodes = [count - 1 for count in stats.fed[stats.prefill_forwards :]]
+        with_prefill = stats.drafted_tokens > sum(nodes)  # the last prefill chunk had a tree
         return AnswerCounts(
             stats.target_forwards,
             stats.prefill_forwards,
@@ -46,14 +43,20 @@ class AnswerCounts:
             stats.drafted_tokens,
             stats.accepted_tokens,
             sum(stats.fed[stats.prefill_forwards :]),
-            sum(n > 0 for n in nodes) + rode_along,
+            sum(n > 0 for n in nodes) + with_prefill,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRow:
-    """One answer. `equal`: same tokens as the reference method's; None where the two need not be
-    equal.
+    """The figures of one answer.
+
+    Attributes:
+        prompt: Id of the prompt.
+        category: Category of the prompt.
+        prompt_tokens, new_tokens: Numbers of tokens.
+        equal: Whether the tokens equal those of the reference; None if they need not.
+        counts: Counts of the engine; None for other methods.
     """
 
     prompt: str
@@ -66,13 +69,17 @@ class AnswerRow:
 
 @dataclass(frozen=True, slots=True)
 class TimedCall:
-    """One timed call: a prompt, or a batch of prompts, under one method.
+    """A timed call: a prompt, or a batch of prompts, with one method.
 
     Attributes:
-        unit: which prompt or batch, counted from 0. repeat: which pass.
-        seconds: wall clock; cpu_seconds: processor time of the process.
-        timing: engine time, in seconds; None where it is not known.
-        peak_memory: accelerator memory allocated on top of what was allocated before, in bytes.
+        method: Name of the method.
+        unit: Index of the prompt or batch.
+        repeat: Index of the pass.
+        seconds: Wall-clock time.
+        cpu_seconds: Processor time of the process.
+        timing: Times of the engine in seconds; None if unknown.
+        peak_memory: Accelerator memory allocated during the call, in bytes.
+        rows: The answers.
     """
 
     method: str
@@ -86,14 +93,17 @@ class TimedCall:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens of all its answers."""
+        """Return the number of tokens of all answers."""
         return sum(row.new_tokens for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """Whether a drafter's answers have the bits of plain decoding in any batch, and why or why
-    not (`LLM.invariance`).
+    """A drafter's guarantee that its answers have the bits of plain decoding.
+
+    Attributes:
+        on: Whether the guarantee holds in any batch (`LLM.invariance`).
+        reason: Why it holds, or why not.
     """
 
     on: bool
@@ -102,15 +112,16 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where an answer first differs from the reference, and how near the target's decision was
-    there.
+    """The first difference of an answer from the reference.
 
     Attributes:
-        position: of the first differing token in the answer.
-        expected, got: the reference's token and this method's; None beyond the end of an answer.
-        top_logit, top_gap: the target's largest logit there, and how far the second lies below it,
-            from a fresh forward.
-        choice_gap: distance between the logits of `expected` and `got`.
+        method: Name of the method.
+        prompt: Id of the prompt.
+        position: Index of the first differing token in the answer.
+        expected, got: Token of the reference and of the method; None after the end of an answer.
+        top_logit: The target's largest logit at this position, from a fresh forward.
+        top_gap: Distance to the second largest logit.
+        choice_gap: Distance between the logits of `expected` and `got`.
     """
 
     method: str
@@ -125,25 +136,31 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class MethodFigures:
-    """One method's figures; None where a method does not know or nothing of that kind happened.
+    """The figures of one method; None if unknown or undefined.
 
     Attributes:
-        tokens_per_second: all new tokens / all seconds.
-        speedup: ratio of that to the baseline's. speedup_median: median over prompts (batches) of
-            the same ratio.
-        cpu_speedup: as `speedup`, with processor time for wall clock.
-        tokens_per_forward: sum(new tokens - 1) / sum(forwards after the prefill); plain decoding is
-            exactly 1.
-        accepted_per_draft: accepted tokens / trees with nodes. acceptance_rate: accepted / drafted
-            tokens.
-        fed_per_step: mean query tokens of the forwards after the prefill.
-        target_share, draft_share, overhead_share: of the steps' time, in target forwards, draft
-            forwards, and neither.
-        equal, compared: answers equal to the reference's, of those compared.
-        draft_forwards: of the draft model, per new token.
-        verification_rate: target forwards per new token, the prefill included; discard_rate:
-            drafted tokens that were not kept per new token (SpecDec++, section 2).
-        batch_invariant: whether the bits of plain decoding were guaranteed.
+        method: Name of the method.
+        answers: Number of answers.
+        new_tokens: Tokens of the answers.
+        seconds: Wall-clock time of the answers.
+        tokens_per_second: All new tokens / all seconds.
+        speedup: Ratio of `tokens_per_second` to the baseline's.
+        speedup_median: Median of this ratio over prompts (batches).
+        cpu_speedup: As `speedup`, with processor time for wall-clock time.
+        tokens_per_forward: sum(new tokens - 1) / sum(forwards after the prefill). Plain decoding
+            has exactly 1.
+        accepted_per_draft: Accepted tokens / trees with nodes.
+        acceptance_rate: Accepted / drafted tokens.
+        fed_per_step: Mean query tokens of the forwards after the prefill.
+        target_share, draft_share, overhead_share: Shares of the time in target forwards, in draft
+            forwards, and elsewhere.
+        equal: Answers that equal the reference's.
+        compared: Answers compared.
+        peak_memory: Maximum accelerator memory allocated during a call, in bytes.
+        draft_forwards: Forwards of the draft model per new token.
+        verification_rate: Target forwards per new token, prefill included (SpecDec++, section 2).
+        discard_rate: Rejected draft tokens per new token (SpecDec++, section 2).
+        batch_invariant: Whether the bits of plain decoding were guaranteed.
     """
 
     method: str
@@ -164,9 +181,7 @@ class MethodFigures:
     equal: int
     compared: int
     peak_memory: int | None
-    draft_forwards: float | None = (
-        None  # files of earlier versions have neither this nor what follows
-    )
+    draft_forwards: float | None = None  # files of earlier versions lack this and the following
     verification_rate: float | None = None
     discard_rate: float | None = None
     batch_invariant: bool | None = None
@@ -174,18 +189,22 @@ class MethodFigures:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """A finished, or interrupted, run.
+    """A finished or interrupted run.
 
     Attributes:
-        complete: false if it was interrupted; then every method has the same prompts all the same.
-        target, draft: names of the models, their cost-scale labels included.
-        dtype: of the target. methods: in the order asked for.
-        baseline: what speed-ups are relative to. reference: whose tokens others must equal; None if
-            there is no such method.
-        skipped: methods that could not run, and why.
-        cut_prompts: how many of the prompts were too long for the context beside an answer, and
-            were cut.
-        guarantees: by the drafter's method; none for methods of transformers.
+        config: Its configuration.
+        environment: The machine and the versions.
+        complete: Whether it was not interrupted. Even then all methods have the same prompts.
+        target, draft: Names of the models, including their cost-scale labels.
+        dtype: Data type of the target.
+        methods: Names of the methods, in the configured order.
+        baseline: Method that speed-ups are relative to.
+        reference: Method whose tokens the others must equal; None if there is none.
+        skipped: Methods that could not run, with the reason.
+        calls: All timed calls.
+        divergences: Answers that differ from the reference.
+        cut_prompts: Prompts that were too long for the context and were cut.
+        guarantees: Guarantees by drafter method; methods of transformers have none.
     """
 
     config: BenchConfig
@@ -200,26 +219,25 @@ class BenchResult:
     skipped: dict[str, str]
     calls: tuple[TimedCall, ...]
     divergences: tuple[Divergence, ...]
-    cut_prompts: int = 0  # files of earlier versions have neither this nor what follows
+    cut_prompts: int = 0  # files of earlier versions lack this and the following
     guarantees: dict[str, Guarantee] = field(default_factory=dict)
 
     @property
     def categories(self) -> list[str]:
-        """Categories of the prompts, in their order."""
+        """Return the categories of the prompts, in their order."""
         return list(dict.fromkeys(row.category for call in self.calls for row in call.rows))
 
     def figures(self, category: str | None = None) -> list[MethodFigures]:
-        """The methods' figures, over all prompts or one category. Times of mixed batches belong
-        to no category.
+        """Return the figures of all methods, over all prompts or one category.
+
+        The times of batches with several categories count for no category.
         """
         return [self._figures(method, category) for method in self.methods]
 
     def unit_speedups(self, method: str, category: str | None = None) -> list[float]:
-        """Per prompt (batch) that method's tokens per second over the baseline's, repeats added
-        up.
-        """
-        mine, base = (self._unit_rates(name, category) for name in (method, self.baseline))
-        return [mine[unit] / base[unit] for unit in mine if base.get(unit)]
+        """Return the speed-up of a method over the baseline for each prompt (batch)."""
+        rates, base = (self._unit_rates(name, category) for name in (method, self.baseline))
+        return [rates[unit] / base[unit] for unit in rates if base.get(unit)]
 
     def _unit_rates(self, method: str, category: str | None) -> dict[int, float]:
         tokens: dict[int, int] = {}
@@ -230,11 +248,11 @@ class BenchResult:
         return {unit: tokens[unit] / seconds[unit] for unit in tokens}
 
     def _calls(self, method: str, category: str | None) -> list[TimedCall]:
-        """The calls of a method, all of whose prompts are of `category`."""
-        mine = [call for call in self.calls if call.method == method]
+        """Return the calls of a method that have only prompts of `category`."""
+        calls = [call for call in self.calls if call.method == method]
         return [
             call
-            for call in mine
+            for call in calls
             if category is None or all(row.category == category for row in call.rows)
         ]
 
@@ -253,8 +271,8 @@ class BenchResult:
         return _ratio(sum(call.new_tokens for call in calls), sum(map(seconds, calls)))
 
     def _figures(self, method: str, category: str | None) -> MethodFigures:
-        mine = [call for call in self.calls if call.method == method]
-        rows = [row for call in mine for row in call.rows if category in (None, row.category)]
+        calls = [call for call in self.calls if call.method == method]
+        rows = [row for call in calls for row in call.rows if category in (None, row.category)]
         wall, base_wall = (
             self._rate(name, category, lambda call: call.seconds)
             for name in (method, self.baseline)
@@ -265,7 +283,7 @@ class BenchResult:
         )
         new_tokens = sum(row.new_tokens for row in rows)
         ratios = self.unit_speedups(method, category) if wall else []
-        peaks = [call.peak_memory for call in mine if call.peak_memory is not None]
+        peaks = [call.peak_memory for call in calls if call.peak_memory is not None]
         return MethodFigures(
             method=method,
             answers=len(rows),

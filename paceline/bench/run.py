@@ -1,6 +1,4 @@
-"""Timed runs: every prompt goes through every method in turn, all on the same model object, and
-answers are compared.
-"""
+"""Run every prompt through every method on one model object, and compare answers."""
 
 from __future__ import annotations
 
@@ -44,8 +42,27 @@ from paceline.report.prompts import Prompt
 Maker = Callable[[CachedLM], Drafter]
 
 _WARMUP_TOKENS = 16
-_SPARE_NODES = 64  # cache positions for draft nodes, allocated before anything is timed
+_SPARE_NODES = 64  # cache positions for draft nodes, which are allocated before the timed calls
 _ONE_BY_ONE = "not possible in transformers with more than one prompt at a time"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of a run that the configuration does not hold.
+
+    Attributes:
+        makers: Further drafters: the name of each, and a function that builds it from the draft
+            model.
+        loaded: Called after the models are loaded, before any answer.
+        ranks: The processes of a parallel run, if they have been joined already.
+        budget: Whether the engine may cut trees to a draft budget. Without it, the engine verifies
+            all trees at any cost, as the papers' methods do.
+    """
+
+    makers: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
+    loaded: Callable[[], None] | None = None
+    ranks: Ranks | None = None
+    budget: bool = True
 
 
 def run_bench(
@@ -55,40 +72,34 @@ def run_bench(
     draft: PreTrainedModel | None = None,
     tokenizer: Any = None,
     prompts: Sequence[Prompt] | None = None,
-    made: Mapping[str, Maker] | None = None,
     progress: bool = True,
-    loaded: Callable[[], None] | None = None,
-    ranks: Ranks | None = None,
-    budget: bool = True,
+    options: RunOptions | None = None,
 ) -> BenchResult:
-    """Run a benchmark. Ctrl-C ends it early: what every method has answered by then is kept.
+    """Run a benchmark. Ctrl-C ends it; the result has what every method has answered.
 
     Args:
-        target, draft, tokenizer: loaded ones, to be used in place of those `config` names.
-        prompts: likewise, to be answered in this order.
-        made: further drafters, which no spec names: what to call each, and how to build it from the
-            draft model.
-        loaded: called once the models are loaded, before any answer.
-        progress: show progress on standard error, updated between timed calls only.
-        ranks: the processes of a parallel run, where they have been joined already.
-        budget: False: all trees are fed whole, whatever that costs, as the papers' methods do.
+        config: Methods, prompts and models.
+        target, draft, tokenizer: Loaded models to use instead of those that `config` names.
+        prompts: Prompts to use instead of those that `config` names, in this order.
+        progress: Show progress on standard error; it is only updated between timed calls.
+        options: Further options.
     Raises:
-        ConfigError, CapacityError, UnsupportedModelError: something cannot be run; nothing has been
+        ConfigError, CapacityError, UnsupportedModelError: Something cannot be run. Nothing has been
             timed then.
     """
+    options = options or RunOptions()
     with torch_threads(config.models.threads), contextlib.ExitStack() as at_the_end:
-        lockstep = Lockstep(config, ranks)
+        lockstep = Lockstep(config, options.ranks)
         models = load_models(config, target, draft, tokenizer)
         units = make_units(config, models, prompts)
         skipped = _skipped(config)
-        if loaded is not None:
+        if options.loaded is not None:
             gc.collect()
-            loaded()
-        methods, eos = _methods(config, models, units, skipped, lockstep, made or {}, budget)
+            options.loaded()
+        methods, eos = _methods(config, models, units, skipped, lockstep, options)
         gc.collect()
         at_the_end.callback(gc.unfreeze)
-        # every call begins with a collection, which need not go through all modules and models
-        gc.freeze()
+        gc.freeze()  # the collection before every call then skips modules and models
         environment = look_around(models.target.device)
         with same_rules(models.target, config.sampling, eos):
             run = _BenchRun(config, methods, units, models.target.device, lockstep)
@@ -97,11 +108,11 @@ def run_bench(
         environment = dataclasses.replace(
             environment, load_end=load_average(), peak_memory=peak_memory()
         )
-        return _result(config, environment, models, methods, units, skipped, run, complete)
+        return _result(environment, models, skipped, run, complete)
 
 
 class _BenchRun:
-    """The loop: repeats, units, methods in rotating order."""
+    """The measuring loop: repeats, units, and methods in rotating order."""
 
     def __init__(
         self,
@@ -112,39 +123,34 @@ class _BenchRun:
         lockstep: Lockstep,
     ) -> None:
         self.calls: list[tuple[TimedCall, list[MethodAnswer]]] = []
-        self._config, self._methods, self._units, self._device, self._lockstep = (
-            config,
-            methods,
-            units,
-            device,
-            lockstep,
-        )
+        self.config, self.methods, self.units = config, methods, units
+        self._device, self._lockstep = device, lockstep
 
     def all(self, progress: bool) -> bool:
-        """Whether it came to the end."""
-        total = self._config.repeats * len(self._units)
-        # Nothing is refreshed while a call is timed, hence no automatic refresh.
+        """Time all methods on all prompts; return False if interrupted."""
+        total = self.config.repeats * len(self.units)
+        # A refresh would disturb timed calls, so the bar is refreshed between them.
         with progress_bar(shown=progress, auto_refresh=False) as bar:
             task = bar.add_task("warm-up", total=total)
             try:
                 self._warm_up()
                 start = time.perf_counter()
-                for turn in range(total):
-                    repeat, unit = divmod(turn, len(self._units))
+                for round_number in range(total):
+                    repeat, unit = divmod(round_number, len(self.units))
                     bar.update(
                         task,
-                        completed=turn,
-                        description=escape(self._units[unit].prompts[0].id),
+                        completed=round_number,
+                        description=escape(self.units[unit].prompts[0].id),
                         refresh=True,
                     )
                     if unit == 0:
-                        for method in self._methods:
+                        for method in self.methods:
                             method.reset()
-                    shift = turn % len(self._methods)
-                    order = self._methods[shift:] + self._methods[:shift]
+                    shift = round_number % len(self.methods)
+                    order = self.methods[shift:] + self.methods[:shift]
                     self.calls += [self._time(method, unit, repeat) for method in order]
                     if self._lockstep.compact_slots(
-                        0 < self._config.max_seconds < time.perf_counter() - start
+                        0 < self.config.max_seconds < time.perf_counter() - start
                     ):
                         break
             except KeyboardInterrupt:
@@ -152,18 +158,18 @@ class _BenchRun:
         return True
 
     def _warm_up(self) -> None:
-        unit, length = self._units[0], min(self._config.sampling.max_new_tokens, _WARMUP_TOKENS)
-        for method in self._methods:
-            for _ in range(self._config.warmup):
+        unit, length = self.units[0], min(self.config.sampling.max_new_tokens, _WARMUP_TOKENS)
+        for method in self.methods:
+            for _ in range(self.config.warmup):
                 method.reset()
                 method.prepare(list(unit.token_ids), length)()
-            if isinstance(method, Paceline) and not self._config.sampling.greedy:
+            if isinstance(method, Paceline) and not self.config.sampling.greedy:
                 method.reset()
                 method.watch(list(unit.token_ids), length)
 
     def _time(self, method: Method, unit: int, repeat: int) -> tuple[TimedCall, list[MethodAnswer]]:
-        prompts = list(self._units[unit].token_ids)
-        call = method.prepare(prompts, self._config.sampling.max_new_tokens)
+        prompts = list(self.units[unit].token_ids)
+        call = method.prepare(prompts, self.config.sampling.max_new_tokens)
         gc.collect()
         allocated = self._reset_peak()
         before = method.timing()
@@ -209,8 +215,7 @@ def _methods(
     units: list[Unit],
     skipped: dict[str, str],
     lockstep: Lockstep,
-    made: Mapping[str, Maker],
-    budget: bool,
+    options: RunOptions,
 ) -> tuple[list[Method], list[int]]:
     params = config.sampling
     positions = (
@@ -221,14 +226,14 @@ def _methods(
     draft = None if models.draft is None else draft_lm(models.draft)
     if draft is not None:
         draft.reserve(config.batch, positions)
-    ours: list[Method] = []
+    drafters: list[Method] = []
     drafting = dict.fromkeys(config.with_draft(), draft)
     makers: dict[str, Callable[[], Drafter]] = {
         spec: partial(create, spec, draft_model=drafting.get(spec)) for spec in config.drafters
     }
     if draft is not None:
-        makers |= {name: partial(make, draft) for name, make in made.items()}
-    if not budget:
+        makers |= {name: partial(make, draft) for name, make in options.makers.items()}
+    if not options.budget:
         makers = {spec: partial(feeding_all, make) for spec, make in makers.items()}
     for spec, make in makers.items():
         llm = LLM(
@@ -241,33 +246,27 @@ def _methods(
             batch_invariant=config.models.invariance,
         )
         llm.model.reserve(config.batch, positions)
-        ours.append(Paceline(spec, llm, make, params))
+        drafters.append(Paceline(spec, llm, make, params))
     eos = eos_token_ids(models.target, models.tokenizer)
-    theirs: list[Method] = [
+    baselines: list[Method] = [
         (Continuous if name == CONTINUOUS else Transformers)(
             name, models.target, models.draft, eos, params
         )
         for name in config.baselines
         if name not in skipped
     ]
-    if not theirs and not ours:
+    if not baselines and not drafters:
         raise ConfigError(
             f"bench: nothing is left to run; {', '.join(skipped)}: {_ONE_BY_ONE}. Add a drafter,"
             " or use batch=1."
         )
-    return theirs + ours, eos
+    return baselines + drafters, eos
 
 
 def _result(
-    config: BenchConfig,
-    environment: Any,
-    models: Models,
-    methods: list[Method],
-    units: list[Unit],
-    skipped: dict[str, str],
-    run: _BenchRun,
-    complete: bool,
+    environment: Any, models: Models, skipped: dict[str, str], run: _BenchRun, complete: bool
 ) -> BenchResult:
+    config, methods, units = run.config, run.methods, run.units
     names = tuple(method.name for method in methods)
     reference = _reference(config, names)
     comparable = {
@@ -284,13 +283,15 @@ def _result(
             call.method in comparable and call.method != reference and reference is not None,
         )
         rows = []
-        for place, (prompt, ids, answer) in enumerate(
+        for index, (prompt, ids, answer) in enumerate(
             zip(unit.prompts, unit.token_ids, answers, strict=True)
         ):
-            want = expected[call.unit, call.repeat][place].token_ids if compare else []
-            equal = answer.token_ids == want if compare else None
+            reference_ids = expected[call.unit, call.repeat][index].token_ids if compare else []
+            equal = answer.token_ids == reference_ids if compare else None
             if equal is False and config.sampling.greedy:
-                differing.setdefault((call.method, prompt.id), (ids, want, answer.token_ids))
+                differing.setdefault(
+                    (call.method, prompt.id), (ids, reference_ids, answer.token_ids)
+                )
             counts = None if answer.stats is None else AnswerCounts.of(answer.stats)
             rows.append(
                 AnswerRow(
@@ -320,7 +321,11 @@ def _result(
 
 
 def _reference(config: BenchConfig, names: tuple[str, ...]) -> str | None:
-    """Greedy: transformers itself. Sampled: plain decoding with the same seed."""
+    """Return the method whose tokens the others must equal.
+
+    Greedy answers must equal those of transformers. Sampled answers must equal plain decoding with
+    the same seed.
+    """
     wanted = [PLAIN, "none"] if config.sampling.greedy else ["none"]
     return next((name for name in wanted if name in names), None)
 
@@ -334,22 +339,24 @@ def _divergence(
     method: str,
     prompt: str,
     prompt_ids: list[int],
-    want: list[int],
+    reference: list[int],
     got: list[int],
 ) -> Divergence:
-    shorter = min(len(want), len(got))
-    place = next((i for i in range(shorter) if want[i] != got[i]), shorter)
+    shorter = min(len(reference), len(got))
+    position = next((i for i in range(shorter) if reference[i] != got[i]), shorter)
     with mode_of(model)():
         logits = (
-            model(torch.tensor([prompt_ids + want[:place]], device=model.device))
+            model(torch.tensor([prompt_ids + reference[:position]], device=model.device))
             .logits[0, -1]
             .float()
         )
     top = logits.topk(2).values.tolist()
-    expected, chosen = (tokens[place] if place < len(tokens) else None for tokens in (want, got))
+    expected, chosen = (
+        tokens[position] if position < len(tokens) else None for tokens in (reference, got)
+    )
     choice = (
         None
         if expected is None or chosen is None
         else abs(float(logits[expected] - logits[chosen]))
     )
-    return Divergence(method, prompt, place, expected, chosen, top[0], top[0] - top[1], choice)
+    return Divergence(method, prompt, position, expected, chosen, top[0], top[0] - top[1], choice)

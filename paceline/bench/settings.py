@@ -1,6 +1,4 @@
-"""What a bench run does: a frozen dataclass, checked when it is made, and the command line that
-repeats it.
-"""
+"""Settings of a bench run, and the command line that repeats it."""
 
 from __future__ import annotations
 
@@ -19,13 +17,18 @@ PLAIN = "transformers"
 LOOKUP = "transformers:prompt_lookup"
 ASSISTANT = "transformers:assistant"
 CONTINUOUS = "transformers:generate_batch"
-_LOOKUP_TOKENS = 10
+_LOOKUP_TOKENS = 10  # default of `prompt_lookup_num_tokens`
 _REPEATED = {"drafters": "--drafter", "baselines": "--baseline", "prompts": "--prompts"}
 
 
 @dataclass(frozen=True, slots=True)
 class CostScale:
-    """Sizes to enlarge to: the residual stream's width and the number of layers."""
+    """Sizes to enlarge a model to.
+
+    Attributes:
+        width: Width of the residual stream.
+        layers: Number of layers.
+    """
 
     width: int
     layers: int
@@ -35,7 +38,7 @@ class CostScale:
         """Read "WIDTHxLAYERS", for example "1024x12".
 
         Raises:
-            ConfigError: another form.
+            ConfigError: The text has another form.
         """
         match = re.fullmatch(r"(\d+)x(\d+)", spec.strip().lower())
         if match is None:
@@ -50,31 +53,32 @@ class CostScale:
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """One bench run.
+    """Configuration of one bench run.
 
     Attributes:
-        models: the models; "demo" brings its draft along.
-        drafters: specs as in `LLM(drafter=...)`, each a method of its own.
-        baselines: out of "transformers" (`model.generate`), "transformers:prompt_lookup[=TOKENS]"
-            and "transformers:assistant" (the draft model as assistant, at its default settings);
-            not by default "transformers:generate_batch" (its continuous batching).
-        selection: the prompts, see `load_prompts`.
-        sampling: how every prompt is answered; stop strings are not among what methods are compared
-            on.
-        batch: prompts answered together.
-        max_nodes: most draft nodes verified per prompt and step.
-        cost_scale: "WIDTHxLAYERS" to enlarge the target to, function preserved, for its cost.
-        draft_cost_scale: likewise for the draft model.
-        repeats: passes over all prompts, each with fresh drafters.
-        warmup: untimed short answers per method beforehand.
-        max_seconds: end after the prompt during which this time is up, all methods having answered
-            it; 0 = never.
-        lookahead_parallel: ranks that share the draft trees of the drafters with a window; 0 = one
-            process. The other methods run on every rank as they are. Times are those of rank 0, fed
+        models: The models; "demo" includes its draft model.
+        drafters: Drafter specs as in `LLM(drafter=...)`. Each is a method.
+        baselines: Methods of transformers: "transformers" (`model.generate`),
+            "transformers:prompt_lookup[=TOKENS]", "transformers:assistant" (the draft model as
+            assistant, at its default settings), and "transformers:generate_batch" (continuous
+            batching). Default: "transformers".
+        selection: The prompts, see `load_prompts`.
+        sampling: Sampling parameters of every prompt. Stop strings are not allowed.
+        batch: Prompts answered together.
+        max_nodes: Maximum draft nodes verified per prompt and step.
+        cost_scale: Size "WIDTHxLAYERS" to enlarge the target to. The enlarged target computes the
+            same function at a higher cost.
+        draft_cost_scale: Size "WIDTHxLAYERS" to enlarge the draft model to.
+        repeats: Passes over all prompts, each with fresh drafters.
+        warmup: Untimed short answers per method before the run.
+        max_seconds: Time after which the run ends, once all methods have answered the current
+            prompt; 0 sets no limit.
+        lookahead_parallel: Ranks that share the draft trees of drafters with a lookahead window; 0
+            runs one process. Other methods run on every rank. Times are those of rank 0, and query
             tokens those of the busiest rank.
 
     Raises:
-        ConfigError: an unknown name or a value out of range.
+        ConfigError: A name is unknown or a value out of range.
     """
 
     models: ModelOptions = ModelOptions()
@@ -113,9 +117,8 @@ class BenchConfig:
         for name in ("presence_penalty", "frequency_penalty"):
             if getattr(self.sampling, name) and self.baselines:
                 raise ConfigError(
-                    f"bench: {name}: got {getattr(self.sampling, name)} with"
-                    f" {self.baselines[0]!r}, which has none; expected 0."
-                    " Leave it out, or the baselines."
+                    f"bench: {name}: got {getattr(self.sampling, name)} with {self.baselines[0]!r},"
+                    " which has none; expected 0. Leave it out, or the baselines."
                 )
         for spec in self.drafters:
             entry(parse_spec(spec)[0])
@@ -134,76 +137,82 @@ class BenchConfig:
                 CostScale.parse(scale)
 
     def needs_draft(self) -> list[str]:
-        """Return the methods that need a draft model (transformers' assistant runs with one
-        prompt at a time only).
+        """Return the methods that need a draft model.
+
+        The assistant of transformers only runs with one prompt at a time.
         """
         drafters = [spec for spec in self.drafters if entry(parse_spec(spec)[0]).needs_draft_model]
         return drafters + [name for name in self.baselines if name == ASSISTANT and self.batch == 1]
 
     def with_draft(self) -> list[str]:
-        """Return the drafters that are built with the draft model: those that need one, and
-        where it is named, that take one.
+        """Return the drafters that are built with the draft model.
+
+        These are the drafters that need one, and if one is named, those that accept one.
         """
         named = self.models.draft_model is not None
-        found = {spec: entry(parse_spec(spec)[0]) for spec in self.drafters}
+        entries = {spec: entry(parse_spec(spec)[0]) for spec in self.drafters}
         return [
             spec
-            for spec, one in found.items()
-            if one.needs_draft_model or (named and one.takes_draft_model)
+            for spec, drafter in entries.items()
+            if drafter.needs_draft_model or (named and drafter.takes_draft_model)
         ]
 
     def command(self) -> str:
-        """Return the `paceline bench` command line of this run; options at their defaults are
-        left out, methods never.
+        """Return the `paceline bench` command line of this run, without default options.
+
+        The methods are always included.
         """
         words = ["paceline", "bench"]
         if self.lookahead_parallel:
             start = ["torchrun", "--nproc-per-node", str(self.lookahead_parallel), "-m"]
             words = [*start, *words, "--lookahead-parallel"]
-        kept = {name: value for name, value in flat(self).items() if name != "lookahead_parallel"}
+        values = {name: value for name, value in flat(self).items() if name != "lookahead_parallel"}
         return shlex.join(
             words
-            + command_words(kept, flat(BenchConfig()), always=("model", "drafters", "baselines"))
+            + command_words(values, flat(BenchConfig()), always=("model", "drafters", "baselines"))
         )
 
 
 def command_words(
     values: dict[str, Any], defaults: dict[str, Any], always: tuple[str, ...] = ()
 ) -> list[str]:
-    """Return the command-line words for values that differ from their defaults, and for those
-    named in `always`.
+    """Return command-line words for the values that differ from their defaults.
+
+    Args:
+        values: Values by option name.
+        defaults: Their defaults.
+        always: Options to include even at their defaults.
     """
     named = [name for name in values if name in always or values[name] != defaults[name]]
     return [word for name in named for word in option_words(name, values[name])]
 
 
 def option_words(name: str, value: Any) -> list[str]:
-    """Return the command-line words that set a field of a configuration: the flag alone for
-    True, once per entry of a tuple.
+    """Return the command-line words that set one field of a configuration.
+
+    True gives the flag alone; a tuple gives the flag once per entry.
     """
     flag = _REPEATED.get(name, "--" + name.replace("_", "-"))
     if value is True:
         return [flag]
     values = value if isinstance(value, tuple) else (value,)
     if name == "baselines":
-        values = values or ("none",)  # left out, the option would mean all of them
-    return [word for one in values for word in (flag, str(one))]
+        values = values or ("none",)  # without the option, all baselines would run
+    return [word for entry_value in values for word in (flag, str(entry_value))]
 
 
 def lookup_tokens(baseline: str) -> int:
-    """Return `prompt_lookup_num_tokens` of a baseline name; 0 for those that are not prompt lookup.
+    """Return `prompt_lookup_num_tokens` of a baseline; 0 for other baselines.
 
     Raises:
-        ConfigError: no such baseline, or a length that is no positive integer.
+        ConfigError: There is no such baseline, or the length is not a positive integer.
     """
     if baseline in (PLAIN, ASSISTANT, CONTINUOUS):
         return 0
     name, equals, length = baseline.partition("=")
     if name != LOOKUP:
-        raise ConfigError(
-            "there is no baseline"
-            f" {baseline!r}.{did_you_mean(baseline, (PLAIN, LOOKUP, ASSISTANT, CONTINUOUS))}"
-        )
+        hint = did_you_mean(baseline, (PLAIN, LOOKUP, ASSISTANT, CONTINUOUS))
+        raise ConfigError(f"there is no baseline {baseline!r}.{hint}")
     if not equals:
         return _LOOKUP_TOKENS
     if not length.isdecimal() or int(length) < 1:

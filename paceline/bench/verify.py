@@ -1,6 +1,4 @@
-"""Plain and drafted decoding side by side: how many answers differ, and the first difference
-down to the bits of its logits.
-"""
+"""Compare drafted with plain decoding, down to the bits of the first difference."""
 
 from __future__ import annotations
 
@@ -32,14 +30,14 @@ from paceline.verification.verify import verify as verify_batch
 
 @dataclass(frozen=True, slots=True)
 class Logit:
-    """One logit and its bits, in hexadecimal."""
+    """A logit and its bits in hexadecimal."""
 
     value: float
     bits: str
 
     @staticmethod
     def of(number: Tensor) -> Logit:
-        """Read off a tensor of one number."""
+        """Return the logit of a tensor with one number."""
         width = number.element_size()
         spelled = int(bits(number.reshape(1))[0]) & ((1 << 8 * width) - 1)
         return Logit(float(number), f"0x{spelled:0{2 * width}x}")
@@ -47,13 +45,15 @@ class Logit:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where an answer leaves that of plain decoding.
+    """The first difference between an answer and plain decoding.
 
     Attributes:
-        prompt: its id; position: the first token of the answer that differs, from 0.
-        tokens: the plain token there, then the drafted one; None where an answer has ended. texts:
-            the same in words.
-        plain, drafted: the logits of those two tokens in plain decoding and in drafted decoding.
+        prompt: Id of the prompt.
+        position: Index of the first differing token in the answer.
+        tokens: The token of plain decoding and of drafted decoding; None after the end of an
+            answer.
+        texts: The same tokens as texts.
+        plain, drafted: Logits of these tokens in plain decoding and in drafted decoding.
     """
 
     prompt: str
@@ -66,16 +66,19 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class DrafterVerdict:
-    """One drafter in batches of one size.
+    """The comparison of one drafter in batches of one size.
 
     Attributes:
-        batch: most prompts answered together; prefill_chunk: most tokens of a prompt in one
-            forward.
-        answers: how many were compared; 0 where the drafter draws tokens of its own, so that only
-            the distribution is the same.
-        differing: how many of them are not those of plain decoding.
-        accepted: draft tokens that were kept; without any, nothing has been tried.
-        tokens: new tokens of all answers; tokens_per_forward: mean over the answers.
+        drafter: Spec of the drafter.
+        batch: Maximum number of prompts answered together.
+        prefill_chunk: Maximum prompt tokens of one forward.
+        answers: Answers compared. 0 if the drafter draws its tokens, as then only the distribution
+            is the same.
+        differing: Answers that differ from plain decoding.
+        accepted: Draft tokens that were accepted; with none the comparison means nothing.
+        tokens: New tokens of all answers.
+        tokens_per_forward: Mean over the answers.
+        first: The first difference, if any.
     """
 
     drafter: str
@@ -91,11 +94,16 @@ class DrafterVerdict:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """All drafters and batches of a run, where and whether batch-invariantly it was made, and how
-    many prompts were cut.
+    """All drafters and batches of a run.
 
     Attributes:
-        runs: verdicts that were to be; an interrupted run has fewer.
+        model, dtype: The target.
+        prompts: Number of prompts.
+        environment: The machine.
+        invariance: Batch invariance of the engine.
+        verdicts: Comparisons that were finished.
+        cut_prompts: Prompts that were too long and were cut.
+        runs: Comparisons of a complete run; an interrupted run has fewer verdicts.
     """
 
     model: str
@@ -109,34 +117,33 @@ class VerifyResult:
 
     @property
     def complete(self) -> bool:
-        """Whether it was not interrupted."""
+        """Return whether the run was not interrupted."""
         return len(self.verdicts) == self.runs
 
     @property
     def differing(self) -> int:
-        """Answers that differ, of all drafters and batches."""
+        """Return the number of differing answers of all drafters and batches."""
         return sum(verdict.differing for verdict in self.verdicts)
 
     @property
     def answers(self) -> int:
-        """Answers compared, of all drafters and batches."""
+        """Return the number of compared answers of all drafters and batches."""
         return sum(verdict.answers for verdict in self.verdicts)
 
 
 class _DivergenceProbe:
-    """The engine's rule of verification, which notes the logits where an answer leaves what was
-    expected.
-    """
+    """Verifies like the engine, and records the logits where an answer diverges."""
 
     def __init__(self) -> None:
-        self.expected: dict[int, list[int]] = {}  # by sequence
-        self.left: dict[int, tuple[int, Tensor]] = {}  # by sequence: position and logits [vocab]
-        self.drawn = False  # a tree carried the distributions its nodes were drawn from
+        # By request id: the tokens of plain decoding; the position and the logits of a divergence.
+        self.expected: dict[int, list[int]] = {}
+        self.left: dict[int, tuple[int, Tensor]] = {}
+        self.drawn = False  # whether a tree had the distributions of its nodes
 
     def verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
     ) -> list[Outcome]:
-        """Verify; the `Verifier` of an engine."""
+        """Verify the trees of a step (the `Verifier` of an engine)."""
         outcomes = verify_batch(requests, trees, logits)
         for row, (request, tree, outcome) in enumerate(zip(requests, trees, outcomes, strict=True)):
             self.drawn |= tree.probs is not None
@@ -144,16 +151,16 @@ class _DivergenceProbe:
             if expected is None or request.id in self.left:
                 continue
             begin = len(request.output_ids)
-            for place, token in enumerate(outcome.new_token_ids):
-                if expected[begin + place : begin + place + 1] != [token]:
-                    column = 1 + outcome.accepted[place - 1] if place else 0
-                    self.left[request.id] = begin + place, logits[row][column].clone()
+            for offset, token in enumerate(outcome.new_token_ids):
+                if expected[begin + offset : begin + offset + 1] != [token]:
+                    column = 1 + outcome.accepted[offset - 1] if offset else 0
+                    self.left[request.id] = begin + offset, logits[row][column].clone()
                     break
         return outcomes
 
 
 class _Side:
-    """An engine for batches of one size, and what it takes to answer prompts with it."""
+    """An engine for batches of one size, with the sampling parameters of the run."""
 
     def __init__(
         self, config: BenchConfig, models: Models, batch: int = 1, chunk: int = PREFILL_CHUNK
@@ -172,18 +179,16 @@ class _Side:
             batch_invariant=config.models.invariance,
             verify=self._watch.verify,
         )
-        self.batch, self.prefill_chunk = (
-            batch,
-            self.engine.model.prefill_chunk,
-        )  # the latter may change while others decode
+        # The engine's chunk size may change while requests decode.
+        self.batch, self.prefill_chunk = batch, self.engine.model.prefill_chunk
 
     @property
     def drawn(self) -> bool:
-        """Whether the latest drafter drew tokens of its own."""
+        """Return whether the latest drafter drew its tokens from distributions."""
         return self._watch.drawn
 
     def use(self, drafter: Drafter) -> None:
-        """Answer with another drafter from now on."""
+        """Change the drafter for the following answers."""
         self.engine.change_drafter(drafter)
         self._watch.drawn = False
 
@@ -194,26 +199,30 @@ class _Side:
         expected: Sequence[list[int]] | None = None,
         done: Callable[[int], object] = lambda count: None,
     ) -> list[tuple[Request, tuple[int, Tensor] | None, float]]:
-        """Answer prompts, as many together as there is room for: the sequence, where it left
-        `expected`, its tokens per forward.
+        """Answer prompts, as many together as the batch allows.
 
         Args:
-            first: number of the first prompt; number n has seed + n.
-            done: called after every step with how many answers have ended in it.
+            prompts: Token ids of the prompts.
+            first: Number of the first prompt; prompt n has seed + n.
+            expected: Answers of plain decoding to compare with.
+            done: Called after every step with the number of answers that ended in it.
+        Returns:
+            For each prompt the request, its position and logits where it diverged from `expected`
+            (None if it did not), and its tokens per forward.
         """
         requests = [
             Request(
                 ids,
-                self._params(first + place),
+                self._params(first + index),
                 eos_token_ids=self._eos,
                 max_length=self.engine.model.context_length,
             )
-            for place, ids in enumerate(prompts)
+            for index, ids in enumerate(prompts)
         ]
         self._watch.expected = (
             {}
             if expected is None
-            else {request.id: one for request, one in zip(requests, expected, strict=True)}
+            else {request.id: tokens for request, tokens in zip(requests, expected, strict=True)}
         )
         self._watch.left = {}
         handles = self.engine.submit(requests)
@@ -239,12 +248,12 @@ class _Side:
         drafted: list[int],
         left: tuple[int, Tensor],
     ) -> Difference:
-        """Return what is to be said about the first difference; plain decoding goes there once
-        more for its logits.
-        """
+        """Describe the first difference; run plain decoding again for its logits."""
         position, row = left
         ((_, again, _),) = self.answer([ids], number, [plain[:position]])
-        tokens = tuple(one[position] if position < len(one) else None for one in (plain, drafted))
+        tokens = tuple(
+            answer[position] if position < len(answer) else None for answer in (plain, drafted)
+        )
         decode = self._models.tokenizer.decode if self._models.tokenizer is not None else str
         both = [token for token in tokens if token is not None]
         return Difference(
@@ -267,20 +276,20 @@ def run_verify(
     prefill_chunks: Sequence[int] = (PREFILL_CHUNK,),
     progress: bool = False,
 ) -> VerifyResult:
-    """Answer every prompt alone and without drafts, then in batches with every drafter, and compare
-    token by token.
+    """Compare plain decoding with every drafter in batches, token by token.
 
-    Ctrl-C ends it with the verdicts there are.
+    The plain answers are made one prompt at a time. Ctrl-C ends the run with the verdicts so far.
 
     Args:
-        config: its models, drafters, prompts, sampling and `max_nodes` count.
-        finished: called with each verdict as it comes.
-        batches: most prompts answered together; where one is done, the next begins. prefill_chunks:
-            most tokens of a prompt in one forward. Every drafter is tried with each of both.
-        progress: draw a bar on standard error, if that is a terminal.
+        config: Models, drafters, prompts, sampling and `max_nodes` of the run.
+        finished: Called with each verdict.
+        batches: Maximum prompts answered together; every drafter runs with each.
+        prefill_chunks: Maximum prompt tokens of a forward; every drafter runs with each.
+        progress: Show a progress bar on standard error, if that is a terminal.
     Raises:
-        ConfigError: models, prompts or drafters that cannot be used, or batch invariance that was
-            asked for and cannot be; KeyboardInterrupt before the first verdict.
+        ConfigError: Models, prompts or drafters cannot be used, or the required batch invariance is
+            not available.
+        KeyboardInterrupt: Ctrl-C came before the first verdict.
     """
     with torch_threads(config.models.threads), progress_bar(shown=progress) as bar:
         models = load_models(config, None, None, None)
@@ -295,8 +304,8 @@ def run_verify(
         ]
         runs = len(prefill_chunks) * len(batches) * len(config.drafters)
         task = bar.add_task("alone, without drafts", total=(1 + runs) * len(prompts))
-        found = alone.answer([ids for _, ids in prompts], 0, done=partial(bar.advance, task))
-        plain = [request.output_ids for request, _, _ in found]
+        results = alone.answer([ids for _, ids in prompts], 0, done=partial(bar.advance, task))
+        plain = [request.output_ids for request, _, _ in results]
         verdicts: list[DrafterVerdict] = []
         try:
             for chunk, batch in itertools.product(prefill_chunks, batches):
@@ -305,11 +314,11 @@ def run_verify(
                     bar.update(
                         task, description=f"{escape(spec)}, batch {batch}, chunks of {chunk}"
                     )
-                    side.use(_made(spec, draft))
+                    side.use(_build(spec, draft))
                     verdicts.append(
                         _verdict(side, alone, spec, prompts, plain, partial(bar.advance, task))
                     )
-                    bar.stop()  # a verdict may go to another place than the bar
+                    bar.stop()  # the callback may print
                     finished(verdicts[-1])
                     bar.start()
         except KeyboardInterrupt:
@@ -330,10 +339,8 @@ def run_verify(
         )
 
 
-def _made(spec: str, draft: CachedLM | None) -> Drafter:
-    """Build a drafter whose drafts are all fed unless its spec says otherwise: else nothing is
-    tried.
-    """
+def _build(spec: str, draft: CachedLM | None) -> Drafter:
+    """Build a drafter whose drafts are all verified, unless its spec has a budget."""
     make = partial(create, spec, draft_model=draft)
     return make() if "budget" in parse_spec(spec)[1] else feeding_all(make)
 
@@ -346,37 +353,37 @@ def _verdict(
     plain: list[list[int]],
     done: Callable[[int], object],
 ) -> DrafterVerdict:
-    found = side.answer([ids for _, ids in prompts], 0, plain, done)
+    results = side.answer([ids for _, ids in prompts], 0, plain, done)
     drawn = side.drawn
     left = (
         []
         if drawn
         else [
             number
-            for number, (request, _, _) in enumerate(found)
+            for number, (request, _, _) in enumerate(results)
             if request.output_ids != plain[number]
         ]
     )
     first = None
     for number in left[:1]:
-        request, where, _ = found[number]
-        assert where is not None, "an answer of the same tokens that is shorter"
+        request, divergence, _ = results[number]
+        assert divergence is not None, "an answer of the same tokens that is shorter"
         first = alone.difference(
             *prompts[number][:1],
             number,
             prompts[number][1],
             plain[number],
             request.output_ids,
-            where,
+            divergence,
         )
     return DrafterVerdict(
         spec,
         side.batch,
         side.prefill_chunk,
-        0 if drawn else len(found),
+        0 if drawn else len(results),
         len(left),
-        sum(request.counters.accepted_tokens for request, _, _ in found),
-        sum(len(request.output_ids) for request, _, _ in found),
-        sum(speed for _, _, speed in found) / len(found),
+        sum(request.counters.accepted_tokens for request, _, _ in results),
+        sum(len(request.output_ids) for request, _, _ in results),
+        sum(speed for _, _, speed in results) / len(results),
         first,
     )

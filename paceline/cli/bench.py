@@ -121,10 +121,10 @@ def run_and_report(
     config: BenchConfig, files: ResultFiles, ranks: Ranks | None = None
 ) -> BenchResult:
     """Run a bench, print its table and write the files asked for."""
-    from paceline.bench import markdown, print_table, run_bench, write_json, write_png
+    from paceline.bench import RunOptions, markdown, print_table, run_bench, write_json, write_png
 
     first = ranks is None or ranks.rank == 0
-    result = run_bench(config, progress=first, ranks=ranks)
+    result = run_bench(config, progress=first, options=RunOptions(ranks=ranks))
     if first:
         print_table(result, files.console())
         files.write(

@@ -37,7 +37,7 @@ def record(
             and token_recycling.
     """
     require_range("record", "batch", batch, 1)
-    from paceline.replay.recorder import encode_prompts, record_answers
+    from paceline.replay.recorder import RecordOptions, encode_prompts, record_answers
     from paceline.report.prompts import cut_note, load_prompts
 
     prompts = load_prompts(selection.prompts, selection.limit, selection.every)
@@ -49,10 +49,7 @@ def record(
             llm,
             questions,
             sampling,
-            batch=batch,
-            model=models.model,
-            drafter=drafter,
-            top=top,
+            RecordOptions(batch, models.model, drafter, top),
             progress=True,
         )
     except KeyboardInterrupt:

@@ -101,15 +101,15 @@ def _by_size(plan: Plan) -> Table:
         )
     )
     notes = (
-        "s_q: tokens fed for a sequence, the newest one and the draft nodes; *: the best. cost:"
-        " time over plain decoding's."
-        " speed-up: tokens per forward over cost. tokens/s: of the batch.",
+        "s_q: query tokens per request, the newest token and the draft nodes; *: the best. cost:"
+        " time over"
+        " that of plain decoding. speed-up: tokens per forward over cost. tokens/s: of the batch.",
         f"Tokens per forward: {plan.acceptance}.",
         *budget,
         *plan.notes,
     )
     title = (
-        f"{plan.model} on {plan.hardware}, batch {plan.batch} behind {plan.context} cached tokens"
+        f"{plan.model} on {plan.hardware}, batch {plan.batch} after {plan.context} cached tokens"
     )
     return Table.of(title, columns, rows, notes)
 
@@ -147,9 +147,9 @@ def _operations(plan: Plan, peak: Peak) -> Table:
         )
     ]
     notes = (
-        f"Of one occurrence. The machine does {peak.ratio:.4g} FLOPs in the time of one byte;"
-        " where an operation has fewer,"
-        " memory bounds it.",
+        f"The values are for one occurrence. The machine computes {peak.ratio:.4g} FLOPs in the"
+        " time of one"
+        " byte. Operations with fewer FLOPs per byte are bound by memory.",
     )
     return Table.of(
         "What a forward is made of", [Column("operation"), Column("times"), *columns], rows, notes
@@ -195,7 +195,7 @@ def _draw_speed(axes: Any, plan: Plan) -> None:
     axes.set_ylim(bottom=0)
     label(
         axes,
-        f"Batch {plan.batch} behind {plan.context} cached tokens",
+        f"Batch {plan.batch} after {plan.context} cached tokens",
         _SIZE_AXIS,
         "over plain decoding",
         "both",

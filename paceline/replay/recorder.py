@@ -65,48 +65,66 @@ class Recorded:
     cut: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """Options of `record_answers`.
+
+    Attributes:
+        batch: Prompts answered and written together; at least 1.
+        model: Model name to store with the model's fingerprint.
+        drafter: Drafter spec to store. Default: the drafter's name.
+        top: Top-k tokens of the target to record per position, for replays of drafters that learn
+            from them; from 0 to 64; 0 records none.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    batch: int = 8
+    model: str = ""
+    drafter: str | None = None
+    top: int = 0
+
+    def __post_init__(self) -> None:
+        require_range("record", "batch", self.batch, 1)
+        require_range("record", "top", self.top, 0, _MAX_TOP)
+
+
 def record_answers(
     path: str | Path,
     llm: LLM,
     questions: Sequence[RecordingPrompt],
     params: SamplingParams,
-    *,
-    batch: int = 8,
-    model: str = "",
-    drafter: str | None = None,
-    top: int = 0,
+    options: RecordOptions | None = None,
     progress: bool = False,
 ) -> Recorded:
     """Answer all prompts into a file, or continue an unfinished file.
 
     Args:
         path: The file. It grows by a batch at a time, so an interruption loses at most one batch.
+        llm: The engine.
         questions: The prompts.
         params: Sampling parameters of all answers; prompt number n has seed + n.
-        batch: Prompts answered and written together.
-        model: Model name to store with the model's fingerprint.
-        drafter: Drafter spec to store. Default: the drafter's name.
-        top: Top-k tokens of the target to record per position, for replays of drafters that learn
-            from them; from 0 to 64; 0 records none.
+        options: Further options.
         progress: Show a progress bar on standard error.
     Raises:
         ConfigError: There is no prompt; or the file has other settings, is damaged, has a second
             writer, or holds something else.
     """
-    require_range("record", "batch", batch, 1)
-    require_range("record", "top", top, 0, _MAX_TOP)
+    options = options or RecordOptions()
     if not questions:
         raise ConfigError(
             "record: got no prompt; expected at least one. Name a file that has some."
         )
-    target, top = llm.model.model, min(top, llm.model.vocab_size)
+    batch, top = options.batch, min(options.top, llm.model.vocab_size)
+    target = llm.model.model
     settings = {
-        "model": model,
+        "model": options.model,
         "model_fingerprint": model_identity(target)[0],
         "tokenizer": fingerprint_of(llm.tokenizer),
         "vocab_size": llm.model.vocab_size,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "drafter": llm.drafter.name if drafter is None else drafter,
+        "drafter": llm.drafter.name if options.drafter is None else options.drafter,
         "sampling": flat(params),
         "prompts": digest_of({"questions": list(map(_identity, questions))}),
         **({"top": top} if top else {}),

@@ -92,7 +92,7 @@ def cut_note(count: int) -> str:
         else (f"{count} prompts were", "They keep their")
     )
     return (
-        f"{longer} too long for the context beside an answer, and cut. {keeps} first {_HEAD} and"
+        f"{longer} too long for the context with an answer, and cut. {keeps} first {_HEAD} and"
         " last tokens."
     )
 

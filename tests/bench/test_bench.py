@@ -1,4 +1,4 @@
-"""The bench: runs compare what they should, reports hold what a reader needs."""
+"""Test bench runs: the comparisons, the figures, and the reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.shared import Pair, interrupt
 
 
 def write_prompts(path: Path, count: int = 4) -> str:
-    """A prompt file with two categories."""
+    """Write a prompt file with two categories."""
     kinds = ("maths", "chat")
     lines = [
         json.dumps(
@@ -109,9 +109,9 @@ def test_missing_and_empty_prompt_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_long_prompt_keeps_its_first_four_and_last_tokens(tmp_path: Path) -> None:
     prompt = load_prompts([write_prompts(tmp_path / "a.jsonl")])[3]
-    whole = encode(prompt, byte_tokenizer())
-    cut = shortened(whole, 10)
-    assert cut == whole[:4] + whole[-6:]
+    ids = encode(prompt, byte_tokenizer())
+    cut = shortened(ids, 10)
+    assert cut == ids[:4] + ids[-6:]
 
 
 @pytest.mark.parametrize(
@@ -178,12 +178,12 @@ def test_a_run_compares_all_methods(bench: Bench, pair: Pair, tmp_path: Path) ->
     assert result.complete
     assert (result.baseline, result.reference) == ("transformers", "transformers")
     assert result.divergences == ()
-    figures = {one.method: one for one in result.figures()}
+    figures = {row.method: row for row in result.figures()}
     assert list(figures) == [*BASELINES, *DRAFTERS]
-    assert [one.compared for one in figures.values()] == [0, 4, 4, 4, 4, 4]
+    assert [row.compared for row in figures.values()] == [0, 4, 4, 4, 4, 4]
     assert all(
-        one.equal == one.compared and one.new_tokens == figures["none"].new_tokens
-        for one in figures.values()
+        row.equal == row.compared and row.new_tokens == figures["none"].new_tokens
+        for row in figures.values()
     )
     assert figures["transformers"].speedup == 1.0
     assert figures["none"].tokens_per_forward == figures["none"].fed_per_step == 1.0
@@ -205,7 +205,7 @@ def test_whether_bits_were_guaranteed_is_shown(bench: Bench, tmp_path: Path, wor
     result = bench(
         drafters=("none", "prompt_lookup"), max_new_tokens=4, limit=1, batch_invariant=word
     )
-    assert [one.batch_invariant for one in result.figures()] == [None, word == "on", word == "on"]
+    assert [row.batch_invariant for row in result.figures()] == [None, word == "on", word == "on"]
     reason = result.guarantees["prompt_lookup"].reason
     assert reason
     shown = markdown(result)
@@ -226,7 +226,7 @@ def test_continuous_batching_of_transformers(bench: Bench) -> None:
         baselines=("transformers", "transformers:generate_batch"), drafters=("none",), batch=2
     )
     assert not result.skipped
-    assert [(one.compared, one.equal) for one in result.figures()] == [(0, 0), (2, 2), (2, 2)]
+    assert [(row.compared, row.equal) for row in result.figures()] == [(0, 0), (2, 2), (2, 2)]
 
 
 def check_reports(result: BenchResult, folder: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_cost_scaled_run_says_so_everywhere(tmp_path: Path) -> None:
     assert "cost-scaled 512x7 (" in result.target
     assert "cost-scaled 256x2 (" in (result.draft or "")
     assert "cost-scaled 512x7" in markdown(result)
-    assert all(one.equal == one.compared for one in result.figures())
+    assert all(row.equal == row.compared for row in result.figures())
     write_json(result, tmp_path / "bench.json")
     assert json.loads((tmp_path / "bench.json").read_text())["labels"]["cost_scaled"] is True
 
@@ -284,7 +284,7 @@ def test_what_cannot_help_here_is_named_and_so_is_the_faster_choice(bench: Bench
     _, lookup, drafted = DRAFTERS
 
     def notes(**speeds: float) -> str:
-        """The report, if the drafters had made so many tokens a second."""
+        """Return the notes of a report with these tokens per second."""
         pace = dict(zip(DRAFTERS, speeds.values(), strict=True))
         calls = [
             dataclasses.replace(call, seconds=call.new_tokens / pace[call.method])
@@ -313,10 +313,10 @@ def test_prompts_that_were_cut_are_counted(
     bench: Bench, tmp_path: Path, long: int, words: str
 ) -> None:
     prompts = tmp_path / "some.jsonl"
-    texts = [("abc" * 1000 if place < long else "abc") for place in range(3)]
+    texts = [("abc" * 1000 if number < long else "abc") for number in range(3)]
     lines = [
-        json.dumps({"id": place, "category": "c", "turns": [text]})
-        for place, text in enumerate(texts)
+        json.dumps({"id": number, "category": "c", "turns": [text]})
+        for number, text in enumerate(texts)
     ]
     prompts.write_text("\n".join(lines))
     result = bench(
@@ -340,7 +340,7 @@ def test_batches_skip_what_transformers_cannot(bench: Bench) -> None:
     assert result.methods == ("transformers", *DRAFTERS)
     assert [len(call.rows) for call in result.calls[:: len(result.methods)]] == [3, 1]
     figures = result.figures()
-    assert all(one.equal == one.compared and one.new_tokens == 80 for one in figures)
+    assert all(row.equal == row.compared and row.new_tokens == 80 for row in figures)
     assert figures[1].compared == 4
     assert result.figures("maths")[1].tokens_per_second is None, (
         "a mixed batch's time belongs to no category"
@@ -353,7 +353,7 @@ def test_sampled_answers_are_compared_by_seed_with_plain_decoding(bench: Bench) 
     names = (*DRAFTERS, "draft_model:max_draft_tokens=3,verification=follow")
     result = bench(drafters=names, temperature=0.8, top_k=20, seed=7)
     assert result.reference == "none"
-    compared = {one.method: (one.equal, one.compared) for one in result.figures()}
+    compared = {row.method: (row.equal, row.compared) for row in result.figures()}
     assert compared == {
         "transformers": (0, 0),
         "none": (0, 0),
@@ -374,11 +374,11 @@ def test_a_different_answer_is_located(bench: Bench, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(LLM, "generate", lying)
     result = bench(drafters=("none",), limit=1)
-    (found,) = result.divergences
-    assert (found.method, found.prompt, found.position) == ("none", "prompts-0", 1)
-    assert found.got == ((found.expected or 0) + 1) % 250
-    assert found.top_gap > 0
-    assert (found.choice_gap or 0) >= found.top_gap
+    (divergence,) = result.divergences
+    assert (divergence.method, divergence.prompt, divergence.position) == ("none", "prompts-0", 1)
+    assert divergence.got == ((divergence.expected or 0) + 1) % 250
+    assert divergence.top_gap > 0
+    assert (divergence.choice_gap or 0) >= divergence.top_gap
     assert (result.figures()[1].equal, result.figures()[1].compared) == (0, 1)
     assert "Answers that differ from those of transformers: 1." in markdown(result)
 
@@ -440,7 +440,7 @@ def test_other_files_are_no_results(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"schema": 99}')
     with pytest.raises(ConfigError, match="schema 99"):
         read_json(tmp_path / "a.json")
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_json(tmp_path / "b.json")
     with pytest.raises(ConfigError, match=r"The prompts .* cannot be read"):
         load_prompts([demo.TARGET])

@@ -1,4 +1,4 @@
-"""Enlarged models compute the same as the small ones they came from."""
+"""Test that enlarged models compute the same as the original models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAYS = list(itertools.product((4, 2), (True, False), (False, True)))
 
 
 def tiny_llama(heads: int = 4, tied: bool = True, biased: bool = False) -> Any:
-    """Hidden 64, 3 layers, 4 heads of 16, context 256."""
+    """Return a model of hidden size 64, 3 layers, 4 heads of 16 and context 256."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=97, hidden_size=64, intermediate_size=100, num_hidden_layers=3,
@@ -59,7 +59,7 @@ def test_enlarged_model_has_the_asked_sizes_and_keeps_the_rest() -> None:
     expected = torch.rand(1)
     torch.manual_seed(3)
     larger = enlarge(model, 256, 5)
-    assert torch.equal(torch.rand(1), expected), "the caller's random numbers are his"
+    assert torch.equal(torch.rand(1), expected), "the random state of the caller stays"
     config = larger.config
     assert (config.hidden_size, config.num_hidden_layers, config.head_dim) == (256, 5, 16)
     assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (
@@ -110,7 +110,7 @@ def test_a_scale_in_another_form_is_refused(spec: str) -> None:
     [
         ((32, 3), "smaller than the model, which is 64x3"),
         ((64, 2), "smaller"),
-        ((72, 3), "steps of 16 .* use 64 or 80"),
+        ((72, 3), "steps of 16 .* Use 64 or 80"),
     ],
 )
 def test_sizes_out_of_reach_are_refused(size: tuple[int, int], message: str) -> None:

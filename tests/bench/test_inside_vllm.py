@@ -1,4 +1,4 @@
-"""The table of a run inside vLLM."""
+"""Test the table of a run inside vLLM."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def rows(*parts: VllmRun) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_methods_beside_plain_decoding() -> None:
-    found = rows(
+def test_methods_are_compared_with_plain_decoding() -> None:
+    table = rows(
         part("none", "a", 0, 2.0),
         part("none", "b", 0, 2.0),
         part("ours", "a", 10, 1.0),
         part("ours", "b", 0, 1.0),
     )
-    assert found[0][-1] == "equal"
-    assert found[2:] == [
+    assert table[0][-1] == "equal"
+    assert table[2:] == [
         ["none", "0.00", "0.00", "0.00", "1.00", "4 of 4"],
         ["ours", "1.00", "0.00", "0.67", "2.00", "4 of 4"],
     ]
@@ -36,13 +36,13 @@ def test_methods_beside_plain_decoding() -> None:
 
 def test_turns_are_compared_with_their_own_plain_decoding() -> None:
     turns = [(1.0, 1.0), (2.0, 1.0), (4.0, 5.0)]
-    found = rows(
+    table = rows(
         *(
-            one
-            for plain, ours in turns
-            for one in (part("none", "a", 0, plain), part("ours", "a", 5, ours))
+            run
+            for plain, drafted in turns
+            for run in (part("none", "a", 0, plain), part("ours", "a", 5, drafted))
         )
     )
-    assert found[0][-2] == "tokens/s over none, median of 3 turns"
-    assert found[2][-2:] == ["1.00 (1.00 to 1.00)", "6 of 6"]
-    assert found[3] == ["ours", "0.33", "0.67", "1.00 (0.80 to 2.00)", "6 of 6"]
+    assert table[0][-2] == "tokens/s over none, median of 3 turns"
+    assert table[2][-2:] == ["1.00 (1.00 to 1.00)", "6 of 6"]
+    assert table[3] == ["ours", "0.33", "0.67", "1.00 (0.80 to 2.00)", "6 of 6"]

@@ -1,6 +1,4 @@
-"""The load bench: what clients see is what is reported, over both transports; wrong answers are
-found.
-"""
+"""Test the load bench: figures, both transports, and wrong answers."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ def test_every_drafter_has_every_load_in_turn(result: ServingResult) -> None:
     ]
     assert all(sorted(names) == sorted(result.config.drafters) for names in rounds)
     assert rounds[0][0] == "none"
-    assert len({names[0] for names in rounds}) == 3  # each goes first at times
+    assert len({names[0] for names in rounds}) == 3  # each drafter is first in some round
     for cell in result.cells:
         assert [answer.prompt for answer in cell.answers] == ["a", "b", "a"]
         assert all(
@@ -93,21 +91,21 @@ def test_every_drafter_has_every_load_in_turn(result: ServingResult) -> None:
 
 
 def test_figures_are_of_the_answers(result: ServingResult) -> None:
-    for one in result.figures():
+    for row in result.figures():
         (cell,) = [
-            cell for cell in result.cells if (cell.load, cell.drafter) == (one.load, one.drafter)
+            cell for cell in result.cells if (cell.load, cell.drafter) == (row.load, row.drafter)
         ]
-        assert one.throughput == pytest.approx(18 / cell.seconds)
-        assert one.cost * one.throughput == pytest.approx(1000)
-        assert one.latency == (
-            pytest.approx(one.load.level * one.cost) if one.load.kind == "closed" else None
+        assert row.throughput == pytest.approx(18 / cell.seconds)
+        assert row.cost * row.throughput == pytest.approx(1000)
+        assert row.latency == (
+            pytest.approx(row.load.level * row.cost) if row.load.kind == "closed" else None
         )
-        assert one.first_p50 <= one.first_p99 <= 1000 * one.end_p99
-        assert one.equal == one.compared
-        assert one.compared == 3 or (
-            one.drafter == "none" and one.load.level == 1
-        )  # but two that they are compared with
-        assert (one.speedup == 1) == (one.drafter == "none")
+        assert row.first_p50 <= row.first_p99 <= 1000 * row.end_p99
+        assert row.equal == row.compared
+        assert row.compared == 3 or (
+            row.drafter == "none" and row.load.level == 1
+        )  # all but the two reference answers
+        assert (row.speedup == 1) == (row.drafter == "none")
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([float(i) for i in range(1, 201)], 0.99) == 198.0
     assert percentile([7.0], 0.99) == 7.0
@@ -131,14 +129,14 @@ def test_reports(result: ServingResult, tmp_path: Path) -> None:
 
 
 class Wrong:
-    """Changes the last answer's first token, as a lossy drafter would."""
+    """A transport that changes the last answer's first token, like a lossy drafter."""
 
     def __init__(self, inner: Transport) -> None:
-        self._inner, self._asked = inner, 0
+        self._inner, self._requests = inner, 0
 
     async def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
-        self._asked += request.length > 2
-        number = self._asked
+        self._requests += request.length > 2
+        number = self._requests
         async for piece in self._inner.pieces(request):
             wrong = (
                 number == 2 * 3 + 3
@@ -157,20 +155,20 @@ def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(run, "transport_to", wrong)
     load = LoadOptions(users="1", requests=2, transport="direct")
-    found = run_serving(replace(CONFIG, load=load), prompts=PROMPTS, progress=False)
-    assert [one.compared - one.equal for one in found.figures()] == [0, 0, 1]
-    assert "jacobi:block=3: 1 answers differ." in markdown(found)
+    result = run_serving(replace(CONFIG, load=load), prompts=PROMPTS, progress=False)
+    assert [row.compared - row.equal for row in result.figures()] == [0, 0, 1]
+    assert "jacobi:block=3: 1 answers differ." in markdown(result)
 
 
 class Slow:
-    """Answers with two pieces, and counts how many do at a time."""
+    """A transport with two chunks per answer, which counts open requests."""
 
     def __init__(self) -> None:
-        self.open = self.most = 0
+        self.open = self.max_open = 0
 
     async def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
         self.open += 1
-        self.most = max(self.most, self.open)
+        self.max_open = max(self.max_open, self.open)
         for token in (1, 2):
             await asyncio.sleep(0.01)
             yield Piece((token,), 1)
@@ -183,13 +181,13 @@ def test_clients() -> None:
     requests = [ClientRequest(str(number), [1], 2, None) for number in range(7)]
     slow = Slow()
     replies = waited(closed_loop(slow, requests, 3))
-    assert slow.most == 3
+    assert slow.max_open == 3
     assert [reply.request.prompt for reply in replies] == [str(number) for number in range(7)]
     assert all(
         reply.content == (1, 2) and reply.tokens == 2 and len(reply.times) == 2 for reply in replies
     )
     waited(open_loop(slow, requests, [0.0] * 7))
-    assert slow.most == 7
+    assert slow.max_open == 7
     times = poisson(4.0, 4000, seed=1)
     assert times == poisson(4.0, 4000, seed=1) != poisson(4.0, 4000, seed=2)
     assert times[-1] == pytest.approx(1000, rel=0.1)
@@ -200,10 +198,10 @@ def test_clients() -> None:
 def test_prompts_are_as_long_as_they_should_be() -> None:
     llm = LLM("demo", "none", dtype="float32")
     prompts = load_prompts(limit=5)
-    one, other = (grown(prompts, 1, 300, llm.tokenizer, 1000, drop) for drop in (0, 1))
-    assert len(one) == len(other) == 300
-    assert one[-20:] == other[-20:] == grown(prompts, 1, None, llm.tokenizer, 1000)[-20:]
-    assert one[4:24] != other[4:24]
+    first, second = (grown(prompts, 1, 300, llm.tokenizer, 1000, drop) for drop in (0, 1))
+    assert len(first) == len(second) == 300
+    assert first[-20:] == second[-20:] == grown(prompts, 1, None, llm.tokenizer, 1000)[-20:]
+    assert first[4:24] != second[4:24]
     with pytest.raises(
         CapacityError, match="prompts of 300 tokens, and the model's context leaves 200"
     ):
@@ -248,7 +246,7 @@ def test_a_server_that_refuses_ends_the_run() -> None:
 
 
 def test_on_the_command_line_over_http(tmp_path: Path) -> None:
-    """With all that is measured besides."""
+    """The run includes all further measurements."""
     words = [
         "bench",
         "--serve",
@@ -277,19 +275,19 @@ def test_on_the_command_line_over_http(tmp_path: Path) -> None:
     ]
     status, _ = call(*words, "--json", tmp_path / "r.json")
     assert status == 0
-    found = read_json(tmp_path / "r.json")
-    assert found.turn is not None
-    assert min(found.turn.reused_tokens) >= 150
-    assert max(found.turn.afresh_tokens) < 10
-    assert found.turn.ratio > 1
-    assert found.intrusion is not None
-    assert found.intrusion.begun > 0
-    assert len(found.intrusion.beside) > 20
-    assert found.soak is not None
-    assert found.soak.answers > 2
-    assert found.soak.left_open == 0
-    assert all(one.equal == one.compared for one in found.figures())
-    assert found.config.command().startswith("paceline bench --serve --model demo")
+    result = read_json(tmp_path / "r.json")
+    assert result.turn is not None
+    assert min(result.turn.reused_tokens) >= 150
+    assert max(result.turn.afresh_tokens) < 10
+    assert result.turn.ratio > 1
+    assert result.intrusion is not None
+    assert result.intrusion.begun > 0
+    assert len(result.intrusion.beside) > 20
+    assert result.soak is not None
+    assert result.soak.answers > 2
+    assert result.soak.left_open == 0
+    assert all(row.equal == row.compared for row in result.figures())
+    assert result.config.command().startswith("paceline bench --serve --model demo")
     for extra in (["--batch", "2"], ["--temperature", "1"]):
         with pytest.raises(ConfigError, match=f"got {extra[0]} with --serve"):
             call("bench", "--serve", *extra)

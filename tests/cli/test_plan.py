@@ -19,7 +19,7 @@ def test_a_named_device(tmp_path: Path) -> None:
     )
     assert status == 0
     assert (
-        "demo (0.01 B parameters, bfloat16) on NVIDIA H100 SXM, batch 8 behind 512 cached tokens"
+        "demo (0.01 B parameters, bfloat16) on NVIDIA H100 SXM, batch 8 after 512 cached tokens"
         in out
     )
     (best,) = re.findall(r"^(\d+)\* ", out, re.MULTILINE)

@@ -21,7 +21,7 @@ from paceline.drafters.sssd.calibration import Calibration
 from paceline.errors import CapacityError, ConfigError, DatastoreError
 from paceline.model.identity import model_identity
 from paceline.replay import replay
-from paceline.replay.recorder import RecordingPrompt, record_answers
+from paceline.replay.recorder import RecordingPrompt, RecordOptions, record_answers
 from paceline.replay.traces import read_traces
 from paceline.training.acceptance_head.recording import _COLUMNS as COLUMNS
 from paceline.util.answers import read_answers, read_settings
@@ -170,7 +170,11 @@ def test_programs_record_without_a_tokenizer(tmp_path: Path, pair: Pair) -> None
         RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)
     ]
     made = record_answers(
-        tmp_path / "a.jsonl", pair.engine(), questions, SamplingParams(40, ignore_eos=True), batch=3
+        tmp_path / "a.jsonl",
+        pair.engine(),
+        questions,
+        SamplingParams(40, ignore_eos=True),
+        RecordOptions(batch=3),
     )
     assert (made.count, made.new, made.tokens) == (
         len(questions),
@@ -191,7 +195,7 @@ def test_a_replay_counts_what_decoding_counts(tmp_path: Path, pair: Pair, spec: 
         RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)
     ]
     params = SamplingParams(40, ignore_eos=True)
-    record_answers(tmp_path / "a.jsonl", pair.engine(), questions, params, batch=1)
+    record_answers(tmp_path / "a.jsonl", pair.engine(), questions, params, RecordOptions(batch=1))
     llm = pair.engine(spec, max_nodes=6)
     replayed = replay(create(spec), read_traces(tmp_path / "a.jsonl"), 6)
     stats = [answer.stats for prompt in pair.prompts for answer in llm.generate([prompt], params)]

@@ -12,7 +12,7 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.drafters import create, sssd
-from paceline.replay.recorder import encode_prompts, record_answers
+from paceline.replay.recorder import RecordOptions, encode_prompts, record_answers
 from paceline.report.prompts import load_prompts
 from tests.conftest import DATA
 from tests.hostile.shell import LIMIT
@@ -41,7 +41,13 @@ def yard(tmp_path_factory: pytest.TempPathFactory, llm: LLM, pair: Pair) -> Path
     made_up(made / "recording", pair, 30, 4)
     shutil.copy(demo.PROMPTS, made / "prompts.jsonl")
     questions = encode_prompts(load_prompts(limit=4), llm, 12)
-    record_answers(made / "answers.jsonl", llm, questions, SamplingParams(12), model="demo", top=4)
+    record_answers(
+        made / "answers.jsonl",
+        llm,
+        questions,
+        SamplingParams(12),
+        RecordOptions(model="demo", top=4),
+    )
     (made / "acceptance.json").write_text('{"1": 1.4, "8": 2.5, "32": 3.0}')
     shutil.copy(next(Path(sssd.__file__).parent.glob("*.json")), made / "calibration.json")
     (made / "documents.txt").write_text("Once upon a time\nthere was a store.\n")

@@ -28,7 +28,7 @@ from paceline.plan.acceptance import read_acceptance
 from paceline.plan.config import read_card
 from paceline.plan.hardware import find_hardware
 from paceline.replay import replay
-from paceline.replay.recorder import RecordingPrompt, record_answers
+from paceline.replay.recorder import RecordingPrompt, RecordOptions, record_answers
 from paceline.replay.traces import read_traces
 from paceline.report.prompts import load_prompts
 from paceline.training.acceptance_head.recording import read_recording
@@ -249,10 +249,10 @@ REFUSED: dict[str, Case] = {
     "traces of prompts": lambda h: read_traces(h.yard / "prompts.jsonl"),
     "answers to nothing": lambda h: record_answers(h.folder / "a", h.llm, [], FOUR),
     "answers in batches of 0": lambda h: record_answers(
-        h.folder / "a", h.llm, [RecordingPrompt("a", "b", [1])], FOUR, batch=0
+        h.folder / "a", h.llm, [RecordingPrompt("a", "b", [1])], FOUR, RecordOptions(batch=0)
     ),
     "answers with 65 tops": lambda h: record_answers(
-        h.folder / "a", h.llm, [RecordingPrompt("a", "b", [1])], FOUR, top=65
+        h.folder / "a", h.llm, [RecordingPrompt("a", "b", [1])], FOUR, RecordOptions(top=65)
     ),
     "answers into a folder": lambda h: record_answers(
         h.folder, h.llm, [RecordingPrompt("a", "b", [1])], FOUR

@@ -14,7 +14,7 @@ from paceline.core.drafter import TopTokens
 from paceline.drafters import create
 from paceline.errors import ConfigError
 from paceline.replay import replay
-from paceline.replay.recorder import RecordingPrompt, record_answers
+from paceline.replay.recorder import RecordingPrompt, RecordOptions, record_answers
 from paceline.replay.traces import read_told, read_traces
 from paceline.util.answers import read_answers, read_tops
 from paceline.util.top_tokens import top_path
@@ -31,7 +31,9 @@ def record(
         RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts[:5])
     ]
     params = SamplingParams(TOKENS, temperature, ignore_eos=True)
-    record_answers(path, pair.engine(spec, max_nodes=6), questions, params, batch=2, top=top)
+    record_answers(
+        path, pair.engine(spec, max_nodes=6), questions, params, RecordOptions(batch=2, top=top)
+    )
     return path
 
 

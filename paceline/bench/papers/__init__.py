@@ -1,1 +1,1 @@
-"""Papers whose tables and figures are measured again."""
+"""Measure the tables and figures of published papers again."""

@@ -1,4 +1,4 @@
-"""What papers are measured on, and for how long."""
+"""Configure the measurement of a paper, and limit its time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from paceline.report.progress import progress_bar
 from paceline.util.options import ModelOptions, PromptOptions, changed, flat
 
 T = TypeVar("T")
-_MOMENT = 1e-3  # seconds: a limit of 0 would mean none
+_MIN_SECONDS = 1e-3  # smallest limit, as a limit of 0 means none
 
 
 @dataclass(frozen=True, slots=True)
 class PaperPrompts(PromptOptions):
-    """Half of the embedded prompts. Tables that compare tasks take the first `limit` prompts of
-    every category instead.
+    """Half of the built-in prompts.
+
+    Tables that compare tasks use the first `limit` prompts of every category instead.
     """
 
     limit: int = 12
@@ -29,31 +30,30 @@ class PaperPrompts(PromptOptions):
 
 @dataclass(frozen=True, slots=True)
 class PaperConfig:
-    """What a paper is measured on; its methods and settings are the paper's own. Always greedy, one
-    prompt at a time.
+    """Configuration of a paper's measurement. It is greedy, with one prompt at a time.
 
-    A paper's own configuration is derived from this one and adds what only that paper has a use
-    for.
+    The paper defines the methods and their settings. A paper's own configuration is derived from
+    this class and adds further options.
 
     Attributes:
-        models: the models.
-        selection: the prompts.
-        max_new_tokens: most tokens of an answer.
-        seed: of what a method draws.
-        ignore_eos: go on after an end-of-sequence token.
-        cost_scale: "WIDTHxLAYERS" to enlarge the target to, for tables of speed-ups only; the rest
-            does not depend on cost.
-        draft_cost_scale: likewise for the draft model.
-        repeats: passes over all prompts.
-        warmup: untimed answers per method beforehand.
-        max_seconds: the whole takes about this long, with fewer prompts where needed; 0 = as long
-            as it takes.
+        models: The models.
+        selection: The prompts.
+        max_new_tokens: Maximum tokens of an answer.
+        seed: Random seed of methods that draw tokens.
+        ignore_eos: Continue after an end-of-sequence token.
+        cost_scale: Size "WIDTHxLAYERS" to enlarge the target to, for the tables of speed-ups only.
+            Other figures do not depend on the cost.
+        draft_cost_scale: Size "WIDTHxLAYERS" to enlarge the draft model to, for the same tables.
+        repeats: Passes over all prompts.
+        warmup: Untimed answers per method before the run.
+        max_seconds: Approximate maximum time of the measurement. It uses fewer prompts if needed; 0
+            sets no limit.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: A value is out of range.
     """
 
-    paper: ClassVar[str]  # its name in the registry
+    paper: ClassVar[str]  # name in the registry
 
     models: ModelOptions = ModelOptions()
     selection: PaperPrompts = PaperPrompts()
@@ -73,44 +73,43 @@ class PaperConfig:
         self.run_of(("none",))
 
     def run_of(self, drafters: Sequence[str], **changes: Any) -> BenchConfig:
-        """Return the bench run of these drafters beside transformers, `changes` aside with this
-        configuration.
-        """
+        """Return the bench run of these drafters and transformers, with `changes`."""
         known = flat(BenchConfig())
-        mine = {name: value for name, value in flat(self).items() if name in known}
+        own = {name: value for name, value in flat(self).items() if name in known}
         return changed(
             BenchConfig(),
-            **{**mine, "drafters": tuple(drafters), "baselines": (TRANSFORMERS,), **changes},
+            **{**own, "drafters": tuple(drafters), "baselines": (TRANSFORMERS,), **changes},
         )
 
     def command(self) -> str:
-        """Return the `paceline paper` command line of this run; options at their defaults are
-        left out.
-        """
+        """Return the `paceline paper` command line of this run, without default options."""
         words = command_words(flat(self), flat(type(self)()), always=("model",))
         return shlex.join(["paceline", "paper", self.paper, *words])
 
 
 class TimeLimit:
-    """Seconds that may be used from now on; 0 = no limit."""
+    """A time limit in seconds from now on; 0 sets no limit."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._start = seconds, time.perf_counter()
 
     def left(self, share: float = 1.0) -> float:
-        """Return the seconds of this share of the limit that are left, next to nothing once they
-        are used up; 0 = no limit.
+        """Return the seconds left of a share of the limit; 0 means no limit.
+
+        The result is tiny but positive after the time is up.
         """
-        return max(_MOMENT, self._seconds * share - self._used) if self._seconds else 0.0
+        return max(_MIN_SECONDS, self._seconds * share - self._used) if self._seconds else 0.0
 
     def within(
         self, items: Iterable[T], title: str = "", progress: bool = False, share: float = 1.0
     ) -> Iterator[T]:
-        """Yield the items up to the one during which this share of the time is up, the first one in
-        any case.
+        """Yield items until this share of the time is up, and at least the first item.
 
         Args:
-            progress: show a bar with the title on standard error.
+            items: The items.
+            title: Title of the progress bar.
+            progress: Show a progress bar on standard error.
+            share: Share of the limit.
         """
         with progress_bar(shown=progress) as bar:
             for item in bar.track(items, description=title):

@@ -1,5 +1,6 @@
-"""Orders in which prompts of several tasks are asked, for what a drafter keeps between them
-(Zhao et al. 2024, section 3.3).
+"""Order the prompts of several tasks, for drafters that cache between prompts.
+
+The orders are those of Zhao et al. 2024, section 3.3.
 """
 
 from __future__ import annotations
@@ -11,21 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.bench.papers.order_settings import TASK_SIZE
 from paceline.bench.papers.part import BenchPart
 from paceline.report.prompts import Prompt, load_prompts
 from paceline.util.options import PromptOptions
 
-CONSECUTIVE = (20, 10, 4, 1)  # of the 20 prompts each task of the paper has
-TASK_SIZE = CONSECUTIVE[0]
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One order, measured.
+    """A measured order of prompts.
 
     Attributes:
-        consecutive: prompts of a task that follow one another; None = the order was drawn.
-        part: cold and warm drafters over all prompts in that order.
+        consecutive: Consecutive prompts of a task; None if the order was random.
+        part: Cold and warm drafters over all prompts in this order.
     """
 
     consecutive: int | None
@@ -33,7 +32,7 @@ class Order:
 
 
 def by_task(prompts: Sequence[Prompt], most: int) -> list[list[Prompt]]:
-    """Return the first `most` prompts of every category, each category a list of its own."""
+    """Return the first `most` prompts of every category, one list per category."""
     tasks: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         tasks.setdefault(prompt.category, []).append(prompt)
@@ -41,38 +40,33 @@ def by_task(prompts: Sequence[Prompt], most: int) -> list[list[Prompt]]:
 
 
 def in_turn(tasks: Sequence[Sequence[Prompt]], consecutive: int) -> list[Prompt]:
-    """Return `consecutive` prompts of each task in turn, until all have been asked; figure 6 of
-    the paper.
-    """
+    """Return `consecutive` prompts of each task in rotation (figure 6 of the paper)."""
     longest = max(map(len, tasks))
     return [
         prompt
-        for at in range(0, longest, consecutive)
+        for start in range(0, longest, consecutive)
         for task in tasks
-        for prompt in task[at : at + consecutive]
+        for prompt in task[start : start + consecutive]
     ]
 
 
 def shuffled(tasks: Sequence[Sequence[Prompt]], seed: int) -> list[Prompt]:
-    """Return all prompts in a random order."""
+    """Return the prompts of all tasks in a random order."""
     prompts = [prompt for task in tasks for prompt in task]
     random.Random(seed).shuffle(prompts)
     return prompts
 
 
 def scaled(consecutive: int, size: int) -> int:
-    """Return the consecutive number that is to tasks of `size` prompts what `consecutive` is to
-    the paper's of 20.
-    """
+    """Scale a consecutive number from the paper's task size of 20 to `size`."""
     return math.ceil(size * consecutive / TASK_SIZE)
 
 
 def prompts_in_sets(selection: PromptOptions) -> list[Prompt]:
-    """Return prompts, one of every set in turn. Sets are the files if there are several, else the
-    categories.
+    """Return prompts, one of each set in rotation.
 
-    Args:
-        selection: of the embedded prompts the first `limit` of each category are taken.
+    The sets are the files if there are several, otherwise the categories. Of the built-in prompts,
+    the first `limit` of each category are used.
     """
     paths, limit, every = selection.prompts, selection.limit, selection.every
     if not paths:

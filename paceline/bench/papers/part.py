@@ -1,6 +1,4 @@
-"""What papers measured again have in common: runs, tables with the paper's own numbers beside
-them.
-"""
+"""Common parts of papers: runs, and tables with the published numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ CONVENTION = (
     " forwards), so plain decoding"
     " is exactly 1."
 )
-PICTURE = "The paper shows its values as a picture only: no numbers stand beside these."
+PICTURE = "The paper shows its values as a picture only, so they are not listed."
 _MEASURES = {
     **MEASURES,
     Column("S", ".2f"): "tokens_per_forward",
@@ -36,16 +34,21 @@ _MEASURES = {
     Column("N_disc/N", ".3f"): "discard_rate",
 }
 _COLUMNS = {column.heading: column for column in _MEASURES}
-_RATIOS = {
-    "speed-up": "tokens_per_second",
-    "CPU time": "cpu_speedup",
-}  # here relative to plain decoding
+_RATIOS = {"speed-up": "tokens_per_second", "CPU time": "cpu_speedup"}  # relative to plain decoding
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPart:
-    """What is kept of one `run_bench`: what ran where, every method's figures, and the answers
-    that were not equal.
+    """The summary of one `run_bench`.
+
+    Attributes:
+        label: Name of the run.
+        setting: Phrases about the setting.
+        environment: The machine and the versions.
+        complete: Whether the run was not interrupted.
+        reference: Method whose answers the others must equal.
+        figures: Figures of every method.
+        divergences: Answers that differ from the reference.
     """
 
     label: str
@@ -58,7 +61,7 @@ class BenchPart:
 
     @staticmethod
     def of(label: str, result: BenchResult) -> BenchPart:
-        """Make it from a finished, or interrupted, run."""
+        """Return the summary of a finished or interrupted run."""
         cut = (
             [f"{result.cut_prompts} prompts too long for the context, and cut"]
             if result.cut_prompts
@@ -76,64 +79,65 @@ class BenchPart:
 
     def method(self, name: str | None) -> MethodFigures | None:
         """Return the figures of a method; None if it did not run."""
-        return next((one for one in self.figures if one.method == name), None)
+        return next((figures for figures in self.figures if figures.method == name), None)
 
     def equality(self) -> str:
-        """Return how many answers were compared, and what is known of those that differ."""
+        """Return a sentence about the number of equal answers and the differing ones."""
         equal, compared = (
-            sum(one.equal for one in self.figures),
-            sum(one.compared for one in self.figures),
+            sum(row.equal for row in self.figures),
+            sum(row.compared for row in self.figures),
         )
-        said = (
+        sentence = (
             f"{equal} of {compared} answers have exactly the tokens of"
             f" {self.reference or 'the reference (none ran)'}"
         )
         if not self.divergences:
-            return f"{said}."
-        gap = max(one.top_gap for one in self.divergences)
+            return f"{sentence}."
+        gap = max(row.top_gap for row in self.divergences)
         return (
-            f"{said}; where the others first differ, the target's two best logits lie at most"
-            f" {gap:.3g} apart."
+            f"{sentence}; at the first difference of the others, the target's two best logits lie"
+            f" at most {gap:.3g} apart."
         )
 
 
 class PaperResult(Protocol):
-    """A paper measured again: a frozen dataclass whose fields are what was measured."""
+    """The measurement of a paper: a frozen dataclass of runs."""
 
-    title: ClassVar[str]  # of the paper, with authors and year
+    title: ClassVar[str]  # title of the paper, with authors and year
 
     @property
     def config(self) -> PaperConfig:
-        """What was asked for."""
+        """Return the configuration of the measurement."""
 
     @property
     def complete(self) -> bool:
-        """False if it was interrupted; then something is missing."""
+        """Return whether all was measured, without an interruption."""
 
     @property
     def parts(self) -> list[BenchPart]:
-        """The runs there were."""
+        """Return the runs that were measured."""
 
 
 def setting(result: PaperResult) -> list[str]:
-    """Return what ran where in short pieces, once for all parts, and what differs between them."""
+    """Return phrases about the setting: those of all parts, then the differences."""
     settings = [part.setting for part in result.parts]
-    shared = [piece for piece in settings[0] if all(piece in setting for setting in settings)]
+    shared = [phrase for phrase in settings[0] if all(phrase in setting for setting in settings)]
     own = {
-        part.label: ", ".join(piece for piece in part.setting if piece not in shared)
+        part.label: ", ".join(phrase for phrase in part.setting if phrase not in shared)
         for part in result.parts
     }
-    pieces = [*shared, *(f"{label}: {text}" for label, text in own.items() if text)]
-    return pieces if result.complete else [*pieces, "PARTIAL: interrupted"]
+    phrases = [*shared, *(f"{label}: {text}" for label, text in own.items() if text)]
+    return phrases if result.complete else [*phrases, "PARTIAL: interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """One row of a table of a paper.
+    """A row of a paper's table.
 
     Attributes:
-        method: the drafter that stands for it here; None if none does.
-        paper: the paper's own numbers, in the order of its columns.
+        label: Label of the row.
+        method: Drafter that is measured for it; None if there is none.
+        paper: The published numbers, in the order of the paper's columns.
     """
 
     label: str
@@ -142,22 +146,24 @@ class TableLine:
 
 
 def figures_of(part: BenchPart | None, method: str | None) -> MethodFigures | None:
-    """Return what was measured of a method; None if it did not run."""
+    """Return the measured figures of a method; None if it did not run."""
     return part.method(method) if part is not None else None
 
 
 def ratio(
     part: BenchPart | None, method: str | None, base: str = PLAIN, field: str = "tokens_per_second"
 ) -> float | None:
-    """Return tokens/s of a method over those of `base` in the same run; None unless both were
-    timed.
+    """Return a method's tokens/s over those of `base`; None unless both were timed.
 
     Args:
-        field: of `MethodFigures`; "cpu_speedup" for tokens per second of processor time, which
-            other jobs disturb less.
+        part: The run with both.
+        method: Name of the method.
+        base: Name of the other method.
+        field: Field of `MethodFigures` to compare; "cpu_speedup" compares processor time.
     """
     rates = [
-        one and getattr(one, field) for one in (figures_of(part, method), figures_of(part, base))
+        figures and getattr(figures, field)
+        for figures in (figures_of(part, method), figures_of(part, base))
     ]
     return rates[0] / rates[1] if rates[0] and rates[1] else None
 
@@ -165,53 +171,56 @@ def ratio(
 def cells(
     part: BenchPart | None, method: str | None, headings: Sequence[str], base: str = PLAIN
 ) -> list[Cell]:
-    """Return a method's figures under `headings`: those of the bench's table, "S", "draft/ token",
-    "N_target/N", "N_disc/N".
+    """Return the figures of a method as cells under `headings`.
 
     Args:
-        base: the method that "speed-up" and "CPU time" are relative to.
+        part: The run.
+        method: Name of the method.
+        headings: Headings of the bench's table, or "S", "draft/ token", "N_target/N", "N_disc/N".
+        base: Method that "speed-up" and "CPU time" are relative to.
     """
     figures = figures_of(part, method)
     return [
-        ratio(part, method, base, _RATIOS[one])
-        if one in _RATIOS
-        else measured(figures, _MEASURES[_COLUMNS[one]])
-        for one in headings
+        ratio(part, method, base, _RATIOS[heading])
+        if heading in _RATIOS
+        else measured(figures, _MEASURES[_COLUMNS[heading]])
+        for heading in headings
     ]
 
 
 def columns(headings: Iterable[str], before: str = "", after: str = "") -> list[Column]:
-    """Return the columns of `cells`, more text around their headings where methods stand side by
-    side.
+    """Return the columns of `cells`, with text before and after their headings."""
+    return [Column(f"{before}{heading}{after}", _COLUMNS[heading].form) for heading in headings]
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """The layout of a paper's table.
+
+    Attributes:
+        title: Title.
+        headings: Heading of the labels, then headings as in `cells`.
+        paper: Headings of the published numbers.
+        lines: The rows.
+        form: Format of the published numbers.
+        base: Method that "speed-up" and "CPU time" are relative to.
     """
-    return [Column(f"{before}{one}{after}", _COLUMNS[one].form) for one in headings]
+
+    title: str
+    headings: tuple[str, ...]
+    paper: tuple[str, ...]
+    lines: tuple[TableLine, ...]
+    form: str = ".2f"
+    base: str = PLAIN
 
 
-def line_table(
-    title: str,
-    headings: Sequence[str],
-    paper: Sequence[str],
-    part: BenchPart | None,
-    lines: Sequence[TableLine],
-    notes: Iterable[str],
-    form: str = ".2f",
-    base: str = PLAIN,
-) -> Table:
-    """Return a table of the paper: per line its label, the figures measured, the paper's own
-    numbers in `form`.
-
-    Args:
-        headings: of the labels, then as in `cells`. paper: of the paper's numbers. base: as in
-            `cells`.
-    """
-    first, *mine = headings
-    rows = [
-        (
-            one.label,
-            *cells(part, one.method, mine, base),
-            *one.paper,
-            *[None] * (len(paper) - len(one.paper)),
-        )
-        for one in lines
-    ]
-    return Table.of(title, [first, *columns(mine), *paper], rows, notes, form)
+def line_table(layout: TableLayout, part: BenchPart | None, notes: Iterable[str]) -> Table:
+    """Return a table of a paper: label, measured figures and published numbers."""
+    first, *measured_headings = layout.headings
+    rows = []
+    for line in layout.lines:
+        missing = [None] * (len(layout.paper) - len(line.paper))
+        measured_cells = cells(part, line.method, measured_headings, layout.base)
+        rows.append((line.label, *measured_cells, *line.paper, *missing))
+    headings = [first, *columns(measured_headings), *layout.paper]
+    return Table.of(layout.title, headings, rows, notes, layout.form)

@@ -1,9 +1,9 @@
-"""Papers whose tables and figures are measured again, on any model.
+"""Find the papers whose tables and figures can be measured, with any model.
 
-A paper is a line in `PAPERS` and a package: `options.py` has its configuration (a `PaperConfig`
-with its own options), `result.py` a dataclass of what was measured, `run.py` `run(config,
-**loaded)`, which measures, `tables.py` `sections(result)`, `plot.py` `draw(result, path)`. Each is
-imported when it is needed.
+A paper is an entry in `PAPERS` and a package. The package has `options.py` with its configuration
+(a `PaperConfig`) and `result.py` with a dataclass of the measurement. `run.py` has
+`run(config, **loaded)`, `tables.py` has `sections(result)`, and `plot.py` has
+`draw(result, path)`. The modules are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.bench.papers.part import PaperResult
 from paceline.errors import ConfigError, did_you_mean
 from paceline.util.options import changed, flat
 
-# name -> what its classes are called by, in `options.py` (...Config) and `result.py` (...Result)
+# Paper -> prefix of its classes in `options.py` (...Config) and `result.py` (...Result).
 PAPERS = {
     "lookahead": "Lookahead",
     "ouroboros": "Ouroboros",
@@ -30,7 +30,7 @@ def paper_part(name: str, part: str) -> Any:
     """Return a module of a paper's package: options, result, run, tables or plot.
 
     Raises:
-        ConfigError: there is no such paper; the close match is named.
+        ConfigError: There is no such paper; the message names the closest match.
     """
     if name not in PAPERS:
         raise ConfigError(f"got paper {name!r}.{did_you_mean(name, PAPERS)}")
@@ -43,38 +43,38 @@ def config_class(name: str) -> type[PaperConfig]:
 
 
 def result_class(name: str) -> Any:
-    """Return the class of what was measured of a paper."""
+    """Return the class of a paper's measurement."""
     return getattr(paper_part(name, "result"), f"{PAPERS[name]}Result")
 
 
 def configure(name: str, **options: Any) -> PaperConfig:
-    """Return the configuration of a paper, its options by their names alone: `configure("sssd",
-    threads=1, limit=4)`.
+    """Return the configuration of a paper with the given options.
+
+    Example: `configure("sssd", threads=1, limit=4)`.
 
     Raises:
-        ConfigError: no such paper, an option that it does not have, or a value out of range.
+        ConfigError: There is no such paper, it has no such option, or a value is out of range.
     """
     default = config_class(name)()
     for option in options:
-        having = [other for other in PAPERS if option in flat(config_class(other)())]
-        if having and name not in having:
+        papers = [other for other in PAPERS if option in flat(config_class(other)())]
+        if papers and name not in papers:
             raise ConfigError(
-                f"paper {name}: got --{option.replace('_', '-')}, which only paper"
-                f" {', '.join(having)} has a use for; expected"
-                " its own options. Leave it out."
+                f"paper {name}: --{option.replace('_', '-')} is an option of paper"
+                f" {', '.join(papers)} only. Leave it out."
             )
     return changed(default, **options)
 
 
 def run_paper(config: PaperConfig, **loaded: Any) -> PaperResult:
-    """Measure a paper again. Ctrl-C ends it early and keeps what was measured.
+    """Measure a paper. Ctrl-C ends it, and the result has what was measured.
 
     Args:
-        config: of the paper's own class, see `configure`.
+        config: Configuration of the paper's class, see `configure`.
         loaded: `target`, `draft`, `tokenizer` and `progress`, as in `run_bench`.
     Raises:
-        ConfigError, CapacityError, UnsupportedModelError: something cannot be run.
-        KeyboardInterrupt: it was interrupted before anything had been measured.
+        ConfigError, CapacityError, UnsupportedModelError: Something cannot be run.
+        KeyboardInterrupt: Ctrl-C came before anything was measured.
     """
     return paper_part(config.paper, "run").run(config, **loaded)  # type: ignore[no-any-return]
 

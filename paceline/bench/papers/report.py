@@ -1,6 +1,4 @@
-"""Reports of a paper measured again: tables on the console, Markdown, and JSON that can be read
-back.
-"""
+"""Report a paper's measurement as tables, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _SCHEMA = 2
 
 
 def print_paper(result: PaperResult, console: Console | None = None) -> None:
-    """Show every table and figure of the paper. Default console: standard output."""
+    """Print every table and figure of the paper, by default on standard output."""
     console = console or Console(highlight=False)
     console.print(escape(f"{result.title}: {'; '.join(setting(result))}"), style="bold")
     for table in tables(result):
@@ -28,8 +26,11 @@ def print_paper(result: PaperResult, console: Console | None = None) -> None:
 
 
 def paper_markdown(result: PaperResult, picture: str | None = None) -> str:
-    """Return the paper as a Markdown section: setting, tables, notes, the command that repeats
-    it; `picture` is a link.
+    """Return the paper as a Markdown section with settings, tables, notes and command.
+
+    Args:
+        result: The measurement.
+        picture: Link to the drawing.
     """
     lines = [f"### Paper: {result.title}", "", f"{'; '.join(setting(result))}.", ""]
     lines += [f"![{result.config.paper}]({picture})", ""] if picture else []
@@ -40,10 +41,10 @@ def paper_markdown(result: PaperResult, picture: str | None = None) -> str:
 
 
 def write_paper_json(result: PaperResult, path: str | Path) -> None:
-    """Write everything that was measured, and its tables; the file appears whole or not at all.
+    """Write the measurement and its tables as JSON, atomically.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: The file cannot be written.
     """
     write_document(
         path,
@@ -57,21 +58,19 @@ def write_paper_json(result: PaperResult, path: str | Path) -> None:
 
 
 def read_paper_json(path: str | Path) -> PaperResult:
-    """Read a result that `write_paper_json` wrote.
+    """Read a result of `write_paper_json`.
 
     Raises:
-        ConfigError: not such a file, one of another schema, or a damaged one.
+        ConfigError: The file does not exist, is damaged, or has another schema.
     """
     return read_document(path, *map(kind, PAPERS))  # type: ignore[no-any-return]
 
 
 def kind(paper: str) -> DocumentKind[Any]:
-    """Return the kind of document that holds a paper's result."""
+    """Return the document kind of a paper's measurement."""
     return DocumentKind(f"paceline paper {paper}", _SCHEMA, result_class(paper))
 
 
 def tables(result: PaperResult) -> list[Table]:
-    """Return its tables and figures in the order of the paper, the paper's own values beside
-    what was measured.
-    """
+    """Return the paper's tables and figures in its order, with the published numbers."""
     return paper_part(result.config.paper, "tables").sections(result)  # type: ignore[no-any-return]

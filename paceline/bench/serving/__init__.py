@@ -1,5 +1,6 @@
-"""Loads as a server has them: users and random arrivals, drafters in turn on one engine, every
-answer compared.
+"""Compare drafters under the load of a server: users and random arrivals.
+
+The drafters share one engine, and every answer is compared with plain decoding.
 
 result = run_serving(ServingConfig(drafters=("sssd",), load=LoadOptions(users="1,8,32")))
 print_table(result)
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from paceline.bench.serving.run import run_serving
     from paceline.bench.serving.settings import LoadOptions, ServingConfig
 
-# imported when one of their names is asked for: settings, and the command line's help, need no
-# torch
+# Modules are imported on first use: settings and the command line's help need no torch.
 _MODULES = {
     "plot": ("write_png",),
     "report": ("markdown", "print_table", "read_json", "write_json"),

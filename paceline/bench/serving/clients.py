@@ -1,6 +1,4 @@
-"""Clients: some who ask again as soon as they have their answer, and some who come when they
-like.
-"""
+"""Simulate the clients of a server, in a closed loop or with random arrivals."""
 
 from __future__ import annotations
 
@@ -20,11 +18,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Reply:
-    """One answer as its client saw it.
+    """The answer to a request as its client received it.
 
     Attributes:
-        began: when it was asked for, by `time.perf_counter`. times: when its pieces came.
-        content: what it says, to be compared with other answers by the same transport.
+        request: The request.
+        began: Time of the request, by `time.perf_counter`.
+        times: Arrival times of the chunks.
+        content: The answer, to be compared with other answers of the same transport.
+        tokens: Number of tokens.
     """
 
     request: ClientRequest
@@ -35,10 +36,10 @@ class Reply:
 
 
 def waited(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns, in an event loop of its own.
+    """Run a coroutine in a new event loop, and return its result.
 
     Raises:
-        the first error of any task of it.
+        BaseException: The first error of any of its tasks.
     """
     try:
         return asyncio.run(work)
@@ -49,22 +50,21 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
         raise first from errors
 
 
-async def ask(
-    transport: Transport, request: ClientRequest, most_pieces: int | None = None
-) -> Reply:
-    """Ask, and wait for the answer, or leave after so many pieces of it."""
+async def ask(transport: Transport, request: ClientRequest, max_chunks: int | None = None) -> Reply:
+    """Send a request and wait for the answer, or abort after `max_chunks` chunks."""
     reply = Reply(request, time.perf_counter())
-    async with aclosing(transport.pieces(request)) as pieces:
-        async for piece in pieces:
-            reply.tokens += piece.tokens
-            if piece.content is None:
+    async with aclosing(transport.pieces(request)) as chunks:
+        async for chunk in chunks:
+            reply.tokens += chunk.tokens
+            if chunk.content is None:
                 continue
             reply.times.append(time.perf_counter())
             # Both are texts, or both are tuples of tokens.
-            reply.content = (
-                piece.content if reply.content is None else reply.content + piece.content  # type: ignore[operator]
-            )
-            if most_pieces is not None and len(reply.times) >= most_pieces:
+            if reply.content is None:
+                reply.content = chunk.content
+            else:
+                reply.content += chunk.content  # type: ignore[operator]
+            if max_chunks is not None and len(reply.times) >= max_chunks:
                 break
     return reply
 
@@ -72,45 +72,43 @@ async def ask(
 async def closed_loop(
     transport: Transport, requests: Sequence[ClientRequest], users: int
 ) -> list[Reply]:
-    """All requests, by so many users; each asks the next one when it has its answer."""
+    """Answer all requests with `users` users, each of whom sends one at a time."""
     waiting = deque(enumerate(requests))
     replies: dict[int, Reply] = {}
 
     async def user() -> None:
         while waiting:
-            place, request = waiting.popleft()
-            replies[place] = await ask(transport, request)
+            index, request = waiting.popleft()
+            replies[index] = await ask(transport, request)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(users):
             group.create_task(user())
-    return [replies[place] for place in range(len(requests))]
+    return [replies[index] for index in range(len(requests))]
 
 
 async def open_loop(
     transport: Transport, requests: Sequence[ClientRequest], arrivals: Sequence[float]
 ) -> list[Reply]:
-    """All requests, each at its time in seconds, however many are open."""
+    """Send each request at its arrival time in seconds, with any number of open ones."""
 
-    async def one(request: ClientRequest, at: float) -> Reply:
-        await asyncio.sleep(at)
+    async def delayed(request: ClientRequest, delay: float) -> Reply:
+        await asyncio.sleep(delay)
         return await ask(transport, request)
 
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(one(request, at))
-            for request, at in zip(requests, arrivals, strict=True)
+            group.create_task(delayed(request, delay))
+            for request, delay in zip(requests, arrivals, strict=True)
         ]
     return [task.result() for task in tasks]
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
-    """Times in seconds at which `count` requests come, `rate` of them per second; the same for a
-    seed.
-    """
-    chance = random.Random(seed)
-    at, times = 0.0, []
+    """Return the arrival times in seconds of `count` requests, at `rate` per second."""
+    rng = random.Random(seed)
+    arrival, times = 0.0, []
     for _ in range(count):
-        at += chance.expovariate(rate)
-        times.append(at)
+        arrival += rng.expovariate(rate)
+        times.append(arrival)
     return times

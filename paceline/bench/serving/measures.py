@@ -1,6 +1,4 @@
-"""What a server owes its users besides speed: a second turn that begins at once, streams that do
-not stall, flat memory.
-"""
+"""Measure prefix reuse, stalls of streams, and memory under load."""
 
 from __future__ import annotations
 
@@ -12,6 +10,14 @@ from collections.abc import Sequence
 
 from paceline.bench.memory import resident
 from paceline.bench.serving.clients import Reply, ask, waited
+from paceline.bench.serving.measure_settings import (
+    ABORTED_SHARE,
+    INTRUSION_PAUSE_SECONDS,
+    MEMORY_SAMPLE_SECONDS,
+    STREAM_TOKENS,
+    TIMED_TURNS,
+    TURN_TOKENS,
+)
 from paceline.bench.serving.prompts import grown
 from paceline.bench.serving.result import Intrusion, SecondTurn, Soak
 from paceline.bench.serving.settings import ServingConfig
@@ -22,54 +28,46 @@ from paceline.errors import CapacityError
 from paceline.llm import LLM
 from paceline.report.prompts import Prompt
 
-_TIMES = 5  # second turns that are timed, each way
-_TURN_TOKENS = 16
-_STREAM_TOKENS = 256
-_PAUSE = 0.5  # seconds between prompts that arrive beside a stream
-_SOAK_PAUSE = 5.0  # seconds between two looks at the memory
-_ABORTED = 0.1  # of the answers, after a few pieces
-
 
 def second_turn(config: ServingConfig, prompts: Sequence[Prompt], llm: LLM) -> SecondTurn:
-    """Time the first token of a turn behind one that has just been answered, and of the same behind
-    one that is new.
+    """Time the first token of a second turn, with a cached first turn and without one.
 
     Raises:
-        CapacityError: no room for so many tokens.
+        CapacityError: The model's context has no room for the turn.
     """
     keeping = LLM(
         llm.model.model,
         PLAIN,
         tokenizer=llm.tokenizer,
         max_batch=2,
-        keep_prefixes=_TIMES,
+        keep_prefixes=TIMED_TURNS,
         batch_invariant=config.models.invariance,
     )
-    before, room = config.load.turn, llm.max_length - 4 * _TURN_TOKENS
-    reused, afresh = [], []
-    for number in range(_TIMES):
-        place = number % len(prompts)
-        whole = grown(prompts, place, before, llm.tokenizer, room)
-        one, other = (
-            _turned(whole, (2 * number + side + 1) * before // (2 * _TIMES + 2)) for side in (0, 1)
+    before, room = config.load.turn, llm.max_length - 4 * TURN_TOKENS
+    reused, fresh = [], []
+    for number in range(TIMED_TURNS):
+        index = number % len(prompts)
+        text = grown(prompts, index, before, llm.tokenizer, room)
+        cached, uncached = (
+            _turned(text, (2 * number + side + 1) * before // (2 * TIMED_TURNS + 2))
+            for side in (0, 1)
         )
-        said = keeping.generate([one], SamplingParams(_TURN_TOKENS))[0].token_ids
-        more = [*said, *grown(prompts, place, None, llm.tokenizer, _TURN_TOKENS)]
-        reused.append(_first_token(keeping, [*one, *more]))
-        afresh.append(_first_token(keeping, [*other, *more]))
+        answer_ids = keeping.generate([cached], SamplingParams(TURN_TOKENS))[0].token_ids
+        suffix = [*answer_ids, *grown(prompts, index, None, llm.tokenizer, TURN_TOKENS)]
+        reused.append(_first_token(keeping, [*cached, *suffix]))
+        fresh.append(_first_token(keeping, [*uncached, *suffix]))
     return SecondTurn(
-        before,
-        *(tuple(values) for pairs in (reused, afresh) for values in zip(*pairs, strict=True)),
+        before, *(tuple(values) for pairs in (reused, fresh) for values in zip(*pairs, strict=True))
     )
 
 
 def _turned(ids: list[int], by: int) -> list[int]:
-    """The same tokens, beginning elsewhere: a text that no other begins like."""
+    """Rotate the tokens, so that no other text has the same beginning."""
     return ids[by:] + ids[:by]
 
 
 def _first_token(llm: LLM, ids: list[int]) -> tuple[float, int]:
-    """Seconds to the first token, and how many tokens of the prompt were in the cache."""
+    """Return the seconds to the first token, and the number of cached prompt tokens."""
     start = time.perf_counter()
     chunks = llm.stream(ids, SamplingParams(2, ignore_eos=True))
     next(chunks)
@@ -81,46 +79,45 @@ def _first_token(llm: LLM, ids: list[int]) -> tuple[float, int]:
 def intrusion(
     transport: Transport, config: ServingConfig, prompts: Sequence[Prompt], llm: LLM
 ) -> Intrusion:
-    """Time the gaps of a stream of plain decoding, alone and while long prompts come one after the
-    other.
+    """Time the gaps of a plain stream, alone and while long prompts arrive.
 
     Raises:
-        CapacityError: no room for such prompts or such a stream.
+        CapacityError: The model's context has no room for such prompts or such a stream.
     """
-    room = llm.max_length - _TURN_TOKENS
+    room = llm.max_length - TURN_TOKENS
     short = grown(prompts, 0, None, llm.tokenizer, room)
-    length = min(_STREAM_TOKENS, llm.max_length - len(short))
+    length = min(STREAM_TOKENS, llm.max_length - len(short))
     if length < 2:
         raise CapacityError(
-            f"bench: got a context of {llm.max_length} tokens; expected room for a stream. Leave"
+            f"bench: the context of {llm.max_length} tokens has no room for a stream. Leave"
             " intruders out."
         )
-    stream = ClientRequest("", short, length, PLAIN, whole=True)
+    stream = ClientRequest("", short, length, PLAIN, ignore_eos=True)
     long = [
         ClientRequest(
             "",
-            grown(prompts, place % len(prompts), config.load.intruders, llm.tokenizer, room, place),
+            grown(prompts, index % len(prompts), config.load.intruders, llm.tokenizer, room, index),
             2,
             PLAIN,
         )
-        for place in range(len(prompts))
+        for index in range(len(prompts))
     ]
     alone = waited(ask(transport, stream))
     before = llm.load.prompt_tokens
-    beside = waited(_disturbed(transport, stream, long))
+    disturbed = waited(_disturbed(transport, stream, long))
     begun = (llm.load.prompt_tokens - before - len(short)) // len(long[0].token_ids)
-    return Intrusion(config.load.intruders, begun, _gaps(alone), _gaps(beside))
+    return Intrusion(config.load.intruders, begun, _gaps(alone), _gaps(disturbed))
 
 
 async def _disturbed(
     transport: Transport, stream: ClientRequest, long: Sequence[ClientRequest]
 ) -> Reply:
     async def intrude() -> None:
-        place = 0
+        index = 0
         while True:
-            await asyncio.sleep(_PAUSE)
-            await ask(transport, long[place % len(long)])
-            place += 1
+            await asyncio.sleep(INTRUSION_PAUSE_SECONDS)
+            await ask(transport, long[index % len(long)])
+            index += 1
 
     others = asyncio.create_task(intrude())
     try:
@@ -133,7 +130,7 @@ async def _disturbed(
 def soak(
     transport: Transport, requests: Sequence[ClientRequest], users: int, minutes: float, llm: LLM
 ) -> Soak:
-    """Let users ask at random, some of whom leave early, and look at the memory of this process."""
+    """Let users send requests at random and abort some; record the memory used."""
     return waited(_soak(transport, requests, users, 60 * minutes, llm))
 
 
@@ -144,25 +141,23 @@ async def _soak(
     sizes: list[tuple[float, int]] = []
 
     async def user(number: int) -> None:
-        chance = random.Random(number)
+        rng = random.Random(number)
         while time.perf_counter() - start < seconds:
-            leaves = chance.random() < _ABORTED
-            await ask(
-                transport, chance.choice(requests), chance.randrange(1, 6) if leaves else None
-            )
+            leaves = rng.random() < ABORTED_SHARE
+            await ask(transport, rng.choice(requests), rng.randrange(1, 6) if leaves else None)
             counts[leaves] += 1
 
-    async def look() -> None:
+    async def watch() -> None:
         while True:
             sizes.append((round(time.perf_counter() - start, 1), resident()))
-            await asyncio.sleep(min(_SOAK_PAUSE, seconds / 20))
+            await asyncio.sleep(min(MEMORY_SAMPLE_SECONDS, seconds / 20))
 
-    looking = asyncio.create_task(look())
+    watcher = asyncio.create_task(watch())
     async with asyncio.TaskGroup() as group:
         for number in range(users):
             group.create_task(user(number))
-    looking.cancel()
-    for _ in range(100):  # those that were left are freed behind the step that is being made
+    watcher.cancel()
+    for _ in range(100):  # the engine frees aborted requests after its current step
         if not llm.model.open_sequences:
             break
         await asyncio.sleep(0.1)

@@ -1,5 +1,6 @@
-"""A load bench as a picture: latency against cost as in Figures 6 and 7 of the SSSD paper,
-throughput, and random arrivals.
+"""Draw a load bench: latency against cost, throughput, and random arrivals.
+
+Latency against cost is shown as in figures 6 and 7 of the SSSD paper.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ _TITLE = 26  # characters per inch
 
 
 def write_png(result: ServingResult, path: str | Path) -> None:
-    """Draw the run into a PNG file: a column per context.
+    """Draw the run into a PNG file, with a column per context.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
     figures = result.figures()
-    contexts = list(dict.fromkeys(one.load.context for one in figures))
+    contexts = list(dict.fromkeys(row.load.context for row in figures))
     rows = [
         _draw_cost,
         _draw_throughput,
-        *([_draw_arrivals] if any(one.load.kind == "poisson" for one in figures) else []),
+        *([_draw_arrivals] if any(row.load.kind == "poisson" for row in figures) else []),
     ]
     width = max(2, len(contexts)) * _COLUMN
     figure = page(width, _FRAME + _ROW * len(rows))
@@ -34,29 +35,25 @@ def write_png(result: ServingResult, path: str | Path) -> None:
     for column, context in enumerate(contexts):
         for row, draw in enumerate(rows):
             for number, drafter in enumerate(result.config.drafters):
-                mine = [
-                    one for one in figures if (one.load.context, one.drafter) == (context, drafter)
+                shown = [
+                    row for row in figures if (row.load.context, row.drafter) == (context, drafter)
                 ]
                 colour = THEIRS if number == 0 else COLOURS[(number - 1) % len(COLOURS)]
-                draw(
-                    axes[row][column],
-                    context,
-                    mine,
-                    {"name": drafter, "color": colour, "marker": MARKERS[number % len(MARKERS)]},
-                )
-            axes[row][column].set_ylim(bottom=0)  # when all is drawn: it fixes the other end
+                style = {"name": drafter, "color": colour, "marker": MARKERS[number % len(MARKERS)]}
+                draw(axes[row][column], context, shown, style)
+            axes[row][column].set_ylim(bottom=0)  # after drawing, as it fixes the upper limit
             if row == 0:
                 axes[row][column].legend(frameon=False, fontsize=8, labelcolor=INK)
     save(figure, path, setting_parts(result), int(width * _TITLE / 2))
 
 
 def _draw_cost(axes: Any, context: str, figures: list[LoadFigures], style: dict[str, str]) -> None:
-    closed = [one for one in figures if one.load.kind == "closed"]
-    line(axes, [one.cost for one in closed], [one.latency for one in closed], **style)
-    for one in closed:
+    closed = [row for row in figures if row.load.kind == "closed"]
+    line(axes, [row.cost for row in closed], [row.latency for row in closed], **style)
+    for row in closed:
         axes.annotate(
-            f"{one.load.level:g}",
-            (one.cost, one.latency),
+            f"{row.load.level:g}",
+            (row.cost, row.latency),
             (4, 4),
             textcoords="offset points",
             fontsize=7,
@@ -75,11 +72,11 @@ def _draw_throughput(
     axes: Any, context: str, figures: list[LoadFigures], style: dict[str, str]
 ) -> None:
     closed = sorted(
-        (one for one in figures if one.load.kind == "closed"), key=lambda one: one.load.level
+        (row for row in figures if row.load.kind == "closed"), key=lambda row: row.load.level
     )
-    line(axes, [one.load.level for one in closed], [one.throughput for one in closed], **style)
+    line(axes, [row.load.level for row in closed], [row.throughput for row in closed], **style)
     axes.set_xscale("log", base=2)
-    axes.set_xticks([one.load.level for one in closed], [f"{one.load.level:g}" for one in closed])
+    axes.set_xticks([row.load.level for row in closed], [f"{row.load.level:g}" for row in closed])
     label(axes, "throughput", "users", "tokens/s", "both")
 
 
@@ -87,11 +84,11 @@ def _draw_arrivals(
     axes: Any, context: str, figures: list[LoadFigures], style: dict[str, str]
 ) -> None:
     random = sorted(
-        (one for one in figures if one.load.kind == "poisson"), key=lambda one: one.load.level
+        (row for row in figures if row.load.kind == "poisson"), key=lambda row: row.load.level
     )
-    places = [one.load.level for one in random]
-    line(axes, places, [one.end_p50 for one in random], **style)
-    line(axes, places, [one.end_p99 for one in random], **style, style="--")
+    levels = [row.load.level for row in random]
+    line(axes, levels, [row.end_p50 for row in random], **style)
+    line(axes, levels, [row.end_p99 for row in random], **style, style="--")
     label(
         axes,
         "random arrivals; dashed: p99",

@@ -1,4 +1,4 @@
-"""What the clients ask: recorded prompts, alone or behind a long text."""
+"""Build the clients' prompts: recorded prompts, alone or after a long text."""
 
 from __future__ import annotations
 
@@ -20,43 +20,47 @@ def prompts_of(
     room: int,
     drop: int = 0,
 ) -> list[tuple[str, list[int]]]:
-    """The name and token ids of every prompt in a context.
+    """Return the id and the token ids of every prompt in a context.
 
     Args:
-        room: most tokens of one. drop: tokens left out of a long text's front, so that other ones
-            begin otherwise.
+        context: Name of the context.
+        load: Lengths of the contexts.
+        prompts: The recorded prompts.
+        tokenizer: Tokenizer of the model.
+        room: Maximum tokens of a prompt.
+        drop: Prompts to skip at the beginning of the long text, so that texts begin differently.
     Raises:
-        CapacityError: the context leaves no room for them.
+        CapacityError: The model's context has no room for such prompts.
     """
     return [
-        (prompt.id, grown(prompts, place, load.tokens(context), tokenizer, room, drop))
-        for place, prompt in enumerate(prompts)
+        (prompt.id, grown(prompts, index, load.tokens(context), tokenizer, room, drop))
+        for index, prompt in enumerate(prompts)
     ]
 
 
 def grown(
     prompts: Sequence[Prompt],
-    place: int,
+    index: int,
     tokens: int | None,
     tokenizer: Any,
     room: int,
     drop: int = 0,
 ) -> list[int]:
-    """Token ids of a prompt, behind the texts of the others until there are `tokens` (None =
-    alone).
+    """Return the ids of a prompt after other prompts' texts, `tokens` in all.
+
+    `tokens=None` returns the prompt alone.
 
     Raises:
-        CapacityError: there is no room for so many.
+        CapacityError: `tokens` is more than `room`.
     """
     if tokens is None:
-        return shortened(encode(prompts[place], tokenizer), room)
+        return shortened(encode(prompts[index], tokenizer), room)
     if tokens > room:
         raise CapacityError(
-            f"bench: got prompts of {tokens} tokens, and the model's context leaves {room} for"
-            " one; expected less. Choose a"
-            " smaller medium, long, turn or intruders, or fewer new tokens."
+            f"bench: got prompts of {tokens} tokens, and the model's context leaves {room} for one."
+            " Choose a smaller medium, long, turn or intruders, or fewer new tokens."
         )
-    text, others = prompts[place].text, islice(cycle(prompts), place + 1 + drop, None)
-    while len(ids := encode(replace(prompts[place], text=text), tokenizer)) < tokens:
+    text, others = prompts[index].text, islice(cycle(prompts), index + 1 + drop, None)
+    while len(ids := encode(replace(prompts[index], text=text), tokenizer)) < tokens:
         text = f"{next(others).text}\n\n{text}"
     return shortened(ids, tokens)

@@ -1,4 +1,4 @@
-"""Reports of a load bench: a table on the console, Markdown, and JSON that can be read back."""
+"""Report a load bench as a table, as Markdown, and as JSON that can be read back."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ _MEASURES: dict[Column, str] = {
 _LEGEND = (
     "of plain: tokens/s over those of plain decoding under the same load. latency: users /"
     " (tokens/s), with the prompts' share."
-    " first: ms to the first piece of an answer; gap: ms between pieces; token: ms between tokens,"
-    " per answer on average; end:"
-    " seconds to the last piece. overhead: share of the engine's time that is neither forward nor"
-    " drafting. equal: answers that"
-    " say what plain decoding said."
+    " first: ms to the first chunk of an answer; gap: ms between chunks; token: mean ms between the"
+    " tokens of an answer; end: seconds to the last chunk. overhead: share of the engine's time"
+    " that"
+    " is neither forward nor drafting. equal: answers that equal plain decoding."
 )
 _NARROW = ("load", "drafter", "tokens/s", "of plain", "first p99", "gap p99", "end p99 s", "equal")
-_WIDE = 140  # characters; narrower consoles have the columns above alone
+_WIDE = 140  # characters; narrower consoles show the columns above only
 
 
 def print_table(result: ServingResult, console: Console | None = None) -> None:
-    """Show the figures. Default console: standard output."""
+    """Print the figures on a console, by default on standard output."""
     console = console or Console(highlight=False)
     console.print(escape("; ".join(setting_parts(result))), style="bold")
     table = figures_table(result)
@@ -51,10 +50,11 @@ def print_table(result: ServingResult, console: Console | None = None) -> None:
 
 
 def markdown(result: ServingResult, picture: str | None = None) -> str:
-    """Return the run as a Markdown section: setting, table, notes, the command that repeats it.
+    """Return the run as a Markdown section with settings, table, notes and command.
 
     Args:
-        picture: link to the drawing.
+        result: The run.
+        picture: Link to the drawing.
     """
     lines = [f"### {result.target} under load", "", f"{'; '.join(setting_parts(result))}.", ""]
     lines += [f"![Latency and cost under load]({picture})", ""] if picture else []
@@ -69,10 +69,10 @@ def markdown(result: ServingResult, picture: str | None = None) -> str:
 
 
 def write_json(result: ServingResult, path: str | Path) -> None:
-    """Write everything a run left; the file appears whole or not at all.
+    """Write the complete result as JSON, atomically.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: The file cannot be written.
     """
     write_document(
         path,
@@ -85,16 +85,16 @@ def write_json(result: ServingResult, path: str | Path) -> None:
 
 
 def read_json(path: str | Path) -> ServingResult:
-    """Read a result that `write_json` wrote.
+    """Read a result of `write_json`.
 
     Raises:
-        ConfigError: not such a file, one of another schema, or a damaged one.
+        ConfigError: The file does not exist, is damaged, or has another schema.
     """
     return read_document(path, KIND)
 
 
 def setting_parts(result: ServingResult) -> list[str]:
-    """Return what was run where, in short pieces."""
+    """Return phrases about the setting: model, transport, requests, hardware."""
     config = result.config
     way = "over HTTP" if config.load.transport == "http" else "asyncio calls"
     parts = [
@@ -114,12 +114,12 @@ def figures_table(result: ServingResult) -> Table:
     """Return the table of all drafters under all loads."""
     rows = [
         (
-            f"{one.load.context}, {one.load.name}",
-            one.drafter,
-            *(getattr(one, name) for name in _MEASURES.values()),
-            (one.equal, one.compared) if one.compared else None,
+            f"{row.load.context}, {row.load.name}",
+            row.drafter,
+            *(getattr(row, name) for name in _MEASURES.values()),
+            (row.equal, row.compared) if row.compared else None,
         )
-        for one in result.figures()
+        for row in result.figures()
     ]
     return Table.of(
         "",
@@ -134,55 +134,57 @@ def figures_table(result: ServingResult) -> Table:
 
 
 def notes(result: ServingResult) -> list[str]:
-    """Return what was measured besides, a sentence each."""
-    found = []
+    """Return a sentence for each further measurement."""
+    sentences = []
     if result.turn is not None:
-        one = result.turn
-        found.append(
-            f"Second turn of a chat, {one.before} tokens before it: first token after"
-            f" {_ms(one.reused, 0.5)} with the first"
-            f" turn's cache ({min(one.reused_tokens)} tokens of it), {_ms(one.afresh, 0.5)}"
-            f" without ({max(one.afresh_tokens)}):"
-            f" {one.ratio:.1f} times sooner (medians of {len(one.reused)})."
+        turn = result.turn
+        sentences.append(
+            f"Second turn of a chat after {turn.before} tokens: the first token comes after"
+            f" {_ms(turn.reused, 0.5)} with prefix reuse ({min(turn.reused_tokens)} cached tokens)"
+            " and"
+            f" after {_ms(turn.afresh, 0.5)} without ({max(turn.afresh_tokens)}), {turn.ratio:.1f}x"
+            f" (medians of {len(turn.reused)})."
         )
     if result.intrusion is not None:
         gaps = result.intrusion
-        found.append(
-            f"Gaps of a stream: 99th percentile {_ms(gaps.alone, 0.99)} alone,"
-            f" {_ms(gaps.beside, 0.99)} while prompts of"
-            f" {gaps.tokens} tokens arrive ({gaps.begun} of them are begun): {gaps.ratio:.1f}"
-            " times; longest"
-            f" {_ms(gaps.alone, 1)} and {_ms(gaps.beside, 1)}."
+        sentences.append(
+            f"Gaps of a stream: 99th percentile {_ms(gaps.alone, 0.99)} alone and"
+            f" {_ms(gaps.beside, 0.99)} while prompts of {gaps.tokens} tokens arrive ({gaps.begun}"
+            f" started), {gaps.ratio:.1f}x; longest {_ms(gaps.alone, 1)} and {_ms(gaps.beside, 1)}."
         )
     if result.soak is not None:
         soak = result.soak
         sizes = [size / 1e6 for _, size in soak.resident]
-        found.append(
+        sentences.append(
             f"Soak of {soak.resident[-1][0] / 60:.1f} minutes: {soak.answers} answers,"
-            f" {soak.aborted} left by their clients,"
-            f" {soak.left_open} held by the engine at the end; memory from {min(sizes):.0f} to"
-            f" {max(sizes):.0f} MB, last quarter"
-            f" over second {soak.growth:.3f}."
+            f" {soak.aborted}"
+            f" aborted by clients, {soak.left_open} open at the end. The memory is from"
+            f" {min(sizes):.0f} to {max(sizes):.0f} MB; last over second quarter:"
+            f" {soak.growth:.3f}."
         )
-    return [*found, *_repeating(result), *_differing(result.figures())]
+    return [*sentences, *_repeating(result), *_differing(result.figures())]
 
 
 def _repeating(result: ServingResult) -> list[str]:
-    """That a load was longer than the list of prompts, by which drafters that remember gain."""
+    """Return a note if prompts repeat, as drafters that cache answers gain from that."""
     most = max((len(cell.answers) for cell in result.cells), default=0)
-    prompts = max((len({one.prompt for one in cell.answers}) for cell in result.cells), default=0)
+    prompts = max(
+        (len({answer.prompt for answer in cell.answers}) for cell in result.cells), default=0
+    )
+    if most <= prompts:
+        return []
     return [
-        f"A load has up to {most} requests of {prompts} prompts: drafters that remember answers"
-        " gain by it."
-    ] * (most > prompts)
+        f"A load has up to {most} requests of {prompts} prompts, so drafters that cache answers"
+        " gain."
+    ]
 
 
 def _differing(figures: list[LoadFigures]) -> list[str]:
-    bad = [one for one in figures if one.equal < one.compared]
+    differing = [row for row in figures if row.equal < row.compared]
     return [
-        f"{one.load.context}, {one.load.name}, {one.drafter}: {one.compared - one.equal} answers"
+        f"{row.load.context}, {row.load.name}, {row.drafter}: {row.compared - row.equal} answers"
         " differ."
-        for one in bad
+        for row in differing
     ]
 
 

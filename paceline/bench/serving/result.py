@@ -1,4 +1,4 @@
-"""What a load bench leaves: every answer as its client saw it, and the figures drawn from them."""
+"""Hold the answers of a load bench as clients received them, and compute figures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from paceline.drafters import PLAIN
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """One answer. Times in seconds after the request.
+    """An answer with its times in seconds after the request.
 
     Attributes:
-        first: when its first piece came. last: when its last one came.
-        gaps: between pieces; a piece has as many tokens as the step that made it.
-        equal: it says what plain decoding said first to that prompt; None = that is this one.
+        prompt: Id of the prompt.
+        prompt_tokens, new_tokens: Numbers of tokens.
+        first: Arrival of the first chunk.
+        last: Arrival of the last chunk.
+        gaps: Times between chunks. A chunk has the tokens of one step.
+        equal: Whether it equals the first answer of plain decoding to the prompt. None for that
+            answer.
     """
 
     prompt: str
@@ -33,18 +37,21 @@ class TimedAnswer:
 
     @property
     def per_token(self) -> float:
-        """Seconds between tokens, on average: (last - first) / (tokens - 1)."""
+        """Return the mean seconds between tokens: (last - first) / (tokens - 1)."""
         return (self.last - self.first) / max(1, self.new_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """How much there was to do at a time.
+    """The load of one measurement.
 
     Attributes:
-        kind: closed: `level` users, who ask again when they have their answer. poisson: requests at
-            random times, `level` times as many as the server answers without speculation.
-        rate: requests per second of the latter; 0 = closed.
+        context: Name of the prompts' context.
+        kind: "closed": `level` users, who send the next request when they have an answer.
+            "poisson": random arrivals, `level` times as many as the server answers without
+            speculation.
+        level: Number of users, or share of the capacity.
+        rate: Requests per second for "poisson"; 0 for "closed".
     """
 
     context: str
@@ -54,7 +61,7 @@ class LoadLevel:
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Return the name of the load in reports."""
         return (
             f"{self.level:g} user{'s' if self.level > 1 else ''}"
             if self.kind == "closed"
@@ -64,12 +71,16 @@ class LoadLevel:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One load under one drafter.
+    """A load with one drafter.
 
     Attributes:
-        seconds: from the first request to the last token. cpu_seconds: of this process, clients and
-            server included.
-        timing: where the engine's time went; None where that is not known (on an accelerator).
+        load: The load.
+        drafter: Spec of the drafter.
+        repeat: Index of the pass.
+        seconds: Time from the first request to the last token.
+        cpu_seconds: Processor time of this process, with clients and server.
+        timing: Times of the engine; None if unknown (on an accelerator).
+        answers: The answers.
     """
 
     load: LoadLevel
@@ -83,19 +94,26 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """One drafter under one load, all repeats together. Times in milliseconds, except `end_*`, in
-    seconds.
+    """The figures of one drafter under one load, over all repeats.
+
+    Times are in milliseconds, except `end_*`, in seconds.
 
     Attributes:
-        throughput: new tokens per second. speedup: that over plain decoding's.
-        cost: milliseconds of the machine per token, 1000 / throughput. latency: users times that,
-            as the paper has it (section 4.4: batch size / throughput), prefill included; None
-            without a number of users.
-        first_*: to the first piece of an answer. gap_*: between pieces. token_*: per answer,
-            between tokens on average.
-        end_*: to the last piece.
-        overhead: share of the engine's steps that is neither forward nor drafting.
-        equal, compared: answers that say what plain decoding says.
+        load: The load.
+        drafter: Spec of the drafter.
+        answers: Number of answers.
+        throughput: New tokens per second.
+        speedup: Ratio to the throughput of plain decoding.
+        cost: Milliseconds of the machine per token, 1000 / throughput.
+        latency: Users times `cost`, prefill included. None for random arrivals.
+        first_p50: Median time to the first chunk of an answer.
+        first_p99: 99th percentile of the same time.
+        gap_p50, gap_p99: Time between chunks.
+        token_p50, token_p99: Mean time between the tokens of an answer.
+        end_p50, end_p99: Time to the last chunk.
+        overhead: Share of the engine's steps that is neither forward nor drafting.
+        equal: Answers that equal plain decoding.
+        compared: Answers compared.
     """
 
     load: LoadLevel
@@ -120,12 +138,15 @@ class LoadFigures:
 
 @dataclass(frozen=True, slots=True)
 class SecondTurn:
-    """Seconds to the first token of a chat's second turn, with the first turn's cache and without.
+    """Times to the first token of a chat's second turn, with and without prefix reuse.
+
+    The fields without prefix reuse are called `afresh`. The fields with tokens hold the number of
+    prompt tokens in the cache.
 
     Attributes:
-        before: tokens before the turn's own text.
-        reused, afresh: seconds; reused_tokens, afresh_tokens: how many tokens of the prompt were in
-            the cache.
+        before: Tokens before the text of the turn.
+        reused: Seconds with the cache of the first turn.
+        reused_tokens: Cached prompt tokens.
     """
 
     before: int
@@ -136,14 +157,20 @@ class SecondTurn:
 
     @property
     def ratio(self) -> float:
-        """How many times sooner it is there, by the medians."""
+        """Return the ratio of the medians, without over with prefix reuse."""
         return percentile(self.afresh, 0.5) / percentile(self.reused, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Intrusion:
-    """Gaps of a running stream in seconds, alone and while prompts of `tokens` arrive, of which
-    `begun` got a place.
+    """Gaps of a running stream in seconds, alone and while long prompts arrive.
+
+    The gaps while prompts arrive are called `beside`.
+
+    Attributes:
+        tokens: Tokens of an arriving prompt.
+        begun: Arriving prompts that the engine started.
+        alone: Gaps without arriving prompts.
     """
 
     tokens: int
@@ -153,18 +180,19 @@ class Intrusion:
 
     @property
     def ratio(self) -> float:
-        """The 99th percentile of the latter over that of the former."""
+        """Return the ratio of the 99th percentiles, with over without arriving prompts."""
         return percentile(self.beside, 0.99) / percentile(self.alone, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """A long mixed load.
+    """The result of a long mixed load.
 
     Attributes:
-        resident: (seconds since the beginning, bytes of memory of this process), in order.
-        answers, aborted: how many ended, and how many were left by their clients.
-        left_open: sequences the engine still held at the end.
+        resident: Pairs of seconds since the start and memory of the process in bytes, in order.
+        answers: Answers that ended.
+        aborted: Answers that their clients aborted.
+        left_open: Requests that the engine still held at the end.
     """
 
     resident: tuple[tuple[float, int], ...]
@@ -174,8 +202,9 @@ class Soak:
 
     @property
     def growth(self) -> float:
-        """Memory of the last quarter over that of the second, on average: the first one fills
-        caches.
+        """Return the mean memory of the last quarter over that of the second quarter.
+
+        The first quarter is not counted, as it fills caches.
         """
         bytes_ = [size for _, size in self.resident]
         quarter = max(1, len(bytes_) // 4)
@@ -184,8 +213,18 @@ class Soak:
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:
-    """A finished, or interrupted, run. `target`: name of the model; `dtype`: of it; `invariant`:
-    see `LLM.invariance`.
+    """A finished or interrupted run.
+
+    Attributes:
+        config: Its configuration.
+        environment: The machine and the versions.
+        complete: Whether it was not interrupted.
+        target: Name of the model.
+        dtype: Data type of the model.
+        invariant: Whether batch invariance was guaranteed (`LLM.invariance`).
+        cells: All loads with all drafters.
+        turn, intrusion, soak: Further measurements; None if not configured.
+        invariance: Reason for `invariant`; empty in files of earlier versions.
     """
 
     config: ServingConfig
@@ -198,15 +237,15 @@ class ServingResult:
     turn: SecondTurn | None = None
     intrusion: Intrusion | None = None
     soak: Soak | None = None
-    invariance: str = ""  # why `invariant` or why not; files of earlier versions do not say
+    invariance: str = ""
 
     @property
     def loads(self) -> list[LoadLevel]:
-        """The loads, as they came."""
+        """Return the loads in their order."""
         return list(dict.fromkeys(cell.load for cell in self.cells))
 
     def figures(self) -> list[LoadFigures]:
-        """Every drafter under every load."""
+        """Return the figures of every drafter under every load."""
         return [
             self._figures(load, drafter)
             for load in self.loads
@@ -215,15 +254,15 @@ class ServingResult:
         ]
 
     def _figures(self, load: LoadLevel, drafter: str) -> LoadFigures:
-        mine = [cell for cell in self.cells if (cell.load, cell.drafter) == (load, drafter)]
+        cells = [cell for cell in self.cells if (cell.load, cell.drafter) == (load, drafter)]
         plain = [cell for cell in self.cells if (cell.load, cell.drafter) == (load, PLAIN)]
-        answers = [answer for cell in mine for answer in cell.answers]
-        timing = sum((cell.timing for cell in mine if cell.timing is not None), Timing())
-        rate = throughput(mine)
+        answers = [answer for cell in cells for answer in cell.answers]
+        timing = sum((cell.timing for cell in cells if cell.timing is not None), Timing())
+        rate = throughput(cells)
         firsts, ends, each = (
-            [pick(one) for one in answers] for pick in (_first, _last, _per_token)
+            [select(answer) for answer in answers] for select in (_first, _last, _per_token)
         )
-        gaps = [gap for one in answers for gap in one.gaps] or [0.0]
+        gaps = [gap for answer in answers for gap in answer.gaps] or [0.0]
         return LoadFigures(
             load=load,
             drafter=drafter,
@@ -241,21 +280,21 @@ class ServingResult:
             end_p50=percentile(ends, 0.5),
             end_p99=percentile(ends, 0.99),
             overhead=timing.overhead_share if timing.step > 0 else None,
-            equal=sum(one.equal is True for one in answers),
-            compared=sum(one.equal is not None for one in answers),
+            equal=sum(answer.equal is True for answer in answers),
+            compared=sum(answer.equal is not None for answer in answers),
         )
 
 
 def throughput(cells: Iterable[Cell]) -> float:
-    """New tokens per second over cells, which ran one after the other."""
-    kept = list(cells)
-    return sum(one.new_tokens for cell in kept for one in cell.answers) / sum(
-        cell.seconds for cell in kept
+    """Return the new tokens per second over cells, which ran one after the other."""
+    measured = list(cells)
+    return sum(answer.new_tokens for cell in measured for answer in cell.answers) / sum(
+        cell.seconds for cell in measured
     )
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of the values that so large a share does not exceed (nearest rank)."""
+    """Return the percentile of the values by nearest rank."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 

@@ -1,6 +1,4 @@
-"""The load bench: every load goes through every drafter in turn, on one engine, and answers are
-compared.
-"""
+"""Run every load with every drafter on one engine, and compare the answers."""
 
 from __future__ import annotations
 
@@ -20,6 +18,7 @@ from paceline import demo
 from paceline.bench.environment import load_average, look_around, peak_memory
 from paceline.bench.models import torch_threads
 from paceline.bench.serving.clients import Reply, ask, closed_loop, open_loop, poisson, waited
+from paceline.bench.serving.measure_settings import ARRIVAL_SEED, MIN_PROMPT_TOKENS, WARMUP_TOKENS
 from paceline.bench.serving.measures import intrusion, second_turn, soak
 from paceline.bench.serving.prompts import prompts_of
 from paceline.bench.serving.result import Cell, LoadLevel, ServingResult, TimedAnswer
@@ -32,24 +31,20 @@ from paceline.llm import LLM
 from paceline.report.prompts import Prompt, load_prompts
 from paceline.util.config import parse_spec
 
-_WARMUP_TOKENS = 8
-_LEAST_ROOM = 16  # context tokens for a prompt
-_SEED = 0
-
 
 def run_serving(
     config: ServingConfig, *, prompts: Sequence[Prompt] | None = None, progress: bool = True
 ) -> ServingResult:
-    """Run a load bench. Ctrl-C ends it early: the loads that every drafter has answered by then are
-    kept.
+    """Run a load bench. Ctrl-C ends it, and keeps the loads that are complete.
 
     Args:
-        prompts: to be asked in place of those `config` names.
-        progress: show progress on standard error, updated between loads only.
+        config: Loads, drafters, prompts and model.
+        prompts: Prompts to use instead of those that `config` names.
+        progress: Show progress on standard error; it is only updated between loads.
     Raises:
-        ConfigError, CapacityError, UnsupportedModelError: something cannot be run; nothing has been
+        ConfigError, CapacityError, UnsupportedModelError: Something cannot be run. Nothing has been
             timed then.
-        PacelineError: the server refused a request.
+        PacelineError: The server refused a request.
     """
     with torch_threads(config.models.threads):
         return _Bench(config, prompts, progress).run()
@@ -63,28 +58,26 @@ class _Bench:
         selection = config.selection
         self._prompts = prompts or load_prompts(selection.prompts, selection.limit, selection.every)
         self._users = max(config.load.user_counts)
-        places = (
-            max(self._users, 2) if config.load.intruders else self._users
-        )  # else they would wait for the stream's end
-        self._llm, self._make = _engine(config, places)
+        # With a single slot, arriving prompts would wait for the end of the stream.
+        max_batch = max(self._users, 2) if config.load.intruders else self._users
+        self._llm, self._make = _engine(config, max_batch)
         self._room = self._llm.max_length - config.max_new_tokens
-        if self._room < _LEAST_ROOM:
+        if self._room < MIN_PROMPT_TOKENS:
             raise CapacityError(
                 f"bench: got max_new_tokens {config.max_new_tokens} and a context of"
-                f" {self._llm.max_length} tokens; expected room"
-                f" for prompts of {_LEAST_ROOM}. Reduce max_new_tokens."
+                f" {self._llm.max_length} tokens; expected room for prompts of {MIN_PROMPT_TOKENS}."
+                " Reduce max_new_tokens."
             )
-        self._asked = {
+        self._encoded_prompts = {
             name: prompts_of(name, config.load, self._prompts, self._llm.tokenizer, self._room)
             for name in config.load.context_names
         }
         self._cells: list[Cell] = []
-        self._said: dict[
-            tuple[str, str], Reply
-        ] = {}  # what plain decoding answered first, by context and prompt
+        # First answer of plain decoding by context and prompt.
+        self._plain_replies: dict[tuple[str, str], Reply] = {}
 
     def run(self) -> ServingResult:
-        """All that is asked for."""
+        """Run all loads and further measurements."""
         config, llm = self._config, self._llm
         gc.collect()
         environment = look_around(llm.model.device)
@@ -109,29 +102,29 @@ class _Bench:
         )
 
     def _measures(self, transport: Transport) -> dict[str, Callable[[], Any]]:
-        """What is measured besides, as far as it is asked for."""
+        """Return the further measurements that are configured."""
         load, length = self._config.load, self._config.max_new_tokens
-        found: dict[str, Callable[[], Any]] = {}
+        measures: dict[str, Callable[[], Any]] = {}
         if load.turn:
-            found["turn"] = partial(second_turn, self._config, self._prompts, self._llm)
+            measures["turn"] = partial(second_turn, self._config, self._prompts, self._llm)
         if load.intruders:
-            found["intrusion"] = partial(
+            measures["intrusion"] = partial(
                 intrusion, transport, self._config, self._prompts, self._llm
             )
         if load.soak:
             requests = [
                 ClientRequest(name, ids, length, drafter)
-                for asked in self._asked.values()
-                for name, ids in asked
+                for prompts in self._encoded_prompts.values()
+                for name, ids in prompts
                 for drafter in self._config.drafters
             ]
-            found["soak"] = partial(soak, transport, requests, self._users, load.soak, self._llm)
-        return found
+            measures["soak"] = partial(soak, transport, requests, self._users, load.soak, self._llm)
+        return measures
 
     def _all(self, transport: Transport) -> bool:
-        """Whether the loads came to their end."""
+        """Run all loads; return False if interrupted."""
         load, steps = self._config.load, self._config.repeats * len(self._config.drafters)
-        total = steps * len(self._asked) * (len(load.user_counts) + len(load.shares))
+        total = steps * len(self._encoded_prompts) * (len(load.user_counts) + len(load.shares))
         with Progress(
             console=Console(stderr=True),
             auto_refresh=False,
@@ -145,7 +138,7 @@ class _Bench:
 
             try:
                 self._warm_up(transport)
-                for context in self._asked:
+                for context in self._encoded_prompts:
                     for users in load.user_counts:
                         self._round(
                             transport, LoadLevel(context, "closed", users), load.count(users), show
@@ -163,15 +156,15 @@ class _Bench:
         return True
 
     def _warm_up(self, transport: Transport) -> None:
-        name, ids = next(iter(self._asked.values()))[0]
+        name, ids = next(iter(self._encoded_prompts.values()))[0]
         for drafter in self._config.drafters:
             self._llm.change_drafter(self._make(drafter))
-            waited(ask(transport, ClientRequest(name, ids, _WARMUP_TOKENS, None)))
+            waited(ask(transport, ClientRequest(name, ids, WARMUP_TOKENS, None)))
 
     def _round(
         self, transport: Transport, load: LoadLevel, count: int, show: Callable[[str], None]
     ) -> None:
-        """One load under every drafter, repeated; the drafters take turns at being the first."""
+        """Run one load with every drafter, repeatedly; the drafters' order rotates."""
         done: list[tuple[Cell, list[Reply]]] = []
         drafters = self._config.drafters
         for repeat in range(self._config.repeats):
@@ -181,7 +174,7 @@ class _Bench:
                 done.append(self._cell(transport, load, drafter, repeat, count))
         for cell, replies in done:
             for reply in replies if cell.drafter == PLAIN else ():
-                self._said.setdefault((load.context, reply.request.prompt), reply)
+                self._plain_replies.setdefault((load.context, reply.request.prompt), reply)
         self._cells += [
             dataclasses.replace(cell, answers=tuple(self._answer(load, reply) for reply in replies))
             for cell, replies in done
@@ -190,16 +183,16 @@ class _Bench:
     def _cell(
         self, transport: Transport, load: LoadLevel, drafter: str, repeat: int, count: int
     ) -> tuple[Cell, list[Reply]]:
-        asked = self._asked[load.context]
+        prompts = self._encoded_prompts[load.context]
         requests = [
-            ClientRequest(*asked[place % len(asked)], self._config.max_new_tokens, None)
-            for place in range(count)
+            ClientRequest(*prompts[index % len(prompts)], self._config.max_new_tokens, None)
+            for index in range(count)
         ]
         if load.kind == "closed":
             work = closed_loop(transport, requests, int(load.level))
         else:
-            work = open_loop(transport, requests, poisson(load.rate, count, _SEED + repeat))
-        self._llm.change_drafter(self._make(drafter))  # a new one: it knows none of the answers
+            work = open_loop(transport, requests, poisson(load.rate, count, ARRIVAL_SEED + repeat))
+        self._llm.change_drafter(self._make(drafter))  # a new drafter has seen none of the answers
         gc.collect()
         before, cpu, start = self._llm.timing, time.process_time(), time.perf_counter()
         replies = waited(work)
@@ -211,7 +204,7 @@ class _Bench:
 
     def _answer(self, load: LoadLevel, reply: Reply) -> TimedAnswer:
         request, times = reply.request, reply.times
-        said = self._said[load.context, request.prompt]
+        plain_reply = self._plain_replies[load.context, request.prompt]
         gaps = tuple(round(after - before, 6) for before, after in itertools.pairwise(times))
         return TimedAnswer(
             request.prompt,
@@ -220,13 +213,11 @@ class _Bench:
             times[0] - reply.began,
             times[-1] - reply.began,
             gaps,
-            None if said is reply else said.content == reply.content,
+            None if plain_reply is reply else plain_reply.content == reply.content,
         )
 
     def _capacity(self, context: str) -> float:
-        """Requests per second that the engine answers without speculation, at the number of
-        users where it answers most.
-        """
+        """Return the maximum requests per second of plain decoding in closed loops."""
         plain = [
             cell for cell in self._cells if cell.drafter == PLAIN and cell.load.context == context
         ]
@@ -234,21 +225,23 @@ class _Bench:
 
 
 def _engine(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
-    """The engine of all loads, and what makes its drafters."""
-    asked = config.models
-    wanted = demo.draft_name(asked.model, asked.draft_model)
-    found = [entry(parse_spec(spec)[0]) for spec in config.drafters]
-    named = asked.draft_model is not None
-    takes = any(one.needs_draft_model or (named and one.takes_draft_model) for one in found)
-    draft = demo.draft_of(wanted) if takes and wanted is not None else None
+    """Return the engine of all loads, and a factory of its drafters."""
+    options = config.models
+    draft_name = demo.draft_name(options.model, options.draft_model)
+    entries = [entry(parse_spec(spec)[0]) for spec in config.drafters]
+    named = options.draft_model is not None
+    takes = any(
+        drafter.needs_draft_model or (named and drafter.takes_draft_model) for drafter in entries
+    )
+    draft = demo.draft_of(draft_name) if takes and draft_name is not None else None
     llm = LLM(
-        demo.target_of(asked.model),
+        demo.target_of(options.model),
         PLAIN,
         draft,
-        dtype=asked.dtype,
-        device=asked.device,
+        dtype=options.dtype,
+        device=options.device,
         max_batch=users,
         max_nodes=config.max_nodes,
-        batch_invariant=asked.invariance,
+        batch_invariant=options.invariance,
     )
-    return llm, Maker(draft, asked.dtype, str(llm.model.device))
+    return llm, Maker(draft, options.dtype, str(llm.model.device))

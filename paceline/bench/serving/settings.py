@@ -1,6 +1,4 @@
-"""What a load bench does: a frozen dataclass, checked when it is made, and the command line that
-repeats it.
-"""
+"""Settings of a load bench, and the command line that repeats it."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from paceline.util.options import ModelOptions, PromptOptions, flat
 
 CONTEXTS = ("short", "medium", "long")
 Transport = Literal["http", "direct"]
-_LEAST_REQUESTS = 8  # of a load, where nothing is said
+_MIN_REQUESTS = 8  # of a load, by default
 
 
 def _words(text: str) -> list[str]:
@@ -32,28 +30,27 @@ def _number(name: str, word: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How much a server has to do.
+    """The loads of a server.
 
     Attributes:
-        users: how many at a time, each of whom asks again when it has its answer; separated by
-            commas.
-        rates: requests that come at random, as shares of what the server answers without
-            speculation; separated by commas.
-        contexts: out of short (a prompt alone), medium and long (text before it); separated by
-            commas.
-        medium: tokens of a medium prompt.
-        long: tokens of a long prompt.
-        requests: of a load; 0 = two per user, at least 8.
-        transport: http: a server on a port of its own in this process; direct: the engine's own
-            asyncio calls.
-        turn: tokens before the second turn of a chat, whose first token is timed with and without
-            prefix reuse; 0 = leave out.
-        intruders: tokens of prompts that arrive while an answer is streamed, whose gaps are timed;
-            0 = leave out.
-        soak: minutes of mixed load with aborted answers, whose memory is recorded; 0 = leave out.
+        users: Numbers of users, separated by commas. A user sends the next request when it has an
+            answer.
+        rates: Rates of random arrivals, as shares of what the server answers without speculation;
+            separated by commas.
+        contexts: Contexts of the prompts, separated by commas: short (a prompt alone), medium and
+            long (a prompt after other text).
+        medium: Tokens of a medium prompt.
+        long: Tokens of a long prompt.
+        requests: Requests of a load; 0 sends two per user, at least 8.
+        transport: "http" starts a server in this process; "direct" uses the engine's asyncio calls.
+        turn: Tokens before the second turn of a chat. The time to its first token is measured with
+            and without prefix reuse; 0 skips this.
+        intruders: Tokens of the prompts that arrive during a stream. The gaps of the stream are
+            measured; 0 skips this.
+        soak: Minutes of mixed load with aborted answers. The memory is recorded; 0 skips this.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: A value is out of range.
     """
 
     users: str = "1,8,32"
@@ -88,43 +85,44 @@ class LoadOptions:
 
     @property
     def user_counts(self) -> list[int]:
-        """The numbers of users, as they came."""
+        """Return the numbers of users in their order."""
         return [int(_number("users", word)) for word in _words(self.users)] or [0]
 
     @property
     def shares(self) -> list[float]:
-        """The rates, as shares of the capacity."""
+        """Return the rates as shares of the capacity."""
         return [_number("rates", word) for word in _words(self.rates)]
 
     @property
     def context_names(self) -> list[str]:
-        """The contexts, as they came."""
+        """Return the contexts in their order."""
         return _words(self.contexts)
 
     def count(self, users: int) -> int:
-        """Requests of a load of so many users."""
-        return self.requests or max(_LEAST_REQUESTS, 2 * users)
+        """Return the number of requests of a load."""
+        return self.requests or max(_MIN_REQUESTS, 2 * users)
 
     def tokens(self, context: str) -> int | None:
-        """Tokens of prompts of that context; None = as long as they are."""
+        """Return the tokens of a context's prompts; None keeps the prompts as they are."""
         return {"short": None, "medium": self.medium, "long": self.long}[context]
 
 
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """One run of the load bench.
+    """Configuration of one run of the load bench.
 
     Attributes:
-        models: the models; "demo" brings its draft along.
-        selection: the prompts, see `load_prompts`.
-        drafters: specs, each of which answers every load; plain decoding is always the first.
-        load: how much there is to do.
-        max_new_tokens: longest answer; all are greedy.
-        max_nodes: most draft nodes verified per request and step.
-        repeats: passes over every load.
+        models: The models; "demo" includes its draft model.
+        selection: The prompts, see `load_prompts`.
+        drafters: Drafter specs, each of which answers every load. Plain decoding is always the
+            first.
+        load: The loads.
+        max_new_tokens: Maximum tokens of an answer; all answers are greedy.
+        max_nodes: Maximum draft nodes verified per request and step.
+        repeats: Passes over every load.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: A value is out of range.
     """
 
     models: ModelOptions = ModelOptions()
@@ -136,8 +134,8 @@ class ServingConfig:
     repeats: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 2), ("max_nodes", 1), ("repeats", 1)):
-            require_range("bench", name, getattr(self, name), least)
+        for name, minimum in (("max_new_tokens", 2), ("max_nodes", 1), ("repeats", 1)):
+            require_range("bench", name, getattr(self, name), minimum)
         for spec in self.drafters:
             entry(parse_spec(spec)[0])
         object.__setattr__(
@@ -149,8 +147,6 @@ class ServingConfig:
             )
 
     def command(self) -> str:
-        """Return the `paceline bench` command line of this run; options at their defaults are
-        left out.
-        """
+        """Return the `paceline bench` command line of this run, without default options."""
         words = command_words(flat(self), flat(ServingConfig()), always=("model", "drafters"))
         return shlex.join(["paceline", "bench", "--serve", *words])

@@ -1,5 +1,6 @@
-"""Two ways to the same engine: its own asyncio calls, and HTTP to a server in a thread of this
-process.
+"""Send requests to one engine, through asyncio calls or over HTTP.
+
+The HTTP server runs in a thread of this process.
 """
 
 from __future__ import annotations
@@ -19,26 +20,35 @@ from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.util.sockets import listen
 
-_SECONDS = 60.0  # a server that has not come up or gone down by then never will
+_SERVER_TIMEOUT = 60.0  # seconds to wait for the server to stop
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """What a client asks. `length`: most tokens of the answer, all of them if `whole`.
-    `drafter`: None = the engine's own.
+    """A request of a client.
+
+    Attributes:
+        prompt: Id of the prompt.
+        token_ids: Token ids of the prompt.
+        length: Maximum tokens of the answer.
+        drafter: Spec of the drafter; None uses the engine's.
+        ignore_eos: Ignore end-of-sequence tokens, so that the answer has `length` tokens.
     """
 
     prompt: str
     token_ids: list[int]
     length: int
     drafter: str | None
-    whole: bool = False
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a client gets at a time. `content` makes up the answer, to be compared; None where
-    only the count came.
+    """A chunk of an answer.
+
+    Attributes:
+        content: Its tokens or its text, to be compared; None if it only has the count.
+        tokens: Number of tokens.
     """
 
     content: tuple[int, ...] | str | None
@@ -46,22 +56,22 @@ class Piece:
 
 
 class Transport(Protocol):
-    """A way to ask."""
+    """A way to send requests to the engine."""
 
     def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
-        """The answer, as it comes; closing it ends the request."""
+        """Yield the chunks of an answer; closing the generator aborts the request."""
 
 
 class Direct:
-    """`LLM.astream`."""
+    """Sends requests with `LLM.astream`."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
 
     async def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
-        """The steps of the engine."""
+        """Yield a chunk per step of the engine."""
         params = SamplingParams(
-            request.length, ignore_eos=request.whole, speculation=request.drafter
+            request.length, ignore_eos=request.ignore_eos, speculation=request.drafter
         )
         async with aclosing(self._llm.astream(request.token_ids, params)) as chunks:
             async for chunk in chunks:
@@ -69,32 +79,32 @@ class Direct:
 
 
 class Http:
-    """POST /v1/completions, streamed."""
+    """Sends requests with POST /v1/completions, streamed."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
     async def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
-        """The events of the stream; the count of tokens comes with the last one.
+        """Yield a chunk per event of the stream; the last one has the token count.
 
         Raises:
-            PacelineError: the server refused the request, or ended it.
+            PacelineError: The server refused or ended the request.
         """
         body = {
             "prompt": request.token_ids,
             "max_tokens": request.length,
             "temperature": 0,
-            "ignore_eos": request.whole,
+            "ignore_eos": request.ignore_eos,
             "stream": True,
             "stream_options": {"include_usage": True},
             "speculation": False
             if request.drafter == PLAIN
-            else request.drafter,  # null: the engine's own
+            else request.drafter,  # null uses the engine's drafter
         }
         async with self._posted(json.dumps(body).encode()) as reader:
             while line := await reader.readline():
                 if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-                    continue  # lengths of the chunks, and empty lines
+                    continue  # chunk lengths and empty lines
                 event = json.loads(line.removeprefix(b"data: "))
                 if "error" in event:
                     raise PacelineError(f"bench: the server ended a request: {event['error']}")
@@ -116,9 +126,9 @@ class Http:
             while (await reader.readline()).strip():
                 pass
             if status.split()[1:2] != [b"200"]:
-                told = (await reader.read()).decode(errors="replace")
+                reason = (await reader.read()).decode(errors="replace")
                 raise PacelineError(
-                    f"bench: the server refused a request: {status.decode().strip()} {told[:300]}"
+                    f"bench: the server refused a request: {status.decode().strip()} {reason[:300]}"
                 )
             yield reader
         finally:
@@ -126,25 +136,25 @@ class Http:
 
 
 @contextmanager
-def transport_to(llm: LLM, config: ServingConfig, most_users: int) -> Iterator[Transport]:
-    """The way of asking that `config` names, open as long as the block lasts."""
+def transport_to(llm: LLM, config: ServingConfig, max_users: int) -> Iterator[Transport]:
+    """Open the transport that `config` names, for the duration of the block."""
     if config.load.transport == "direct":
         yield Direct(llm)
         return
-    with _server(llm, config, most_users) as port:
+    with _server(llm, config, max_users) as port:
         yield Http(port)
 
 
 @contextmanager
-def _server(llm: LLM, config: ServingConfig, most_users: int) -> Iterator[int]:
-    """A server over `llm`; gives its port."""
+def _server(llm: LLM, config: ServingConfig, max_users: int) -> Iterator[int]:
+    """Run a server of `llm`; yield its port."""
     import uvicorn
 
     from paceline.serve import Settings, create_app
 
     settings = Settings(
         served_name=(config.models.model,),
-        max_batch=most_users,
+        max_batch=max_users,
         allow_drafter=config.drafters[1:],
         ignore_generation_config=True,
     )
@@ -158,5 +168,5 @@ def _server(llm: LLM, config: ServingConfig, most_users: int) -> Iterator[int]:
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(_SECONDS)
+        thread.join(_SERVER_TIMEOUT)
         listener.close()

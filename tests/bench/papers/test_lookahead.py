@@ -1,4 +1,4 @@
-"""Papers measured again: the scaling law, its fit, and a whole paper on tiny models."""
+"""Test the lookahead paper: the scaling law, its fit, and a run on tiny models."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ from paceline.bench import (
     run_paper,
     write_paper_json,
 )
+from paceline.bench.papers.lookahead.paper_settings import (
+    DRAFT,
+    NGRAMS,
+    PAPER_LAW,
+    WINDOWS,
+    spec_of,
+)
 from paceline.bench.papers.lookahead.result import LookaheadResult
 from paceline.bench.papers.lookahead.run import spec_nodes
 from paceline.bench.papers.lookahead.scaling_law import (
@@ -32,14 +39,7 @@ from paceline.bench.papers.lookahead.scaling_law import (
     expected_tokens,
     fit,
 )
-from paceline.bench.papers.lookahead.tables import (
-    DRAFT,
-    NGRAMS,
-    PAPER_LAW,
-    WINDOWS,
-    points,
-    spec_of,
-)
+from paceline.bench.papers.lookahead.tables import points
 from paceline.cli.main import main
 from paceline.errors import ConfigError
 from tests.support.models import byte_tokenizer
@@ -61,7 +61,7 @@ def test_limits_of_the_law() -> None:
     assert expected_tokens(1.0, 4, 10) == 5.0
     assert expected_tokens(0.4, 4, 1e9) == pytest.approx(
         5.0
-    )  # every guess there is: one of them is right
+    )  # with every possible draft, one is right
     assert ScalingLaw(0.4, 1.0).compression(5, 3) == pytest.approx(expected_tokens(0.4, 4, 3))
     assert ScalingLaw(0.4, 1e12).compression(5, 3) == pytest.approx(1.0)
     assert PAPER_LAW.compression(5, 15) == pytest.approx(
@@ -78,19 +78,19 @@ def test_the_fit_finds_the_law_again(law: ScalingLaw) -> None:
         for ngram in NGRAMS
         for window in WINDOWS
     ]
-    found = fit(exact)
-    assert found is not None
-    assert [found.alpha, found.f] == pytest.approx([law.alpha, law.f], rel=1e-5)
-    assert found.residual(exact) < 1e-8
+    law_fit = fit(exact)
+    assert law_fit is not None
+    assert [law_fit.alpha, law_fit.f] == pytest.approx([law.alpha, law.f], rel=1e-5)
+    assert law_fit.residual(exact) < 1e-8
     rng = random.Random(0)
     noisy = [
         dataclasses.replace(point, compression=point.compression + rng.gauss(0, 0.02))
         for point in exact
     ]
-    found = fit(noisy)
-    assert found is not None
-    assert found.residual(noisy) == pytest.approx(0.02, rel=0.5)
-    assert found.residual(noisy) <= law.residual(noisy), "least squares"
+    law_fit = fit(noisy)
+    assert law_fit is not None
+    assert law_fit.residual(noisy) == pytest.approx(0.02, rel=0.5)
+    assert law_fit.residual(noisy) <= law.residual(noisy), "least squares"
 
 
 def test_points_that_tell_nothing_are_not_fitted() -> None:
@@ -192,7 +192,7 @@ def shown(result: PaperResult) -> str:
 def test_a_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     result = measure(pair, tmp_path)
     assert result.complete
-    assert all(one.equal == one.compared for part in result.parts for one in part.figures)
+    assert all(row.equal == row.compared for part in result.parts for row in part.figures)
     for published in (True, False):
         assert len(points(result, published)) == len(NGRAMS) * len(WINDOWS)
         assert all(point.compression >= 1 for point in points(result, published))
@@ -212,7 +212,7 @@ def test_a_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     for text in (shown(result), paper_markdown(result)):
         assert "8 (5, 15, 15)" in text
         assert "it is not part of paceline" in text
-        assert "none was given" not in text
+        assert "row of the draft model is empty" not in text
     assert "| 9 (5, 15, 15) + prompt |" in paper_markdown(result)
     assert result.config.command() in paper_markdown(result)
     draw_paper(result, tmp_path / "paper.png")
@@ -223,8 +223,8 @@ def test_without_a_draft_model_its_row_is_empty(pair: Pair, tmp_path: Path) -> N
     result = measure(pair, tmp_path, draft=False, limit=4, max_new_tokens=4, max_seconds=1e-6)
     assert result.tables is not None
     assert result.tables.method(DRAFT) is None
-    assert "none was given" in shown(result)
-    assert [one.answers for part in result.parts for one in part.figures] == [1] * sum(
+    assert "row of the draft model is empty" in shown(result)
+    assert [row.answers for part in result.parts for row in part.figures] == [1] * sum(
         len(p.figures) for p in result.parts
     )
 
@@ -248,5 +248,5 @@ def test_other_files_are_no_papers(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"schema": 1, "kind": "paceline bench"}')
     with pytest.raises(ConfigError, match="kind 'paceline bench', schema 1"):
         read_paper_json(tmp_path / "a.json")
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_paper_json(tmp_path / "b.json")

@@ -1,4 +1,4 @@
-"""The oracle of the SpecDec++ paper: its lemma, what it refuses, and answers of a seed."""
+"""Test the oracle of the SpecDec++ paper: its lemma, errors, and seeds."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from tests.support.shared import COUNT, Pair
 
 
 def disagreements(pair: Pair, prompt: list[int], answer: list[int]) -> set[int]:
-    """Places of the answer where the draft model would have said something else."""
-    said = pair.draft(torch.tensor([prompt + answer])).logits[0].argmax(-1).tolist()
-    return {place for place, token in enumerate(answer) if said[len(prompt) - 1 + place] != token}
+    """Return the positions of the answer that the draft model predicts wrongly."""
+    predicted = pair.draft(torch.tensor([prompt + answer])).logits[0].argmax(-1).tolist()
+    return {
+        position
+        for position, token in enumerate(answer)
+        if predicted[len(prompt) - 1 + position] != token
+    }
 
 
 @pytest.mark.parametrize("lookup", [True, False])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_oracles_lemma(pair: Pair, lookup: bool, batch: int) -> None:
-    """Lemma 2.1: nothing is discarded, and the target runs once per disagreement and once for
-    the last token, if that is none.
+    """Test lemma 2.1 on the oracle.
+
+    No token is discarded. The target runs once per disagreement, and once for the last token if the
+    models agree on it.
     """
     known = {
         tuple(prompt): answer for prompt, answer in zip(pair.prompts, pair.answers, strict=True)
@@ -51,20 +57,18 @@ def test_the_oracle_knows_its_limits(pair: Pair) -> None:
     with pytest.raises(DrafterError, match="verification='follow'"):
         llm.generate([pair.prompts[1]], SamplingParams(COUNT, 1.0))
     with pytest.raises(
-        DrafterError, match=f"no answer to a prompt of {len(pair.prompts[2])} tokens"
+        DrafterError, match=f"a prompt of {len(pair.prompts[2])} tokens is not among"
     ):
         llm.generate([pair.prompts[2]], SamplingParams(COUNT))
     (out,) = llm.generate(
         [pair.prompts[1]], SamplingParams(2 * COUNT)
-    )  # beyond the answer it keeps silent
+    )  # no drafts after the known answer
     assert out.token_ids[:COUNT] == pair.answers[1]
     assert out.stats.accepted_tokens == out.stats.drafted_tokens < COUNT
 
 
 def test_the_oracle_follows_a_seed(pair: Pair) -> None:
-    """With verification="follow" drafts are guesses, and an answer of the same seed is known
-    beforehand.
-    """
+    """With verification="follow", the oracle can use an answer of the same seed."""
     params = SamplingParams(COUNT, 1.0, seed=4)
     (plain,) = LLM(pair.target, "none").generate([pair.prompts[1]], params)
     rule = OracleRule({tuple(pair.prompts[1]): plain.token_ids})

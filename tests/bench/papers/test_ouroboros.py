@@ -1,6 +1,4 @@
-"""The Ouroboros paper measured again: matches of a draft made by hand, orders of prompts, and
-the whole on tiny models.
-"""
+"""Test the Ouroboros paper: matches, orders of prompts, and a run on tiny models."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from paceline.bench import (
     write_paper_json,
 )
 from paceline.bench.papers.orders import by_task, in_turn, scaled, shuffled
-from paceline.bench.papers.ouroboros import tables
+from paceline.bench.papers.ouroboros import paper_settings
 from paceline.bench.papers.ouroboros.matches import own_tokens
 from paceline.bench.papers.ouroboros.result import LONGEST, Matches, OuroborosResult
 from paceline.bench.papers.report import tables as tables_of
@@ -35,8 +33,9 @@ PROMPTS = [Prompt(f"{task}{number}", task, "text") for number in range(3) for ta
 
 
 def test_matches_of_a_draft_made_by_hand() -> None:
-    """Draft 5 6 7 8 9 9 3, target 5 6 1 8 9 2 3 (4): two accepted, 7 is wrong, and behind it 8 9
-    and 3 match.
+    """Two tokens are accepted, 7 is wrong, and of the tokens after it 8 9 and 3 match.
+
+    The draft is 5 6 7 8 9 9 3, and the target predicts 5 6 1 8 9 2 3 (4).
     """
     tree = DraftTree.chain([5, 6, 7, 8, 9, 9, 3])
     outcome = Outcome(
@@ -44,26 +43,26 @@ def test_matches_of_a_draft_made_by_hand() -> None:
     )
     draft = own_tokens(outcome)
     assert draft == (True, True, False, True, True, False, True)
-    found = Matches.of("code", [draft])
-    assert (found.verifications, found.prefix, found.equal, found.rejected, found.discarded) == (
-        1,
-        2,
-        5,
-        1,
-        4,
-    )
-    assert found.substrings == (3, 1, *[0] * (LONGEST - 2))
-    assert found.per_verification() == (2, 5)
-    whole = Matches.of("chat", [(True,) * 7, (False,) + (True,) * 6])
-    assert (whole.verifications, whole.prefix, whole.equal, whole.rejected, whole.discarded) == (
+    matches = Matches.of("code", [draft])
+    assert (
+        matches.verifications,
+        matches.prefix,
+        matches.equal,
+        matches.rejected,
+        matches.discarded,
+    ) == (1, 2, 5, 1, 4)
+    assert matches.substrings == (3, 1, *[0] * (LONGEST - 2))
+    assert matches.per_verification() == (2, 5)
+    chat = Matches.of("chat", [(True,) * 7, (False,) + (True,) * 6])
+    assert (chat.verifications, chat.prefix, chat.equal, chat.rejected, chat.discarded) == (
         2,
         7,
         13,
         1,
         6,
     )
-    assert whole.substrings[:6] == (6, 5, 4, 3, 2, 1)
-    both = Matches.total([found, whole])
+    assert chat.substrings[:6] == (6, 5, 4, 3, 2, 1)
+    both = Matches.total([matches, chat])
     assert both.per_verification() == (3, 6)
     assert both.per_rejection()[:3] == [4.5, 3, 2]
 
@@ -77,7 +76,7 @@ def test_tasks_take_turns() -> None:
     assert [prompt.id for prompt in in_turn(tasks, 3)] == ["a0", "a1", "a2", "b0", "b1", "b2"]
     assert [prompt.id for prompt in in_turn(tasks, 2)] == ["a0", "a1", "b0", "b1", "a2", "b2"]
     assert in_turn(tasks, 1) == PROMPTS
-    assert in_turn([tasks[0], tasks[1][:1]], 1) == [PROMPTS[place] for place in (0, 1, 2, 4)]
+    assert in_turn([tasks[0], tasks[1][:1]], 1) == [PROMPTS[index] for index in (0, 1, 2, 4)]
     assert by_task(PROMPTS, 1) == [[PROMPTS[0]], [PROMPTS[1]]]
     assert shuffled(tasks, 0) == shuffled(tasks, 0) != shuffled(tasks, 1)
     assert sorted(shuffled(tasks, 0), key=PROMPTS.index) == PROMPTS
@@ -103,10 +102,13 @@ def measure(pair: Pair, tmp_path: Path, **options: Any) -> OuroborosResult:
 def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     result = measure(pair, tmp_path)
     assert result.complete
-    assert {one.method for one in result.methods.figures} == {"transformers", *tables.METHODS}
-    assert all(one.equal == one.compared for one in result.methods.figures)
+    assert {row.method for row in result.methods.figures} == {
+        "transformers",
+        *paper_settings.METHODS,
+    }
+    assert all(row.equal == row.compared for row in result.methods.figures)
     assert result.methods.method("none").draft_forwards == 0  # type: ignore[union-attr]
-    assert (result.methods.method(tables.COLD).draft_forwards or 0) > 0  # type: ignore[union-attr]
+    assert (result.methods.method(paper_settings.COLD).draft_forwards or 0) > 0  # type: ignore[union-attr]
     assert result.matches is not None
     assert [task.task for task in result.matches.tasks] == ["x", "y"]
     assert result.matches.prompts == 4
@@ -114,9 +116,9 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "out" / "paper.json"
     write_paper_json(result, path)
     assert read_paper_json(path) == result
-    sections = {one["title"][:7]: one for one in json.loads(path.read_text())["sections"]}
-    place = sections["Table 1"]["columns"].index("paper's MBPP")
-    assert [row[place] for row in sections["Table 1"]["rows"]] == [12.7, 18.9]
+    sections = {row["title"][:7]: row for row in json.loads(path.read_text())["sections"]}
+    column = sections["Table 1"]["columns"].index("paper's MBPP")
+    assert [row[column] for row in sections["Table 1"]["rows"]] == [12.7, 18.9]
     assert sections["Table 3"]["rows"][6][-2] == 58.18
     assert len(sections["Table 4"]["rows"]) == 7
     text = paper_markdown(result)
@@ -138,14 +140,14 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
 def test_a_short_time_takes_fewer_prompts(pair: Pair, tmp_path: Path) -> None:
     result = measure(pair, tmp_path, max_new_tokens=2, max_seconds=1e-6)
     assert result.complete
-    assert {one.answers for one in result.methods.figures} == {1}
+    assert {row.answers for row in result.methods.figures} == {1}
     assert result.matches is not None
     assert result.matches.prompts == 1
     assert (result.size, len(result.orders)) == (1, 2)
 
 
 TIMED = 2 * len(
-    tables.METHODS
+    paper_settings.METHODS
 )  # answers for tables 2 and 3; then 4 for table 1, and 8 per order of table 4
 
 
@@ -172,7 +174,7 @@ def test_an_interrupted_paper_keeps_what_it_has(
 
 
 def test_a_pair_is_needed(pair: Pair) -> None:
-    with pytest.raises(ConfigError, match="needs a draft model, and none came"):
+    with pytest.raises(ConfigError, match="needs a draft model"):
         run_paper(
             configure("ouroboros", model="tiny"),
             target=pair.target,
@@ -182,8 +184,8 @@ def test_a_pair_is_needed(pair: Pair) -> None:
 
 
 def test_every_drafter_of_the_paper_is_named_once() -> None:
-    assert len(set(tables.METHODS)) == len(tables.METHODS)
-    assert tables.figure_5_spec(3, published=True) == tables.spec_of()
-    assert dataclasses.asdict(tables.TABLE_3[3])["paper"] == pytest.approx(
+    assert len(set(paper_settings.METHODS)) == len(paper_settings.METHODS)
+    assert paper_settings.figure_5_spec(3, published=True) == paper_settings.spec_of()
+    assert dataclasses.asdict(paper_settings.TABLE_3[3])["paper"] == pytest.approx(
         (55.92, 1.1206), abs=1e-3
     )

@@ -1,6 +1,4 @@
-"""The SpecDec++ paper measured again: fits and fronts of made-up points, the oracle's counts,
-and the whole on tiny models.
-"""
+"""Test the SpecDec++ paper: fits, fronts, the oracle, and a run on tiny models."""
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ from paceline.bench import (
     BenchConfig,
     ModelOptions,
     PromptOptions,
+    RunOptions,
     configure,
     draw_paper,
     paper_markdown,
@@ -28,7 +27,7 @@ from paceline.bench import (
 )
 from paceline.bench.papers.orders import prompts_in_sets
 from paceline.bench.papers.report import tables as tables_of
-from paceline.bench.papers.specdec_pp import tables
+from paceline.bench.papers.specdec_pp import paper_settings
 from paceline.bench.papers.specdec_pp.costs import (
     AnswerCost,
     cheapest,
@@ -59,10 +58,10 @@ def test_times_of_made_up_answers_are_found() -> None:
         AnswerCost(draft, target, 0.002 * draft + 0.01 * target)
         for draft, target in ((10, 4), (12, 3), (40, 9), (25, 25))
     ]
-    found = fit_times(works)
-    assert found is not None
-    assert (found.draft, found.target, found.r_squared) == pytest.approx((0.002, 0.01, 1.0))
-    assert found.answers == 4
+    times = fit_times(works)
+    assert times is not None
+    assert (times.draft, times.target, times.r_squared) == pytest.approx((0.002, 0.01, 1.0))
+    assert times.answers == 4
     noisy = fit_times([dataclasses.replace(works[0], seconds=0.2), *works[1:]])
     assert noisy is not None
     assert noisy.r_squared is not None
@@ -82,8 +81,9 @@ def test_times_that_answers_do_not_determine_are_not_made_up() -> None:
 
 
 def test_latency_is_that_of_the_paper() -> None:
-    """Section 2.1: 0.164 target forwards per token, nothing discarded, about 27.06 tokens/s,
-    which is a mean over prompts.
+    """Section 2.1 has 0.164 target forwards per token and about 27.06 tokens/s.
+
+    The speed is a mean over prompts; no token is discarded.
     """
     draft, target = PAPER_PAIR
     assert 1 / latency(draft, target, RulePoint("oracle", 0.0, 0.164)) == pytest.approx(
@@ -119,23 +119,28 @@ def test_pareto_front() -> None:
 
 
 def test_fronts_are_compared_where_both_exist() -> None:
-    mine = [RulePoint("h", 0.1, 0.5), RulePoint("h", 0.5, 0.3)]
-    theirs = [
+    head_points = [RulePoint("h", 0.1, 0.5), RulePoint("h", 0.5, 0.3)]
+    rival_points = [
         RulePoint("k", 0.05, 0.8),
         RulePoint("k", 0.3, 0.5),
         RulePoint("k", 0.4, 0.34),
         RulePoint("k", 0.9, 0.2),
     ]
-    found = against("fixed", "all", theirs, mine)
-    assert (found.points, found.within, found.below, found.above) == (4, 2, 1, 1)
-    assert found.forwards == pytest.approx((0.4 / 0.5 + 0.35 / 0.34) / 2)
-    assert found.discards == pytest.approx((0.1 / 0.3 + 0.42 / 0.4) / 2)
-    nothing = against("fixed", "all", [], mine)
+    comparison = against("fixed", "all", rival_points, head_points)
+    assert (comparison.points, comparison.within, comparison.below, comparison.above) == (
+        4,
+        2,
+        1,
+        1,
+    )
+    assert comparison.forwards == pytest.approx((0.4 / 0.5 + 0.35 / 0.34) / 2)
+    assert comparison.discards == pytest.approx((0.1 / 0.3 + 0.42 / 0.4) / 2)
+    nothing = against("fixed", "all", [], head_points)
     assert (nothing.points, nothing.forwards, nothing.gain) == (0, None, None)
 
 
 def test_the_rows_of_table_1_are_the_right_way_round() -> None:
-    gains = {pick.name: pick.gain(pick.head) for pick in tables.TABLE_1}
+    gains = {pick.name: pick.gain(pick.head) for pick in paper_settings.TABLE_1}
     assert gains == pytest.approx({"Alpaca": 1.072, "HumanEval": 1.111, "GSM8K": 1.094}, abs=1e-3)
 
 
@@ -183,12 +188,10 @@ def test_files_are_the_sets_where_there_are_several(tmp_path: Path) -> None:
 def test_the_oracle_runs_the_target_once_more_than_the_models_differ(
     pair: Pair, tmp_path: Path
 ) -> None:
-    """Lemma 2.1, the disagreements counted by asking the draft model after each token of the
-    answer.
-    """
+    """Test lemma 2.1 with the draft model's prediction after each token of the answer."""
     prompts = load_prompts([prompt_file(tmp_path / "prompts.jsonl", 3)])
     tokenizer = byte_tokenizer()
-    asked = [tokenizer(prompt.text)["input_ids"] for prompt in prompts]
+    prompt_ids = [tokenizer(prompt.text)["input_ids"] for prompt in prompts]
     sampling = SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
     config = BenchConfig(
         ModelOptions("tiny", threads=1), ("none", fixed_length(3)), sampling=sampling, warmup=0
@@ -201,26 +204,30 @@ def test_the_oracle_runs_the_target_once_more_than_the_models_differ(
         draft=pair.draft,
         tokenizer=tokenizer,
         prompts=prompts,
-        made=oracle(answers),
         progress=False,
+        options=RunOptions(oracle(answers)),
     )
-    assert all(one.equal == one.compared for one in result.figures())
+    assert all(row_figures.equal == row_figures.compared for row_figures in result.figures())
     one_token = dataclasses.replace(config.sampling, max_new_tokens=1)
     rows = [call.rows[0] for call in result.calls if call.method == ORACLE]
-    for ids, row in zip(asked, rows, strict=True):
+    for ids, row in zip(prompt_ids, rows, strict=True):
         answer = answers[tuple(ids)]
-        said = draft.generate([[*ids, *answer[:place]] for place in range(COUNT)], one_token)
+        predicted = draft.generate(
+            [[*ids, *answer[:position]] for position in range(COUNT)], one_token
+        )
         differing = [
-            place for place in range(COUNT) if said[place].token_ids != answer[place : place + 1]
+            position
+            for position in range(COUNT)
+            if predicted[position].token_ids != answer[position : position + 1]
         ]
         ends_with_one = differing[-1:] == [
             COUNT - 1
-        ]  # then its replacement is the last token, and nothing is left for a bonus
+        ]  # its replacement is the last token, so no bonus token follows
         assert row.counts is not None
         assert row.counts.drafted_tokens == row.counts.accepted_tokens
         assert row.counts.target_forwards == len(differing) + (not ends_with_one)
     best, counted = (
-        next(one for one in result.figures() if one.method == name)
+        next(row_figures for row_figures in result.figures() if row_figures.method == name)
         for name in (fixed_length(3), ORACLE)
     )
     assert counted.discard_rate == 0
@@ -253,16 +260,20 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     assert result.complete
     head = result.config.head
     methods = [method for rules in families(head).values() for method in rules.values()]
-    assert {one.method for one in result.counts.part.figures} == {
+    assert {row_figures.method for row_figures in result.counts.part.figures} == {
         "transformers",
         "none",
         ORACLE,
         *methods,
     }
-    least = min(point.verification_rate for point in result.counts.points(methods))
-    assert result.counts.points([ORACLE])[0].verification_rate <= least
+    min_rate = min(point.verification_rate for point in result.counts.points(methods))
+    assert result.counts.points([ORACLE])[0].verification_rate <= min_rate
     assert list(result.counts.sets) == ["one", "two"]
-    assert all(one.equal == one.compared for part in result.parts for one in part.figures)
+    assert all(
+        row_figures.equal == row_figures.compared
+        for part in result.parts
+        for row_figures in part.figures
+    )
     assert len(result.counts.points(methods, "two")) == len(methods)
     path = tmp_path / "out" / "paper.json"
     write_paper_json(result, path)
@@ -276,8 +287,8 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     assert section_2_1["rows"][-1][section_2_1["columns"].index("N_disc/N")] == 0
     assert (
         [row[0] for row in table_2["rows"]]
-        == [one.setting for one in result.times]
-        == list(tables.TABLE_2)
+        == [row_figures.setting for row_figures in result.times]
+        == list(paper_settings.TABLE_2)
     )
     text = paper_markdown(result)
     for title in (
@@ -299,12 +310,12 @@ def test_a_short_time_takes_fewer_prompts(pair: Pair, tmp_path: Path) -> None:
     result = measure(pair, tmp_path, max_new_tokens=2, max_seconds=1e-6)
     assert result.complete
     assert result.timed is not None
-    assert {one.answers for one in (*result.counts.part.figures, *result.timed.part.figures)} == {1}
+    assert {row.answers for row in (*result.counts.part.figures, *result.timed.part.figures)} == {1}
 
 
 COUNTED = 2 * (
     3 + sum(map(len, families([]).values()))
-)  # answers for figure 4, two of them the oracle's
+)  # answers for figure 4, with two of the oracle
 
 
 @pytest.mark.slow
@@ -330,7 +341,7 @@ def test_an_interrupted_paper_keeps_what_it_has(
 def test_heads_are_trained_and_compared_where_there_are_recordings(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a second head that came stands beside the first in figure 4."""
+    """A second given head has a row in figure 4."""
     recorded = RecordConfig(
         tmp_path / "recorded",
         selection=PromptOptions((prompt_file(tmp_path / "text.jsonl", 12),)),
@@ -338,8 +349,7 @@ def test_heads_are_trained_and_compared_where_there_are_recordings(
     )
     record(recorded, pair.target, pair.draft, byte_tokenizer())
     with pytest.raises(
-        ConfigError,
-        match=r"got one of draft .* expected one of this draft model, .* Record this pair",
+        ConfigError, match=r"got a recording of draft model .*; expected .* Record this pair"
     ):
         check_recordings([str(recorded.out)], pair.target)
     second = tmp_path / "second"
@@ -355,7 +365,9 @@ def test_heads_are_trained_and_compared_where_there_are_recordings(
     assert [row.reject_weight for row in result.grid_heads] == [6, 1, 3, 12] * 2
     assert all(row.calibration_error is not None for row in result.grid_heads)
     assert result.grid is not None
-    assert all(one.equal == one.compared for one in result.grid.part.figures)
+    assert all(
+        row_figures.equal == row_figures.compared for row_figures in result.grid.part.figures
+    )
     write_paper_json(result, tmp_path / "paper.json")
     assert read_paper_json(tmp_path / "paper.json") == result
     rows = {
@@ -370,12 +382,12 @@ def test_heads_are_trained_and_compared_where_there_are_recordings(
 
 def test_a_pair_and_a_head_are_needed(pair: Pair) -> None:
     config = configure("specdec_pp", model="tiny")
-    with pytest.raises(ConfigError, match="needs a draft model, and none came"):
+    with pytest.raises(ConfigError, match="needs a draft model"):
         run_paper(config, target=pair.target, tokenizer=byte_tokenizer(), progress=False)
     with pytest.raises(
         ConfigError,
-        match=r"got no --head; expected one for this draft model.*`paceline head`.*trained for the"
-        r" draft model 'demo'",
+        match=r"no built-in head fits this draft model.*`paceline head`.*trained for the draft"
+        r" model 'demo'",
     ):
         run_paper(
             config, target=pair.target, draft=pair.draft, tokenizer=byte_tokenizer(), progress=False
@@ -384,7 +396,7 @@ def test_a_pair_and_a_head_are_needed(pair: Pair) -> None:
 
 def test_heads_go_with_this_paper_only(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
-        ConfigError, match="paper lookahead: got --head, which only paper specdec_pp has a use for"
+        ConfigError, match="paper lookahead: --head is an option of paper specdec_pp only"
     ):
         configure("lookahead", head=("folder",))
     for words in (["bench"], ["paper", "lookahead"]):

@@ -1,4 +1,4 @@
-"""The SSSD paper measured again: replays against decoding, and the whole on tiny models."""
+"""Test the SSSD paper: replays against decoding, and a run on tiny models."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from paceline.bench.papers.report import tables as tables_of
 from paceline.bench.papers.sssd import answers, costs, replays
 from paceline.bench.papers.sssd.answers import GREEDY
 from paceline.bench.papers.sssd.costs import measure
+from paceline.bench.papers.sssd.paper_settings import BATCHES, SIZES, TIMED
 from paceline.bench.papers.sssd.replays import (
     METHODS,
     PIA,
     REST,
+    ReplayOptions,
     Windowed,
     documents,
     replay_all,
     teach,
 )
 from paceline.bench.papers.sssd.result import (
-    BATCHES,
     BOTH,
     REQUEST,
-    SIZES,
     STORE,
     WINDOW,
     Case,
@@ -43,7 +43,7 @@ from paceline.bench.papers.sssd.result import (
     SssdResult,
     published,
 )
-from paceline.bench.papers.sssd.speed import TIMED, Speed, best, drafter
+from paceline.bench.papers.sssd.speed import Speed, best, drafter
 from paceline.core.request import Request
 from paceline.drafters import create
 from paceline.errors import ConfigError, DatastoreError
@@ -58,28 +58,28 @@ PROMPTS = 4
 
 @pytest.fixture(autouse=True)
 def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.bench.papers.sssd.device._ADDED", {"cpu": 1 << 16})
-    monkeypatch.setattr("paceline.bench.papers.sssd.device._GEMM", {"cpu": 64})
+    monkeypatch.setattr("paceline.bench.papers.sssd.device.ADDED_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr("paceline.bench.papers.sssd.device.GEMM_SIZE", {"cpu": 64})
 
 
 def test_forwards_are_timed_and_split(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.bench.papers.sssd.costs._CONTEXTS", (16, 40))
-    found = measure(pair.target, "tiny", 1e-6, progress=False)
-    assert (found.rounds, found.complete, found.contexts) == (1, True, [16, 40])
-    assert min(found.peak.flops, found.peak.bandwidth) > 0
-    assert len(found.steps) == 2 * len(BATCHES) * len(SIZES)
-    for one in found.split():
-        assert None not in (one.matmuls, one.attention, one.rest)
-        assert 0 < sum(part or 0 for part in (one.matmuls, one.attention)) < one.seconds
-    assert found.relative(Case(8, 16, 1)) == 1
+    monkeypatch.setattr("paceline.bench.papers.sssd.costs.COST_CONTEXTS", (16, 40))
+    study = measure(pair.target, "tiny", 1e-6, progress=False)
+    assert (study.rounds, study.complete, study.contexts) == (1, True, [16, 40])
+    assert min(study.peak.flops, study.peak.bandwidth) > 0
+    assert len(study.steps) == 2 * len(BATCHES) * len(SIZES)
+    for step in study.split():
+        assert None not in (step.matmuls, step.attention, step.rest)
+        assert 0 < sum(part or 0 for part in (step.matmuls, step.attention)) < step.seconds
+    assert study.relative(Case(8, 16, 1)) == 1
     assert not any(
         module._forward_hooks or module._forward_pre_hooks for module in pair.target.modules()
     )
     kind = DocumentKind("costs", 1, CostStudy)
-    write_document(tmp_path / "costs.json", kind, found)
-    assert read_document(tmp_path / "costs.json", kind) == found
+    write_document(tmp_path / "costs.json", kind, study)
+    assert read_document(tmp_path / "costs.json", kind) == study
     chains = measure(make("bloom"), "no trees", 1e-6, progress=False)
     assert chains.complete
 
@@ -87,9 +87,7 @@ def test_forwards_are_timed_and_split(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("nodes", [3, 15])
 def test_a_replay_counts_what_decoding_counts(pair: Pair, temperature: float, nodes: int) -> None:
-    """Recorded plain answers, replayed, take exactly the forwards that decoding with the drafter
-    takes.
-    """
+    """Replays of plain answers take exactly the forwards of drafted decoding."""
     params = SamplingParams(24, temperature, seed=5, ignore_eos=True)
     plain = LLM(pair.target, "none").generate(pair.prompts[:PROMPTS], params)
     traces = [
@@ -97,10 +95,10 @@ def test_a_replay_counts_what_decoding_counts(pair: Pair, temperature: float, no
     ]
     spec = f"sssd:datastore={tiny_store(pair.near_copies(), 256)},max_nodes={nodes},budget=false"
     drafted = LLM(pair.target, spec, max_batch=1).generate(pair.prompts[:PROMPTS], params)
-    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
     result = replay(create(spec), traces, nodes)
-    assert result.steps == sum(one.stats.target_forwards for one in drafted)
-    assert result.accepted == sum(one.stats.accepted_tokens for one in drafted)
+    assert result.steps == sum(answer.stats.target_forwards for answer in drafted)
+    assert result.accepted == sum(answer.stats.accepted_tokens for answer in drafted)
 
 
 def test_a_window_hides_the_request(tmp_path: Path) -> None:
@@ -134,7 +132,8 @@ def test_pia_learns_texts_beforehand() -> None:
 
 def test_sizes_are_replayed_as_far_as_time_allows(pair: Pair) -> None:
     traces = {"a": [(pair.prompts[0], pair.answers[0])], "b": [(pair.prompts[1], pair.answers[1])]}
-    study = replay_all(traces, tiny_store(pair.near_copies(), 256), left=1e-6, progress=False)
+    options = ReplayOptions(tiny_store(pair.near_copies(), 256), left=1e-6, progress=False)
+    study = replay_all(traces, options)
     assert (study.sizes, study.answers, study.complete) == ([1, 16], {"a": 1, "b": 1}, True)
     assert study.methods == [method.name for method in METHODS]
     both = study.result(BOTH, 16)
@@ -148,16 +147,16 @@ def test_sizes_are_replayed_as_far_as_time_allows(pair: Pair) -> None:
 
 
 def test_the_best_size_has_the_largest_product() -> None:
-    found = [
+    points = [
         Speed(1, 1.0, 1.0, 1.0, None, 1.0, 1.0),
         Speed(8, 2.0, 1.9, 1.2, None, 1.0, 1.0),
         Speed(64, 3.0, 2.5, 2.0, None, 1, 1),
     ]
-    top = best(found, "measured")
+    top = best(points, "measured")
     assert top is not None
     assert top.size == 8
     assert top.product("measured") == pytest.approx(2 / 1.2)
-    assert best(found, "CPU time") is None
+    assert best(points, "CPU time") is None
     assert [drafter(size, None) for size in TIMED[:2]] == [
         "sssd:max_nodes=3,answer_cache_tokens=0",
         "sssd:max_nodes=7,answer_cache_tokens=0",
@@ -188,17 +187,17 @@ def run_tiny(pair: Pair, tmp_path: Path, stored: bool = True, **options: Any) ->
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rounds behind few cached tokens."""
-    monkeypatch.setattr("paceline.bench.papers.sssd.costs._CONTEXTS", (16, 40))
-    monkeypatch.setattr("paceline.bench.papers.sssd.costs._ROUNDS", 2)
-    monkeypatch.setattr("paceline.bench.papers.sssd.costs._SPLIT_ROUNDS", 1)
+    """Reduce the rounds and the cached tokens."""
+    monkeypatch.setattr("paceline.bench.papers.sssd.costs.COST_CONTEXTS", (16, 40))
+    monkeypatch.setattr("paceline.bench.papers.sssd.costs.COST_ROUNDS", 2)
+    monkeypatch.setattr("paceline.bench.papers.sssd.costs.SPLIT_ROUNDS", 1)
 
 
 @pytest.mark.usefixtures("few")
 def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     result = run_tiny(pair, tmp_path)
     assert result.complete
-    assert all(one.equal == one.compared for part in result.parts for one in part.figures)
+    assert all(entry.equal == entry.compared for part in result.parts for entry in part.figures)
     assert result.replays is not None
     assert (result.replays.sizes, result.replays.answers) == (list(SIZES), {"x": 2, "y": 2})
     assert result.temperatures is not None
@@ -207,7 +206,8 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     write_paper_json(result, path)
     assert read_paper_json(path) == result
     sections = {
-        one["title"].partition(":")[0]: one for one in json.loads(path.read_text())["sections"]
+        entry["title"].partition(":")[0]: entry
+        for entry in json.loads(path.read_text())["sections"]
     }
     budgets = [row[5:] for row in sections["Section 3.2.1"]["rows"]]
     assert budgets[:2] == [
@@ -245,13 +245,13 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few")
-def test_a_second_vocabulary_stands_beside_the_first(pair: Pair, tmp_path: Path) -> None:
+def test_a_second_vocabulary_is_compared_with_the_first(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("mistral_common")
-    told = run_tiny(pair, tmp_path, max_seconds=1e-6).vocabularies
-    assert told is not None
-    assert list(told.sizes.values()) == [256, 32000]
-    assert all(told.characters_per_step(BOTH, 16, name) for name in told.sizes)
-    assert all(told.store_tokens.values())
+    vocabularies = run_tiny(pair, tmp_path, max_seconds=1e-6).vocabularies
+    assert vocabularies is not None
+    assert list(vocabularies.sizes.values()) == [256, 32000]
+    assert all(vocabularies.characters_per_step(BOTH, 16, name) for name in vocabularies.sizes)
+    assert all(vocabularies.store_tokens.values())
 
 
 @pytest.mark.usefixtures("few")
@@ -271,7 +271,7 @@ def test_without_a_datastore_the_request_is_searched(pair: Pair, tmp_path: Path)
 
 FIRST = PROMPTS * (
     1 + len(TIMED)
-)  # answers one by one; then the greedy ones, those at 3 temperatures, and batches
+)  # Answers one at a time. Greedy and sampled answers and batches follow.
 
 
 @pytest.mark.usefixtures("few")
@@ -290,7 +290,7 @@ def test_an_interrupted_paper_keeps_what_it_has(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, timed: int, there: int
 ) -> None:
     interrupt(monkeypatch, call)
-    kept(run_tiny(pair, tmp_path, max_new_tokens=2), timed, there, tmp_path)
+    check_incomplete(run_tiny(pair, tmp_path, max_new_tokens=2), timed, there, tmp_path)
 
 
 @pytest.mark.slow
@@ -321,16 +321,14 @@ def test_counting_and_timing_can_be_interrupted(
         return honest(*arguments, **options)
 
     monkeypatch.setattr(owner, name, interrupted)
-    kept(run_tiny(pair, tmp_path, max_new_tokens=2), 1, there, tmp_path)
+    check_incomplete(run_tiny(pair, tmp_path, max_new_tokens=2), 1, there, tmp_path)
 
 
-def kept(result: SssdResult, timed: int, there: int, tmp_path: Path) -> None:
-    """An incomplete result has so many runs and studies, and can be shown, written, read and
-    drawn.
-    """
+def check_incomplete(result: SssdResult, timed: int, there: int, tmp_path: Path) -> None:
+    """Check the number of runs and studies of an incomplete result, and its reports."""
     assert not result.complete
     studies = (result.replays, result.costs, result.temperatures, result.vocabularies)
-    assert (len(result.timed), sum(one is not None for one in studies)) == (timed, there)
+    assert (len(result.timed), sum(study is not None for study in studies)) == (timed, there)
     assert "PARTIAL" in paper_markdown(result)
     write_paper_json(result, tmp_path / "paper.json")
     assert read_paper_json(tmp_path / "paper.json") == result
@@ -341,7 +339,7 @@ def test_a_datastore_goes_with_this_paper_and_its_target_only(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(
-        ConfigError, match="paper lookahead: got --datastore, which only paper sssd has a use for"
+        ConfigError, match="paper lookahead: --datastore is an option of paper sssd only"
     ):
         configure("lookahead", datastore="folder")
     for words in (["bench"], ["paper", "lookahead"]):

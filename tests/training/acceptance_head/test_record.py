@@ -254,8 +254,7 @@ def test_prompts_that_are_cut_are_counted(
     words = ["--prompts", str(prompts), "-n", "2", "--batch", "1", "--dtype", "float32"]
     assert call("head", "record", "--out", tmp_path / "made", *words)[0] == 0
     assert (
-        "2 prompts were too long for the context beside an answer, and cut"
-        in capfd.readouterr().err
+        "2 prompts were too long for the context with an answer, and cut" in capfd.readouterr().err
     )
     made = read_recording(tmp_path / "made")
     assert made.settings["cut"] == 2

@@ -19,7 +19,7 @@ from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import model_identity
 from paceline.model.loading import draft_lm, load_draft
-from paceline.replay.recorder import RecordingPrompt, record_answers
+from paceline.replay.recorder import RecordingPrompt, RecordOptions, record_answers
 from paceline.training.draft.chains import expected_chains
 from paceline.training.draft.evaluate import evaluate, judge
 from paceline.training.draft.first_model import first_model, principal
@@ -52,7 +52,7 @@ def answers_file(pair: Pair, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
         RecordingPrompt(str(place), "even" if place % 2 else "odd", prompt)
         for place, prompt in enumerate(pair.prompts)
     ]
-    record_answers(path, llm, questions, SamplingParams(max_new_tokens=COUNT), top=4)
+    record_answers(path, llm, questions, SamplingParams(max_new_tokens=COUNT), RecordOptions(top=4))
     return path
 
 

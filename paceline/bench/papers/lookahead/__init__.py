@@ -1,1 +1,1 @@
-"""Lookahead Decoding (Fu et al., ICML 2024), measured again: figure 4, table 3 and table 6."""
+"""Measure Lookahead Decoding (Fu et al., ICML 2024): figure 4, tables 3 and 6."""

@@ -1,4 +1,4 @@
-"""What the lookahead paper is measured on."""
+"""Configuration of the lookahead paper."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from paceline.bench.papers.config import PaperConfig
 
 @dataclass(frozen=True, slots=True)
 class LookaheadConfig(PaperConfig):
-    """What every paper asks; this one has no options of its own."""
+    """Configuration of the lookahead paper, without further options."""
 
     paper: ClassVar[str] = "lookahead"

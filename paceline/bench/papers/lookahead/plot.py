@@ -1,4 +1,4 @@
-"""The picture of the lookahead paper measured again."""
+"""Draw the measurement of the lookahead paper."""
 
 from __future__ import annotations
 
@@ -6,32 +6,29 @@ import math
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.papers.lookahead.paper_settings import (
+    CURVE_SEGMENTS,
+    NGRAMS,
+    PAGE,
+    PAPER_LAW,
+    POINT_SIZES,
+    TITLE_COLUMNS,
+    WINDOWS,
+)
 from paceline.bench.papers.lookahead.result import LookaheadResult
 from paceline.bench.papers.lookahead.scaling_law import CompressionPoint, ScalingLaw, fit
-from paceline.bench.papers.lookahead.tables import (
-    NGRAMS,
-    PAPER_LAW,
-    WINDOWS,
-    points,
-    table_3,
-    table_6,
-)
+from paceline.bench.papers.lookahead.tables import points, table_3, table_6
 from paceline.bench.papers.part import setting
 from paceline.report.drawing import COLOURS, INK, MARKERS, compared, label, page, save
 
-_SIZES = (11, 8.5, 7.5, 5.5)  # so that points on top of one another can all be seen
-_PAGE = (11.0, 9.6)  # inches
-_TITLE_COLUMNS = 150
-_CURVE = 80  # pieces of a curve
-
 
 def draw(result: LookaheadResult, path: Path) -> None:
-    """Draw figure 4 above, tables 3 and 6 as bars below.
+    """Draw figure 4, and below it tables 3 and 6 as bars.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
-    figure = page(*_PAGE)
+    figure = page(*PAGE)
     halves: Any = figure.subfigures(2, 1, height_ratios=(1.0, 1.1))
     above, below = halves
     _draw_figure_4(result, *above.subplots(1, 3, sharey=True))
@@ -40,7 +37,7 @@ def draw(result: LookaheadResult, path: Path) -> None:
     label(left, "Table 3: (N, W, G)", "S, tokens per forward", "", "x")
     compared(right, table_6(result), "speed-up", "paper's MT-Bench", "Vicuna-7B, MT-Bench, A100")
     label(right, "Table 6: other methods", "speed-up over plain decoding", "", "x")
-    save(figure, path, setting(result), _TITLE_COLUMNS)
+    save(figure, path, setting(result), TITLE_COLUMNS)
 
 
 def _draw_figure_4(result: LookaheadResult, published: Any, paceline: Any, paper: Any) -> None:
@@ -87,12 +84,12 @@ def _parameters(law: ScalingLaw) -> str:
 
 
 def _draw_points(axes: Any, measured: list[CompressionPoint]) -> None:
-    for ngram, marker, size, colour in zip(NGRAMS, MARKERS, _SIZES, COLOURS, strict=False):
-        mine = [(point.window, point.compression) for point in measured if point.ngram == ngram]
+    for ngram, marker, size, colour in zip(NGRAMS, MARKERS, POINT_SIZES, COLOURS, strict=False):
+        shown = [(point.window, point.compression) for point in measured if point.ngram == ngram]
         style = {"markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.6}
         axes.plot(
-            [x for x, _ in mine],
-            [y for _, y in mine],
+            [x for x, _ in shown],
+            [y for _, y in shown],
             linestyle="",
             marker=marker,
             color=colour,
@@ -103,7 +100,11 @@ def _draw_points(axes: Any, measured: list[CompressionPoint]) -> None:
 
 def _draw_law(axes: Any, law: ScalingLaw | None) -> None:
     last = math.log2(WINDOWS[-1])
-    widths = [2 ** (last * step / _CURVE) for step in range(_CURVE + 1)] if law is not None else []
+    widths = (
+        [2 ** (last * step / CURVE_SEGMENTS) for step in range(CURVE_SEGMENTS + 1)]
+        if law is not None
+        else []
+    )
     for ngram, marker, colour in zip(NGRAMS, MARKERS, COLOURS, strict=False):
         axes.plot(
             widths,

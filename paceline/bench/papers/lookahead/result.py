@@ -1,4 +1,4 @@
-"""What is measured of the lookahead paper."""
+"""Hold the measurement of the lookahead paper."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from paceline.bench.papers.part import BenchPart
 
 @dataclass(frozen=True, slots=True)
 class LookaheadResult:
-    """Figure 4 and the two tables as measured; a part is None if the run was interrupted before
-    it.
-    """
+    """The measured figure 4 and tables; None for a part after an interruption."""
 
     title: ClassVar[str] = "Lookahead Decoding (Fu et al., ICML 2024)"
 
@@ -23,10 +21,10 @@ class LookaheadResult:
 
     @property
     def parts(self) -> list[BenchPart]:
-        """The runs there were."""
+        """Return the runs that were measured."""
         return [part for part in (self.tables, self.figure) if part is not None]
 
     @property
     def complete(self) -> bool:
-        """Whether all of it was measured."""
+        """Return whether all was measured, without an interruption."""
         return len(self.parts) == 2 and all(part.complete for part in self.parts)

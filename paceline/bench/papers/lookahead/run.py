@@ -1,4 +1,4 @@
-"""Measures the lookahead paper: the methods of its tables, then the settings of figure 4."""
+"""Measure the lookahead paper: first its tables' methods, then figure 4."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from typing import Any
 from paceline import demo
 from paceline.bench.papers.config import TimeLimit
 from paceline.bench.papers.lookahead.options import LookaheadConfig
+from paceline.bench.papers.lookahead.paper_settings import (
+    DRAFT,
+    MIN_NODES,
+    SETTINGS,
+    TABLE_3,
+    TABLE_6,
+    TABLES_SHARE,
+    spec_of,
+)
 from paceline.bench.papers.lookahead.result import LookaheadResult
-from paceline.bench.papers.lookahead.tables import DRAFT, SETTINGS, TABLE_3, TABLE_6, spec_of
 from paceline.bench.papers.part import PLAIN, BenchPart
-from paceline.bench.run import run_bench
+from paceline.bench.run import RunOptions, run_bench
 from paceline.drafters.lookahead.drafter import LookaheadOptions
 from paceline.util.config import build_options, parse_spec
 
-_TABLES_SHARE = 0.35  # of the time; what they leave is the figure's
-_LEAST_NODES = 256  # what an `LLM` verifies by default
-
 
 def run(config: LookaheadConfig, **loaded: Any) -> LookaheadResult:
-    """Time the tables' methods, then the figure's settings; see
-    `paceline.bench.papers.registry.run_paper`.
+    """Time the tables' methods, then the settings of the figure.
+
+    See `paceline.bench.papers.registry.run_paper`.
     """
     time = TimeLimit(config.max_seconds)
     has_draft = (
@@ -32,7 +38,7 @@ def run(config: LookaheadConfig, **loaded: Any) -> LookaheadResult:
     names = [name for name in methods if has_draft or name != DRAFT]
     tables = figure = None
     try:
-        tables = _part("tables", config, names, loaded, max_seconds=time.left(_TABLES_SHARE))
+        tables = _part("tables", config, names, loaded, max_seconds=time.left(TABLES_SHARE))
         if tables.complete:
             names = [
                 PLAIN,
@@ -51,16 +57,14 @@ def run(config: LookaheadConfig, **loaded: Any) -> LookaheadResult:
                 cost_scale=None,
                 draft_cost_scale=None,
             )
-    except KeyboardInterrupt:  # while a model was being loaded
+    except KeyboardInterrupt:  # Ctrl-C during loading
         if tables is None:
             raise
     return LookaheadResult(config, tables, figure)
 
 
 def spec_nodes(spec: str) -> int:
-    """Return the nodes of the largest tree a setting of the paper proposes; 0 for other
-    drafters.
-    """
+    """Return the maximum tree size of a lookahead drafter; 0 for other drafters."""
     name, options = parse_spec(spec)
     return build_options(LookaheadOptions, options, spec).max_nodes if name == "lookahead" else 0
 
@@ -68,7 +72,12 @@ def spec_nodes(spec: str) -> int:
 def _part(
     label: str, config: LookaheadConfig, names: list[str], loaded: dict[str, Any], **changes: Any
 ) -> BenchPart:
-    nodes = max(_LEAST_NODES, config.max_new_tokens, *(spec_nodes(name) for name in names))
+    nodes = max(MIN_NODES, config.max_new_tokens, *(spec_nodes(name) for name in names))
     return BenchPart.of(
-        label, run_bench(config.run_of(names, max_nodes=nodes, **changes), **loaded, budget=False)
+        label,
+        run_bench(
+            config.run_of(names, max_nodes=nodes, **changes),
+            **loaded,
+            options=RunOptions(budget=False),
+        ),
     )

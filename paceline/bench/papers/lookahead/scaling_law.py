@@ -1,11 +1,12 @@
-"""The scaling law of Lookahead Decoding (Fu et al. 2024, section 4), and its two parameters fitted
-to measurements.
+"""Fit the scaling law of Lookahead Decoding to measurements.
 
-E = (g + 1) - sum over i = 1..g of (1 - alpha^i)^b          equation 5, with g = N - 1 and b = W = G
-S = (f - 1 + E) / f                                         equation 7
+The law is that of Fu et al. 2024, section 4, where g = N - 1 and b = W = G:
 
-alpha: the chance that a guessed token is accepted; f: one step in f has a good guess, the others
-yield one token; S: tokens per decoding step (equation 6).
+- `E = (g + 1) - sum over i = 1..g of (1 - alpha^i)^b` (equation 5)
+- `S = (f - 1 + E) / f` (equation 7)
+
+alpha is the probability that a draft token is accepted. One step in f has a good draft, and the
+others yield one token. S is the number of tokens per decoding step (equation 6).
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from dataclasses import dataclass
 
 from paceline.util.config import require_range
 
-_GRID = 200  # places between which alpha is searched at first
-_GOLDEN = (math.sqrt(5) - 1) / 2
-_REFINEMENTS = 40  # each narrows the search by the golden section: a factor of 2e8 in all
+_GRID = 200  # Intervals of alpha in the first search.
+_GOLDEN = (math.sqrt(5) - 1) / 2  # Golden section.
+_REFINEMENTS = 40  # Steps of the golden-section search, a factor of 2e8 in all.
 
 
 @dataclass(frozen=True, slots=True)
 class CompressionPoint:
-    """One measurement: n-grams of `ngram` tokens, `window` columns and as many guesses,
-    `compression` tokens per forward.
+    """A measurement of the tokens per forward for one setting.
+
+    Attributes:
+        ngram: Tokens of an n-gram, N.
+        window: Columns of the window and number of guesses, W = G.
+        compression: Tokens per forward, S.
     """
 
     ngram: int
@@ -37,8 +42,8 @@ class ScalingLaw:
     """Equations 5 to 7 with their parameters.
 
     Attributes:
-        alpha: acceptance of a guessed token, 0 to 1.
-        f: steps per step that has a good guess, at least 1.
+        alpha: Acceptance rate of a draft token, 0 to 1.
+        f: Steps per step with a good draft, at least 1.
     """
 
     alpha: float
@@ -49,11 +54,11 @@ class ScalingLaw:
         require_range("scaling law", "f", self.f, 1)
 
     def compression(self, ngram: int, window: float) -> float:
-        """S at W = G = `window`, equation 7."""
+        """Return S at W = G = `window` (equation 7)."""
         return (self.f - 1 + expected_tokens(self.alpha, ngram - 1, window)) / self.f
 
     def residual(self, points: Sequence[CompressionPoint]) -> float:
-        """Root of the mean squared distance between `points` and the law, in tokens per step."""
+        """Return the root mean squared error of the law at `points`, in tokens per step."""
         squares = [
             (self.compression(point.ngram, point.window) - point.compression) ** 2
             for point in points
@@ -62,19 +67,18 @@ class ScalingLaw:
 
 
 def expected_tokens(alpha: float, length: int, sequences: float) -> float:
-    """E(#tokens) of a step that verifies `sequences` guesses of `length` tokens each, equation 5.
+    """Return E(#tokens) of a step with drafts of `length` tokens (equation 5).
 
-    With one guess this is equation 4, (1 - alpha^(length + 1)) / (1 - alpha).
+    With `sequences` = 1 this is equation 4, (1 - alpha^(length + 1)) / (1 - alpha).
     """
     return length + 1 - sum(float((1 - alpha**i) ** sequences) for i in range(1, length + 1))
 
 
 def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
-    """The law of the least sum of squared distances to `points`; None where they cannot tell alpha
-    and f.
+    """Return the least-squares law for `points`; None if they do not determine it.
 
-    S - 1 = (E - 1) / f is linear in 1 / f, so the best f of any alpha is known (at least 1), and
-    alpha alone is searched: on a grid, then by golden sections around the best place.
+    S - 1 = (E - 1) / f is linear in 1 / f. The best f of any alpha is therefore known (at least 1),
+    and only alpha is searched: first on a grid, then by golden-section search.
     """
     if len({(point.ngram, point.window) for point in points}) < 2 or all(
         point.compression <= 1 for point in points
@@ -85,7 +89,7 @@ def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
         law = _best_of(alpha, points)
         return math.inf if law is None else law.residual(points)
 
-    best = min(range(1, _GRID), key=lambda place: error(place / _GRID))
+    best = min(range(1, _GRID), key=lambda index: error(index / _GRID))
     low, high = (best - 1) / _GRID, (best + 1) / _GRID
     for _ in range(_REFINEMENTS):
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
@@ -94,7 +98,7 @@ def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
 
 
 def _best_of(alpha: float, points: Sequence[CompressionPoint]) -> ScalingLaw | None:
-    """The law of this alpha whose 1 / f has the least squares; None if that is not positive."""
+    """Return the law of this alpha with the least-squares 1 / f; None if 1 / f <= 0."""
     gains = [
         (expected_tokens(alpha, point.ngram - 1, point.window) - 1, point.compression - 1)
         for point in points

@@ -1,5 +1,6 @@
-"""How much of a rejected draft the target would have said all the same (Zhao et al. 2024,
-section 2.5: table 1, figure 3).
+"""Count the tokens of rejected drafts that the target would have chosen anyway.
+
+This measures table 1 and figure 3 of Zhao et al. 2024, section 2.5.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from paceline.report.prompts import Prompt
 
 
 def own_tokens(outcome: Outcome) -> tuple[bool, ...]:
-    """Return per token of a drafted chain whether the target, given the draft before it, says
-    the same.
+    """Return for each token of a draft chain whether it is the target's prediction.
+
+    The target predicts each token after the draft tokens before it.
     """
     return tuple(
-        token == said
-        for token, said in zip(outcome.tree.token_ids, outcome.target_argmax, strict=False)
+        token == predicted
+        for token, predicted in zip(outcome.tree.token_ids, outcome.target_argmax, strict=False)
     )
 
 
@@ -36,33 +38,30 @@ def study(
     gamma: int,
     progress: bool = True,
 ) -> MatchStudy:
-    """Answer prompts by plain speculative decoding, and count. Ctrl-C ends it early, as does
-    `config.max_seconds`.
+    """Count matches with plain speculative decoding.
 
-    Drafts at the end of an answer, or at the draft's end of sequence, are shorter than gamma and do
-    not count.
+    Ctrl-C and `config.max_seconds` end the study early. Drafts that are shorter than gamma, at the
+    end of an answer or at the draft's end-of-sequence token, do not count.
 
     Raises:
-        CapacityError: the answers do not fit into the models' context.
+        CapacityError: The answers do not fit into the models' context.
     """
-    found: dict[str, list[tuple[bool, ...]]] = {prompt.category: [] for prompt in prompts}
-    seen: list[Outcome] = []
-    assert (
-        models.draft is not None
-    )  # its drafter is among the methods that `models` were loaded for
+    by_task: dict[str, list[tuple[bool, ...]]] = {prompt.category: [] for prompt in prompts}
+    outcomes: list[Outcome] = []
+    assert models.draft is not None  # `models` were loaded for its drafter
     drafter = ObservedDrafter(
         create(f"draft_model:max_draft_tokens={gamma}", draft_model=draft_lm(models.draft)),
-        seen.append,
+        outcomes.append,
     )
     units = make_units(config, models, prompts)
     answered, complete = 0, False
     with torch_threads(config.models.threads), contextlib.suppress(KeyboardInterrupt):
         llm = LLM(models.target, drafter, tokenizer=models.tokenizer)
         for unit in TimeLimit(config.max_seconds).within(units, "matches", progress):
-            seen.clear()
+            outcomes.clear()
             llm.generate(list(unit.token_ids), config.sampling)
-            found[unit.prompts[0].category] += [
-                own_tokens(outcome) for outcome in seen if len(outcome.tree) == gamma
+            by_task[unit.prompts[0].category] += [
+                own_tokens(outcome) for outcome in outcomes if len(outcome.tree) == gamma
             ]
             answered += 1
         complete = True
@@ -70,5 +69,5 @@ def study(
         gamma,
         answered,
         complete,
-        tuple(Matches.of(task, drafts) for task, drafts in found.items() if drafts),
+        tuple(Matches.of(task, drafts) for task, drafts in by_task.items() if drafts),
     )

@@ -1,4 +1,4 @@
-"""What the Ouroboros paper is measured on."""
+"""Configuration of the Ouroboros paper."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from paceline.bench.papers.config import PaperConfig
 
 @dataclass(frozen=True, slots=True)
 class OuroborosConfig(PaperConfig):
-    """What every paper asks; this one has no options of its own."""
+    """Configuration of the Ouroboros paper, without further options."""
 
     paper: ClassVar[str] = "ouroboros"

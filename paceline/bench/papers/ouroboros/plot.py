@@ -1,4 +1,4 @@
-"""The picture of the Ouroboros paper measured again."""
+"""Draw the measurement of the Ouroboros paper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.papers.ouroboros import tables
+from paceline.bench.papers.ouroboros import paper_settings, tables
+from paceline.bench.papers.ouroboros.paper_settings import (
+    PAGE,
+    TITLE_COLUMNS,
+)
 from paceline.bench.papers.ouroboros.result import OuroborosResult
 from paceline.bench.papers.part import ratio, setting
 from paceline.report.drawing import (
@@ -22,17 +26,14 @@ from paceline.report.drawing import (
     save,
 )
 
-_PAGE = (12.0, 14.0)  # inches
-_TITLE_COLUMNS = 165
-
 
 def draw(result: OuroborosResult, path: Path) -> None:
-    """Draw matches above, tables 2 and 3 as bars, figure 5 and table 4 below.
+    """Draw matches, then tables 2 and 3 as bars, then figure 5 and table 4.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
-    figure = page(*_PAGE)
+    figure = page(*PAGE)
     above, middle, below = figure.subfigures(3, 1, height_ratios=(0.8, 1.3, 0.9))
     _draw_matches(result, *above.subplots(1, 2))
     left, right = middle.subplots(1, 2)
@@ -49,12 +50,12 @@ def draw(result: OuroborosResult, path: Path) -> None:
     figure_5, table_4 = below.subplots(1, 2)
     _draw_suffixes(result, figure_5)
     _draw_orders(result, table_4)
-    save(figure, path, setting(result), _TITLE_COLUMNS)
+    save(figure, path, setting(result), TITLE_COLUMNS)
 
 
 def _draw_matches(result: OuroborosResult, table_1: Any, figure_3: Any) -> None:
     tasks = tables.tasks_of(result.matches)
-    paper = [(f"paper: {name}", values) for name, values in tables.TABLE_1_PAPER.items()]
+    paper = [(f"paper: {name}", values) for name, values in paper_settings.TABLE_1_PAPER.items()]
     rows = [*((task.task, task.per_verification()) for task in tasks), *paper]
     series = [
         ("accepted, len(LCP)", COLOURS[1], [values[0] for _, values in rows]),
@@ -63,20 +64,20 @@ def _draw_matches(result: OuroborosResult, table_1: Any, figure_3: Any) -> None:
     bars(table_1, [name for name, _ in rows], series)
     label(
         table_1,
-        f"Table 1: of {tables.MATCH_GAMMA} drafted tokens",
+        f"Table 1: of {paper_settings.MATCH_GAMMA} drafted tokens",
         "tokens per verification",
         "",
         "x",
     )
-    for place, task in enumerate(tasks):
+    for index, task in enumerate(tasks):
         means = task.per_rejection()
         line(
             figure_3,
             range(1, len(means) + 1),
             means,
             task.task,
-            COLOURS[place % len(COLOURS)],
-            MARKERS[place % len(MARKERS)],
+            COLOURS[index % len(COLOURS)],
+            MARKERS[index % len(MARKERS)],
         )
     figure_3.set_ylim(bottom=0)
     label(
@@ -91,25 +92,29 @@ def _draw_matches(result: OuroborosResult, table_1: Any, figure_3: Any) -> None:
 
 
 def _draw_suffixes(result: OuroborosResult, axes: Any) -> None:
-    for place, (published, name) in enumerate(
+    for index, (published, name) in enumerate(
         ((True, "the paper's gamma, W, N"), (False, "default here"))
     ):
-        specs = [tables.figure_5_spec(k, published) for k in tables.SUFFIXES]
+        specs = [paper_settings.figure_5_spec(k, published) for k in paper_settings.SUFFIXES]
         for field, title, style in (
             ("tokens_per_second", name, "-"),
             ("cpu_speedup", f"{name}, processor time", ":"),
         ):
             ratios = [ratio(result.methods, spec, specs[0], field) for spec in specs]
-            line(axes, tables.SUFFIXES, ratios, title, COLOURS[place], MARKERS[place], style)
-    axes.set_xticks(tables.SUFFIXES)
+            line(
+                axes, paper_settings.SUFFIXES, ratios, title, COLOURS[index], MARKERS[index], style
+            )
+    axes.set_xticks(paper_settings.SUFFIXES)
     label(
-        axes, "Figure 5: suffixes behind the draft", "K", "tokens/s over those of K = 0", "both", 2
+        axes, "Figure 5: suffixes after the draft", "K", "tokens/s over those of K = 0", "both", 2
     )
 
 
 def _draw_orders(result: OuroborosResult, axes: Any) -> None:
     table = tables.table_4(result)
-    rows = tuple(row for row, (_, warm, _) in zip(table.rows, tables.TABLE_4, strict=True) if warm)
+    rows = tuple(
+        row for row, (_, warm, _) in zip(table.rows, paper_settings.TABLE_4, strict=True) if warm
+    )
     compared(
         axes, dataclasses.replace(table, rows=rows), "speed-up", "paper's speed-up", "Yi 34b/6b"
     )

@@ -1,4 +1,4 @@
-"""What is measured of the Ouroboros paper (Zhao et al. 2024)."""
+"""Hold the measurement of the Ouroboros paper (Zhao et al. 2024)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.bench.papers.orders import CONSECUTIVE, Order, scaled
+from paceline.bench.papers.order_settings import CONSECUTIVE
+from paceline.bench.papers.orders import Order, scaled
 from paceline.bench.papers.ouroboros.options import OuroborosConfig
 from paceline.bench.papers.part import BenchPart
 
-LONGEST = 8  # substrings that are counted
+LONGEST = 8  # maximum length of the counted substrings
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,13 @@ class Matches:
     """Sums over the verifications of drafts of one length, of one task.
 
     Attributes:
-        prefix: tokens accepted, len(LCP) of the paper. equal: tokens that are the target's own in
-            their place, #Match-1.
-        rejected: verifications that found a wrong token; discarded: tokens behind the first wrong
-            one.
-        substrings: per length k, from 1 on, #Match-k of the discarded tokens, equation 7.
+        task: Name of the task.
+        verifications: Number of verifications.
+        prefix: Accepted tokens, len(LCP) in the paper.
+        equal: Tokens that equal the target's prediction at their position, #Match-1.
+        rejected: Verifications with a wrong token.
+        discarded: Tokens after the first wrong token.
+        substrings: #Match-k of the discarded tokens by length k, from 1 on (equation 7).
     """
 
     task: str
@@ -35,13 +38,13 @@ class Matches:
 
     @staticmethod
     def of(task: str, drafts: Iterable[Sequence[bool]]) -> Matches:
-        """Count in what `own_tokens` says of every draft."""
+        """Count the matches of drafts, given as results of `own_tokens`."""
         drafts = list(drafts)
         prefixes = [
-            next((place for place, own in enumerate(draft) if not own), len(draft))
+            next((index for index, matches in enumerate(draft) if not matches), len(draft))
             for draft in drafts
         ]
-        behind = [
+        discarded = [
             draft[prefix + 1 :]
             for draft, prefix in zip(drafts, prefixes, strict=True)
             if prefix < len(draft)
@@ -51,40 +54,39 @@ class Matches:
             len(drafts),
             sum(prefixes),
             sum(map(sum, drafts)),
-            len(behind),
-            sum(map(len, behind)),
+            len(discarded),
+            sum(map(len, discarded)),
             tuple(
-                sum(_runs(draft, length) for draft in behind) for length in range(1, LONGEST + 1)
+                sum(_runs(draft, length) for draft in discarded) for length in range(1, LONGEST + 1)
             ),
         )
 
     @staticmethod
     def total(tasks: Sequence[Matches]) -> Matches:
-        """Add all tasks up."""
+        """Return the sums over all tasks."""
         counts = ("verifications", "prefix", "equal", "rejected", "discarded")
-        sums = {name: sum(getattr(one, name) for one in tasks) for name in counts}
+        sums = {name: sum(getattr(task, name) for task in tasks) for name in counts}
         return Matches(
             "all",
             **sums,
-            substrings=tuple(map(sum, zip(*(one.substrings for one in tasks), strict=True))),
+            substrings=tuple(map(sum, zip(*(task.substrings for task in tasks), strict=True))),
         )
 
     def per_verification(self) -> tuple[float, float]:
-        """Return the means of the accepted tokens, and of those equal to the target's; table 1."""
+        """Return the mean accepted tokens and the mean matching tokens (table 1)."""
         return self.prefix / self.verifications, self.equal / self.verifications
 
     def per_rejection(self) -> list[float]:
-        """Return the means of #Match-k over the verifications that rejected something, per k;
-        figure 3. Empty if none did.
+        """Return the means of #Match-k over verifications with a rejection (figure 3).
+
+        The list is empty if there was no rejection.
         """
         return [count / self.rejected for count in self.substrings] if self.rejected else []
 
 
 @dataclass(frozen=True, slots=True)
 class MatchStudy:
-    """Per task, in their order, what was counted; tasks without a draft of full length are left
-    out.
-    """
+    """The counts of each task; tasks without a draft of full length are left out."""
 
     gamma: int
     prompts: int
@@ -94,11 +96,14 @@ class MatchStudy:
 
 @dataclass(frozen=True, slots=True)
 class OuroborosResult:
-    """What was measured; empty is what came after an interruption.
+    """The measurement of the paper; fields after an interruption are empty.
 
     Attributes:
-        methods: of tables 2 and 3 and figure 5. matches: of table 1 and figure 3.
-        size: prompts per task of table 4; orders: its runs.
+        config: Its configuration.
+        methods: Tables 2 and 3, and figure 5.
+        matches: Table 1 and figure 3.
+        size: Prompts per task of table 4.
+        orders: Runs of table 4.
     """
 
     title: ClassVar[str] = "Ouroboros (Zhao et al., 2024)"
@@ -111,28 +116,29 @@ class OuroborosResult:
 
     @property
     def parts(self) -> list[BenchPart]:
-        """The runs there were."""
+        """Return the runs that were measured."""
         return [self.methods, *(order.part for order in self.orders)]
 
     @property
     def complete(self) -> bool:
-        """Whether all of it was measured."""
+        """Return whether all was measured, without an interruption."""
         counted = self.matches is not None and self.matches.complete
         return self.methods.complete and counted and len(self.orders) == len(orders_of(self.size))
 
     def order(self, consecutive: int | None) -> BenchPart | None:
-        """Return what was measured in the order that stands for a consecutive number of the
-        paper (None: the drawn order).
+        """Return the run that stands for a consecutive number of the paper.
+
+        None stands for the random order.
         """
-        wanted = None if consecutive is None else scaled(consecutive, self.size)
-        return next((order.part for order in self.orders if order.consecutive == wanted), None)
+        number = None if consecutive is None else scaled(consecutive, self.size)
+        return next((order.part for order in self.orders if order.consecutive == number), None)
 
 
 def orders_of(size: int) -> list[int | None]:
-    """Return the orders that are measured: drawn (None), then the different consecutive numbers."""
+    """Return the measured orders: random (None), then the consecutive numbers."""
     return [None, *dict.fromkeys(scaled(number, size) for number in CONSECUTIVE)]
 
 
 def _runs(draft: Sequence[bool], length: int) -> int:
-    """Places where `length` tokens in a row are right."""
+    """Return the number of runs of `length` matching tokens."""
     return sum(all(draft[start : start + length]) for start in range(len(draft) - length + 1))

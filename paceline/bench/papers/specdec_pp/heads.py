@@ -1,5 +1,6 @@
-"""Acceptance heads beside one another: those that came, and a grid trained on recordings (Huang
-et al. 2024, appendix C.3).
+"""Compare acceptance heads: given ones, and a grid trained on recordings.
+
+The grid is that of Huang et al. 2024, appendix C.3.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from transformers import PreTrainedModel
 
 from paceline.bench.papers.config import TimeLimit
 from paceline.bench.papers.specdec_pp.result import HeadRow
-from paceline.bench.papers.specdec_pp.rules import (
+from paceline.bench.papers.specdec_pp.rules import head_label, head_spec
+from paceline.bench.papers.specdec_pp.run_settings import (
+    DEPTHS,
+    EPOCHS,
     PAPER_THRESHOLDS,
+    REJECT_WEIGHTS,
     THRESHOLDS,
-    head_label,
-    head_spec,
 )
 from paceline.bench.run import Maker
 from paceline.drafters.specdec_pp.drafter import SpecDecPP, SpecDecPPOptions
@@ -30,23 +33,12 @@ from paceline.training.acceptance_head.recording import read_recording
 from paceline.training.acceptance_head.settings import TrainConfig
 from paceline.training.acceptance_head.train import train
 
-REJECT_WEIGHTS = (6.0, 1.0, 3.0, 12.0)  # w_rej
-DEPTHS = (
-    3,
-    1,
-    0,
-    2,
-    4,
-)  # D; of both the paper's choice is the first, for a run that has not the time for all
-GRID = len(REJECT_WEIGHTS) * len(DEPTHS)
-EPOCHS = 3  # as in the paper's public code
-
 
 def heads_of(config_heads: Sequence[str], draft: PreTrainedModel) -> list[AcceptanceHead]:
-    """Return the heads a paper is measured with: those that came, else the shipped one.
+    """Return the heads to measure: the given ones, or the built-in one.
 
     Raises:
-        ConfigError: one that cannot be read, or is for another draft model.
+        ConfigError: A head cannot be read, or is for another draft model.
     """
     if config_heads:
         return [AcceptanceHead.load(folder, draft) for folder in config_heads]
@@ -54,41 +46,39 @@ def heads_of(config_heads: Sequence[str], draft: PreTrainedModel) -> list[Accept
         return [AcceptanceHead.shipped(draft)]
     except ConfigError as error:
         raise ConfigError(
-            "paper specdec_pp: got no --head; expected one for this draft model, as the shipped"
-            " heads belong to the shipped ones."
-            f" Train a head (`paceline head`) and give its folder with --head. [{error}]"
+            "paper specdec_pp: no built-in head fits this draft model. Train a head (`paceline"
+            " head`)"
+            f" and give its folder with --head. [{error}]"
         ) from error
 
 
 def check_recordings(folders: Sequence[str], draft: PreTrainedModel) -> None:
-    """Refuse recordings of another draft model, before anything is measured.
+    """Raise if a recording is of another draft model, before anything is measured.
 
     Raises:
-        ConfigError: one of them, or one that cannot be read.
+        ConfigError: A recording is of another draft model, or cannot be read.
     """
     fingerprint, _ = model_identity(draft)
     for folder in folders:
-        theirs = read_recording(folder).settings["draft_fingerprint"]
-        if theirs != fingerprint:
+        recorded = read_recording(folder).settings["draft_fingerprint"]
+        if recorded != fingerprint:
             raise ConfigError(
-                f"paper specdec_pp: --recording {folder!r}: got one of draft {theirs[:12]};"
-                " expected one of this draft model,"
-                f" {fingerprint[:12]}. Record this pair (`paceline head record`)."
+                f"paper specdec_pp: --recording {folder!r}: got a recording of draft model"
+                f" {recorded[:12]}; expected {fingerprint[:12]}. Record this pair (`paceline head"
+                " record`)."
             )
 
 
 def rows_of(folders: Sequence[str], heads: Sequence[AcceptanceHead]) -> list[HeadRow]:
-    """Return what the cards say of the heads that came, and the methods of figure 4 that
-    measured each.
-    """
+    """Return a row for each given head, with the methods of figure 4 that measured it."""
     rows = []
-    for place, head in enumerate(heads):
+    for index, head in enumerate(heads):
         methods = {
-            str(one): head_spec(folders[place:], one)
-            for one in (PAPER_THRESHOLDS if place else THRESHOLDS)
+            str(threshold): head_spec(folders[index:], threshold)
+            for threshold in (PAPER_THRESHOLDS if index else THRESHOLDS)
         }
         rows.append(
-            _row(head_label(folders[place]) if folders else "the shipped head", head, methods)
+            _row(head_label(folders[index]) if folders else "the shipped head", head, methods)
         )
     return rows
 
@@ -96,28 +86,34 @@ def rows_of(folders: Sequence[str], heads: Sequence[AcceptanceHead]) -> list[Hea
 def train_grid(
     folders: Sequence[str], seconds: float, seed: int, progress: bool
 ) -> list[tuple[str, AcceptanceHead]]:
-    """Train heads that read the hidden state alone, as the paper's do, for every w_rej and D, with
-    a label each.
+    """Train heads on the hidden state alone, as in the paper, for every w_rej and D.
 
     Args:
-        seconds: none is begun after them, but one is trained at least; 0 = all.
+        folders: Folders of the recordings.
+        seconds: Time after which no training is started; 0 trains all. At least one head is
+            trained.
+        seed: Random seed.
+        progress: Show a progress bar.
+    Returns:
+        A label and a head for each.
     Raises:
-        ConfigError: recordings that cannot be read or are of different drafts, or too few prompts.
+        ConfigError: A recording cannot be read, the recordings are of different draft models, or
+            there are too few prompts.
     """
-    found: list[tuple[str, AcceptanceHead]] = []
+    heads: list[tuple[str, AcceptanceHead]] = []
     recordings = [read_recording(folder) for folder in folders]
     for depth, weight in TimeLimit(seconds).within(product(DEPTHS, REJECT_WEIGHTS)):
         recipe = TrainConfig(
             depth=depth, reject_weight=weight, scalars=False, epochs=EPOCHS, seed=seed
         )
-        found.append((f"w_rej {weight:g}, D {depth}", train(recordings, recipe, progress)))
-    return found
+        heads.append((f"w_rej {weight:g}, D {depth}", train(recordings, recipe, progress)))
+    return heads
 
 
 def grid_makers(
     heads: Sequence[tuple[str, AcceptanceHead]],
 ) -> tuple[list[HeadRow], dict[str, Maker]]:
-    """Return rows of trained heads, and the drafters to be measured for them."""
+    """Return the rows of trained heads, and factories of their drafters."""
     rows: list[HeadRow] = []
     makers: dict[str, Maker] = {}
     for label, head in heads:

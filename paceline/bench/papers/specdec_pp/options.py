@@ -1,4 +1,4 @@
-"""What the SpecDec++ paper is measured on."""
+"""Configuration of the SpecDec++ paper."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from paceline.bench.papers.config import PaperConfig
 
 @dataclass(frozen=True, slots=True)
 class SpecDecConfig(PaperConfig):
-    """What every paper asks, and the heads that are compared.
+    """Configuration of the SpecDec++ paper, with the heads to compare.
 
     Attributes:
-        head: folder of an acceptance head, repeatable; the first one is compared with everything;
-            default: the shipped one.
-        recording: folder that `paceline head record` has filled, repeatable: heads are trained on
-            them and compared.
+        head: Folder of an acceptance head; may be repeated. The first is compared with all rules.
+            Default: the built-in one.
+        recording: Folder of a recording of `paceline head record`; may be repeated. Heads are
+            trained on the recordings and compared.
     """
 
     paper: ClassVar[str] = "specdec_pp"

@@ -1,5 +1,6 @@
-"""The oracle of the SpecDec++ paper (Huang et al. 2024, section 2.1): drafts end where the
-models would disagree.
+"""The oracle of the SpecDec++ paper: drafts end where the models disagree.
+
+See Huang et al. 2024, section 2.1.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from paceline.llm import LLM
 
 
 class OracleRule(LengthRule):
-    """Stops just before each disagreement, as only hindsight can: for measurements.
+    """Stops a draft just before each disagreement, which needs the target's answer.
 
-    No token is discarded and the target runs once more than there are disagreements (lemma 2.1).
-    Drops the token that differs, which is allowed for guesses only.
+    The oracle discards no token, and the target runs once more than there are disagreements (lemma
+    2.1). It drops the token that differs, which is only allowed for drafts without draws.
 
     Args:
-        answers: per prompt what the target answers.
+        answers: The target's answer to each prompt.
     """
 
     checks_tokens = True
@@ -33,10 +34,10 @@ class OracleRule(LengthRule):
         self._answers = answers
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Return the place before the first token that is not the answer's, per chain.
+        """Return for each chain the position before the first token that differs.
 
         Raises:
-            DrafterError: a prompt without an answer, or a draft of draws.
+            DrafterError: A prompt has no answer, or a draft has drawn tokens.
         """
         return [
             self._first_difference(chain, run)
@@ -46,27 +47,27 @@ class OracleRule(LengthRule):
     def _first_difference(self, chain: Chain, run: list[int]) -> int | None:
         if chain.draws:
             raise DrafterError(
-                "oracle: got a draft of draws, which must be verified; expected guesses, of which"
-                " it may drop one. Use"
-                " temperature 0, or verification='follow' with answers of the same seed."
+                "oracle: the draft has drawn tokens, which must all be verified. Use temperature"
+                " 0, or"
+                " verification='follow' with answers of the same seed."
             )
         request = chain.request
         answer = self._answers.get(tuple(request.token_ids[: request.prompt_length]))
         if answer is None:
             raise DrafterError(
-                f"oracle: got no answer to a prompt of {request.prompt_length} tokens; expected"
-                f" one of the {len(self._answers)}"
-                " that it has answers to. Record what the target answers to every prompt."
+                f"oracle: a prompt of {request.prompt_length} tokens is not among the"
+                f" {len(self._answers)} prompts with answers. Record the target's answer to every"
+                " prompt."
             )
-        place = len(request) - request.prompt_length
+        start = len(request) - request.prompt_length
         for count, token in enumerate(run):
-            if list(answer[place + count : place + count + 1]) != [token]:
+            if list(answer[start + count : start + count + 1]) != [token]:
                 return count
         return None
 
 
 class TargetAnswerCache(Mapping[tuple[int, ...], list[int]]):
-    """What the target answers to each prompt, found out when it is first asked for."""
+    """Generates the target's answer to a prompt on the first access, and stores it."""
 
     def __init__(self, llm: LLM, params: SamplingParams) -> None:
         self._llm, self._params = llm, params
@@ -85,7 +86,7 @@ class TargetAnswerCache(Mapping[tuple[int, ...], list[int]]):
 
 
 def oracle(answers: Mapping[tuple[int, ...], Sequence[int]]) -> dict[str, Maker]:
-    """Return the drafter that knows what the target will answer."""
+    """Return a factory of the drafter that knows the target's answers."""
     return {
         ORACLE: lambda draft: DraftModel(
             DraftModelOptions(use_prompt_lookup=False), draft, OracleRule(answers)

@@ -1,5 +1,6 @@
-"""Best against best: which fixed K and which threshold win, and how fronts compare (Huang et al.
-2024, table 1, figure 4).
+"""Compare the best fixed K with the best threshold, and their Pareto fronts.
+
+See Huang et al. 2024, table 1 and figure 4.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from paceline.bench.papers.specdec_pp.rules import (
 )
 from paceline.drafters.specdec_pp.card import latency
 
-PAPER_RATIO = 0.112 / 0.0234  # target over draft forward of the paper's pair
+PAPER_RATIO = 0.112 / 0.0234  # target / draft forward time of the paper's pair
 ALL = "all"
 
 
@@ -40,11 +41,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A column of table 1: plain decoding in tokens/s, the best fixed K, the best threshold, and
-    `threshold=auto`.
+    """A column of table 1, with the best settings on a set of prompts.
 
     Attributes:
-        cpu_gain: of the threshold over the fixed K, in processor time.
+        name: Name of the set of prompts.
+        plain: Tokens per second of plain decoding.
+        fixed: The best fixed K.
+        head: The best threshold.
+        auto: `threshold=auto`.
+        cpu_gain: Speed of the best threshold over the best fixed K, in processor time.
     """
 
     name: str
@@ -64,8 +69,8 @@ class Pick:
 
 
 def measured_picks(sweep: Sweep, heads: Sequence[str]) -> list[Pick]:
-    """Return table 1 by the clock: per set of prompts, then over all."""
-    found = []
+    """Return table 1 by measured speed, for each set of prompts and for all."""
+    picks = []
     for name in (*sweep.sets, None):
         part = sweep.of_set(name)
         fixed, head = (fastest(part, methods) for methods in rivals(heads))
@@ -75,33 +80,38 @@ def measured_picks(sweep: Sweep, heads: Sequence[str]) -> list[Pick]:
             kind: _choice(part, method, methods_of(heads)) for kind, method in methods.items()
         }
         gain = ratio(part, head, fixed, "cpu_speedup") if fixed else None
-        found.append(
+        picks.append(
             Pick(name or ALL, plain.tokens_per_second if plain else None, **choices, cpu_gain=gain)
         )
-    return found
+    return picks
 
 
 def expected_picks(
     sweep: Sweep, heads: Sequence[str], draft: float, target: float, plain: float | None
 ) -> list[Pick]:
-    """Return table 1 as the paper has it, by equation 2.3.
+    """Return table 1 by equation 2.3, as in the paper.
 
     Args:
-        draft, target: seconds per forward. plain: seconds per forward of the target alone.
+        sweep: The rates of all rules.
+        heads: Folders of the heads.
+        draft, target: Seconds of a forward of each model.
+        plain: Seconds of a forward of the target alone.
     """
-    found = []
+    picks = []
     for name in (*sweep.sets, None):
         best = [cheapest(sweep.points(methods, name), draft, target) for methods in rivals(heads)]
         fixed, head = (
-            Choice(methods_of(heads)[one.method], 1 / latency(draft, target, one)) if one else None
-            for one in best
+            Choice(methods_of(heads)[point.method], 1 / latency(draft, target, point))
+            if point
+            else None
+            for point in best
         )
-        found.append(Pick(name or ALL, 1 / plain if plain else None, fixed, head))
-    return found
+        picks.append(Pick(name or ALL, 1 / plain if plain else None, fixed, head))
+    return picks
 
 
 def fastest(part: BenchPart, methods: Iterable[str]) -> str | None:
-    """Return the method with most tokens per second; None if none was timed."""
+    """Return the method with the most tokens per second; None if none was timed."""
     rates = {figures.method: figures.tokens_per_second or 0.0 for figures in part.figures}
     return max(
         (method for method in methods if rates.get(method)),
@@ -112,14 +122,18 @@ def fastest(part: BenchPart, methods: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """The head's front against another one's.
+    """The front of the head compared with another front.
 
     Attributes:
-        points: on the other front; within: of them, where the head's front has that discard rate;
-            below: of these, where the head needs fewer target forwards; above: where it needs more.
-        forwards: mean ratio, head over rival, of target forwards at equal discards; discards: of
-            discards at equal forwards.
-        gain: the rival's least latency over the head's, for a pair like the paper's.
+        rival: Name of the other rule.
+        name: Name of the set of prompts.
+        points: Points of the other front.
+        within: Points at whose discard rate the head's front exists.
+        below: Of these, points where the head needs fewer target forwards.
+        above: Of these, points where the head needs more target forwards.
+        forwards: Mean ratio, head over rival, of target forwards at equal discard rates.
+        discards: Mean ratio, head over rival, of discarded tokens at equal target forwards.
+        gain: Minimum latency of the rival over that of the head, for the paper's pair.
     """
 
     rival: str
@@ -134,31 +148,31 @@ class Against:
 
 
 def against(
-    rival: str, name: str, theirs: Sequence[RulePoint], mine: Sequence[RulePoint]
+    rival: str, name: str, rival_points: Sequence[RulePoint], head_points: Sequence[RulePoint]
 ) -> Against:
     """Compare the fronts of two lists of points."""
-    front, head = pareto_front(theirs), pareto_front(mine)
+    front, head = pareto_front(rival_points), pareto_front(head_points)
     forwards = [
-        (at, one.verification_rate)
-        for one in front
-        if (at := verification_at(head, one.discard_rate)) is not None
+        (head_rate, point.verification_rate)
+        for point in front
+        if (head_rate := verification_at(head, point.discard_rate)) is not None
     ]
     discards = [
-        (at, one.discard_rate)
-        for one in front
-        if (at := discard_at(head, one.verification_rate)) is not None
+        (head_rate, point.discard_rate)
+        for point in front
+        if (head_rate := discard_at(head, point.verification_rate)) is not None
     ]
     costs = [
-        one and latency(1.0, PAPER_RATIO, one)
-        for one in (cheapest(points, 1.0, PAPER_RATIO) for points in (front, head))
+        point and latency(1.0, PAPER_RATIO, point)
+        for point in (cheapest(points, 1.0, PAPER_RATIO) for points in (front, head))
     ]
     return Against(
         rival,
         name,
         len(front),
         len(forwards),
-        sum(own < other for own, other in forwards),
-        sum(own > other for own, other in forwards),
+        sum(head_value < rival_value for head_value, rival_value in forwards),
+        sum(head_value > rival_value for head_value, rival_value in forwards),
         _mean_ratio(forwards),
         _mean_ratio(discards),
         costs[0] / costs[1] if costs[0] and costs[1] else None,
@@ -166,9 +180,7 @@ def against(
 
 
 def fronts(sweep: Sweep, heads: Sequence[str]) -> list[Against]:
-    """Hold the first head against every other rule over all prompts, then against fixed K per
-    set.
-    """
+    """Compare the first head with every other rule, then with fixed K for each set."""
     rules = families(heads)
     rows = [
         *((rival, None) for rival in rules if rival != HEAD),
@@ -176,14 +188,16 @@ def fronts(sweep: Sweep, heads: Sequence[str]) -> list[Against]:
     ]
     return [
         against(
-            rival, name or ALL, *(sweep.points(rules[one].values(), name) for one in (rival, HEAD))
+            rival,
+            name or ALL,
+            *(sweep.points(rules[rule].values(), name) for rule in (rival, HEAD)),
         )
         for rival, name in rows
     ]
 
 
 def _mean_ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
-    ratios = [own / other for own, other in pairs if other > 0]
+    ratios = [first / second for first, second in pairs if second > 0]
     return sum(ratios) / len(ratios) if ratios else None
 
 

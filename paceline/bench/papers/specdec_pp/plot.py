@@ -1,4 +1,4 @@
-"""The picture of the SpecDec++ paper measured again."""
+"""Draw the measurement of the SpecDec++ paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,23 @@ import numpy as np
 
 from paceline.bench.papers.part import setting
 from paceline.bench.papers.specdec_pp.costs import cheapest, pareto_front
+from paceline.bench.papers.specdec_pp.paper_settings import (
+    TABLE_1,
+)
 from paceline.bench.papers.specdec_pp.picks import ALL, PAPER_RATIO, measured_picks
+from paceline.bench.papers.specdec_pp.plot_settings import (
+    BELOW,
+    COST_RATIOS,
+    DISCARD_TICKS,
+    FIGURE_4_ROW,
+    FRAME,
+    PANELS_PER_ROW,
+    RATIO_TICKS,
+    SHOWN_SETS,
+    TABLE_1_ROW,
+    TITLE_COLUMNS,
+    WIDTH,
+)
 from paceline.bench.papers.specdec_pp.result import RulePoint, SpecDecResult
 from paceline.bench.papers.specdec_pp.rules import (
     FIXED,
@@ -22,7 +38,7 @@ from paceline.bench.papers.specdec_pp.rules import (
     PUBLISHED,
     families,
 )
-from paceline.bench.papers.specdec_pp.tables import TABLE_1, section_2_1, table_2
+from paceline.bench.papers.specdec_pp.tables import section_2_1, table_2
 from paceline.drafters.specdec_pp.card import latency
 from paceline.report.drawing import (
     COLOURS,
@@ -37,10 +53,6 @@ from paceline.report.drawing import (
     save,
 )
 
-_WIDTH, _FIGURE_4_ROW, _BELOW, _FRAME, _TABLE_1_ROW = 12.0, 3.7, 3.7, 0.9, 0.5  # inches
-_TITLE_COLUMNS = 165
-_TICKS = (0, 0.2, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 14)
-_SHOWN_SETS, _PER_ROW = 5, 3
 _LABELLED = (
     "K = 2",
     "K = 4",
@@ -52,8 +64,8 @@ _LABELLED = (
     "h = 0.7",
     "h = 0.9",
 )
-_RATIOS = tuple(1.5 * 2 ** (step / 8) for step in range(49))  # target over draft forward, 1.5 to 96
-_STYLES = {  # colour, marker, line; the heads share a colour
+# Colour, marker and line style. The heads share a colour.
+_STYLES = {
     FIXED: (COLOURS[1], "s", "-"),
     HEURISTIC: (COLOURS[3], "D", ":"),
     "product": (COLOURS[4], "^", ":"),
@@ -67,22 +79,21 @@ _OTHER_HEAD = ("#767676", "*", "--")
 
 
 def draw(result: SpecDecResult, path: Path) -> None:
-    """Draw figure 4 above, per set of prompts; below the costs it stands for, section 2.1, table 1
-    and forward times.
+    """Draw figure 4 for each set, then costs, section 2.1, table 1 and forward times.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
-    names = [None, *list(result.counts.sets)[:_SHOWN_SETS]]
-    rows = math.ceil(len(names) / _PER_ROW)
+    names = [None, *list(result.counts.sets)[:SHOWN_SETS]]
+    rows = math.ceil(len(names) / PANELS_PER_ROW)
     heights = (
-        rows * _FIGURE_4_ROW,
-        _BELOW,
-        max(_BELOW, _FRAME + _TABLE_1_ROW * (len(result.counts.sets) + 4)),
+        rows * FIGURE_4_ROW,
+        BELOW,
+        max(BELOW, FRAME + TABLE_1_ROW * (len(result.counts.sets) + 4)),
     )
-    figure = page(_WIDTH, sum(heights) + _FRAME)
+    figure = page(WIDTH, sum(heights) + FRAME)
     above, middle, below = figure.subfigures(3, 1, height_ratios=heights)
-    panels = above.subplots(rows, min(len(names), _PER_ROW), squeeze=False).ravel()
+    panels = above.subplots(rows, min(len(names), PANELS_PER_ROW), squeeze=False).ravel()
     for axes, name in zip(panels, names, strict=False):
         _draw_rates(axes, result, name)
     for axes in panels[len(names) :]:
@@ -110,7 +121,7 @@ def draw(result: SpecDecResult, path: Path) -> None:
     ]
     bars(times, table.column(0), series)
     label(times, "Figure 3: time of a forward, by regression", "ms", "", "x")
-    save(figure, path, setting(result), _TITLE_COLUMNS)
+    save(figure, path, setting(result), TITLE_COLUMNS)
 
 
 def _draw_rates(axes: Any, result: SpecDecResult, name: str | None) -> None:
@@ -134,11 +145,9 @@ def _draw_rates(axes: Any, result: SpecDecResult, name: str | None) -> None:
             )
     oracle = result.counts.points([ORACLE], name)
     axes.plot(*_columns(oracle), linestyle="", marker="*", markersize=11, color=INK, label=ORACLE)
-    axes.set_xscale(
-        "function", functions=(_root, _square)
-    )  # the points lie densely where little is discarded
+    axes.set_xscale("function", functions=(_root, _square))  # points are dense at low discard rates
     axes.set_xlim(left=0.0)
-    ticks = [tick for tick in _TICKS if tick <= axes.get_xlim()[1]]
+    ticks = [tick for tick in DISCARD_TICKS if tick <= axes.get_xlim()[1]]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     label(
         axes,
@@ -150,7 +159,7 @@ def _draw_rates(axes: Any, result: SpecDecResult, name: str | None) -> None:
 
 
 def _annotate(axes: Any, texts: dict[str, str], points: Sequence[RulePoint], under: bool) -> None:
-    """The numbers of the lengths and thresholds, on either side of the fronts."""
+    """Write lengths and thresholds at the points, on one side of the fronts."""
     for point in points:
         if texts[point.method] in _LABELLED:
             axes.annotate(
@@ -166,19 +175,17 @@ def _annotate(axes: Any, texts: dict[str, str], points: Sequence[RulePoint], und
 
 
 def _draw_gains(axes: Any, result: SpecDecResult) -> None:
-    """Least latency of every kind of rule against that of the best fixed K, over what a forward
-    of the target costs.
-    """
+    """Draw minimum latencies over that of the best fixed K, by the target's cost."""
     points = {
         rule: result.counts.points(methods.values())
         for rule, methods in families(result.config.head).items()
     }
     base = points[FIXED]
-    for rule, mine in points.items():
-        if rule != FIXED and mine and base:
+    for rule, rule_points in points.items():
+        if rule != FIXED and rule_points and base:
             colour, _, line = _STYLES.get(rule, _OTHER_HEAD)
-            gains = [_least(base, x) / _least(mine, x) for x in _RATIOS]
-            axes.plot(_RATIOS, gains, line, color=colour, linewidth=1.6, label=rule)
+            gains = [_min_latency(base, x) / _min_latency(rule_points, x) for x in COST_RATIOS]
+            axes.plot(COST_RATIOS, gains, line, color=colour, linewidth=1.6, label=rule)
     reference_line(axes)
     marks = {"the paper's pair": PAPER_RATIO}
     if result.pair_times is not None:
@@ -199,8 +206,7 @@ def _draw_gains(axes: Any, result: SpecDecResult) -> None:
             ha="right" if left else "left",
         )
     axes.set_xscale("log", base=2)
-    ticks = (2, 4, 8, 16, 32, 64)
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xticks(RATIO_TICKS, [str(tick) for tick in RATIO_TICKS])
     axes.minorticks_off()
     label(
         axes,
@@ -232,8 +238,8 @@ def _square(values: Any) -> Any:
     return np.sign(values) * np.square(values)
 
 
-def _least(points: Sequence[RulePoint], target: float) -> float:
-    """The least latency, in forwards of the draft model per token."""
+def _min_latency(points: Sequence[RulePoint], target: float) -> float:
+    """Return the minimum latency, in draft forwards per token."""
     best = cheapest(points, 1.0, target)
     assert best is not None
     return latency(1.0, target, best)

@@ -1,4 +1,4 @@
-"""What is measured of the SpecDec++ paper (Huang, Guo, Wang 2024)."""
+"""Hold the measurement of the SpecDec++ paper (Huang, Guo, Wang 2024)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ TARGET_ALONE, DRAFT_ALONE = "target alone", "draft alone"
 
 @dataclass(frozen=True, slots=True)
 class RulePoint:
-    """A rule for the length of drafts: what it discards, and how often the target must run, both
-    per new token.
+    """The rates of a rule for the length of drafts, both per new token.
+
+    Attributes:
+        method: Name of the method.
+        discard_rate: Rejected draft tokens per new token.
+        verification_rate: Target forwards per new token.
     """
 
     method: str
@@ -36,11 +40,13 @@ class RulePoint:
 
 @dataclass(frozen=True, slots=True)
 class ForwardTimes:
-    """Seconds per forward, fitted to `answers` answers; None for a model that did not run.
+    """Seconds of a forward, fitted to answers; None for a model that did not run.
 
     Attributes:
-        r_squared: share of the times' variance that the fit explains; None where all answers took
-            equally many forwards.
+        draft, target: Seconds of a forward.
+        r_squared: Share of the variance that the fit explains; None if all answers took equally
+            many forwards.
+        answers: Number of answers.
     """
 
     draft: float | None
@@ -51,11 +57,12 @@ class ForwardTimes:
 
 @dataclass(frozen=True, slots=True)
 class SettingTimes:
-    """One row of table 2.
+    """A row of table 2.
 
     Attributes:
-        wall: seconds per forward. processor: likewise in processor time, which other jobs on the
-            machine disturb less.
+        setting: Name of the setting.
+        wall: Times by the wall clock.
+        processor: Processor times, which other jobs on the machine disturb less.
     """
 
     setting: str
@@ -65,20 +72,20 @@ class SettingTimes:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One run with its figures per set of prompts besides."""
+    """A run, with its figures for each set of prompts."""
 
     part: BenchPart
     sets: dict[str, tuple[MethodFigures, ...]]
 
     @staticmethod
     def of(label: str, result: BenchResult) -> Sweep:
-        """Make it from a finished, or interrupted, run."""
+        """Return the sweep of a finished or interrupted run."""
         names = result.categories
         sets = {name: tuple(result.figures(name)) for name in names} if len(names) > 1 else {}
         return Sweep(BenchPart.of(label, result), sets)
 
     def of_set(self, name: str | None) -> BenchPart:
-        """Return the figures over one set, none where it has no answer; None = over all prompts."""
+        """Return the figures of one set, which may be empty; None selects all prompts."""
         return (
             self.part
             if name is None
@@ -86,21 +93,22 @@ class Sweep:
         )
 
     def points(self, methods: Iterable[str], name: str | None = None) -> list[RulePoint]:
-        """Return the rates of those methods that were measured, in their order, over one set or
-        all prompts.
-        """
+        """Return the rates of the methods that were measured, in their order."""
         part = self.of_set(name)
         return [point for method in methods if (point := RulePoint.of(part, method)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRow:
-    """A head and the methods that measured it.
+    """A head and the methods that measured it; None for unknown values.
 
     Attributes:
-        methods: one per threshold.
-        depth, reject_weight: D and w_rej. calibration_error, roc_area: on prompts it was not
-            trained on. None = not known.
+        label: Name of the head.
+        methods: Method by threshold.
+        depth: Number of hidden layers, D.
+        reject_weight: Weight of rejected tokens in training, w_rej.
+        calibration_error: Expected calibration error on held-out prompts.
+        roc_area: Area under the ROC curve on held-out prompts.
     """
 
     label: str
@@ -113,15 +121,20 @@ class HeadRow:
 
 @dataclass(frozen=True, slots=True)
 class SpecDecResult:
-    """What was measured; None or empty is what came after an interruption.
+    """The measurement of the paper; fields after an interruption are None or empty.
 
     Attributes:
-        counts: rates of all rules, figure 4. heads: those that came, or the shipped one.
-        seen: prompts of figure 4 that the first head was trained or calibrated on.
-        timed: of tables 1 and 2 and section 2.1. alone: the draft model by itself. times: of
-            forwards, table 2.
-        stands_alone: False = it reads the target's states and says nothing by itself.
-        grid: heads trained on recordings; grid_heads: their rows.
+        config: Its configuration.
+        counts: Rates of all rules (figure 4).
+        heads: The given heads, or the built-in one.
+        seen: Prompts of figure 4 that the first head was trained or calibrated on.
+        timed: Runs of tables 1 and 2 and of section 2.1.
+        alone: The run of the draft model alone.
+        times: Forward times (table 2).
+        grid: Heads trained on recordings.
+        grid_heads: Rows of these heads.
+        stands_alone: False if the draft model reads the target's hidden states and cannot run
+            alone.
     """
 
     title: ClassVar[str] = "SpecDec++ (Huang, Guo, Wang, 2024)"
@@ -139,12 +152,12 @@ class SpecDecResult:
 
     @property
     def parts(self) -> list[BenchPart]:
-        """The runs of the pair that there were."""
+        """Return the runs of the pair that were measured."""
         return [sweep.part for sweep in (self.counts, self.timed, self.grid) if sweep is not None]
 
     @property
     def complete(self) -> bool:
-        """Whether all of it was measured."""
+        """Return whether all was measured, without an interruption."""
         alone = self.alone is not None or not self.stands_alone
         return (
             self.timed is not None
@@ -155,20 +168,18 @@ class SpecDecResult:
 
     @property
     def unbroken(self) -> bool:
-        """Whether none of the runs so far was interrupted."""
+        """Return whether none of the runs so far was interrupted."""
         return all(part.complete for part in (*self.parts, self.alone) if part is not None)
 
     @property
     def timed_part(self) -> BenchPart | None:
-        """The run of tables 1 and 2, over all prompts."""
+        """Return the run of tables 1 and 2 over all prompts."""
         return self.timed.part if self.timed is not None else None
 
     @property
     def pair_times(self) -> tuple[float, float] | None:
-        """Seconds of a draft and a target forward in speculative decoding, fitted to the answers
-        of both settings together.
-        """
-        both = next((one.wall for one in self.times if one.setting == IN_BOTH), None)
+        """Return the seconds of a draft and a target forward, fitted to both settings."""
+        both = next((row.wall for row in self.times if row.setting == IN_BOTH), None)
         if (
             both is None
             or both.draft is None

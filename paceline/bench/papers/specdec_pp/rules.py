@@ -1,50 +1,36 @@
-"""The rules for the length of drafts that the SpecDec++ paper compares (Huang et al. 2024,
-sections 2.1 and 4).
+"""Name the rules for the length of drafts that the SpecDec++ paper compares.
+
+See Huang et al. 2024, sections 2.1 and 4.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 14)  # K of figure 4; the paper has the even ones
-THRESHOLDS = (
-    0.05,
-    0.1,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    0.9,
-    0.95,
-)  # h of the first head in figure 4
-PAPER_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of further heads, and of what is timed
-_MOST = 20  # tokens that the head may draft, and so may the other rules
-_BOUNDS = {
-    "product": (0.1, 0.3, 0.5, 0.7, 0.9),
-    "confidence": (0.2, 0.4, 0.6, 0.8, 0.9),
-    "entropy": (0.3, 0.4, 0.5, 0.6, 0.8),
-}
+from paceline.bench.papers.specdec_pp.run_settings import (
+    LENGTHS,
+    MAX_DRAFT_TOKENS,
+    PAPER_THRESHOLDS,
+    STOP_BOUNDS,
+    THRESHOLDS,
+)
+
 FIXED, HEURISTIC, HEAD = "fixed K", "heuristic", "SpecDec++"
 PUBLISHED, FROM_ONE = "SpecDec++, published rule", "SpecDec++, min 1"
 _VARIANTS = {
     PUBLISHED: "count_undecided=false",
     FROM_ONE: "min_draft_tokens=1",
-}  # what they change in the drafter
+}  # changed drafter options
 ORACLE, AUTO = "oracle", "auto"
 
 
 def fixed_length(length: int) -> str:
-    """Return the drafter that drafts exactly so many tokens."""
+    """Return the drafter that drafts exactly `length` tokens."""
     return f"draft_model:max_draft_tokens={length}"
 
 
 def head_spec(heads: Sequence[str], threshold: float | str) -> str:
-    """Return SpecDec++ with the first of the heads (none came: the one that is shipped) and a
-    threshold.
-    """
+    """Return SpecDec++ with a threshold and the first head, or the built-in head."""
     return (
         f"specdec_pp:head={heads[0]},threshold={threshold}"
         if heads
@@ -53,36 +39,35 @@ def head_spec(heads: Sequence[str], threshold: float | str) -> str:
 
 
 def families(heads: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the rules of figure 4, per name the method by label: fixed lengths, the draft's own
-    probabilities, and heads.
+    """Return the rules of figure 4: for each name the methods by label.
 
-    Beside the first head as it is by default stand the rule as published, which knows nothing of
-    the newest token, and one that may draft a single token.
+    The rules are fixed lengths, the draft model's probabilities, and heads. The first head appears
+    with its default rule, with the rule as published (which ignores the newest token), and with a
+    rule that allows a single draft token.
     """
-    found = {
+    rules = {
         FIXED: {f"K = {length}": fixed_length(length) for length in LENGTHS},
         HEURISTIC: {HEURISTIC: "draft_model:stop_rule=heuristic"},
     }
-    for rule, bounds in _BOUNDS.items():
-        found[rule] = {
-            f"{rule} {bound}": f"{fixed_length(_MOST)},stop_rule={rule},stop_threshold={bound}"
-            for bound in bounds
-        }
-    found[HEAD] = {f"h = {threshold}": head_spec(heads, threshold) for threshold in THRESHOLDS}
+    for rule, bounds in STOP_BOUNDS.items():
+        spec = f"{fixed_length(MAX_DRAFT_TOKENS)},stop_rule={rule},stop_threshold="
+        rules[rule] = {f"{rule} {bound}": f"{spec}{bound}" for bound in bounds}
+    rules[HEAD] = {f"h = {threshold}": head_spec(heads, threshold) for threshold in THRESHOLDS}
     for name, change in _VARIANTS.items():
-        found[name] = {
-            f"{change}, h = {one}": f"{head_spec(heads, one)},{change}" for one in PAPER_THRESHOLDS
+        rules[name] = {
+            f"{change}, h = {threshold}": f"{head_spec(heads, threshold)},{change}"
+            for threshold in PAPER_THRESHOLDS
         }
-    for place, head in enumerate(heads[1:], 1):
-        found[head_label(head)] = {
-            f"{head_label(head)}, h = {one}": head_spec(heads[place:], one)
-            for one in PAPER_THRESHOLDS
+    for index, head in enumerate(heads[1:], 1):
+        rules[head_label(head)] = {
+            f"{head_label(head)}, h = {threshold}": head_spec(heads[index:], threshold)
+            for threshold in PAPER_THRESHOLDS
         }
-    return found
+    return rules
 
 
 def methods_of(heads: Sequence[str]) -> dict[str, str]:
-    """Return what tables call each method."""
+    """Return the label of each method in tables."""
     named = {
         method: label for methods in families(heads).values() for label, method in methods.items()
     }
@@ -90,14 +75,12 @@ def methods_of(heads: Sequence[str]) -> dict[str, str]:
 
 
 def head_label(folder: str) -> str:
-    """Return what a further head is called."""
+    """Return the name of a further head."""
     return f"head {folder}"
 
 
 def rivals(heads: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the methods of table 1: fixed lengths, and the first head with the paper's
-    thresholds.
-    """
+    """Return the methods of table 1: fixed lengths, and the first head's thresholds."""
     return list(map(fixed_length, LENGTHS)), [
         head_spec(heads, threshold) for threshold in PAPER_THRESHOLDS
     ]

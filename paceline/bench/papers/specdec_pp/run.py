@@ -1,6 +1,4 @@
-"""Measures the SpecDec++ paper: counts for figure 4, times for the tables, heads beside one
-another.
-"""
+"""Measure the SpecDec++ paper: rates for figure 4, times for the tables, heads."""
 
 from __future__ import annotations
 
@@ -32,43 +30,40 @@ from paceline.bench.papers.specdec_pp.result import (
     Sweep,
 )
 from paceline.bench.papers.specdec_pp.rules import AUTO, families, head_spec, rivals
-from paceline.bench.run import run_bench
+from paceline.bench.papers.specdec_pp.run_settings import (
+    ADVISED_THRESHOLD,
+    ALONE_PROMPTS,
+    GRID_SHARES,
+    SCALED_GRID_SHARES,
+    SCALED_SHARES,
+    SHARES,
+)
+from paceline.bench.run import RunOptions, run_bench
 from paceline.llm import LLM
 from paceline.model.eagle.modules import uses_target_states
 from paceline.training.acceptance_head.recording import prompt_name
 
-# Of the time, what came before included: counts, timed runs; with recordings, training and counts
-# of the trained heads, too.
-_SHARES, _GRID_SHARES = (0.7, 0.95, 1.0, 1.0), (0.3, 0.45, 0.65, 0.98)
-_SCALED_SHARES, _SCALED_GRID_SHARES = (
-    (0.3, 0.95, 1.0, 1.0),
-    (0.2, 0.6, 0.75, 0.98),
-)  # where the timed runs have larger models
-_ALONE_PROMPTS = 6
-_ADVISED = 0.7  # the threshold that the paper recommends
-
 
 def run(config: SpecDecConfig, **loaded: Any) -> SpecDecResult:
-    """Count for figure 4, time for the tables, and compare heads; see
-    `paceline.bench.papers.registry.run_paper`.
+    """Count for figure 4, time for the tables, and compare heads.
 
-    Several prompt files are the sets that are told apart, else the categories are; of the embedded
-    prompts the first `limit` of each category are asked. What is timed has the prompts that figure
-    4 found time for.
+    The sets of prompts are the files if there are several, otherwise the categories. Of the
+    built-in prompts, the first `limit` of each category are used. Timed runs use the prompts that
+    figure 4 had time for. See `paceline.bench.papers.registry.run_paper`.
 
     Raises:
-        ConfigError: there is no draft model, or no head for it.
+        ConfigError: There is no draft model, or no head for it.
     """
     measuring = _SpecDecMeasurement(config, loaded)
     result = measuring.count()
-    with contextlib.suppress(KeyboardInterrupt):  # while something was being prepared
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C during preparations
         for step in (measuring.time, measuring.time_alone, measuring.compare):
             result = step(result) if result.unbroken else result
     return result
 
 
 class _SpecDecMeasurement:
-    """The steps of a run, each of which adds to the result."""
+    """The stages of a run; each adds to the result."""
 
     def __init__(self, config: SpecDecConfig, loaded: dict[str, Any]) -> None:
         self._config, self._time = config, TimeLimit(config.max_seconds)
@@ -82,9 +77,7 @@ class _SpecDecMeasurement:
         models = load_models(
             self._counting, *(loaded.get(name) for name in ("target", "draft", "tokenizer"))
         )
-        assert (
-            models.draft is not None
-        )  # its drafters are among the methods that `models` were loaded for
+        assert models.draft is not None  # `models` were loaded for its drafters
         self._models, self._heads = models, heads_of(config.head, models.draft)
         check_recordings(config.recording, models.draft)
         self._prompts = prompts_in_sets(config.selection)
@@ -94,17 +87,20 @@ class _SpecDecMeasurement:
         self._shared = {"tokenizer": models.tokenizer, "progress": loaded.get("progress", True)}
         self._pair = {**self._shared, "target": models.target, "draft": models.draft}
         if config.cost_scale is None:
-            self._shares = _GRID_SHARES if config.recording else _SHARES
+            self._shares = GRID_SHARES if config.recording else SHARES
         else:
-            self._shares = _SCALED_GRID_SHARES if config.recording else _SCALED_SHARES
+            self._shares = SCALED_GRID_SHARES if config.recording else SCALED_SHARES
 
     def count(self) -> SpecDecResult:
-        """Count the rates of every rule; what a forward costs does not matter."""
+        """Count the rates of every rule, which do not depend on the cost."""
         counting = dataclasses.replace(self._counting, max_seconds=self._time.left(self._shares[0]))
         counts = Sweep.of(
             "figure 4",
             run_bench(
-                counting, prompts=self._prompts, made=self._oracle, **self._pair, budget=False
+                counting,
+                prompts=self._prompts,
+                **self._pair,
+                options=RunOptions(self._oracle, budget=False),
             ),
         )
         plain = counts.part.method(PLAIN)
@@ -124,8 +120,11 @@ class _SpecDecMeasurement:
         timed = self._config.run_of(
             [PLAIN, *lengths, *heads], max_seconds=self._time.left(self._shares[1])
         )
-        found = run_bench(
-            timed, prompts=self._prompts, made=self._oracle, **self._pair, budget=False
+        timed_result = run_bench(
+            timed,
+            prompts=self._prompts,
+            **self._pair,
+            options=RunOptions(self._oracle, budget=False),
         )
         groups = {
             IN_FIXED: lengths,
@@ -133,11 +132,13 @@ class _SpecDecMeasurement:
             IN_BOTH: lengths + heads,
             TARGET_ALONE: [PLAIN],
         }
-        times = tuple(setting_times(name, found, group) for name, group in groups.items())
-        return dataclasses.replace(result, timed=Sweep.of("tables 1 and 2", found), times=times)
+        times = tuple(setting_times(name, timed_result, group) for name, group in groups.items())
+        return dataclasses.replace(
+            result, timed=Sweep.of("tables 1 and 2", timed_result), times=times
+        )
 
     def time_alone(self, result: SpecDecResult) -> SpecDecResult:
-        """Time the draft model by itself, where it can be."""
+        """Time the draft model alone, if it can run alone."""
         config = self._config
         assert self._models.draft is not None  # see __init__
         if uses_target_states(self._models.draft):
@@ -151,20 +152,20 @@ class _SpecDecMeasurement:
             draft_cost_scale=None,
             max_seconds=self._time.left(),
         )
-        found = run_bench(
+        alone_result = run_bench(
             alone,
             target=self._models.draft,
-            prompts=self._prompts[:_ALONE_PROMPTS],
+            prompts=self._prompts[:ALONE_PROMPTS],
             **self._shared,
-            budget=False,
+            options=RunOptions(budget=False),
         )
-        times = (*result.times, setting_times(DRAFT_ALONE, found, [PLAIN], drafting=True))
+        times = (*result.times, setting_times(DRAFT_ALONE, alone_result, [PLAIN], drafting=True))
         return dataclasses.replace(
-            result, alone=BenchPart.of("the draft model alone", found), times=times
+            result, alone=BenchPart.of("the draft model alone", alone_result), times=times
         )
 
     def compare(self, result: SpecDecResult) -> SpecDecResult:
-        """Train heads where there are recordings, and count for them as for figure 4."""
+        """Train heads on the recordings, and count their rates as for figure 4."""
         config = self._config
         if not config.recording:
             return result
@@ -172,9 +173,14 @@ class _SpecDecMeasurement:
             left = self._time.left(self._shares[2])
             heads = train_grid(config.recording, left, config.seed, self._shared["progress"])
         rows, makers = grid_makers(heads)
-        drafters, left = (head_spec(config.head, _ADVISED),), self._time.left(self._shares[3])
-        asked = dataclasses.replace(
+        drafters, left = (
+            (head_spec(config.head, ADVISED_THRESHOLD),),
+            self._time.left(self._shares[3]),
+        )
+        counting = dataclasses.replace(
             self._counting, drafters=drafters, baselines=(), max_seconds=left
         )
-        found = run_bench(asked, prompts=self._prompts, made=makers, **self._pair, budget=False)
-        return dataclasses.replace(result, grid=Sweep.of("heads", found), grid_heads=tuple(rows))
+        counts = run_bench(
+            counting, prompts=self._prompts, **self._pair, options=RunOptions(makers, budget=False)
+        )
+        return dataclasses.replace(result, grid=Sweep.of("heads", counts), grid_heads=tuple(rows))

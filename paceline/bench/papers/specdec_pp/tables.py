@@ -1,56 +1,38 @@
-"""The tables and figures of the SpecDec++ paper (Huang et al. 2024), measured and its own."""
+"""Build the tables and figures of the SpecDec++ paper (Huang et al. 2024)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-from paceline.bench.papers.part import CPU_TIME, PLAIN, SPEEDUP, cells, columns
+from paceline.bench.papers.part import CPU_TIME, PICTURE, PLAIN, SPEEDUP, cells, columns
 from paceline.bench.papers.specdec_pp import picks
 from paceline.bench.papers.specdec_pp.costs import cheapest, pareto_front
-from paceline.bench.papers.specdec_pp.heads import EPOCHS, GRID
-from paceline.bench.papers.specdec_pp.picks import ALL, PAPER_RATIO, Choice, Pick
+from paceline.bench.papers.specdec_pp.paper_settings import (
+    FIXED_BEST,
+    HEAD_BEST,
+    PLAINLY,
+    SECTION_2_1,
+    TABLE_1,
+    TABLE_2,
+)
+from paceline.bench.papers.specdec_pp.picks import ALL, PAPER_RATIO, Pick
 from paceline.bench.papers.specdec_pp.result import (
-    DRAFT_ALONE,
-    IN_BOTH,
-    IN_FIXED,
-    IN_HEAD,
     TARGET_ALONE,
     RulePoint,
     SettingTimes,
     SpecDecResult,
 )
-from paceline.bench.papers.specdec_pp.rules import (
-    ORACLE,
+from paceline.bench.papers.specdec_pp.rules import ORACLE, families, methods_of, rivals
+from paceline.bench.papers.specdec_pp.run_settings import (
+    EPOCHS,
+    GRID,
     PAPER_THRESHOLDS,
-    families,
-    methods_of,
-    rivals,
 )
 from paceline.drafters.specdec_pp.card import latency
 from paceline.report.tables import Cell, Column, Table
 
-PLAINLY, FIXED_BEST, HEAD_BEST = "plain decoding", "best fixed K", "best threshold"
-SECTION_2_1: dict[str, tuple[float | None, float]] = {  # N_target / N and tokens/s; Alpaca
-    PLAINLY: (1.0, 9.26),
-    FIXED_BEST: (None, 17.58),
-    ORACLE: (0.164, 27.06),
-}
-TABLE_1 = (  # tokens/s; version 1 of the paper has the labels of its two rows swapped
-    Pick("Alpaca", 9.26, Choice("-", 17.62), Choice("-", 18.88)),
-    Pick("HumanEval", 9.26, Choice("-", 18.55), Choice("-", 20.61)),
-    Pick("GSM8K", 9.26, Choice("-", 19.14), Choice("-", 20.95)),
-)
-TABLE_2: dict[
-    str, tuple[float | None, float | None]
-] = {  # t_draft, t_target in seconds: section 4.2, means over its data sets
-    IN_FIXED: (None, None),
-    IN_HEAD: (None, None),
-    IN_BOTH: (0.0234, 0.112),
-    TARGET_ALONE: (None, 0.108),
-    DRAFT_ALONE: (0.0207, None),
-}
-_MOST_SETS = 4  # that a table has columns for
+_MAX_SETS = 4  # sets of prompts with columns in a table
 
 
 def sections(result: SpecDecResult) -> list[Table]:
@@ -67,9 +49,7 @@ def sections(result: SpecDecResult) -> list[Table]:
 
 
 def section_2_1(result: SpecDecResult) -> Table:
-    """Return what drafts of the right length would give: plain decoding, the best settings by
-    the clock, and the oracle.
-    """
+    """Return section 2.1: plain decoding, the fastest settings, and the oracle."""
     part, named = result.timed_part, methods_of(result.config.head)
     best = [
         picks.fastest(part, methods) if part else None for methods in rivals(result.config.head)
@@ -83,7 +63,7 @@ def section_2_1(result: SpecDecResult) -> Table:
     }.items():
         point = RulePoint.of(part, method) if part else None
         expected = 1 / latency(*result.pair_times, point) if point and result.pair_times else None
-        theirs, speed = SECTION_2_1.get(name, (None, None))
+        published_rate, speed = SECTION_2_1.get(name, (None, None))
         over_plain = speed and speed / SECTION_2_1[PLAINLY][1]
         rows.append(
             (
@@ -91,15 +71,15 @@ def section_2_1(result: SpecDecResult) -> Table:
                 *cells(part, method, ("N_target/N", "N_disc/N")),
                 expected,
                 *cells(part, method, ("tokens/s", "speed-up")),
-                theirs,
+                published_rate,
                 speed,
                 over_plain,
             )
         )
     notes = (
         "The oracle drafts up to the next token on which the models differ (lemma 2.1), so it"
-        " discards nothing. The paper's"
-        " figures are those of Alpaca.",
+        " discards no"
+        " token. The paper's figures are those of Alpaca.",
         f"by Eq. 2.3: tokens/s from the two rates, with the times of table 2. {SPEEDUP}",
         *((part.equality(),) if part else ()),
     )
@@ -116,20 +96,25 @@ def section_2_1(result: SpecDecResult) -> Table:
 
 
 def table_2(result: SpecDecResult) -> Table:
-    """Return the time of a forward, by regression."""
-    measured = {one.setting: one for one in result.times}
+    """Return table 2: the time of a forward, by regression."""
+    measured = {setting.setting: setting for setting in result.times}
     rows = []
-    for name, theirs in TABLE_2.items():
-        one = measured.get(name, SettingTimes(name, None, None))
-        own: list[Cell] = []
-        for fit in (one.wall, one.processor):
-            own += (
+    for name, published in TABLE_2.items():
+        setting = measured.get(name, SettingTimes(name, None, None))
+        cells: list[Cell] = []
+        for fit in (setting.wall, setting.processor):
+            cells += (
                 [_milliseconds(fit.draft), _milliseconds(fit.target), fit.r_squared]
                 if fit
                 else [None] * 3
             )
         rows.append(
-            (name, *own, one.wall.answers if one.wall else None, *map(_milliseconds, theirs))
+            (
+                name,
+                *cells,
+                setting.wall.answers if setting.wall else None,
+                *map(_milliseconds, published),
+            )
         )
     notes = [
         "Milliseconds per forward: T = t_draft N_draft + t_target N_target (Eq. 2.1) by least"
@@ -162,22 +147,22 @@ def table_2(result: SpecDecResult) -> Table:
 
 
 def figure_4(result: SpecDecResult) -> Table:
-    """Return verification rate and discard rate of every rule."""
+    """Return figure 4: verification rate and discard rate of every rule."""
     counts, headings = result.counts, ("S", "draft/ token")
-    shown = (None, *(counts.sets if len(counts.sets) <= _MOST_SETS else ()))
+    shown = (None, *(counts.sets if len(counts.sets) <= _MAX_SETS else ()))
     rows: list[tuple[Cell, ...]] = []
     for methods in [*families(result.config.head).values(), {ORACLE: ORACLE}]:
         rates: list[dict[str, Cell]] = []
         for points in (counts.points(methods.values(), name) for name in shown):
-            best = {one.method for one in pareto_front(points) if one.method != ORACLE}
+            best = {point.method for point in pareto_front(points) if point.method != ORACLE}
             rates.append(
                 {
-                    one.method: (
-                        one.discard_rate,
-                        one.verification_rate,
-                        "*" * (one.method in best),
+                    point.method: (
+                        point.discard_rate,
+                        point.verification_rate,
+                        "*" * (point.method in best),
                     )
-                    for one in points
+                    for point in points
                 }
             )
         for text, method in methods.items():
@@ -185,22 +170,23 @@ def figure_4(result: SpecDecResult) -> Table:
                 rows.append(
                     (
                         text,
-                        *(one.get(method) for one in rates),
+                        *(point.get(method) for point in rates),
                         *cells(counts.part, method, headings),
                     )
                 )
     plain = counts.part.method(PLAIN)
     notes = (
-        "Each cell: N_disc/N, drafted tokens that were not kept, and N_target/N, target forwards"
-        " (those over the prompt"
-        " included), per new token. *: on the Pareto front of its own kind of rule. product,"
-        " confidence and entropy stop below"
-        " the bound named (`paceline drafters`); like the head they draft at most 20 tokens.",
+        "Each cell: N_disc/N, rejected draft tokens, and N_target/N, target forwards (prefill"
+        " included), per"
+        " new token. *: on the Pareto front of this kind of rule. product, confidence and entropy"
+        " stop below"
+        " the bound in the label (`paceline drafters`); like the head they draft at most 20"
+        " tokens.",
         "count_undecided=false: the rule as published, which does not judge the newest token"
         " (option of specdec_pp).",
-        f"Of {plain.answers if plain else 0} prompts the first head was trained or calibrated on"
-        f" {result.seen}.",
-        "The paper shows its points as a picture only: no numbers stand beside these.",
+        f"The first head was trained or calibrated on {result.seen} of the"
+        f" {plain.answers if plain else 0} prompts.",
+        PICTURE,
         counts.part.equality(),
     )
     pairs = [Column(name or ALL, "{:.3f}, {:.3f}{}") for name in shown]
@@ -210,90 +196,89 @@ def figure_4(result: SpecDecResult) -> Table:
 
 
 def figure_4_fronts(result: SpecDecResult) -> Table:
-    """Return the head's front held against the others."""
+    """Return the comparison of the head's front with the others."""
     counted = [
         Column(heading)
         for heading in ("rival, prompts", "on its front", "in reach", "head below", "head above")
     ]
     rows = [
-        (f"{one.rival}, {one.name}", *dataclasses.astuple(one)[2:])
-        for one in picks.fronts(result.counts, result.config.head)
+        (f"{comparison.rival}, {comparison.name}", *dataclasses.astuple(comparison)[2:])
+        for comparison in picks.fronts(result.counts, result.config.head)
     ]
     notes = (
-        "in reach: points of the rival's front at whose discard rate the head's front, joined by"
-        " straight lines, exists; below,"
-        " above: where the head needs fewer target forwards, or more.",
-        "forwards: head over rival at equal discards; discards: the same at equal forwards; means."
-        " latency gain: the rival's"
-        f" least latency over the head's by Eq. 2.3, for a target forward of {PAPER_RATIO:.1f}"
-        " draft forwards as the paper's.",
+        "in reach: points of the rival's front at whose discard rate the head's front exists, with"
+        " linear"
+        " interpolation; below, above: points where the head needs fewer target forwards, or more.",
+        "forwards: mean ratio, head over rival, at equal discards; discards: the same at equal"
+        " forwards."
+        " latency gain: minimum latency of the rival over that of the head by Eq. 2.3, for the"
+        " paper's ratio"
+        f" of a target forward to a draft forward, {PAPER_RATIO:.1f}.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
     return Table.of("Figure 4: the head's Pareto front against others", shown, rows, notes)
 
 
 def table_1_expected(result: SpecDecResult) -> Table:
-    """Return best against best as the paper has it, by equation 2.3; its own rows alone until
-    times are known.
-    """
-    found = []
+    """Return table 1 by equation 2.3; only the published rows until times are known."""
+    expected = []
     if result.pair_times is not None:
-        alone = next((one.wall for one in result.times if one.setting == TARGET_ALONE), None)
-        found = picks.expected_picks(
+        alone = next((row.wall for row in result.times if row.setting == TARGET_ALONE), None)
+        expected = picks.expected_picks(
             result.counts, result.config.head, *result.pair_times, alone.target if alone else None
         )
     notes = (
-        "As the paper does: rates of figure 4, tokens/s by Eq. 2.3 with the times of table 2, each"
-        " best over K 2 to 14 and the"
-        " thresholds 0.1 to 0.9.",
+        "As in the paper: rates of figure 4, tokens/s by Eq. 2.3 with the times of table 2, each"
+        " best over K"
+        " 2 to 14 and the thresholds 0.1 to 0.9.",
         "The paper's rows: Llama-2-chat 7B and 70B; its version 1 has the labels of the two rows"
         " of its table swapped.",
     )
-    return _table_1("Table 1: best against best, by equation 2.3", found, notes)
+    return _table_1("Table 1: best against best, by equation 2.3", expected, notes)
 
 
 def table_1_measured(result: SpecDecResult) -> Table:
-    """Return best against best by the clock."""
-    found = picks.measured_picks(result.timed, result.config.head) if result.timed else []
+    """Return table 1 by measured speed."""
+    measured = picks.measured_picks(result.timed, result.config.head) if result.timed else []
     notes = (
-        f"tokens/s by the clock, the best of each kind chosen by it. {SPEEDUP}",
+        f"Measured tokens/s, with the fastest setting of each kind. {SPEEDUP}",
         f"gain: over the best fixed K. {CPU_TIME}",
         *(
             ()
-            if any(pick.auto for pick in found)
+            if any(pick.auto for pick in measured)
             else ("threshold=auto needs a head whose card has a curve.",)
         ),
     )
-    return _table_1("Table 1: best against best, by the clock", found, notes)
+    return _table_1("Table 1: best against best, measured", measured, notes)
 
 
 def heads_table(result: SpecDecResult) -> Table:
-    """Return heads beside one another, the ablation of appendix C.3."""
+    """Return the comparison of heads (appendix C.3)."""
     rows = []
     for sweep, heads in ((result.counts, result.heads), (result.grid, result.grid_heads)):
         for head in heads if sweep else ():
             point = (
                 cheapest(sweep.points(head.methods.values()), 1.0, PAPER_RATIO) if sweep else None
             )
-            own = (
+            card = (
                 head.label,
                 head.depth,
                 head.reject_weight,
                 head.calibration_error,
                 head.roc_area,
             )
-            found: tuple[Cell, ...] = (None,) * 4
+            best: tuple[Cell, ...] = (None,) * 4
             if point is not None:
                 threshold = next(
                     text for text, method in head.methods.items() if method == point.method
                 )
-                found = (
+                best = (
                     threshold,
                     point.discard_rate,
                     point.verification_rate,
                     latency(1.0, PAPER_RATIO, point),
                 )
-            rows.append((*own, *found))
+            rows.append((*card, *best))
     notes = [
         "ECE: expected calibration error over 15 bins, after calibration; ROC: area under the"
         " curve; both on prompts held out of"
@@ -303,9 +288,9 @@ def heads_table(result: SpecDecResult) -> Table:
     ]
     if result.grid is None:
         notes.append(
-            "For the ablation over w_rej and D: record (`paceline head record`), then --paper"
-            " specdec_pp --recording FOLDER,"
-            " which trains a head for each; heads of your own are compared with --head FOLDER,"
+            "For the ablation over w_rej and D, record (`paceline head record`), then run with"
+            " --recording"
+            " FOLDER, which trains a head for each. Compare further heads with --head FOLDER,"
             " repeated."
         )
     else:
@@ -334,14 +319,14 @@ def heads_table(result: SpecDecResult) -> Table:
     return Table.of("Appendix C.3: heads", shown, rows, notes, ".3f")
 
 
-def _table_1(title: str, found: Sequence[Pick], notes: Sequence[str]) -> Table:
+def _table_1(title: str, measured: Sequence[Pick], notes: Sequence[str]) -> Table:
     rows = []
-    for pick in [*found, *TABLE_1]:
+    for pick in [*measured, *TABLE_1]:
         name = f"paper: {pick.name}" if pick in TABLE_1 else pick.name
         best = [
             cell
-            for one in (pick.fixed, pick.head)
-            for cell in (one and one.label, one and one.rate, pick.speedup(one))
+            for choice in (pick.fixed, pick.head)
+            for cell in (choice and choice.label, choice and choice.rate, pick.speedup(choice))
         ]
         auto = pick.auto.rate if pick.auto else None
         rows.append(

@@ -1,1 +1,4 @@
-"""SSSD (Marzollo et al. 2024), measured again: figures 2 to 5, table 1, sections 3.2.1 and 4.2."""
+"""Measure SSSD (Marzollo et al. 2024).
+
+The package measures figures 2 to 5, table 1, and sections 3.2.1 and 4.2.
+"""

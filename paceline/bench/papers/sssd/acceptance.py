@@ -1,12 +1,18 @@
-"""The figures of the SSSD paper that count accepted tokens (Marzollo et al. 2024): figures 4 and
-5, section 4.2.
-"""
+"""Build the figures of the SSSD paper about accepted tokens: 4 and 5, section 4.2."""
 
 from __future__ import annotations
 
 from paceline.bench.papers.part import PICTURE
-from paceline.bench.papers.sssd.answers import GREEDY, TEMPERATURES, TOP_K, TOP_P, temperature_name
-from paceline.bench.papers.sssd.replays import PIA, REST, WARM_TOKENS
+from paceline.bench.papers.sssd.answers import GREEDY, temperature_name
+from paceline.bench.papers.sssd.paper_settings import (
+    PAPER_TEMPERATURES,
+    RETRIEVAL_SIZES,
+    TEMPERATURES,
+    TOP_K,
+    TOP_P,
+    WARM_TOKENS,
+)
+from paceline.bench.papers.sssd.replays import PIA, REST
 from paceline.bench.papers.sssd.result import (
     BOTH,
     NOTHING,
@@ -19,27 +25,23 @@ from paceline.bench.papers.sssd.result import (
 )
 from paceline.report.tables import Cell, Column, Table
 
-PAPER_TEMPERATURES = {
-    0.5: -0.015,
-    1.0: -0.015,
-    2.0: -0.2,
-}  # change of the acceptance rate against 0: "1-2 %", "around 20 %"
-RIVALS = (published(BOTH), REST, PIA)  # beside sssd in figures 4b and c
-RETRIEVAL_SIZES = (16, 64)  # s_q whose time of retrieval is shown
+RIVALS = (published(BOTH), REST, PIA)  # compared with sssd in figures 4b and c
 PER_STEP = (
-    "Tokens per step: accepted ones and the one that the target adds; plain decoding has 1. s_q"
-    " counts the root of the tree."
+    "Tokens per step: accepted tokens and the bonus token; plain decoding has 1. s_q counts the"
+    " root of the tree."
 )
 
 
 def figure_4a(result: SssdResult) -> Table:
-    """Return accepted tokens by source."""
+    """Return figure 4a: accepted tokens by source."""
     study = result.replays or NOTHING
     names = (BOTH, REQUEST, *map(published, (BOTH, REQUEST, STORE)))
     rows = []
     for size in study.sizes:
         alone = [study.rate(published(source), size) for source in (REQUEST, STORE)]
-        together = None if None in alone else 1 + sum(one - 1 for one in alone if one is not None)
+        together = (
+            None if None in alone else 1 + sum(rate - 1 for rate in alone if rate is not None)
+        )
         rows.append(
             (
                 size,
@@ -50,13 +52,14 @@ def figure_4a(result: SssdResult) -> Table:
         )
     notes = (
         f"{PER_STEP} {_replayed(study)}",
-        f"request: prompt and own output. datastore: {result.store_tokens:,} tokens. With paper's:"
-        " its hand-set weights; else the"
-        " calibrated fusion. sum: what the two sources accept alone, added up; the paper says that"
-        " both nearly reach it.",
-        "datastore alone: the drafter is shown the newest 4 tokens of the request, its query;"
-        " window: what these 4 give without"
-        " a datastore.",
+        f"request: prompt and output. datastore: {result.store_tokens:,} tokens. With paper's: its"
+        " hand-set"
+        " weights, otherwise the calibrated fusion. sum: accepted tokens of the two sources alone,"
+        " added; in the"
+        " paper, both together nearly reach it.",
+        "datastore alone: the drafter sees the newest 4 tokens of the request, its query; window:"
+        " the same 4"
+        " tokens without a datastore.",
         PICTURE,
     )
     shown = [Column("s_q"), *names, "sum, paper's", "window, paper's"]
@@ -64,30 +67,30 @@ def figure_4a(result: SssdResult) -> Table:
 
 
 def figure_4bc(result: SssdResult) -> Table:
-    """Return sssd beside REST and PIA, with the time of retrieval."""
+    """Return figures 4b and c: sssd, REST and PIA, with the time of retrieval."""
     study = result.replays or NOTHING
     sizes, sets = study.sizes[1:], list(study.answers) if len(study.answers) > 1 else []
     rows = []
     for name in (*sets, None):
         for method in rivals(study):
-            found = [study.result(method, size, name) for size in RETRIEVAL_SIZES]
+            results = [study.result(method, size, name) for size in RETRIEVAL_SIZES]
             rates = (study.rate(method, size, name) for size in sizes)
             rows.append(
                 (
                     f"{name or 'all'}: {method}",
                     *rates,
-                    *(one and one.microseconds_per_step for one in found),
+                    *(result and result.microseconds_per_step for result in results),
                 )
             )
     notes = (
         f"{PER_STEP} {_replayed(study)}",
-        "us: microseconds of the drafter per sequence and step, batch 1, one pass beside whatever"
-        " else ran. both (request, where"
-        " there is no datastore) is sssd. rest reads the same datastore; it and pia are written"
-        " anew after their papers, pia in"
-        f" plain Python. It learns up to {WARM_TOKENS:,} tokens of the datastore first (the paper:"
-        " 10,000 answers), then every"
-        " answer here.",
+        "us: microseconds of the drafter per request and step, batch 1, one pass on a machine with"
+        " other jobs."
+        " both (or request, without a datastore) is sssd. rest reads the same datastore; rest and"
+        " pia are"
+        " implementations after their papers, pia in plain Python. pia first learns up to"
+        f" {WARM_TOKENS:,} tokens of the datastore (the paper: 10,000 answers), then every"
+        " replayed answer.",
         PICTURE,
     )
     times = (Column(f"us s_q = {size}", ".0f") for size in RETRIEVAL_SIZES)
@@ -103,7 +106,7 @@ def rivals(study: Study) -> list[str]:
 
 
 def section_4_2(result: SssdResult) -> Table:
-    """Return acceptance by temperature."""
+    """Return section 4.2: acceptance by temperature."""
     study = result.temperatures or NOTHING
     methods = [(method, size) for size in study.sizes[1:] for method in study.fusions]
     rows: list[list[Cell]] = []
@@ -118,63 +121,65 @@ def section_4_2(result: SssdResult) -> Table:
                 ]
             rows.append([*row, PAPER_TEMPERATURES.get(temperature)])
     notes = (
-        f"Sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper; drafts are guesses, the"
-        " target's own draw is followed."
-        " Tokens per step, and how the accepted tokens per step differ from those of the greedy"
-        " answers to the same prompts.",
-        "Other temperatures give other texts, which repeat the request and the datastore more or"
-        " less: that is in it too.",
+        f"Sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper; verification follows the"
+        " target's sample."
+        " change: accepted tokens per step against those of the greedy answers to the same"
+        " prompts.",
+        "Other temperatures also give other texts, which repeat the request and the datastore more"
+        " or less.",
     )
     shown = [
-        one
+        heading
         for name, size in methods
-        for one in (f"{name}, s_q = {size}", Column(f"change, s_q = {size}", "+.1%"))
+        for heading in (f"{name}, s_q = {size}", Column(f"change, s_q = {size}", "+.1%"))
     ]
     headings = ["", Column("answers"), Column("tokens"), *shown, Column("paper", "+.1%")]
     return Table.of("Section 4.2: temperature", headings, rows, notes)
 
 
 def change_of_accepted(study: Study, method: str, size: int, name: str) -> float | None:
-    """Return accepted tokens per step on a set over those on the greedy answers, less one."""
-    one, greedy = study.result(method, size, name), study.result(method, size, GREEDY)
-    if one is None or greedy is None or not greedy.accepted_per_step:
+    """Return the relative change of accepted tokens per step against greedy answers."""
+    counts, greedy = study.result(method, size, name), study.result(method, size, GREEDY)
+    if counts is None or greedy is None or not greedy.accepted_per_step:
         return None
-    return one.accepted_per_step / greedy.accepted_per_step - 1
+    return counts.accepted_per_step / greedy.accepted_per_step - 1
 
 
 def figure_5(result: SssdResult) -> Table:
-    """Return the tokens per step in two vocabularies."""
-    found, rows = result.vocabularies, []
+    """Return figure 5: tokens per step in two vocabularies."""
+    vocabularies, rows = result.vocabularies, []
     title, note = (
         "Figure 5: vocabularies",
         f"The paper: Llama-2 (32,000 tokens) and Llama-3 (128,256), own answers each. {PICTURE}",
     )
-    if found is None:
+    if vocabularies is None:
         return Table.of(title, ["s_q"], (), (note,))
-    study = found.study
+    study = vocabularies.study
     for size in study.sizes:
         row: list[Cell] = [size]
-        for name in found.sizes:
+        for name in vocabularies.sizes:
             row += [study.rate(method, size, name) for method in study.fusions]
-            row.append(found.characters_per_step(study.fusions[0], size, name))
+            row.append(vocabularies.characters_per_step(study.fusions[0], size, name))
         rows.append(row)
     known = "; ".join(
-        f"{name}: {size:,} tokens, {found.characters_per_token(name):.2f} characters each,"
-        f" {found.store_tokens[name]:,} stored"
-        for name, size in found.sizes.items()
+        f"{name}: {size:,} tokens, {vocabularies.characters_per_token(name):.2f} characters each,"
+        f" {vocabularies.store_tokens[name]:,} stored"
+        for name, size in vocabularies.sizes.items()
     )
     notes = (
         f"The same answers and the same datastore in each vocabulary. {known}.",
         *(
             []
-            if len(found.sizes) > 1
+            if len(vocabularies.sizes) > 1
             else ["mistral-common brings a second one: pip install 'paceline[replay]'."]
         ),
         note,
     )
     kinds = {"tokens/ step": ".2f", "paper's weights": ".2f", "characters/ step": ".1f"}
     shown = [
-        Column(f"{text}, {name}", form) for name in found.sizes for text, form in kinds.items()
+        Column(f"{text}, {name}", form)
+        for name in vocabularies.sizes
+        for text, form in kinds.items()
     ]
     return Table.of(title, [Column("s_q"), *shown], rows, notes)
 

@@ -1,9 +1,9 @@
-"""A model's own answers, recorded once and replayed: greedy, at several temperatures, and in
-another vocabulary.
+"""Record a model's answers once and replay them.
 
-Guesses never change an answer, and the same seed gives the same sample behind any drafter; so what
-is counted in a replay is what decoding would have counted. One difference: a replay knows where an
-answer ends, and drafts nothing beyond.
+The answers are greedy, sampled at several temperatures, or in another vocabulary. Drafts never
+change an answer, and a seed gives the same sample with any drafter. A replay therefore counts what
+decoding would have counted. There is one difference: a replay knows the end of an answer, and
+drafts nothing after it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from typing import Any
 
 from paceline import datastore
 from paceline.bench.papers.config import TimeLimit
-from paceline.bench.papers.sssd.replays import documents, replay_all
+from paceline.bench.papers.sssd.paper_settings import (
+    ANSWER_BATCH,
+    SAMPLE_ROUNDS,
+    SAMPLING_SHARE,
+    STORE_TOKENS,
+    TEMPERATURES,
+    TOP_K,
+    TOP_P,
+)
+from paceline.bench.papers.sssd.replays import ReplayOptions, documents, replay_all
 from paceline.bench.papers.sssd.result import NOTHING, Study, VocabularyStudy
 from paceline.core.request import SamplingParams
 from paceline.datastore.mistral import MISTRAL, MistralTokenizer
@@ -24,36 +33,34 @@ from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.replay.run import Trace
 
-TEMPERATURES = (0.5, 1.0, 2.0)
-TOP_K, TOP_P = 50, 0.7  # of section 4.2
 GREEDY = "T = 0"
-_ROUNDS = 4  # samples of each answer, as time allows
-_DRAWN = 0.7  # of the time, until the samples are replayed
-_TOGETHER = 8
-_STORE_TOKENS = 1_000_000  # of the store that is written in both vocabularies
 
-Asked = tuple[str, list[int]]  # the set of a prompt, and its ids
+Asked = tuple[str, list[int]]  # name of the set, and token ids of the prompt
 
 
 def answer(
     llm: LLM,
-    asked: Sequence[Asked],
+    prompts: Sequence[Asked],
     params: SamplingParams,
     left: float = 0.0,
     progress: bool = True,
 ) -> dict[str, list[Trace]]:
-    """Return plain answers by set, some prompts at a time.
+    """Return the answers of plain decoding by set, a few prompts at a time.
 
     Args:
-        left: seconds that may be used; 0 = no limit. The first prompts are always answered.
+        llm: The engine.
+        prompts: Set and token ids of each prompt.
+        params: Sampling parameters.
+        left: Seconds that may be used; 0 sets no limit. The first prompts are always answered.
+        progress: Show a progress bar.
     """
-    found = dict[str, list[Trace]]()
-    for at in TimeLimit(left).within(range(0, len(asked), _TOGETHER), "answers", progress):
-        some = asked[at : at + _TOGETHER]
-        outputs = llm.generate([ids for _, ids in some], params)
-        for (name, ids), output in zip(some, outputs, strict=True):
-            found.setdefault(name, []).append((ids, output.token_ids))
-    return found
+    answers = dict[str, list[Trace]]()
+    for start in TimeLimit(left).within(range(0, len(prompts), ANSWER_BATCH), "answers", progress):
+        group = prompts[start : start + ANSWER_BATCH]
+        outputs = llm.generate([ids for _, ids in group], params)
+        for (name, ids), output in zip(group, outputs, strict=True):
+            answers.setdefault(name, []).append((ids, output.token_ids))
+    return answers
 
 
 def temperature_name(temperature: float) -> str:
@@ -62,105 +69,94 @@ def temperature_name(temperature: float) -> str:
 
 
 def sampled(
-    llm: LLM,
-    greedy: Sequence[Trace],
-    params: SamplingParams,
-    store: str | None,
-    methods: Sequence[str],
-    sizes: Sequence[int],
-    left: float,
-    progress: bool,
+    llm: LLM, greedy: Sequence[Trace], params: SamplingParams, options: ReplayOptions
 ) -> Study:
-    """Replay the same prompts at several temperatures, sampled with other seeds as long as time
-    allows.
+    """Sample answers at several temperatures, and replay them.
 
     Args:
-        greedy: their greedy answers. params: of these; the seed is the first one.
-        methods: names of those in `METHODS` that are replayed.
-        left: seconds that may be used; 0 = no limit. Every prompt is sampled once.
+        llm: The engine.
+        greedy: Greedy answers, which give the prompts.
+        params: Their sampling parameters, with the first seed.
+        options: The replays and their time. Every prompt is sampled at least once.
     Raises:
-        KeyboardInterrupt: before every prompt was sampled once.
+        KeyboardInterrupt: Ctrl-C came before every prompt was sampled once.
     """
-    limit, complete = TimeLimit(left), True
+    limit, complete = TimeLimit(options.left), True
     traces: dict[str, list[Trace]] = {GREEDY: list(greedy)}
-    asked = [(GREEDY, list(prompt)) for prompt, _ in greedy]
+    prompts = [(GREEDY, list(prompt)) for prompt, _ in greedy]
     try:
-        for turn in limit.within(range(_ROUNDS), share=_DRAWN):
-            found: dict[str, list[Trace]] = {}
+        for round_number in limit.within(range(SAMPLE_ROUNDS), share=SAMPLING_SHARE):
+            by_name: dict[str, list[Trace]] = {}
             for temperature in TEMPERATURES:
                 drawn = replace(
                     params,
                     temperature=temperature,
                     top_k=TOP_K,
                     top_p=TOP_P,
-                    seed=params.seed + turn,
+                    seed=params.seed + round_number,
                 )
-                found[temperature_name(temperature)] = answer(llm, asked, drawn, progress=progress)[
-                    GREEDY
-                ]
-            for name, some in found.items():
-                traces[name] = traces.get(name, []) + some
+                answers = answer(llm, prompts, drawn, progress=options.progress)
+                by_name[temperature_name(temperature)] = answers[GREEDY]
+            for name, samples in by_name.items():
+                traces[name] = traces.get(name, []) + samples
     except KeyboardInterrupt:
         if len(traces) == 1:
             raise
         complete = False
-    study = replay_all(traces, store, methods, sizes=sizes, left=limit.left(), progress=progress)
+    study = replay_all(traces, replace(options, left=limit.left()))
     return replace(study, complete=complete and study.complete)
 
 
 def in_vocabularies(
-    traces: Sequence[Trace],
-    tokenizer: Any,
-    own: str,
-    vocab_size: int,
-    store: str | None,
-    methods: Sequence[str],
-    left: float,
-    progress: bool,
+    traces: Sequence[Trace], tokenizer: Any, own: str, vocab_size: int, options: ReplayOptions
 ) -> VocabularyStudy:
-    """Replay answers as they are and, if its package is installed, in the 32k vocabulary of
-    mistral-common.
+    """Replay answers in the model's vocabulary and in that of mistral-common.
+
+    The second vocabulary is skipped if mistral-common is not installed.
 
     Args:
-        own: what to call the model's vocabulary, of `vocab_size` tokens.
-        methods, left: as in `sampled`.
+        traces: The answers.
+        tokenizer: Tokenizer of the model.
+        own: Name of the model's vocabulary.
+        vocab_size: Tokens of the model's vocabulary.
+        options: The replays and their time.
     Raises:
-        KeyboardInterrupt: before the last vocabulary.
+        KeyboardInterrupt: Ctrl-C came before the last vocabulary.
     """
+    store = options.store
     prompts = [tokenizer.decode(list(prompt)) for prompt, _ in traces]
     outputs = [tokenizer.decode(list(output), skip_special_tokens=True) for _, output in traces]
-    kept = documents(store, _STORE_TOKENS) if store is not None else []
-    found = {own: (list(traces), kept, vocab_size)}
+    texts = documents(store, STORE_TOKENS) if store is not None else []
+    by_name = {own: (list(traces), texts, vocab_size)}
     other = _other_tokenizer()
     if other is not None:
-        ours: list[Trace] = [
+        translated: list[Trace] = [
             (_ids(other, prompt) or [0], _ids(other, output))
             for prompt, output in zip(prompts, outputs, strict=True)
         ]
-        stored = [_ids(other, tokenizer.decode(text)) for text in kept]
-        found[MISTRAL] = (ours, stored, 1 + max(other.get_vocab().values()))
+        stored = [_ids(other, tokenizer.decode(text)) for text in texts]
+        by_name[MISTRAL] = (translated, stored, 1 + max(other.get_vocab().values()))
     study = NOTHING
     with TemporaryDirectory() as folder:
-        for number, (name, (some, stored, size)) in enumerate(found.items()):
-            place = str(Path(folder) / str(number)) if stored else None
+        for number, (name, (answers, stored, size)) in enumerate(by_name.items()):
+            folder_path = str(Path(folder) / str(number)) if stored else None
             if not study.complete:
                 raise KeyboardInterrupt
-            if place is not None:
-                datastore.build(place, stored, size)
-            one = replay_all(
-                {name: some}, place, methods, left=left / len(found), progress=progress
-            )
+            if folder_path is not None:
+                datastore.build(folder_path, stored, size)
+            left = options.left / len(by_name)
+            single = replay_all({name: answers}, replace(options, store=folder_path, left=left))
             study = Study(
-                one.complete,
-                study.answers | one.answers,
-                study.tokens | one.tokens,
-                study.rows + one.rows,
+                single.complete,
+                study.answers | single.answers,
+                study.tokens | single.tokens,
+                study.rows + single.rows,
             )
     return VocabularyStudy(
         study,
-        {name: size for name, (_, _, size) in found.items()},
+        {name: size for name, (_, _, size) in by_name.items()},
         sum(map(len, outputs)),
-        {name: sum(map(len, stored)) for name, (_, stored, _) in found.items()},
+        {name: sum(map(len, stored)) for name, (_, stored, _) in by_name.items()},
     )
 
 

@@ -1,5 +1,6 @@
-"""What a forward over a draft tree takes on this machine, and which part of it (Marzollo et al.
-2024, figures 2 and 3).
+"""Time forwards over draft trees on this machine, and their parts.
+
+See Marzollo et al. 2024, figures 2 and 3.
 """
 
 from __future__ import annotations
@@ -15,31 +16,38 @@ from transformers import PreTrainedModel
 
 from paceline.bench.papers.config import TimeLimit
 from paceline.bench.papers.sssd.device import MATMULS, measured_peak, shapes_of, synchronise
-from paceline.bench.papers.sssd.result import BATCHES, SIZES, SPLIT_BATCH, Case, CostStudy, StepCost
+from paceline.bench.papers.sssd.paper_settings import (
+    BATCHES,
+    COST_CONTEXTS,
+    COST_ROUNDS,
+    FORWARDS_SHARE,
+    SIZES,
+    SPLIT_BATCH,
+    SPLIT_ROUNDS,
+)
+from paceline.bench.papers.sssd.result import Case, CostStudy, StepCost
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.model.cached_lm import CachedLM
 
-_CONTEXTS = (128, 1024)
-_ROUNDS, _SPLIT_ROUNDS = 15, 5
-_SHARE = 0.7  # of the time, until the parts are timed one by one
-
 
 class Taken(NamedTuple):
-    """Seconds of one forward, and of the processor."""
+    """Wall-clock seconds and processor seconds of one forward."""
 
     seconds: float
     cpu_seconds: float
 
 
 def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> CostStudy:
-    """Time every kind of forward in turn, round after round; then matrix products and attention one
-    by one.
+    """Time every kind of forward in rounds, then their matrix products and attention.
 
     Args:
-        left: seconds that may be used; 0 = no limit. One round is always made.
+        model: The model.
+        label: Name of the model.
+        left: Seconds that may be used; 0 sets no limit. There is at least one round.
+        progress: Show a progress bar.
     Raises:
-        KeyboardInterrupt: before every kind was timed once.
+        KeyboardInterrupt: Ctrl-C came before every kind was timed once.
     """
     shapes, device = shapes_of(model), model.device
     limit = TimeLimit(left)
@@ -52,11 +60,11 @@ def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> 
     try:
         for case in rig.cases:
             rig.run(case)  # allocates and compiles
-        for turn in limit.within(range(_ROUNDS), "forwards", progress, _SHARE):
-            for case in _rotated(rig.cases, turn):
+        for round_number in limit.within(range(COST_ROUNDS), "forwards", progress, FORWARDS_SHARE):
+            for case in _rotated(rig.cases, round_number):
                 times[case].append(rig.run(case))
-        for turn in limit.within(range(_SPLIT_ROUNDS), "parts of a forward", progress):
-            for case in _rotated(list(split), turn):
+        for round_number in limit.within(range(SPLIT_ROUNDS), "parts of a forward", progress):
+            for case in _rotated(list(split), round_number):
                 split[case].append(rig.run_split(case))
     except KeyboardInterrupt:
         if not all(times.values()):
@@ -73,8 +81,9 @@ def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> 
 
 
 class _Rig:
-    """A model with eight sequences of each context, whose cached tokens are nothing but zeros:
-    the time is the same.
+    """A model with eight requests of each context.
+
+    The cached tokens are zeros, which take as long to read as others.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -82,9 +91,9 @@ class _Rig:
         self._parts = _Parts(model)
         self._trees = {1: EMPTY_TREE}
         params = SamplingParams()
-        for wanted in _CONTEXTS:
+        for length in COST_CONTEXTS:
             lm = CachedLM(model)
-            context = max(1, min(wanted, lm.context_length - max(SIZES) - 1))
+            context = max(1, min(length, lm.context_length - max(SIZES) - 1))
             lm.reserve(max(BATCHES), context + max(SIZES))
             requests = [Request([row] * (context + 1), params) for row in range(max(BATCHES))]
             for request in requests:
@@ -103,7 +112,7 @@ class _Rig:
         ]
 
     def run(self, case: Case) -> Taken:
-        """One forward; nothing is kept of it."""
+        """Run one forward; nothing is committed."""
         lm, requests, tree = (
             self._lms[case.context],
             self._seqs[case.context][: case.batch],
@@ -116,14 +125,14 @@ class _Rig:
         return Taken(time.perf_counter() - start, time.process_time() - cpu)
 
     def run_split(self, case: Case) -> dict[str, float]:
-        """Shares that "matmuls" and "attention" have in one forward, measured one by one."""
+        """Return the shares of "matmuls" and "attention" in one forward."""
         with self._parts.timed() as seconds:
-            whole = self.run(case).seconds
-        return {name: part / whole for name, part in seconds.items()}
+            total = self.run(case).seconds
+        return {name: part / total for name, part in seconds.items()}
 
 
 class _Parts:
-    """Times the linear modules of a model, and what attention modules do besides."""
+    """Times the linear modules of a model, and the rest of its attention modules."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._device = model.device
@@ -132,17 +141,17 @@ class _Parts:
             name: module
             for name, module in model.named_modules()
             if "Attention" in type(module).__name__
-            and any(isinstance(one, MATMULS) for one in module.modules())
+            and any(isinstance(module, MATMULS) for module in module.modules())
         }
         self._attention = [
-            one
-            for name, one in named.items()
+            module
+            for name, module in named.items()
             if not any(name.startswith(f"{outer}.") for outer in named)
         ]
 
     @contextmanager
     def timed(self) -> Iterator[dict[str, float]]:
-        """While open, forwards add to the seconds given: "matmuls" and "attention"."""
+        """Add the seconds of "matmuls" and "attention" to the yielded dict while open."""
         seconds = {"matmuls": 0.0, "attention": 0.0}
         begun: list[float] = []
 
@@ -154,7 +163,7 @@ class _Parts:
             synchronise(self._device)
             spent = time.perf_counter() - begun.pop()
             seconds[part] += spent
-            if begun:  # within an attention module
+            if begun:  # the linear module is part of an attention module
                 seconds["attention"] -= spent
 
         hooks = []
@@ -178,17 +187,18 @@ def _step(
     computed: tuple[float, float],
     on_cpu: bool,
 ) -> StepCost:
-    """Medians; the parts keep the share that they had where they were timed one by one, which
-    takes longer in all.
+    """Return medians; the parts have their share of the separately timed forwards.
+
+    Timing the parts makes a forward slower, so only their shares are used.
     """
     seconds, cpu_seconds = (statistics.median(column) for column in zip(*times, strict=True))
     parts = {
-        name: seconds * statistics.median(one[name] for one in split)
+        name: seconds * statistics.median(shares[name] for shares in split)
         for name in (split[0] if split else ())
     }
     return StepCost(*case, seconds, cpu_seconds if on_cpu else None, computed, **parts)
 
 
-def _rotated(cases: list[Case], turn: int) -> list[Case]:
-    at = turn * len(cases) // _ROUNDS
-    return cases[at:] + cases[:at]
+def _rotated(cases: list[Case], round_number: int) -> list[Case]:
+    shift = round_number * len(cases) // COST_ROUNDS
+    return cases[shift:] + cases[:shift]

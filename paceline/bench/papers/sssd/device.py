@@ -1,4 +1,4 @@
-"""The roofline of the machine and the model at hand: peaks measured, sizes read off modules."""
+"""Measure the peak rates of this machine, and read the shapes of a loaded model."""
 
 from __future__ import annotations
 
@@ -11,35 +11,32 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from paceline.bench.papers.sssd.paper_settings import (
+    ADDED_BYTES,
+    GEMM_SIZE,
+    PEAK_RUNS,
+)
 from paceline.plan.roofline import Matmul, Peak, Shapes
 
 MATMULS = (nn.Linear, Conv1D)
-_GEMM = {
-    "cuda": 8192,
-    "cpu": 1024,
-}  # rows and columns of the product that is timed; the public code has 8192
-_ADDED = {
-    "cuda": 1 << 30,
-    "cpu": 1 << 28,
-}  # bytes of each array of the sum that is timed; the public code has 1 GiB
-_RUNS = 7
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype) -> Peak:
-    """Measure what a device can do by a large matrix product and a large sum, as the public code
-    does it: best of some runs.
+    """Measure a device's peak rates by a large matrix product and a large sum.
+
+    The method is that of the paper's public code: the best of several runs.
     """
-    size = _GEMM.get(device.type, _GEMM["cpu"])
-    count = _ADDED.get(device.type, _ADDED["cpu"]) // dtype.itemsize
+    size = GEMM_SIZE.get(device.type, GEMM_SIZE["cpu"])
+    count = ADDED_BYTES.get(device.type, ADDED_BYTES["cpu"]) // dtype.itemsize
     left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-    one, other, out = (torch.ones(count, dtype=dtype, device=device) for _ in range(3))
+    first, second, out = (torch.ones(count, dtype=dtype, device=device) for _ in range(3))
     product = _fastest(lambda: left @ right, device)
-    added = _fastest(lambda: torch.add(one, other, out=out), device)
+    added = _fastest(lambda: torch.add(first, second, out=out), device)
     return Peak(2 * size**3 / product, 3 * count * dtype.itemsize / added)
 
 
 def shapes_of(model: PreTrainedModel) -> Shapes:
-    """Read the sizes off a model: its linear modules, and the heads of its configuration."""
+    """Read the shapes of a model from its linear modules and its configuration."""
     config = model.config.get_text_config(decoder=True)
     counts: dict[tuple[str, int, int], int] = {}
     for name, module in model.named_modules():
@@ -62,7 +59,7 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
 
 def _fastest(call: Callable[[], Any], device: torch.device) -> float:
     times = []
-    for _ in range(_RUNS):
+    for _ in range(PEAK_RUNS):
         synchronise(device)
         start = time.perf_counter()
         call()
@@ -72,6 +69,6 @@ def _fastest(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until an accelerator has done what it was asked for."""
+    """Wait until an accelerator has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""What the SSSD paper is measured on."""
+"""Configuration of the SSSD paper."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from paceline.bench.papers.config import PaperConfig
 
 @dataclass(frozen=True, slots=True)
 class SssdConfig(PaperConfig):
-    """What every paper asks, and the datastore that is searched.
+    """Configuration of the SSSD paper, with the datastore to search.
 
     Attributes:
-        datastore: folder of a store of the target's tokenizer; default: the embedded target's own;
-            without, the request only.
+        datastore: Folder of a datastore of the target's tokenizer. Default: the built-in datastore
+            for the built-in target; otherwise only the request is searched.
     """
 
     paper: ClassVar[str] = "sssd"

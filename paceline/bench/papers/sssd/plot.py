@@ -1,4 +1,4 @@
-"""The picture of the SSSD paper measured again."""
+"""Draw the measurement of the SSSD paper."""
 
 from __future__ import annotations
 
@@ -6,32 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.papers.part import ratio, setting
-from paceline.bench.papers.sssd.acceptance import (
-    PAPER_TEMPERATURES,
-    change_of_accepted,
-    figure_4a,
-    rivals,
-)
-from paceline.bench.papers.sssd.answers import TEMPERATURES, temperature_name
-from paceline.bench.papers.sssd.result import (
+from paceline.bench.papers.sssd.acceptance import change_of_accepted, figure_4a, rivals
+from paceline.bench.papers.sssd.answers import temperature_name
+from paceline.bench.papers.sssd.paper_settings import (
     BATCHES,
-    BOTH,
-    NOTHING,
-    REQUEST,
+    HEIGHTS,
+    MICROSECOND_TICKS,
+    PAGE,
+    PAPER_TEMPERATURES,
+    SHOWN_SETS,
     SPLIT_BATCH,
-    STORE,
-    SssdResult,
-    published,
-)
-from paceline.bench.papers.sssd.speed import (
-    MEASURED,
-    ROOFLINE,
+    TEMPERATURES,
     TIMED,
-    best,
-    by_the_clock,
-    drafter,
-    speeds,
+    TITLE_COLUMNS,
 )
+from paceline.bench.papers.sssd.result import BOTH, NOTHING, REQUEST, STORE, SssdResult, published
+from paceline.bench.papers.sssd.speed import MEASURED, ROOFLINE, best, by_the_clock, drafter, speeds
 from paceline.plan.roofline import free_budget
 from paceline.report.drawing import (
     COLOURS,
@@ -45,25 +35,19 @@ from paceline.report.drawing import (
     save,
 )
 
-_PAGE = (13.0, 21.0)  # inches
-_HEIGHTS = (1.0, 1.0, 1.0, 0.9, 0.9)
-_TITLE_COLUMNS = 165
 _SIZE_AXIS = "s_q, nodes of the tree and its root"
 _STEP_AXIS = "tokens per step"
-_SHOWN_SETS = 4
-_TICKS = (20, 50, 100, 200, 500, 1000, 2000)  # microseconds
 _MATMULS, _ATTENTION, _REST = COLOURS[5], COLOURS[4], THEIRS
 
 
 def draw(result: SssdResult, path: Path) -> None:
-    """Draw figures 2, 3 and 4a, figures 4b and c per set of prompts, section 4.2 and figure 5, from
-    above.
+    """Draw figures 2 to 4a, figures 4b and c for each set, section 4.2 and figure 5.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
-    figure = page(*_PAGE)
-    rows = figure.subfigures(len(_HEIGHTS), 1, height_ratios=_HEIGHTS)
+    figure = page(*PAGE)
+    rows = figure.subfigures(len(HEIGHTS), 1, height_ratios=HEIGHTS)
     for axes, batch in zip(rows[0].subplots(1, len(BATCHES)), BATCHES, strict=True):
         _draw_speed(axes, result, batch)
     _draw_costs(rows[1].subplots(1, 2), result)
@@ -74,22 +58,22 @@ def draw(result: SssdResult, path: Path) -> None:
     temperatures, vocabularies = rows[4].subplots(1, 2)
     _draw_temperatures(temperatures, result)
     _draw_vocabularies(vocabularies, result)
-    save(figure, path, setting(result), _TITLE_COLUMNS)
+    save(figure, path, setting(result), TITLE_COLUMNS)
 
 
 def _draw_speed(axes: Any, result: SssdResult, batch: int) -> None:
-    found = speeds(result, batch)
-    sizes = [one.size for one in found]
-    line(axes, sizes, [one.tokens for one in found], "tokens per step", COLOURS[4], "o")
-    line(axes, sizes, [one.cost for one in found], "cost of a step, measured", COLOURS[0], "s")
-    line(axes, sizes, [one.roofline for one in found], "cost, roofline", COLOURS[5], "", "--")
-    top = best(found, MEASURED)
+    points = speeds(result, batch)
+    sizes = [point.size for point in points]
+    line(axes, sizes, [point.tokens for point in points], "tokens per step", COLOURS[4], "o")
+    line(axes, sizes, [point.cost for point in points], "cost of a step, measured", COLOURS[0], "s")
+    line(axes, sizes, [point.roofline for point in points], "cost, roofline", COLOURS[5], "", "--")
+    top = best(points, MEASURED)
     name = "expected speed-up" if top is None else f"expected speed-up, best at s_q = {top.size}"
-    line(axes, sizes, [one.product(MEASURED) for one in found], name, COLOURS[2], "^")
+    line(axes, sizes, [point.product(MEASURED) for point in points], name, COLOURS[2], "^")
     line(
         axes,
         sizes,
-        [one.product(ROOFLINE) for one in found],
+        [point.product(ROOFLINE) for point in points],
         "expected, roofline",
         COLOURS[2],
         "",
@@ -130,16 +114,16 @@ def _draw_speed(axes: Any, result: SssdResult, batch: int) -> None:
 
 
 def _draw_costs(panels: Any, result: SssdResult) -> None:
-    """Figure 3: what a step takes, stacked, behind few and behind many cached tokens."""
+    """Draw figure 3: the stacked times of a step, at both numbers of cached tokens."""
     costs = result.costs
     for axes, context in zip(panels, costs.contexts if costs is not None else (), strict=False):
-        steps = [] if costs is None else [one for one in costs.split() if one.context == context]
-        sizes, total = [one.size for one in steps], [1e3 * one.seconds for one in steps]
-        if all(one.rest is not None for one in steps):
+        steps = [] if costs is None else [step for step in costs.split() if step.context == context]
+        sizes, total = [step.size for step in steps], [1e3 * step.seconds for step in steps]
+        if all(step.rest is not None for step in steps):
             layers = [
                 [1e3 * (part or 0.0) for part in parts]
                 for parts in zip(
-                    *((one.matmuls, one.attention, one.rest) for one in steps), strict=True
+                    *((step.matmuls, step.attention, step.rest) for step in steps), strict=True
                 )
             ]
             axes.stackplot(
@@ -153,7 +137,7 @@ def _draw_costs(panels: Any, result: SssdResult) -> None:
         line(
             axes,
             sizes,
-            [1e3 * one.roofline[0] for one in steps],
+            [1e3 * step.roofline[0] for step in steps],
             "roofline: matrix products",
             COLOURS[0],
             "",
@@ -162,7 +146,7 @@ def _draw_costs(panels: Any, result: SssdResult) -> None:
         line(
             axes,
             sizes,
-            [1e3 * sum(one.roofline) for one in steps],
+            [1e3 * sum(step.roofline) for step in steps],
             "roofline: with attention",
             COLOURS[1],
             "",
@@ -197,14 +181,16 @@ def _draw_sources(axes: Any, result: SssdResult) -> None:
 
 def _draw_retrieval(axes: Any, result: SssdResult) -> None:
     study = result.replays or NOTHING
-    for place, name in enumerate(rivals(study)):
-        found = [
-            (size, one) for size in study.sizes if (one := study.result(name, size)) is not None
+    for index, name in enumerate(rivals(study)):
+        results = [
+            (size, counts)
+            for size in study.sizes
+            if (counts := study.result(name, size)) is not None
         ]
-        times = [one.microseconds_per_step for _, one in found]
-        line(axes, [size for size, _ in found], times, name, COLOURS[place], MARKERS[place])
+        times = [counts.microseconds_per_step for _, counts in results]
+        line(axes, [size for size, _ in results], times, name, COLOURS[index], MARKERS[index])
     axes.set_yscale("log")
-    axes.set_yticks(_TICKS, [f"{tick:,}" for tick in _TICKS])
+    axes.set_yticks(MICROSECOND_TICKS, [f"{tick:,}" for tick in MICROSECOND_TICKS])
     axes.minorticks_off()
     label(
         axes,
@@ -218,12 +204,12 @@ def _draw_retrieval(axes: Any, result: SssdResult) -> None:
 
 def _draw_rivals(row: Any, result: SssdResult) -> None:
     study = result.replays or NOTHING
-    names: list[str | None] = [*list(study.answers)[:_SHOWN_SETS]] or [None]
+    names: list[str | None] = [*list(study.answers)[:SHOWN_SETS]] or [None]
     panels = row.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axes, name in zip(panels, names, strict=True):
-        for place, method in enumerate(rivals(study)):
+        for index, method in enumerate(rivals(study)):
             rates = [study.rate(method, size, name) for size in study.sizes]
-            line(axes, study.sizes, rates, method, COLOURS[place], MARKERS[place])
+            line(axes, study.sizes, rates, method, COLOURS[index], MARKERS[index])
         label(
             axes,
             f"Figure 4b, c: {name or 'all'}",
@@ -247,20 +233,23 @@ def _draw_rivals(row: Any, result: SssdResult) -> None:
 
 def _draw_temperatures(axes: Any, result: SssdResult) -> None:
     study = result.temperatures or NOTHING
-    places = (0.0, *TEMPERATURES)
+    temperatures = (0.0, *TEMPERATURES)
     columns = [(method, size) for size in study.sizes[1:] for method in study.fusions]
-    for place, (method, size) in enumerate(columns):
-        changes = [change_of_accepted(study, method, size, temperature_name(one)) for one in places]
+    for index, (method, size) in enumerate(columns):
+        changes = [
+            change_of_accepted(study, method, size, temperature_name(temperature))
+            for temperature in temperatures
+        ]
         line(
             axes,
-            places,
-            [_percent(one) for one in changes],
+            temperatures,
+            [_percent(temperature) for temperature in changes],
             f"{method}, s_q = {size}",
-            COLOURS[place],
-            MARKERS[place],
+            COLOURS[index],
+            MARKERS[index],
         )
-    paper = [_percent(PAPER_TEMPERATURES.get(one, 0.0)) for one in places]
-    line(axes, places, paper, "the paper (Llama-2 7B)", THEIRS, "o", "--")
+    paper = [_percent(PAPER_TEMPERATURES.get(temperature, 0.0)) for temperature in temperatures]
+    line(axes, temperatures, paper, "the paper (Llama-2 7B)", THEIRS, "o", "--")
     label(
         axes,
         "Section 4.2: accepted tokens per step",
@@ -272,18 +261,20 @@ def _draw_temperatures(axes: Any, result: SssdResult) -> None:
 
 
 def _draw_vocabularies(axes: Any, result: SssdResult) -> None:
-    found = result.vocabularies
-    for place, (name, size) in enumerate(found.sizes.items() if found is not None else ()):
-        study = found.study if found is not None else NOTHING
+    vocabularies = result.vocabularies
+    for index, (name, size) in enumerate(
+        vocabularies.sizes.items() if vocabularies is not None else ()
+    ):
+        study = vocabularies.study if vocabularies is not None else NOTHING
         for method, style in zip(study.fusions, ("-", "--"), strict=True):
-            rates = [study.rate(method, one, name) for one in study.sizes]
+            rates = [study.rate(method, step_size, name) for step_size in study.sizes]
             line(
                 axes,
                 study.sizes,
                 rates,
                 f"{name} ({size:,}): {method}",
-                COLOURS[place],
-                MARKERS[place],
+                COLOURS[index],
+                MARKERS[index],
                 style,
             )
     axes.set_ylim(bottom=0)

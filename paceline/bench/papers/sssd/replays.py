@@ -1,5 +1,6 @@
-"""Accepted tokens against the size of the tree, on recorded answers (Marzollo et al. 2024,
-figure 4, section 4.2).
+"""Replay recorded answers at several tree sizes (figure 4 and section 4.2).
+
+The paper is Marzollo et al. 2024.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from paceline.bench.papers.config import TimeLimit
-from paceline.bench.papers.sssd.result import BOTH, REQUEST, SIZES, STORE, WINDOW, Study, published
+from paceline.bench.papers.sssd.paper_settings import (
+    QUERY_TOKENS,
+    REPLAY_ORDER,
+    SIZES,
+    WARM_ANSWERS,
+    WARM_TOKENS,
+)
+from paceline.bench.papers.sssd.result import BOTH, REQUEST, STORE, WINDOW, Study, published
 from paceline.core.drafter import Drafter
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import DraftTree
@@ -21,20 +29,18 @@ from paceline.drafters import create
 from paceline.replay.report import ReplayRow
 from paceline.replay.run import Trace, replay
 
-_ORDER = (16, 4, 64, 8, 32, 2, 48, 24, 12)  # in which sizes are replayed, as far as time allows
-_QUERY = 4  # newest tokens that the paper's fusion looks up
-_WARM_ANSWERS = 10_000  # that `pia` learns beforehand, as in the paper
-WARM_TOKENS = 50_000  # and no more than this, as every size begins anew
-
 
 @dataclass(frozen=True, slots=True)
 class ReplayMethod:
     """A drafter of figure 4.
 
     Attributes:
-        options: of the drafter. stored: it reads the datastore. warmed: it learns the store's
-            documents beforehand.
-        window: newest tokens that it is shown; 0 = all.
+        name: Name in reports.
+        drafter: Name of the drafter.
+        options: Options of the drafter.
+        stored: Whether it reads the datastore.
+        warmed: Whether it learns the datastore's documents before.
+        window: Newest tokens that it may see; 0 shows all.
     """
 
     name: str
@@ -53,19 +59,18 @@ METHODS = (
     ReplayMethod(REQUEST, "sssd", _WIDE),
     ReplayMethod(published(BOTH), "sssd", _PAPER, stored=True),
     ReplayMethod(published(REQUEST), "sssd", _PAPER),
-    ReplayMethod(published(STORE), "sssd", _PAPER, stored=True, window=_QUERY),
-    ReplayMethod(published(WINDOW), "sssd", _PAPER, window=_QUERY),
+    ReplayMethod(published(STORE), "sssd", _PAPER, stored=True, window=QUERY_TOKENS),
+    ReplayMethod(published(WINDOW), "sssd", _PAPER, window=QUERY_TOKENS),
     ReplayMethod(REST, "rest", stored=True),
     ReplayMethod(PIA, "pia", warmed=True),
 )
 
 
 class Windowed(Drafter):
-    """A drafter that is shown the newest tokens of a request only, at each step as those of a new
-    one.
+    """A drafter that only sees the newest tokens of a request.
 
-    So a drafter of request and datastore says what the datastore says, and next to nothing of the
-    request.
+    Each step presents them as a new request. A drafter of request and datastore then shows the
+    effect of the datastore almost alone.
     """
 
     name = "windowed"
@@ -74,7 +79,7 @@ class Windowed(Drafter):
         self._inner, self._window = inner, window
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return what the inner drafter proposes."""
+        """Return the trees of the inner drafter for the shortened requests."""
         shown = [
             Request(request.token_ids[-self._window :], SamplingParams(request.remaining))
             for request in requests
@@ -87,70 +92,86 @@ class Windowed(Drafter):
         return trees
 
 
-def replay_all(
-    traces: Mapping[str, Sequence[Trace]],
-    store: str | None,
-    methods: Sequence[str] = (),
-    *,
-    sizes: Sequence[int] = _ORDER,
-    left: float = 0.0,
-    progress: bool = True,
-) -> Study:
-    """Run answers through every method at every size, a whole size at a time. Ctrl-C keeps the
-    sizes that are done.
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """Options of `replay_all`.
+
+    Attributes:
+        store: Folder of the datastore; None skips the methods that read it.
+        methods: Names of the `METHODS` to replay; none replays all.
+        sizes: s_q to replay, in this order.
+        left: Seconds that may be used, without compilation; 0 sets no limit.
+        progress: Show a progress bar.
+    """
+
+    store: str | None
+    methods: Sequence[str] = ()
+    sizes: Sequence[int] = REPLAY_ORDER
+    left: float = 0.0
+    progress: bool = True
+
+
+def replay_all(traces: Mapping[str, Sequence[Trace]], options: ReplayOptions) -> Study:
+    """Replay answers with every method at every size, one size at a time.
+
+    At least one size is replayed. Ctrl-C keeps the sizes that are complete.
 
     Args:
-        traces: answers by set. store: folder of the datastore; None = without the methods that read
-            it.
-        methods: names of those in `METHODS` that are replayed; none = all.
-        left: seconds that may be used, compiling aside; 0 = no limit. One size is always replayed.
+        traces: Answers by set.
+        options: Methods, sizes and time.
     """
     rows, complete = list[ReplayRow](), True
-    sources = _Sources(store)
-    asked = [method for method in METHODS if not methods or method.name in methods]
-    used = [method for method in asked if store is not None or not method.stored]
+    sources = _Sources(options.store)
+    names = options.methods or [method.name for method in METHODS]
+    used = [
+        method
+        for method in METHODS
+        if method.name in names and (options.store is not None or not method.stored)
+    ]
     try:
         for method in used:
             if not method.warmed:  # which is plain Python
                 replay(
                     sources.drafter(method), next(iter(traces.values()))[:1], 1
                 )  # compiles, once for each machine
-        for size in TimeLimit(left).within(sizes, "replays", progress):
-            found = []
+        for size in TimeLimit(options.left).within(options.sizes, "replays", options.progress):
+            size_rows = []
             for method in used:
                 drafter = sources.drafter(method)
-                found += [
-                    ReplayRow(method.name, name, replay(drafter, some, size - 1))
-                    for name, some in traces.items()
+                size_rows += [
+                    ReplayRow(method.name, name, replay(drafter, answers, size - 1))
+                    for name, answers in traces.items()
                 ]
-            rows += found
+            rows += size_rows
     except KeyboardInterrupt:
         complete = False
-    tokens = {name: sum(len(output) for _, output in some) for name, some in traces.items()}
-    return Study(complete, {name: len(some) for name, some in traces.items()}, tokens, tuple(rows))
+    tokens = {name: sum(len(output) for _, output in answers) for name, answers in traces.items()}
+    return Study(
+        complete, {name: len(answers) for name, answers in traces.items()}, tokens, tuple(rows)
+    )
 
 
 class _Sources:
-    """Builds drafters on one store."""
+    """Builds drafters with one datastore."""
 
     def __init__(self, store: str | None) -> None:
         self._store, self._texts = store, list[list[int]]()
 
     def drafter(self, method: ReplayMethod) -> Drafter:
-        """Return a new one; `pia` has learned some of the store's documents."""
+        """Return a new drafter; `pia` has learned documents of the datastore."""
         options = dict(method.options)
         if method.stored:
             options["datastore"] = self._store
         drafter = create(method.drafter, **options)
         if method.warmed and self._store is not None:
-            self._texts = self._texts or documents(self._store, WARM_TOKENS)[:_WARM_ANSWERS]
+            self._texts = self._texts or documents(self._store, WARM_TOKENS)[:WARM_ANSWERS]
             for text in self._texts:
                 teach(drafter, text)
         return Windowed(drafter, method.window) if method.window else drafter
 
 
 def teach(drafter: Drafter, text: Sequence[int]) -> None:
-    """Let a drafter see a text as the output of a request that has ended."""
+    """Show a text to a drafter as the output of a request that has ended."""
     request = Request(list(text[:1]), SamplingParams(len(text)))
     drafter.start(request)
     request.append(list(text[1:]))
@@ -158,11 +179,13 @@ def teach(drafter: Drafter, text: Sequence[int]) -> None:
 
 
 def documents(store: str, most: int) -> list[list[int]]:
-    """Return documents of a store (a folder, or "demo"), evenly spread, with about `most` tokens in
-    all.
+    """Return evenly spread documents of a datastore, with about `most` tokens in all.
 
+    Args:
+        store: A folder, or "demo".
+        most: Number of tokens.
     Raises:
-        DatastoreError: no store, or a damaged shard.
+        DatastoreError: There is no datastore, or a shard is damaged.
     """
     path = place_of(store)
     manifest = read_manifest(path)

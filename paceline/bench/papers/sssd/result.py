@@ -1,4 +1,4 @@
-"""What is measured of the SSSD paper (Marzollo et al. 2024)."""
+"""Hold the measurement of the SSSD paper (Marzollo et al. 2024)."""
 
 from __future__ import annotations
 
@@ -7,39 +7,29 @@ from typing import ClassVar, NamedTuple
 
 from paceline.bench.papers.part import BenchPart
 from paceline.bench.papers.sssd.options import SssdConfig
+from paceline.bench.papers.sssd.paper_settings import (
+    BATCHES,
+    SPLIT_BATCH,
+)
 from paceline.plan.roofline import Peak, Shapes
 from paceline.replay.report import ReplayRow
 from paceline.replay.run import ReplayResult
 
-SIZES = (
-    1,
-    2,
-    4,
-    8,
-    12,
-    16,
-    24,
-    32,
-    48,
-    64,
-)  # s_q: tokens fed per sequence, the newest one and the nodes of the tree
-BATCHES = (1, 8)
-SPLIT_BATCH = 8  # of figure 3
 BOTH, REQUEST, STORE, WINDOW = (
     "both",
     "request",
     "datastore",
     "window",
-)  # sources; WINDOW: what the newest tokens alone give
+)  # sources; WINDOW: the newest tokens
 
 
 def published(source: str) -> str:
-    """Return the source with the paper's hand-set weights in place of the calibration."""
+    """Return the name of a source with the paper's hand-set weights."""
     return f"{source}, paper's"
 
 
 class Case(NamedTuple):
-    """One kind of forward: sequences, cached tokens of each, tokens fed for each."""
+    """A kind of forward: requests, cached tokens of each, query tokens of each."""
 
     batch: int
     context: int
@@ -48,14 +38,17 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One kind of forward, measured: medians in seconds.
+    """The measured times of one kind of forward: medians in seconds.
 
     Attributes:
-        cpu_seconds: likewise in processor time, which other jobs on the machine disturb less; None
-            on an accelerator.
-        roofline: by the roofline, matrix products and attention.
-        matmuls, attention: of `seconds`, what matrix products and attention took; None where it was
-            not measured.
+        batch: Number of requests.
+        context: Cached tokens of each request.
+        size: Query tokens of each request, s_q.
+        seconds: Wall-clock time.
+        cpu_seconds: Processor time, which other jobs disturb less; None on an accelerator.
+        roofline: Times of matrix products and of attention by the roofline model.
+        matmuls: Time of the matrix products; None if it was not measured.
+        attention: Time of the attention; None if it was not measured.
     """
 
     batch: int
@@ -69,7 +62,7 @@ class StepCost:
 
     @property
     def rest(self) -> float | None:
-        """What of `seconds` is neither."""
+        """Return the time of all other operations."""
         return (
             None
             if self.matmuls is None or self.attention is None
@@ -79,10 +72,15 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class CostStudy:
-    """Forwards of a model on a machine.
+    """The forward times of a model on a machine.
 
     Attributes:
-        rounds: how often each kind was timed.
+        label: Name of the model.
+        peak: Measured peak rates of the machine.
+        shapes: Shapes of the model.
+        rounds: Number of times that each kind was timed.
+        complete: Whether the study was not interrupted.
+        steps: The times.
     """
 
     label: str
@@ -94,24 +92,27 @@ class CostStudy:
 
     @property
     def contexts(self) -> list[int]:
-        """The numbers of cached tokens, the smaller one first."""
-        return sorted({one.context for one in self.steps})
+        """Return the numbers of cached tokens in ascending order."""
+        return sorted({step.context for step in self.steps})
 
     def relative(self, case: Case, processor: bool = False) -> float | None:
-        """Return the measured time over that of plain decoding; with `processor`, processor
-        time, None on an accelerator.
+        """Return the measured time over that of plain decoding.
+
+        Args:
+            case: The kind of forward.
+            processor: Compare processor time, which is None on an accelerator.
         """
-        steps = {Case(one.batch, one.context, one.size): one for one in self.steps}
-        one, plain = steps[case], steps[case._replace(size=1)]
+        steps = {Case(step.batch, step.context, step.size): step for step in self.steps}
+        step, plain = steps[case], steps[case._replace(size=1)]
         if not processor:
-            return one.seconds / plain.seconds
+            return step.seconds / plain.seconds
         return (
-            one.cpu_seconds / plain.cpu_seconds if one.cpu_seconds and plain.cpu_seconds else None
+            step.cpu_seconds / plain.cpu_seconds if step.cpu_seconds and plain.cpu_seconds else None
         )
 
     def split(self) -> list[StepCost]:
         """Return the forwards of figure 3."""
-        return [one for one in self.steps if one.batch == SPLIT_BATCH]
+        return [step for step in self.steps if step.batch == SPLIT_BATCH]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,10 @@ class Study:
     """Replays of several sets of recorded answers.
 
     Attributes:
-        answers, tokens: of each set.
+        complete: Whether the study was not interrupted.
+        answers: Number of answers of each set.
+        tokens: Number of tokens of each set.
+        rows: The replays.
     """
 
     complete: bool
@@ -129,44 +133,48 @@ class Study:
 
     @property
     def sizes(self) -> list[int]:
-        """The s_q that were replayed, 1 for plain decoding among them, where anything was."""
+        """Return the replayed s_q and 1 (plain decoding); empty without replays."""
         return sorted({1, *(row.result.max_nodes + 1 for row in self.rows)}) if self.rows else []
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods that were replayed."""
+        """Return the names of the replayed methods."""
         return list(dict.fromkeys(row.drafter for row in self.rows))
 
     @property
     def fusions(self) -> list[str]:
-        """The method with all sources there are, and the same with the paper's weights."""
+        """Return the method with all sources, and the same with the paper's weights."""
         main = BOTH if BOTH in self.methods else REQUEST
         return [main, published(main)]
 
     def result(self, method: str, size: int, name: str | None = None) -> ReplayResult | None:
-        """Return the counts of a method at s_q = `size`, on one set (None = on all); None if it
-        was not replayed.
+        """Return the counts of a method at s_q = `size`; None if it was not replayed.
+
+        Args:
+            method: Name of the method.
+            size: s_q.
+            name: Name of the set; None adds all sets.
         """
-        found = [
+        results = [
             row.result
             for row in self.rows
             if (row.drafter, row.result.max_nodes) == (method, size - 1)
             and name in (None, row.traces)
         ]
-        if not found:
+        if not results:
             return None
         sums = (
-            sum(getattr(one, what) for one in found)
-            for what in ("tokens", "steps", "drafted", "accepted", "seconds")
+            sum(getattr(result, field) for result in results)
+            for field in ("tokens", "steps", "drafted", "accepted", "seconds")
         )
-        return ReplayResult(size - 1, found[0].batch_size, *sums)
+        return ReplayResult(size - 1, results[0].batch_size, *sums)
 
     def rate(self, method: str, size: int, name: str | None = None) -> float | None:
-        """Return tokens per step likewise; plain decoding has 1."""
+        """Return the tokens per step of a method at s_q = `size`; plain decoding has 1."""
         if size == 1:
             return 1.0 if method in self.methods else None
-        found = self.result(method, size, name)
-        return None if found is None else found.tokens_per_step
+        counts = self.result(method, size, name)
+        return None if counts is None else counts.tokens_per_step
 
 
 NOTHING = Study(True, {}, {}, ())
@@ -174,12 +182,13 @@ NOTHING = Study(True, {}, {}, ())
 
 @dataclass(frozen=True, slots=True)
 class VocabularyStudy:
-    """Figure 5: the same answers and the same datastore in several vocabularies.
+    """Figure 5: the same answers and datastore in several vocabularies.
 
     Attributes:
-        sizes: tokens of each vocabulary, by the name of its set in `study`. characters: of the
-            answers.
-        store_tokens: of the store in each vocabulary; 0 = there is none.
+        study: The replays, with a set per vocabulary.
+        sizes: Tokens of each vocabulary.
+        characters: Characters of the answers.
+        store_tokens: Tokens of the datastore in each vocabulary; 0 without one.
     """
 
     study: Study
@@ -189,28 +198,32 @@ class VocabularyStudy:
 
     @property
     def complete(self) -> bool:
-        """Whether it was not interrupted."""
+        """Return whether the study was not interrupted."""
         return self.study.complete
 
     def characters_per_token(self, name: str) -> float:
-        """Return the characters of a token of the answers, in one of the vocabularies."""
+        """Return the mean characters per token of the answers in a vocabulary."""
         return self.characters / max(1, self.study.tokens[name])
 
     def characters_per_step(self, method: str, size: int, name: str) -> float | None:
-        """Return the characters said per step by a method, in one of the vocabularies."""
+        """Return the mean characters per step of a method in a vocabulary."""
         rate = self.study.rate(method, size, name)
         return None if rate is None else rate * self.characters_per_token(name)
 
 
 @dataclass(frozen=True, slots=True)
 class SssdResult:
-    """What was measured; None or missing is what came after an interruption.
+    """The measurement of the paper; fields after an interruption are None or empty.
 
     Attributes:
-        store, store_tokens: the datastore; None and 0 = there was none.
-        timed: runs of figure 2 by the clock, one per batch size. replays: figures 2 and 4. costs:
-            figures 2 and 3, table 1.
-        temperatures: section 4.2. vocabularies: figure 5.
+        config: Its configuration.
+        store: The datastore; None if there was none.
+        store_tokens: Tokens of the datastore.
+        timed: Timed runs of figure 2, one per batch size.
+        replays: Replays of figures 2 and 4.
+        costs: Forward times of figures 2 and 3 and of table 1.
+        temperatures: Replays of section 4.2.
+        vocabularies: Figure 5.
     """
 
     title: ClassVar[str] = "SSSD (Marzollo, Zhuang, Roemer, Müller, Cavigelli, 2024)"
@@ -226,17 +239,17 @@ class SssdResult:
 
     @property
     def parts(self) -> list[BenchPart]:
-        """The runs there were."""
+        """Return the runs that were measured."""
         return list(self.timed)
 
     @property
     def complete(self) -> bool:
-        """Whether all of it was measured."""
-        there = None not in (self.replays, self.costs, self.temperatures, self.vocabularies)
-        return there and len(self.timed) == len(BATCHES) and self.unbroken
+        """Return whether all was measured, without an interruption."""
+        measured = None not in (self.replays, self.costs, self.temperatures, self.vocabularies)
+        return measured and len(self.timed) == len(BATCHES) and self.unbroken
 
     @property
     def unbroken(self) -> bool:
-        """Whether nothing so far was interrupted."""
+        """Return whether nothing so far was interrupted."""
         measured = (*self.timed, self.replays, self.costs, self.temperatures, self.vocabularies)
-        return all(one.complete for one in measured if one is not None)
+        return all(study.complete for study in measured if study is not None)

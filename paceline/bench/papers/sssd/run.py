@@ -1,6 +1,4 @@
-"""Measures the SSSD paper: decoding by the clock, answers that are replayed, forwards, samples,
-another vocabulary.
-"""
+"""Measure the SSSD paper: decoding, replays, forwards, samples and vocabularies."""
 
 from __future__ import annotations
 
@@ -16,39 +14,38 @@ from paceline.bench.papers.part import PLAIN, BenchPart
 from paceline.bench.papers.sssd.answers import answer, in_vocabularies, sampled
 from paceline.bench.papers.sssd.costs import measure
 from paceline.bench.papers.sssd.options import SssdConfig
-from paceline.bench.papers.sssd.replays import replay_all
-from paceline.bench.papers.sssd.result import BATCHES, SssdResult
-from paceline.bench.papers.sssd.speed import TIMED, drafter
-from paceline.bench.run import run_bench
+from paceline.bench.papers.sssd.paper_settings import (
+    ANSWERS_SHARE,
+    BATCHES,
+    BATCHES_SHARE,
+    COSTS_SHARE,
+    ONE_BY_ONE_SHARE,
+    REPLAYS_SHARE,
+    SAMPLED_SIZES,
+    SAMPLES_SHARE,
+    TIMED,
+    VOCABULARY_SHARE,
+)
+from paceline.bench.papers.sssd.replays import ReplayOptions, replay_all
+from paceline.bench.papers.sssd.result import SssdResult
+from paceline.bench.papers.sssd.speed import drafter
+from paceline.bench.run import RunOptions, run_bench
 from paceline.llm import LLM
 from paceline.replay.run import Trace
 
-OWN = "the model's own"  # vocabulary
-SAMPLED_SIZES = (16, 32)  # s_q of section 4.2
-# Of the time that is left then: decoding one by one, answers, replays, forwards, samples, the other
-# vocabulary, batches.
-_ONE_BY_ONE, _ANSWERS, _REPLAYS, _FORWARDS, _SAMPLES, _VOCABULARY, _BATCHES = (
-    0.15,
-    0.1,
-    0.25,
-    0.3,
-    0.3,
-    0.3,
-    1.0,
-)
+OWN = "the model's own"  # name of the model's vocabulary
 
 
 def run(config: SssdConfig, **loaded: Any) -> SssdResult:
-    """Time decoding, record answers, replay them, time forwards, sample, and time batches; see
-    `registry.run_paper`.
+    """Run all stages of the measurement, from timed decoding to timed batches.
 
-    Several prompt files are the sets that are told apart, else the categories are; of the embedded
-    prompts the first `limit` of each category are asked. Only what is timed has the model enlarged
-    by `config.cost_scale`.
+    The sets of prompts are the files if there are several, otherwise the categories. Of the
+    built-in prompts, the first `limit` of each category are used. `config.cost_scale` enlarges the
+    model for timed runs only. See `paceline.bench.papers.registry.run_paper`.
 
     Raises:
-        ConfigError: the datastore has ids that the target does not know. DatastoreError: there is
-            none, or one of another tokenizer.
+        ConfigError: The datastore has ids that the target does not have.
+        DatastoreError: There is no datastore, or it is of another tokenizer.
     """
     measuring = _SssdMeasurement(config, loaded)
     result = measuring.time_one_by_one()
@@ -60,14 +57,14 @@ def run(config: SssdConfig, **loaded: Any) -> SssdResult:
             measuring.compare_vocabularies,
             measuring.time_batches,
         )
-        with contextlib.suppress(KeyboardInterrupt):  # before there was anything to keep
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C before a stage had a result
             for step in steps:
                 result = step(result) if result.unbroken else result
     return result
 
 
 class _SssdMeasurement:
-    """The steps of a run, each of which adds to the result."""
+    """The stages of a run; each adds to the result."""
 
     def __init__(self, config: SssdConfig, loaded: dict[str, Any]) -> None:
         self._config, self._time, self._progress = (
@@ -86,20 +83,24 @@ class _SssdMeasurement:
         self._greedy: dict[str, list[Trace]] = {}
 
     def time_one_by_one(self) -> SssdResult:
-        """Time decoding, one prompt at a time."""
+        """Time decoding with one prompt at a time."""
         return SssdResult(
-            self._config, self._store, self._store_tokens, (self._timed(BATCHES[0], _ONE_BY_ONE),)
+            self._config,
+            self._store,
+            self._store_tokens,
+            (self._timed(BATCHES[0], ONE_BY_ONE_SHARE),),
         )
 
     def time_batches(self, result: SssdResult) -> SssdResult:
-        """Time decoding in batches."""
+        """Time decoding with several prompts at a time."""
         return dataclasses.replace(
-            result, timed=(*result.timed, *(self._timed(batch, _BATCHES) for batch in BATCHES[1:]))
+            result,
+            timed=(*result.timed, *(self._timed(batch, BATCHES_SHARE) for batch in BATCHES[1:])),
         )
 
     def _timed(self, batch: int, share: float) -> BenchPart:
         methods = (PLAIN, *(drafter(size, self._store) for size in TIMED))
-        asked = self._config.run_of(
+        timed = self._config.run_of(
             methods, draft_model=None, batch=batch, max_seconds=self._left(share)
         )
         shared = {
@@ -108,67 +109,64 @@ class _SssdMeasurement:
             "progress": self._progress,
         }
         return BenchPart.of(
-            f"batch of {batch}", run_bench(asked, prompts=self._prompts, **shared, budget=False)
+            f"batch of {batch}",
+            run_bench(timed, prompts=self._prompts, **shared, options=RunOptions(budget=False)),
         )
 
     def replay(self, result: SssdResult) -> SssdResult:
-        """Replay greedy answers through every method."""
+        """Replay greedy answers with every method."""
         units = make_units(self._plain, self._models, self._prompts)
-        asked = [
+        prompts = [
             (prompt.category, ids)
             for unit in units
             for prompt, ids in zip(unit.prompts, unit.token_ids, strict=True)
         ]
         self._greedy = answer(
-            self._llm, asked, self._plain.sampling, self._left(_ANSWERS), self._progress
+            self._llm, prompts, self._plain.sampling, self._left(ANSWERS_SHARE), self._progress
         )
-        found = replay_all(
-            self._greedy, self._store, left=self._left(_REPLAYS), progress=self._progress
+        options = ReplayOptions(
+            self._store, left=self._left(REPLAYS_SHARE), progress=self._progress
         )
-        return dataclasses.replace(result, replays=found)
+        return dataclasses.replace(result, replays=replay_all(self._greedy, options))
 
     def cost(self, result: SssdResult) -> SssdResult:
-        """Time forwards of the target, enlarged where that was asked for."""
+        """Time forwards of the target at its cost scale."""
         scaled = self._config.run_of((PLAIN,), draft_model=None, draft_cost_scale=None)
         models = load_models(scaled, self._models.target, None, self._models.tokenizer)
-        found = measure(models.target, models.target_label, self._left(_FORWARDS), self._progress)
-        return dataclasses.replace(result, costs=found)
+        costs = measure(models.target, models.target_label, self._left(COSTS_SHARE), self._progress)
+        return dataclasses.replace(result, costs=costs)
 
     def sample(self, result: SssdResult) -> SssdResult:
-        """Replay answers to the same prompts at other temperatures."""
-        found = sampled(
-            self._llm,
-            self._traces(),
-            self._plain.sampling,
+        """Sample the same prompts at other temperatures, and replay the answers."""
+        options = ReplayOptions(
             self._store,
             self._fusions(result),
             SAMPLED_SIZES,
-            self._left(_SAMPLES),
+            self._left(SAMPLES_SHARE),
             self._progress,
         )
-        return dataclasses.replace(result, temperatures=found)
+        study = sampled(self._llm, self._traces(), self._plain.sampling, options)
+        return dataclasses.replace(result, temperatures=study)
 
     def compare_vocabularies(self, result: SssdResult) -> SssdResult:
         """Replay the greedy answers in another vocabulary."""
-        found = in_vocabularies(
-            self._traces(),
-            self._models.tokenizer,
-            OWN,
-            self._llm.model.vocab_size,
+        options = ReplayOptions(
             self._store,
             self._fusions(result),
-            self._left(_VOCABULARY),
-            self._progress,
+            left=self._left(VOCABULARY_SHARE),
+            progress=self._progress,
         )
-        return dataclasses.replace(result, vocabularies=found)
+        vocab_size = self._llm.model.vocab_size
+        study = in_vocabularies(self._traces(), self._models.tokenizer, OWN, vocab_size, options)
+        return dataclasses.replace(result, vocabularies=study)
 
     def _left(self, share: float) -> float:
-        """Seconds out of those that are left; 0 = no limit."""
+        """Return a share of the seconds left; 0 means no limit."""
         return share * self._time.left()
 
     def _traces(self) -> list[Trace]:
-        return [trace for some in self._greedy.values() for trace in some]
+        return [trace for traces in self._greedy.values() for trace in traces]
 
     def _fusions(self, result: SssdResult) -> list[str]:
-        assert result.replays is not None  # without it no later step is taken
+        assert result.replays is not None  # later stages only run after it
         return result.replays.fusions

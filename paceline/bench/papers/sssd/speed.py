@@ -1,4 +1,7 @@
-"""Expected speed: accepted tokens over the cost of a step (Marzollo et al. 2024, figure 2)."""
+"""Compute the expected speed: accepted tokens over the cost of a step (figure 2).
+
+The paper is Marzollo et al. 2024.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.bench.papers.part import BenchPart
-from paceline.bench.papers.sssd.result import BATCHES, NOTHING, SIZES, Case, SssdResult
+from paceline.bench.papers.sssd.paper_settings import (
+    BATCHES,
+    PAPER_CONTEXT,
+    SIZES,
+)
+from paceline.bench.papers.sssd.result import NOTHING, Case, SssdResult
 from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
 
-TIMED = (4, 8, 16, 32)  # s_q by the clock
 MEASURED, ROOFLINE = "measured", "roofline"
 COSTS = {
     MEASURED: "cost",
@@ -17,17 +24,20 @@ COSTS = {
     ROOFLINE: "roofline",
     "910B4": "device",
 }  # kind -> field of `Speed`
-_PAPER_CONTEXT = 512  # cached tokens where the paper's device is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One s_q of figure 2; None = not measured.
+    """The values of figure 2 for one s_q; None if not measured.
 
     Attributes:
-        tokens: per step, over plain decoding's 1. published: likewise, with the paper's weights.
-        cost: time of a step over plain decoding's, measured; cpu_cost: in processor time; roofline:
-            computed for this machine; device: for the paper's device and model.
+        size: Query tokens per request, s_q.
+        tokens: Tokens per step; plain decoding has 1.
+        published: Tokens per step with the paper's weights.
+        cost: Measured time of a step over that of plain decoding.
+        cpu_cost: The same ratio in processor time.
+        roofline: The same ratio by the roofline model, for this machine.
+        device: The same ratio by the roofline model, for the paper's device and model.
     """
 
     size: int
@@ -39,51 +49,47 @@ class Speed:
     device: float | None
 
     def costs(self, kind: str) -> float | None:
-        """Return the cost of one of the `COSTS`."""
+        """Return the cost of one of the kinds in `COSTS`."""
         return getattr(self, COSTS[kind])  # type: ignore[no-any-return]
 
     def product(self, kind: str) -> float | None:
-        """Return tokens per step over one of the `COSTS`: the speed that is to be expected, over
-        plain decoding's.
-        """
+        """Return the expected speed-up over plain decoding: tokens per step over cost."""
         cost = self.costs(kind)
         return self.tokens / cost if self.tokens is not None and cost else None
 
 
 def drafter(size: int, store: str | None) -> str:
-    """Return the drafter whose trees have `size` nodes, the root included."""
-    place = "" if store is None else f"datastore={store},"
-    return f"sssd:{place}max_nodes={size - 1},answer_cache_tokens=0"
+    """Return the drafter whose trees have `size` nodes, root included."""
+    option = "" if store is None else f"datastore={store},"
+    return f"sssd:{option}max_nodes={size - 1},answer_cache_tokens=0"
 
 
 def speeds(result: SssdResult, batch: int) -> list[Speed]:
-    """Return figure 2 at a batch size: every s_q of which anything is known, at the smaller
-    number of cached tokens.
-    """
+    """Return figure 2 at a batch size, at the smaller number of cached tokens."""
     replays, costs = result.replays or NOTHING, result.costs
-    found = []
+    points = []
     for size in SIZES if costs is not None else replays.sizes:
         tokens, weighted = (replays.rate(method, size) for method in replays.fusions)
-        here: tuple[float | None, float | None, float | None] = (None, None, None)
+        measured: tuple[float | None, float | None, float | None] = (None, None, None)
         if costs is not None:
             case = Case(batch, costs.contexts[0], size)
             roofline = costs.shapes.relative(batch, size, case.context, costs.peak)
-            here = costs.relative(case), costs.relative(case, processor=True), roofline
-        found.append(
+            measured = costs.relative(case), costs.relative(case, processor=True), roofline
+        points.append(
             Speed(
                 size,
                 tokens,
                 weighted,
-                *here,
-                LLAMA_2_7B.relative(batch, size, _PAPER_CONTEXT, ASCEND),
+                *measured,
+                LLAMA_2_7B.relative(batch, size, PAPER_CONTEXT, ASCEND),
             )
         )
-    return found
+    return points
 
 
-def best(found: Sequence[Speed], kind: str) -> Speed | None:
-    """Return the s_q with the largest product; None where there is none."""
-    known = [(value, one) for one in found if (value := one.product(kind)) is not None]
+def best(points: Sequence[Speed], kind: str) -> Speed | None:
+    """Return the s_q with the maximum product; None if there is none."""
+    known = [(value, point) for point in points if (value := point.product(kind)) is not None]
     return max(known, key=lambda pair: pair[0])[1] if known else None
 
 

@@ -1,5 +1,6 @@
-"""The tables and figures of the SSSD paper (Marzollo et al. 2024): what a step costs, and what
-is to be expected of it.
+"""Build the tables and figures of the SSSD paper about the cost of a step.
+
+The paper is Marzollo et al. 2024.
 """
 
 from __future__ import annotations
@@ -12,22 +13,20 @@ from paceline.bench.papers.sssd.acceptance import (
     figure_5,
     section_4_2,
 )
-from paceline.bench.papers.sssd.result import BATCHES, SPLIT_BATCH, CostStudy, SssdResult
-from paceline.bench.papers.sssd.speed import (
-    COSTS,
-    MEASURED,
+from paceline.bench.papers.sssd.paper_settings import (
+    BATCHES,
+    EVALUATED,
+    PAPER_BUDGET,
+    PAPER_BUDGET_SIZE,
+    SPLIT_BATCH,
     TIMED,
-    best,
-    by_the_clock,
-    drafter,
-    speeds,
 )
+from paceline.bench.papers.sssd.result import CostStudy, SssdResult
+from paceline.bench.papers.sssd.speed import COSTS, MEASURED, best, by_the_clock, drafter, speeds
 from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
 from paceline.plan.roofline import Peak, free_budget
 from paceline.report.tables import Cell, Column, Table
 
-PAPER_BUDGET, PAPER_BUDGET_SIZE = 435, 54  # b s_q, and s_q at batch 8, as the text has it
-EVALUATED = (1, 16)  # s_q at which table 1 is evaluated, at batch 8
 _EVALUATED = {"MFLOP": ".2f", "MB": ".3f", "FLOPs:IO": ".1f"}
 _MATMUL = ("2 b s_q n m", "b s_q n + n m", "b s_q m", "2 b s_q")
 _ATTENTION = ("4 b s_q (s_q + s_kv) n d", "b n (2 s_kv + 3 s_q) d + mask", "b n s_q d", "2 s_q")
@@ -49,33 +48,34 @@ def sections(result: SssdResult) -> list[Table]:
 
 
 def figure_2(result: SssdResult, batch: int) -> Table:
-    """Return accepted tokens, the cost of a step and their quotient."""
-    found, costs = speeds(result, batch), result.costs
-    top = {kind: best(found, kind) for kind in COSTS}
+    """Return figure 2: accepted tokens, the cost of a step, and their quotient."""
+    points, costs = speeds(result, batch), result.costs
+    top = {kind: best(points, kind) for kind in COSTS}
     rows = []
-    for one in found:
-        products = {kind: one.product(kind) for kind in COSTS}
+    for point in points:
+        products = {kind: point.product(kind) for kind in COSTS}
         marked = {
-            kind: value and (value, "*" * (one is top[kind])) for kind, value in products.items()
+            kind: value and (value, "*" * (point is top[kind])) for kind, value in products.items()
         }
         rows.append(
             (
-                one.size,
-                one.tokens,
-                one.published,
-                *(cell for kind in COSTS for cell in (one.costs(kind), marked[kind])),
+                point.size,
+                point.tokens,
+                point.published,
+                *(cell for kind in COSTS for cell in (point.costs(kind), marked[kind])),
             )
         )
     measured = (
-        f"medians of {costs.rounds} forwards of {costs.label} behind {costs.contexts[0]} cached"
+        f"medians of {costs.rounds} forwards of {costs.label} after {costs.contexts[0]} cached"
         " tokens"
         if costs
         else "-"
     )
     notes = (
         f"{PER_STEP} cost: time of a forward over that with s_q = 1; product: tokens per step over"
-        " cost, the speed to be"
-        " expected; *: the best s_q. Drafting costs nothing here, as in the paper's figure.",
+        " cost, the"
+        " expected speed; *: the best s_q. The cost of drafting is not included, as in the paper's"
+        " figure.",
         f"Measured: {measured}; CPU time: the same in processor time, which other jobs disturb"
         " less. roofline: table 1 with this"
         " machine's peaks. 910B4: the same for the paper's device and Llama-2 7B, with the tokens"
@@ -83,17 +83,19 @@ def figure_2(result: SssdResult, batch: int) -> Table:
         *([PICTURE] if batch == SPLIT_BATCH else []),
     )
     kinds = [
-        one for kind in COSTS for one in (f"cost {kind}", Column(f"product {kind}", "{:.2f}{}"))
+        column
+        for kind in COSTS
+        for column in (f"cost {kind}", Column(f"product {kind}", "{:.2f}{}"))
     ]
     title = f"Figure 2: tokens per step and cost of a step, batch of {batch}"
     return Table.of(title, [Column("s_q"), "tokens/ step", "paper's weights", *kinds], rows, notes)
 
 
 def figure_2_timed(result: SssdResult) -> Table:
-    """Return what is expected beside what the clock says."""
+    """Return the expected and the measured speed-ups."""
     headings = ("speed-up", "CPU time", "S", "equal")
     expected = {
-        batch: {one.size: one.product(MEASURED) for one in speeds(result, batch)}
+        batch: {point.size: point.product(MEASURED) for point in speeds(result, batch)}
         for batch in BATCHES
     }
     rows = []
@@ -104,25 +106,23 @@ def figure_2_timed(result: SssdResult) -> Table:
             row += [expected[batch].get(size), *clock]
         rows.append(row)
     notes = (
-        f"expected: the product of figure 2. {SPEEDUP} Drafting is in it, and the prefill."
+        f"expected: the product of figure 2. {SPEEDUP} It includes drafting and prefill."
         f" {CPU_TIME}",
-        "S: tokens per forward behind the prefill, whose first token does not count; so it differs"
-        " from tokens per step.",
+        "S: tokens per forward after the prefill, without the first token, so it differs from"
+        " tokens per step.",
         *(part.equality() for part in result.timed[:1]),
     )
     shown = [
-        one
-        for b in BATCHES
-        for one in (f"expected, b = {b}", *columns(headings, after=f", b = {b}"))
+        column
+        for batch in BATCHES
+        for column in (f"expected, b = {batch}", *columns(headings, after=f", b = {batch}"))
     ]
-    return Table.of(
-        "Figure 2 by the clock: decoding with sssd", [Column("s_q"), *shown], rows, notes
-    )
+    return Table.of("Figure 2, measured: decoding with sssd", [Column("s_q"), *shown], rows, notes)
 
 
 def table_1(costs: CostStudy | None) -> Table:
-    """Return FLOPs and memory traffic, analytic and for the model in use."""
-    at = [
+    """Return table 1: FLOPs and memory traffic, as formulas and for this model."""
+    evaluated_columns = [
         Column(f"{kind} s_q = {size}", form)
         for size in EVALUATED
         for kind, form in _EVALUATED.items()
@@ -135,7 +135,7 @@ def table_1(costs: CostStudy | None) -> Table:
         "read",
         "written",
         "FLOPs:IO approx.",
-        *at,
+        *evaluated_columns,
     ]
     title = "Table 1: FLOPs and memory traffic of a forward"
     if costs is None:
@@ -145,13 +145,13 @@ def table_1(costs: CostStudy | None) -> Table:
         [*shapes.products(SPLIT_BATCH, size), *shapes.attention(SPLIT_BATCH, size, context)]
         for size in EVALUATED
     ]
-    kinds = [(f"{one.inputs} x {one.outputs}", _MATMUL) for one in shapes.matmuls]
+    kinds = [(f"{work.inputs} x {work.outputs}", _MATMUL) for work in shapes.matmuls]
     kinds.append((f"{shapes.heads} x {shapes.head_size}", _ATTENTION))
     rows = []
     for (shape, formulas), *works in zip(kinds, *evaluated, strict=True):
         values = [
-            (one.flops / 1e6, (one.read + one.written) / 1e6, one.intensity * shapes.width)
-            for one in works
+            (work.flops / 1e6, (work.read + work.written) / 1e6, work.intensity * shapes.width)
+            for work in works
         ]
         rows.append(
             (
@@ -159,15 +159,15 @@ def table_1(costs: CostStudy | None) -> Table:
                 shape,
                 works[0].count,
                 *formulas,
-                *(value for some in values for value in some),
+                *(value for values_of_size in values for value in values_of_size),
             )
         )
     notes = (
-        "Formulas as in the paper, IO in numbers: b sequences, s_q tokens of each, s_kv of them"
-        " cached, n x m weights; for"
-        " attention n heads of size d (fewer of keys and values where they are shared). approx.:"
-        " where n and m, or s_kv, are"
-        " large.",
+        "Formulas as in the paper, IO in numbers: b requests, s_q query tokens and s_kv cached"
+        " tokens of each,"
+        " n x m weights; for attention n heads of size d (fewer key-value heads if they are"
+        " shared). approx.: for"
+        " large n and m, or s_kv.",
         f"Evaluated for one occurrence at b = {SPLIT_BATCH} and s_kv = {context}, {shapes.width}"
         " bytes a number. The paper's"
         " table has neither the third matrix of a gated MLP nor the LM head; they count here.",
@@ -176,7 +176,7 @@ def table_1(costs: CostStudy | None) -> Table:
 
 
 def budgets(costs: CostStudy | None) -> Table:
-    """Return how many tokens of a forward cost (almost) nothing."""
+    """Return the free budget: the tokens of a forward that cost almost nothing."""
 
     def row(name: str, peak: Peak, hidden: int, width: int) -> tuple[Cell, ...]:
         budget = free_budget(hidden, peak, width)
@@ -199,13 +199,13 @@ def budgets(costs: CostStudy | None) -> Table:
             row(f"here, {costs.label}", costs.peak, costs.shapes.hidden, costs.shapes.width)
         )
     notes = (
-        "Solved: 1 / (w (1/h + 1 / (2 b s_q))) = FLOP/s over bytes/s, w bytes a number; -:"
-        " products of this width never become"
-        " bound by arithmetic. The paper's own equation gives"
-        f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f} where its text says {PAPER_BUDGET}.",
-        "here: FLOP/s of a large matrix product and bytes/s of a large sum, in the model's"
-        " arithmetic. Weights that fit into a"
-        " cache are read faster than that.",
+        "Solved: 1 / (w (1/h + 1 / (2 b s_q))) = FLOP/s over bytes/s, w bytes per number; -:"
+        " products of this"
+        " width are always bound by memory. The paper's equation gives"
+        f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, its text {PAPER_BUDGET}.",
+        "here: FLOP/s of a large matrix product and bytes/s of a large sum, in the model's dtype."
+        " Weights that"
+        " fit into a cache are read faster.",
     )
     shown = [
         Column("device and model"),
@@ -220,25 +220,26 @@ def budgets(costs: CostStudy | None) -> Table:
 
 
 def figure_3(costs: CostStudy | None) -> Table:
-    """Return matrix products and attention, measured and by the roofline."""
+    """Return figure 3: matrix products and attention, measured and by the roofline."""
     rows = []
-    for one in costs.split() if costs is not None else ():
+    for step in costs.split() if costs is not None else ():
         values = (
-            one.seconds,
-            one.matmuls,
-            one.attention,
-            one.rest,
-            *one.roofline,
-            sum(one.roofline),
+            step.seconds,
+            step.matmuls,
+            step.attention,
+            step.rest,
+            *step.roofline,
+            sum(step.roofline),
         )
-        rows.append((f"{one.context}, {one.size}", *(value and 1e3 * value for value in values)))
+        rows.append((f"{step.context}, {step.size}", *(value and 1e3 * value for value in values)))
     notes = (
-        f"Milliseconds of a forward at batch {SPLIT_BATCH}. products: all linear modules, the LM"
-        " head too. attention: what"
-        " attention modules do besides, positions and the cache among it. rest: norms, embedding,"
-        " masks, Python. Parts are timed"
-        " one by one in forwards of their own, which take longer; what is shown is their share of"
-        " the time in front.",
+        f"Milliseconds of a forward at batch {SPLIT_BATCH}. products: all linear modules,"
+        " including the LM head."
+        " attention: the rest of the attention modules, including positions and the KV cache."
+        " rest: norms,"
+        " embedding, masks, Python. Parts are timed in separate forwards, which take longer; the"
+        " table shows"
+        " their shares of the time on the left.",
         PICTURE,
     )
     kinds = ("products", "attention")
