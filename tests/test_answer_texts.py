@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
 from paceline.integrations.transformers import generate
-from paceline.serve.logprobs import Spelling, of_chat, of_completion
+from paceline.serve.logprobs import Spelling, chat_logprobs, completion_logprobs
 from tests.support.tokenizers import FALLBACK, LOCAL, whole_text
 
 TOKENIZERS: dict[str, Any] = {**LOCAL, **FALLBACK}
@@ -83,9 +83,13 @@ def test_every_cut(name: str) -> None:
                 == done.text
             )
             assert done.logprobs is not None
-            chat = of_chat(Spelling(tokenizer, prompt), done.token_ids, done.logprobs, 2).content
+            chat = chat_logprobs(
+                Spelling(tokenizer, prompt), done.token_ids, done.logprobs, 2
+            ).content
             assert b"".join(bytes(one.bytes) for one in chat).decode(errors="replace") == done.text
-            told = of_completion(Spelling(tokenizer, prompt), done.token_ids, done.logprobs, 0)
+            told = completion_logprobs(
+                Spelling(tokenizer, prompt), done.token_ids, done.logprobs, 0
+            )
             assert "".join(told.tokens) == done.text
             assert told.text_offset == [len("".join(told.tokens[:place])) for place in range(size)]
     assert accepted > len(answer)

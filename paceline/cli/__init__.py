@@ -1,1 +1,1 @@
-"""The command line."""
+"""Provide the command-line interface, one module per command."""

@@ -1,6 +1,4 @@
-"""Answers to many prompts, each as soon as it is there, and where they go: under headings, or as
-JSON lines.
-"""
+"""Answer many prompts in a batch and write the answers as text or JSON lines."""
 
 from __future__ import annotations
 
@@ -22,13 +20,19 @@ from paceline.util.files import STANDARD_OUTPUT, append, write_atomically
 if TYPE_CHECKING:
     from paceline.llm import LLM, Chunk, Completion
 
-_TOGETHER = 8  # as `LLM` has it
-_HEADING = 60  # characters of a prompt
+_MAX_BATCH = 8  # the default of `LLM`
+_HEADING_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class CliPrompt:
-    """A prompt: its text, as it is shown, the id it has in a file, and what the model is given."""
+    """Hold one prompt to answer.
+
+    Attributes:
+        text: Prompt as shown to the user.
+        name: Id of the prompt in its file, if it has one.
+        prompt: Input of the model: text, messages or token ids.
+    """
 
     text: str
     name: str | None
@@ -38,70 +42,75 @@ class CliPrompt:
 def answered(
     llm: LLM, prompts: Sequence[Any], sampling: SamplingParams
 ) -> Generator[tuple[int, Completion], None, None]:
-    """Yield the place and the answer of each prompt as it ends; they share batches. Closing it
-    frees all that it holds.
+    """Answer prompts in shared batches; yield index and completion as each finishes.
+
+    Closing the generator frees all slots that it holds.
 
     Raises:
-        ConfigError, CapacityError: a prompt that cannot be used. Nothing has been started then.
+        ConfigError, CapacityError: A prompt cannot be used. No request has started then.
     """
     waiting: deque[tuple[int, Generator[Chunk, None, None]]] = deque(
-        enumerate([llm.stream(one, sampling) for one in prompts])
+        enumerate([llm.stream(prompt, sampling) for prompt in prompts])
     )
-    going: deque[tuple[int, Generator[Chunk, None, None]]] = deque()
+    active: deque[tuple[int, Generator[Chunk, None, None]]] = deque()
     try:
-        while waiting or going:
-            while waiting and len(going) < _TOGETHER:
-                going.append(waiting.popleft())
-            place, stream = going[0]
-            chunk = next(
-                stream
-            )  # a step for all of them, or what one that was made for another has left for this one
-            going.popleft()
+        while waiting or active:
+            while waiting and len(active) < _MAX_BATCH:
+                active.append(waiting.popleft())
+            index, stream = active[0]
+            # Runs a step for all streams, or returns a chunk that another stream's step left here.
+            chunk = next(stream)
+            active.popleft()
             if chunk.completion is None:
-                going.append((place, stream))
+                active.append((index, stream))
             else:
-                yield place, chunk.completion
+                yield index, chunk.completion
     finally:
-        for _, stream in going:
+        for _, stream in active:
             stream.close()
 
 
 def answer_all(
     llm: LLM, asked: Sequence[CliPrompt], sampling: SamplingParams, output: Path | None
 ) -> int:
-    """Answer prompts and give the answers out in their order; return the exit status.
+    """Answer prompts, write the answers in order and return the exit status.
 
-    Ctrl-C ends it; what is finished by then is given out, also behind a prompt whose answer is not.
+    Ctrl-C ends the run. Answers that are finished by then are still written.
 
     Args:
-        output: file for JSON lines, "-" for standard output; None: texts under headings, on
-            standard output.
+        asked: Prompts to answer.
+        output: File for JSON lines; "-" is standard output. None (default) prints texts under
+            headings.
     """
-    give = _heading_and_text if output is None else _line_to(output)
+    write_answer = _heading_and_text if output is None else _line_to(output)
     finished: dict[int, Completion] = {}
-    due = 0
+    next_index = 0
     try:
         with (
-            closing(answered(llm, [one.prompt for one in asked], sampling)) as answers,
+            closing(answered(llm, [entry.prompt for entry in asked], sampling)) as answers,
             _bar(len(asked)) as advance,
         ):
-            for place, completion in answers:
-                finished[place] = completion
+            for index, completion in answers:
+                finished[index] = completion
                 advance()
-                while due in finished:
-                    give(due, asked[due], finished.pop(due))
-                    due += 1
+                while next_index in finished:
+                    write_answer(next_index, asked[next_index], finished.pop(next_index))
+                    next_index += 1
     except KeyboardInterrupt:
-        for place in sorted(finished):
-            give(place, asked[place], finished[place])
-        print_note(f"interrupted; {due + len(finished)} of {len(asked)} prompts were answered")
+        for index in sorted(finished):
+            write_answer(index, asked[index], finished[index])
+        print_note(
+            f"interrupted; {next_index + len(finished)} of {len(asked)} prompts were answered"
+        )
         return INTERRUPTED
     return 0
 
 
-def _heading_and_text(place: int, asked: CliPrompt, completion: Completion) -> None:
+def _heading_and_text(index: int, asked: CliPrompt, completion: Completion) -> None:
     out.rule(
-        Text(asked.text.strip().splitlines()[0][:_HEADING] if asked.text.strip() else ""),
+        Text(
+            asked.text.strip().splitlines()[0][:_HEADING_CHARACTERS] if asked.text.strip() else ""
+        ),
         align="left",
     )
     write(f"{completion.text}\n")
@@ -113,9 +122,9 @@ def _line_to(output: Path) -> Callable[[int, CliPrompt, Completion], None]:
     if output != STANDARD_OUTPUT:
         write_atomically(output, b"")
 
-    def give(place: int, asked: CliPrompt, completion: Completion) -> None:
+    def write_answer(index: int, asked: CliPrompt, completion: Completion) -> None:
         line = {
-            "index": place,
+            "index": index,
             "id": asked.name,
             "prompt": asked.text,
             "text": completion.text,
@@ -127,12 +136,11 @@ def _line_to(output: Path) -> Callable[[int, CliPrompt, Completion], None]:
         }
         append(output, f"{json.dumps(line)}\n".encode())
 
-    return give
+    return write_answer
 
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on a terminal's standard error; yield the function that moves it."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from paceline.report.progress import progress_bar

@@ -1,4 +1,4 @@
-"""The command `paceline bench`."""
+"""Implement the command `paceline bench`."""
 
 from __future__ import annotations
 
@@ -42,23 +42,24 @@ def bench(
     files: ResultFiles = ResultFiles(),
     parallel: ParallelOptions = ParallelOptions(),
 ) -> int:
-    """Time drafters beside transformers' own generate, interleaved prompt by prompt; check that
-    answers are equal.
+    """Compare drafters with transformers' generate: speed and equality of answers.
+
+    The methods take turns prompt by prompt, so that the machine's speed affects all alike.
 
     Args:
-        drafters: a drafter spec; repeat it, or separate with spaces or commas; default: all that
-            run with what is there.
-        baselines: out of transformers, transformers:prompt_lookup, transformers:assistant; 'none'
-            for no baseline; default: all.
-        memory: measure peak memory, each method in its own process, instead of time.
-        serve: measure a server under load: drafters in turn beside plain decoding, answers compared
-            with its answers.
+        drafters: Drafter specs; repeatable, or separated by spaces or commas. Default: all that the
+            given models allow.
+        baselines: transformers, transformers:prompt_lookup or transformers:assistant; 'none'
+            disables them. Default: all.
+        memory: Measure peak memory instead of time, each method in its own process.
+        serve: Measure a server under load instead; answers are compared with those of plain
+            decoding.
     """
     if serve:
         return _serve(config, drafters, load, files)
     if load != LoadOptions():
         raise ConfigError(
-            "bench: got options of a load without --serve; expected it beside them. Add --serve."
+            "bench: load options need --serve. Add --serve, or leave the load options out."
         )
     with joined_ranks(parallel, config.models.device) as ranks:
         has_draft = config.models.draft_model is not None or _embedded(config.models)
@@ -77,10 +78,10 @@ def bench(
 def _serve(
     config: BenchConfig, drafters: list[str] | None, load: LoadOptions, files: ResultFiles
 ) -> int:
-    """Run the load bench, print its table and write the files asked for."""
+    """Run the load benchmark, print its table and write the requested files."""
     from paceline.bench.serving import markdown, print_table, run_serving, write_json, write_png
 
-    taken = {
+    supported = {
         "max_new_tokens",
         "max_nodes",
         "repeats",
@@ -88,15 +89,14 @@ def _serve(
         *flat(ModelOptions()),
         *flat(PromptOptions()),
     }
-    plain = flat(BenchConfig())
+    defaults = flat(BenchConfig())
     if others := [
-        name for name, value in flat(config).items() if name not in taken and value != plain[name]
+        name
+        for name, value in flat(config).items()
+        if name not in supported and value != defaults[name]
     ]:
         names = ", ".join("--" + name.replace("_", "-") for name in others)
-        raise ConfigError(
-            f"bench: got {names} with --serve, which has no such options; expected none. Leave"
-            " them out."
-        )
+        raise ConfigError(f"bench: --serve does not take {names}. Leave these options out.")
     result = run_serving(
         ServingConfig(
             config.models,
@@ -120,7 +120,7 @@ def _serve(
 def run_and_report(
     config: BenchConfig, files: ResultFiles, ranks: Ranks | None = None
 ) -> BenchResult:
-    """Run a bench, print its table and write the files asked for."""
+    """Run a benchmark, print its table and write the requested files."""
     from paceline.bench import RunOptions, markdown, print_table, run_bench, write_json, write_png
 
     first = ranks is None or ranks.rank == 0
@@ -136,21 +136,20 @@ def run_and_report(
 
 
 def chosen_drafters(asked: list[str] | None, models: ModelOptions) -> tuple[str, ...]:
-    """Return those asked for; else all that run with what there is."""
+    """Return the requested drafter specs, or by default all that the models allow."""
     if asked:
         return tuple(split_specs(asked, available()))
     embedded = _embedded(models)
     has_draft = models.draft_model is not None or embedded
-    fit = [name for name, found in REGISTRY.items() if has_draft or not found.needs_draft_model]
+    names = [name for name, entry in REGISTRY.items() if has_draft or not entry.needs_draft_model]
     if embedded:
-        return tuple(with_store(name, demo.NAME) for name in fit)
+        return tuple(with_store(name, demo.NAME) for name in names)
     return tuple(
-        name for name in fit if not (REGISTRY[name].needs_trained or REGISTRY[name].needs_store)
+        name for name in names if not (REGISTRY[name].needs_trained or REGISTRY[name].needs_store)
     )
 
 
 def _embedded(models: ModelOptions) -> bool:
-    """Whether it is the embedded pair."""
     return models.model == demo.NAME and models.draft_model in (None, demo.NAME)
 
 
@@ -168,11 +167,12 @@ def _print_memory(config: BenchConfig) -> None:
 
     if config.lookahead_parallel:
         raise ConfigError(
-            "--memory starts a process per method, and --lookahead-parallel shares one run; leave"
-            " one of them out."
+            "bench: --memory and --lookahead-parallel exclude each other. Leave one of them out."
         )
     peaks = memory_by_method(config)
-    first = next(iter(peaks))
+    reference = next(iter(peaks))
     console = Console(highlight=False)
     for name, peak in peaks.items():
-        console.print(f"{name}: {peak / 1e6:.1f} MB peak, {peak / peaks[first]:.3f} of {first}")
+        console.print(
+            f"{name}: {peak / 1e6:.1f} MB peak, {peak / peaks[reference]:.3f} of {reference}"
+        )

@@ -1,4 +1,4 @@
-"""The commands around what is kept between runs: `paceline cache list | clear`."""
+"""Implement the commands `paceline cache list | clear`."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from paceline.cli.show import out, print_note, table_console
 
 cache = App(
     name="cache",
-    help="Converted models and proofs that are kept between runs, below PACELINE_CACHE"
+    help="List or clear cached model conversions and measurements in PACELINE_CACHE"
     " (~/.cache/paceline).",
 )
 
 
 @cache.command(name="list")
 def list_entries() -> None:
-    """List what is kept, the oldest first."""
+    """List the cache entries with their size and age, oldest first."""
     from paceline.util import cache as store
 
-    found = store.entries()
+    entries = store.entries()
     table = Table(box=None, pad_edge=False)
-    for heading in ("what", "MB", "made", "folder"):
+    for heading in ("source", "MB", "created", "folder"):
         table.add_column(heading, overflow="fold")
-    for entry in found:
+    for entry in entries:
         table.add_row(
             Path(entry.card["source"]).name,
             f"{entry.size / 1e6:.1f}",
             str(entry.card["made"]),
             str(entry.folder),
         )
-    if found:
+    if entries:
         (table_console() or out).print(table)
     print_note(
-        f"{len(found)} folders, {sum(entry.size for entry in found) / 1e6:.1f} MB, in"
+        f"{len(entries)} folders, {sum(entry.size for entry in entries) / 1e6:.1f} MB, in"
         f" {store.root()}"
     )
 
 
 @cache.command(name="clear")
 def clear_entries() -> None:
-    """Remove everything that is kept, except what another process is making at this moment."""
+    """Remove all cache entries, except those that another process is writing."""
     from paceline.util import cache as store
 
     print_note(f"{store.clear() / 1e6:.1f} MB removed from {store.root()}")

@@ -1,4 +1,4 @@
-"""The command `paceline chat`."""
+"""Implement the command `paceline chat`."""
 
 from __future__ import annotations
 
@@ -23,32 +23,48 @@ if TYPE_CHECKING:
 
 _HELP = {
     "/help": "show this list",
-    "/reset": "forget the conversation, but not the system message",
-    "/save FILE": "write the conversation as a line of JSON, as `paceline generate --file` and"
-    " `datastore build` read it",
+    "/reset": "start a new conversation; the system message stays",
+    "/save FILE": "write the conversation as a JSON line, for `paceline generate --file` and"
+    " `datastore build`",
     "/quit": "leave, as Ctrl-D does",
 }
-_ENOUGH = 32  # tokens of answers, before a drafter is judged
-_TRIED = 16  # tokens of plain decoding it is held against
-_CLEARLY = 1.1  # a short text is decoded a little faster
+
 _NAMES = [line.partition(" ")[0] for line in _HELP]
 
 
 @dataclass(frozen=True, slots=True)
+class _AdviceSettings:
+    """Settings of the advice at the end of a chat.
+
+    Attributes:
+        min_tokens: Tokens of answers needed before the drafter is compared with plain decoding.
+        num_plain_tokens: Tokens decoded without drafts for the comparison.
+        min_speedup: Required speed-up of plain decoding; above 1, as short contexts decode faster.
+    """
+
+    min_tokens: int = 32
+    num_plain_tokens: int = 16
+    min_speedup: float = 1.1
+
+
+_ADVICE = _AdviceSettings()
+
+
+@dataclass(frozen=True, slots=True)
 class ChatSampling(SamplingParams):
-    """Sampling with the default length of an answer in a conversation."""
+    """Sampling parameters whose default answer length suits a conversation."""
 
     max_new_tokens: int = 256
 
 
 @dataclass(slots=True)
 class Conversation:
-    """A talk with a model.
+    """Hold a conversation with a model.
 
     Attributes:
-        opening: what comes before the first question, and stays.
-        messages: all that was said.
-        tokens, seconds: of the answers that came to their end.
+        opening: Messages before the first question, such as the system message; /reset keeps them.
+        messages: All messages so far.
+        tokens, seconds: Totals over the answers that were not interrupted.
     """
 
     llm: LLM
@@ -60,58 +76,65 @@ class Conversation:
 
     def __post_init__(self) -> None:
         self.messages = list(self.opening)
-        self.llm.chat_prompt(
-            [*self.opening, {"role": "user", "content": "-"}]
-        )  # without a chat template it is refused here
+        # Raises if the model has no chat template.
+        self.llm.chat_prompt([*self.opening, {"role": "user", "content": "-"}])
 
     def take(self, line: str) -> bool:
-        """Do what a line says, or answer it; return whether the conversation goes on.
+        """Execute a command or answer a message; return False if the user quits.
 
         Raises:
-            PacelineError: it cannot be done; the conversation stays as it was.
+            PacelineError: The line cannot be processed. The conversation is unchanged.
         """
         command, _, rest = line.strip().partition(" ")
         if command == "/quit":
             return False
         if command == "/help":
-            for name, what in _HELP.items():
-                print_note(f"{name:<11} {what}")
+            for name, description in _HELP.items():
+                print_note(f"{name:<11} {description}")
         elif command == "/reset":
             self.messages = list(self.opening)
-            print_note("the conversation is forgotten")
+            print_note("the conversation is empty again")
         elif command == "/save":
             self._save(rest.strip())
         elif command[:1] == "/" and command[1:].isalpha() and not line.startswith(" "):
             raise ConfigError(
-                f"got {command}.{did_you_mean(command, _NAMES)} A space before it makes it a"
-                " message."
+                f"unknown command {command}.{did_you_mean(command, _NAMES)} Put a space before it"
+                " to send it as a message."
             )
         elif command:
             self._answer(line)
         return True
 
     def _answer(self, line: str) -> None:
-        asked = [*self.messages, {"role": "user", "content": line}]
-        shown = print_stream(self.llm.stream(self.llm.chat_prompt(asked), self.sampling), end="\n")
-        self.messages = [*asked, {"role": "assistant", "content": shown.text}]
-        if shown.stats is not None:
-            self.tokens += shown.stats.new_tokens
-            self.seconds += shown.stats.seconds
+        messages = [*self.messages, {"role": "user", "content": line}]
+        answer = print_stream(
+            self.llm.stream(self.llm.chat_prompt(messages), self.sampling), end="\n"
+        )
+        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        if answer.stats is not None:
+            self.tokens += answer.stats.new_tokens
+            self.seconds += answer.stats.seconds
 
     def advice(self) -> str | None:
-        """Return what to say at the end, if plain decoding would have been faster; it is tried on a
-        few tokens.
+        """Return a hint if plain decoding was faster, measured on a few tokens.
 
-        A drafter with a budget rests by itself where it does not pay.
+        Drafters with a draft budget get no hint, since they pause by themselves.
         """
-        if self.tokens < _ENOUGH or self.llm.drafter.name == PLAIN or self.llm.drafter.budget:
+        if (
+            self.tokens < _ADVICE.min_tokens
+            or self.llm.drafter.name == PLAIN
+            or self.llm.drafter.budget
+        ):
             return None
-        few = SamplingParams(_TRIED, ignore_eos=True, speculation=PLAIN)
-        (tried,) = self.llm.generate(
-            [self.llm.chat_prompt([{"role": "user", "content": "-"}])], few
+        sampling = SamplingParams(_ADVICE.num_plain_tokens, ignore_eos=True, speculation=PLAIN)
+        (completion,) = self.llm.generate(
+            [self.llm.chat_prompt([{"role": "user", "content": "-"}])], sampling
         )
-        plain, drafted = tried.stats.new_tokens / tried.stats.seconds, self.tokens / self.seconds
-        if drafted * _CLEARLY > plain:
+        plain, drafted = (
+            completion.stats.new_tokens / completion.stats.seconds,
+            self.tokens / self.seconds,
+        )
+        if drafted * _ADVICE.min_speedup > plain:
             return None
         name = self.llm.drafter.name
         choice = f"--drafter {PLAIN} is faster here, or try {DEFAULT_DRAFTER}"
@@ -120,7 +143,7 @@ class Conversation:
     def _save(self, name: str) -> None:
         if not name:
             raise ConfigError(
-                "/save: got no name; expected that of a file. Write /save talk.jsonl."
+                "/save: the file name is missing. Write, for example, /save talk.jsonl."
             )
         write_atomically(
             Path(name).expanduser(), f"{json.dumps({'messages': self.messages})}\n".encode()
@@ -135,27 +158,24 @@ def chat(
     models: ModelOptions = ModelOptions(),
     sampling: Annotated[ChatSampling, without("ignore_eos")] = ChatSampling(),
 ) -> None:
-    """Hold a conversation with the model. On a terminal accepted draft tokens are green; /help
-    lists the commands.
+    """Chat with a model; accepted draft tokens are green on a terminal.
 
-    Ctrl-C stops an answer. Ctrl-D or /quit leaves.
+    Ctrl-C stops an answer. Ctrl-D or /quit leaves. /help lists the commands.
 
     Args:
-        drafter: name:key=value,key=value; see `paceline drafters`.
-        system: system message.
+        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`.
+        system: System message. Default: none.
     """
     require_standard_input()
     opening = [{"role": "system", "content": system}] if system else []
     conversation = Conversation(build_llm(models, drafter, keep_prefixes=1), sampling, opening)
     print_note(f"{models.model} with {drafter}. /help lists the commands, /quit leaves.")
-    read, on_terminal, goes_on = lines_of(_NAMES), sys.stdin.isatty(), True
-    while goes_on:
+    read, on_terminal, running = lines_of(_NAMES), sys.stdin.isatty(), True
+    while running:
         try:
             line = read()
-            goes_on = line is not None and conversation.take(line)
-        except (
-            PacelineError
-        ) as error:  # such as a conversation that outgrew the context: say so, and go on
+            running = line is not None and conversation.take(line)
+        except PacelineError as error:  # for example, the conversation exceeds the context
             print_error(error)
         except KeyboardInterrupt:
             if not on_terminal:

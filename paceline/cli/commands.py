@@ -1,50 +1,31 @@
-"""The commands by name, each with the first line of its help, so that a list of them imports
-none.
-"""
+"""List the commands with the first line of their help, without importing them."""
 
 from __future__ import annotations
 
 COMMANDS = {
-    "generate": "Answer prompts; a single one is streamed, several run as a batch.",
-    "chat": "Hold a conversation with the model. On a terminal accepted draft tokens are green;"
-    " /help lists the commands.",
-    "serve": "Serve a model to OpenAI's clients. Ctrl-C or SIGTERM lets open requests end first, a"
-    " second one does not.",
-    "bench": "Time drafters beside transformers' own generate, interleaved prompt by prompt; check"
-    " that answers are equal.",
-    "paper": "Measure the tables and figures of a paper again, on your models.",
-    "prompts": "Let a chat model make up prompts, for record, where nobody has collected its"
-    " users'.",
-    "record": "Record a model's own answers to prompts, for replay, datastore, head record and the"
-    " calibration of sssd.",
-    "replay": "Run recorded answers through retrieval drafters: tokens per step, drafted per step,"
-    " microseconds per step.",
-    "datastore": "Token stores for the retrieval drafters: build one, add to it, look at it,"
-    " verify it.",
-    "head": "Acceptance heads for the drafter specdec_pp: record a pair of models, train a head,"
-    " judge it, measure thresholds.",
-    "draft": "Draft models: train a small one for any target from the target's own answers, judge"
-    " it.",
-    "draft-head": "Foresight for the drafter auto: train what a model's hidden state tells of the"
-    " tokens to come.",
+    "generate": "Answer prompts; one prompt is streamed, several run as a batch.",
+    "chat": "Chat with a model; accepted draft tokens are green on a terminal.",
+    "serve": "Serve a model over an OpenAI-compatible HTTP API.",
+    "bench": "Compare drafters with transformers' generate: speed and equality of answers.",
+    "paper": "Reproduce the tables and figures of a paper on your models.",
+    "prompts": "Generate user prompts with a chat model, as input of `paceline record`.",
+    "record": "Record a model's answers to prompts as JSON lines.",
+    "replay": "Simulate drafters on recorded answers and report tokens per step.",
+    "datastore": "Build, extend, inspect and verify datastores for retrieval drafters.",
+    "head": "Record data for, train, evaluate and calibrate acceptance heads for the drafter"
+    " specdec_pp.",
+    "draft": "Train and evaluate a draft model for a target.",
+    "draft-head": "Train a hidden-state draft head for the drafter auto.",
     "drafters": "List the drafters with their options and defaults.",
-    "cache": "Converted models and proofs that are kept between runs, below PACELINE_CACHE"
+    "cache": "List or clear cached model conversions and measurements in PACELINE_CACHE"
     " (~/.cache/paceline).",
-    "verify": (
-        "Decode every prompt alone and without drafts, then in batches with each drafter; exit"
-        " status 1 if any answer differs."
-    ),
-    "doctor": "Say what is installed, what the processor has, and, for a model, what is in use,"
-    " what is off, and why.",
-    "plan": "Show what trees of every size cost and bring, and the best size, by the roofline or"
-    " as measured on this machine.",
-    "demo": (
-        "The main job on SmolLM2, else on the embedded pair: drafters beside transformers, a"
-        " table, a picture, a streamed answer."
-    ),
+    "verify": "Check that every drafter returns the answers of plain decoding.",
+    "doctor": "Report installed packages, processor features and a model's active features.",
+    "plan": "Estimate the cost and gain of draft trees of every size and show the best size.",
+    "demo": "Compare drafters with transformers on a small model and stream an answer.",
 }
 
-# The headings of `paceline --help`, each with its commands in their order.
+# Headings of `paceline --help` and the commands below each.
 GROUPS = {
     "Use": ("generate", "chat", "serve"),
     "Measure": ("bench", "verify", "plan", "doctor"),
@@ -53,8 +34,7 @@ GROUPS = {
 }
 
 
-def place(name: str) -> str:
-    """Return "module:function" of a command, or "module:app" of one that has commands of its
-    own.
-    """
-    return f"paceline.cli.{name}:{name}"
+def command_path(name: str) -> str:
+    """Return the import path of a command, as "module:function" or "module:app"."""
+    module = name.replace("-", "_")
+    return f"paceline.cli.{module}:{module}"

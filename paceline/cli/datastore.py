@@ -1,6 +1,4 @@
-"""The commands around a token store: `paceline datastore build | add | info | verify |
-calibrate`.
-"""
+"""Implement the commands of `paceline datastore`."""
 
 from __future__ import annotations
 
@@ -28,40 +26,41 @@ if TYPE_CHECKING:
     from paceline.datastore.writer import Progress as Report
 
 datastore = App(
-    name="datastore",
-    help="Token stores for the retrieval drafters: build one, add to it, look at it, verify it.",
+    name="datastore", help="Build, extend, inspect and verify datastores for retrieval drafters."
 )
 
-_NAMED = 10  # records left out, that are named
+_MAX_NAMED_RECORDS = 10  # invalid records listed by name
 Store = Annotated[
-    str, Parameter(name="PATH", help="folder of the store; to read, 'demo' is the embedded one.")
+    str,
+    Parameter(name="PATH", help="Folder of the datastore. To read, 'demo' is the built-in one."),
 ]
 Inputs = Annotated[
     str,
     Parameter(
         name="INPUT",
         required=True,
-        help="files .jsonl (text | messages | prompt and output), .txt, .npy (ids) or .parquet, or"
+        help="Files: .jsonl (text | messages | prompt and output), .txt, .npy (ids), .parquet; or"
         " datasets:NAME@SPLIT.",
     ),
 ]
 Tokenizer = Annotated[
-    str, Parameter(help="directory or hub id; 'demo' is the embedded pair's; 'mistral-common'.")
+    str,
+    Parameter(help="Tokenizer: directory or hub id; 'demo' (built-in models) or 'mistral-common'."),
 ]
 
 
 @flattened("Writing")
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How shards are written.
+    """Set how shards are written.
 
     Attributes:
-        shard_tokens: most tokens of a shard; 0 = as many as --memory allows.
-        memory: GiB for a shard while it is sorted.
-        workers: threads that sort; 0 = one for each core.
+        shard_tokens: Maximum tokens per shard. Default: 0, as many as --memory allows.
+        memory: Memory for sorting one shard, in GiB.
+        workers: Threads that sort. Default: 0, one per core.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: A value is out of range.
     """
 
     shard_tokens: int = 0
@@ -84,13 +83,14 @@ def build(
     skip_invalid: bool = False,
     writing: WriteOptions = WriteOptions(),
 ) -> None:
-    """Build a store; one that is there is replaced once the new one is complete.
+    """Build a datastore from text files.
+
+    It replaces an existing datastore once it is complete.
 
     Args:
-        vocab_size: ids below it are allowed; 0 = as many as the tokenizer has.
-        answers_only: leave out prompts and what others than the assistant say.
-        skip_invalid: leave out records that cannot be read; else none may be, and nothing is
-            written.
+        vocab_size: Vocabulary size; token ids must be below it. Default: 0, the tokenizer's size.
+        answers_only: Keep only what the assistant wrote.
+        skip_invalid: Skip invalid records. Default: an invalid record ends the command.
     """
     from paceline.datastore import build as build_store
     from paceline.datastore.inputs import documents
@@ -98,13 +98,20 @@ def build(
     require_range("datastore", "vocab_size", vocab_size, 0)
     loaded = load_tokenizer(tokenizer)
     left_out = LeftOut(skip_invalid)
-    found = left_out.counted(
+    documents_read = left_out.counted(
         documents(inputs, loaded, answers_only=answers_only, left_out=left_out)
     )
     size = vocab_size or vocabulary_of(loaded)
     with shown_progress() as progress:
-        build_store(path, found, size, tokenizer=loaded, progress=progress, **_means(writing))
-    left_out.tell()
+        build_store(
+            path,
+            documents_read,
+            size,
+            tokenizer=loaded,
+            progress=progress,
+            **_writer_arguments(writing),
+        )
+    left_out.report()
     print_summary(path)
 
 
@@ -118,78 +125,78 @@ def add(
     skip_invalid: bool = False,
     writing: WriteOptions = WriteOptions(),
 ) -> None:
-    """Add to a store; small shards are merged.
+    """Add text files to a datastore; small shards are merged.
 
     Args:
-        answers_only: leave out prompts and what others than the assistant say.
-        skip_invalid: leave out records that cannot be read; else none may be, and nothing is
-            written.
+        answers_only: Keep only what the assistant wrote.
+        skip_invalid: Skip invalid records. Default: an invalid record ends the command.
     """
     from paceline.datastore import add as add_documents
     from paceline.datastore.inputs import documents
 
     loaded = load_tokenizer(tokenizer)
     left_out = LeftOut(skip_invalid)
-    found = left_out.counted(
+    documents_read = left_out.counted(
         documents(inputs, loaded, answers_only=answers_only, left_out=left_out)
     )
     with shown_progress() as progress:
-        add_documents(path, found, tokenizer=loaded, progress=progress, **_means(writing))
-    left_out.tell()
+        add_documents(
+            path, documents_read, tokenizer=loaded, progress=progress, **_writer_arguments(writing)
+        )
+    left_out.report()
     print_summary(path)
 
 
 @datastore.command(name="info")
 def show_info(path: Store, /) -> None:
-    """Show what a store holds."""
+    """Show the size, vocabulary, tokenizer and shards of a datastore."""
     from paceline.datastore import info
 
-    found = info(path)
+    store_info = info(path)
     console = table_console() or Console(highlight=False)
-    for name, value in _facts(found):
+    for name, value in _facts(store_info):
         console.print(Text(f"{name:<12}{value}"))
     table = Table(box=None, pad_edge=False)
     for heading in ("shard", "tokens", "documents", "MB", "from"):
         table.add_column(heading, justify="left" if heading in ("shard", "from") else "right")
-    for shard in found.shards:
+    for shard in store_info.shards:
         counts = (f"{shard.tokens:,}", f"{shard.documents:,}", f"{shard.size / 1e6:,.1f}")
-        table.add_row(shard.name, *counts, "live appending" if shard.live else "build, add")
+        table.add_row(shard.name, *counts, "online updates" if shard.live else "build, add")
     console.print(table)
 
 
 @datastore.command
 def verify(path: Store, /) -> int:
-    """Read every byte of a store; list all damage and exit with 1 if there is any."""
+    """Read every byte of a datastore and list all damage; exit with 1 if there is any."""
     from paceline.datastore import verify as verify_store
 
-    found = verify_store(path)
-    for damage in found:
+    damages = verify_store(path)
+    for damage in damages:
         out.print(Text(f"{damage.file}: {damage.what}"))
-    if not found:
-        out.print(Text(f"{path} is sound"))
-    return 1 if found else 0
+    if not damages:
+        out.print(Text(f"{path} is intact"))
+    return 1 if damages else 0
 
 
 @datastore.command
 def calibrate(
     path: Store, /, *traces: Traces, output: Path, tokenizer: TraceTokenizer = None
 ) -> None:
-    """Fit the calibration of sssd for a store on recorded answers; the same as `paceline replay
-    --fit`.
+    """Fit the calibration of sssd for a datastore; same as `paceline replay --fit`.
 
     Args:
-        output: file for the calibration.
+        output: File for the calibration.
     """
-    found, loaded = read(traces, tokenizer)
-    fit_calibration(found, path, loaded, output)
+    answers, loaded = read(traces, tokenizer)
+    fit_calibration(answers, path, loaded, output)
 
 
 class LeftOut:
-    """Records that are no documents: counted, and the first of them named.
+    """Counts invalid records and names the first of them.
 
     Args:
-        skip: leave them out. Otherwise they end the command before anything is written, all that
-            are named at once.
+        skip: Skip invalid records. False raises before anything is written, naming up to ten
+            records.
     """
 
     def __init__(self, skip: bool) -> None:
@@ -198,23 +205,22 @@ class LeftOut:
         self._count = 0
 
     def __call__(self, error: ConfigError) -> None:
-        """Note one.
+        """Count an invalid record.
 
         Raises:
-            ConfigError: it is not left out, and there have been as many as are named.
+            ConfigError: Records may not be skipped, and ten of them were invalid.
         """
         self._count += 1
-        if self._count <= _NAMED:
+        if self._count <= _MAX_NAMED_RECORDS:
             self._errors.append(error)
-        if self._count == _NAMED and not self._skip:
-            self._refuse(f"at least {_NAMED}")
+        if self._count == _MAX_NAMED_RECORDS and not self._skip:
+            self._refuse(f"at least {_MAX_NAMED_RECORDS}")
 
     def counted(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Pass documents on.
+        """Yield the documents; check afterwards that enough records were valid.
 
         Raises:
-            ConfigError: there were records, and none was a document (it is the first one's), or one
-                was not and none may be left out.
+            ConfigError: All records were invalid, or one was and may not be skipped.
         """
         read = 0
         for document in documents:
@@ -229,40 +235,47 @@ class LeftOut:
         for error in self._errors:
             print_note(f"invalid: {error}")
         raise ConfigError(
-            f"inputs: got {count} invalid records; expected none, and nothing was written. Correct"
-            " them, or pass --skip-invalid."
+            f"inputs: {count} records are invalid, so nothing was written. Correct them, or pass"
+            " --skip-invalid."
         )
 
-    def tell(self) -> None:
-        """Say on standard error what was left out, if anything was."""
+    def report(self) -> None:
+        """Print on standard error which records were skipped."""
         for error in self._errors:
-            print_note(f"left out: {error}")
+            print_note(f"skipped: {error}")
         if self._count:
-            more = f", of which the first {_NAMED} are named" if self._count > _NAMED else ""
-            print_note(f"{self._count} records were left out{more}")
+            more = (
+                f", of which the first {_MAX_NAMED_RECORDS} are named"
+                if self._count > _MAX_NAMED_RECORDS
+                else ""
+            )
+            print_note(f"{self._count} records were skipped{more}")
 
 
 def vocabulary_of(tokenizer: Any) -> int:
-    """Return one more than the largest id of a tokenizer."""
+    """Return the vocabulary size of a tokenizer: its largest id plus one."""
     return 1 + max(map(int, tokenizer.get_vocab().values()))
 
 
-def _means(writing: WriteOptions) -> dict[str, Any]:
+def _writer_arguments(writing: WriteOptions) -> dict[str, Any]:
     return asdict(writing) | {"memory": int(writing.memory * 2**30)}
 
 
 def print_summary(path: str) -> None:
-    """Print one line about a store that was written."""
+    """Print one line about a datastore that was written."""
     from paceline.datastore import info
 
-    found = info(path)
-    counts = f"{found.tokens:,} tokens in {found.documents:,} documents, {found.size / 1e6:,.1f} MB"
-    out.print(Text(f"{path}: {counts}, {len(found.shards)} shard(s)"))
+    store_info = info(path)
+    counts = (
+        f"{store_info.tokens:,} tokens in {store_info.documents:,} documents,"
+        f" {store_info.size / 1e6:,.1f} MB"
+    )
+    out.print(Text(f"{path}: {counts}, {len(store_info.shards)} shard(s)"))
 
 
 @contextmanager
 def shown_progress() -> Iterator[Report]:
-    """Show a progress bar on standard error; yield the function that moves it."""
+    """Show a progress bar on standard error; yield the function that updates it."""
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from paceline.report.progress import progress_bar
@@ -277,21 +290,25 @@ def shown_progress() -> Iterator[Report]:
     with progress_bar(*columns) as bar:
         task = bar.add_task("read", total=None, tokens="")
 
-        def report(what: str, done: int, total: int | None) -> None:
-            of = f" of {total:,}" if total else ""
+        def report(phase: str, done: int, total: int | None) -> None:
+            total_text = f" of {total:,}" if total else ""
             bar.update(
-                task, description=what, completed=done, total=total, tokens=f"{done:,}{of} tokens"
+                task,
+                description=phase,
+                completed=done,
+                total=total,
+                tokens=f"{done:,}{total_text} tokens",
             )
 
         yield report
 
 
-def _facts(found: Info) -> list[tuple[str, str]]:
+def _facts(info: Info) -> list[tuple[str, str]]:
     return [
-        ("store", str(found.path)),
-        ("vocabulary", f"{found.vocab_size:,} ids, {found.dtype}"),
-        ("tokenizer", found.tokenizer or "not known"),
-        ("tokens", f"{found.tokens:,}"),
-        ("documents", f"{found.documents:,}"),
-        ("size", f"{found.size / 1e6:,.1f} MB in {len(found.shards)} shard(s)"),
+        ("store", str(info.path)),
+        ("vocabulary", f"{info.vocab_size:,} ids, {info.dtype}"),
+        ("tokenizer", info.tokenizer or "unknown"),
+        ("tokens", f"{info.tokens:,}"),
+        ("documents", f"{info.documents:,}"),
+        ("size", f"{info.size / 1e6:,.1f} MB in {len(info.shards)} shard(s)"),
     ]

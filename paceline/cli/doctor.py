@@ -1,4 +1,4 @@
-"""The command `paceline doctor`: what is there, what is in use, and what is off and why."""
+"""Implement the command `paceline doctor`."""
 
 from __future__ import annotations
 
@@ -38,18 +38,17 @@ def doctor(
     models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
     measure: bool = False,
 ) -> None:
-    """Say what is installed, what the processor has, and, for a model, what is in use, what is off,
-    and why.
+    """Report installed packages, processor features and a model's active features.
 
     Args:
-        model: directory, hub id, GGUF file, "demo" or "smollm2"; default: none is looked at.
-        measure: measure anew what a forward costs, and keep that. Needs a model, and a quiet
+        model: Model to inspect: directory, hub id, GGUF file, "demo" or "smollm2". Default: none.
+        measure: Measure and store the cost of a forward pass again. Needs a model and a quiet
             machine.
     """
     if measure and model is None:
         raise ConfigError(
-            "doctor: got --measure without a model; expected one, as in `paceline doctor --model"
-            " demo --measure`."
+            "doctor: --measure needs a model. Add one, as in `paceline doctor --model demo"
+            " --measure`."
         )
     if model is None:
         _print(_installation() | _machine(models.threads))
@@ -63,7 +62,6 @@ def doctor(
 
 
 def _installation() -> dict[str, str]:
-    """Versions, optional parts, and what is kept on disk."""
     versions = {name: _version(name) for name in _PACKAGES}
     return {
         "paceline": __version__,
@@ -76,14 +74,17 @@ def _installation() -> dict[str, str]:
 
 def _cache() -> str:
     try:
-        kept = cache.entries()
+        entries = cache.entries()
     except cache.CacheError as error:
         return str(error)
-    return f"{cache.root()}: {len(kept)} folders, {sum(entry.size for entry in kept) / 1e6:.1f} MB"
+    return (
+        f"{cache.root()}: {len(entries)} folders, {sum(entry.size for entry in entries) / 1e6:.1f}"
+        " MB"
+    )
 
 
 def _machine(threads: int | None) -> dict[str, str]:
-    """Processor, accelerator, and what chooses kernels."""
+    """Return facts about the processor, the accelerator and the libraries' settings."""
     import torch
 
     from paceline.cli.loading import use_threads
@@ -109,24 +110,24 @@ def _machine(threads: int | None) -> dict[str, str]:
 
 
 def _half_precision(flags: list[str]) -> str:
-    found = [
+    features = [
         name
         for name in flags
         if name in ("avx512_bf16", "amx_bf16", "avx512_fp16", "bf16", "asimdhp")
     ]
     return (
-        f"products by {', '.join(found)}"
-        if found
-        else "no instructions for products; they are computed in float32"
+        f"matrix products with {', '.join(features)}"
+        if features
+        else "no matrix instructions; products are computed in float32"
     )
 
 
 def _extras() -> dict[str, str]:
-    """Whether the packages of each optional part are there."""
+    """Return for each optional part whether its packages are installed."""
     try:
         lines = requires("paceline") or []
     except PackageNotFoundError:
-        return {"optional parts": "unknown, as paceline is not installed as a package"}
+        return {"optional parts": "unknown: paceline is not installed as a package"}
     parts: dict[str, list[str]] = {}
     for line in lines:
         if match := re.match(r"([\w.-]+).*;.*extra == ['\"](\w+)['\"]", line):
@@ -136,24 +137,24 @@ def _extras() -> dict[str, str]:
         missing = sorted(
             {name for name in packages if name != "paceline" and _version(name) == "not installed"}
         )
-        result[f"paceline[{part}]"] = f"off: no {', '.join(missing)}" if missing else "there"
+        result[f"paceline[{part}]"] = f"off: no {', '.join(missing)}" if missing else "installed"
     return result
 
 
 def _facts(model: str, llm: LLM) -> dict[str, str]:
-    """What a model is and how it is used."""
+    """Return facts about a model and the features in use for it."""
     facts, loaded = llm.model.architecture, llm.model.model
     drafts = (
         "trees and chains"
         if facts.takes_trees
-        else "chains only: its positions are places in the cache"
+        else "chains only: token positions follow cache positions"
     )
     attention = (
-        "by position, batch-invariant"
+        "batch-invariant"
         if facts.by_position
-        else "SDPA, with the cache read once for a tree"
+        else "SDPA; one read of the cache per draft tree"
         if facts.tree_attention
-        else f"the model's own ({loaded.config._attn_implementation})"
+        else f"the model's implementation ({loaded.config._attn_implementation})"
     )
     return {
         "model": f"{model}: {facts.name}, {loaded.num_parameters() / 1e6:.1f} M parameters,"
@@ -163,53 +164,55 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
         "drafts": drafts,
         "attention": attention,
         "matrix products": _products(llm),
-        "cost of a forward": _costs(llm),
+        "forward-pass cost": _costs(llm),
         "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}",
     }
 
 
 def _products(llm: LLM) -> str:
-    """Whose they are, and what both take."""
+    """Return which library computes matrix products, and the time of both."""
     from paceline.cpu.linear.choice import COUNTS, trial
 
     used = llm.model.products
     if used.fixed:
-        return f"torch's, always of {used.fixed} rows"
-    whose = (
-        "torch's"
+        return f"torch, always padded to {used.fixed} rows"
+    backend = (
+        "torch"
         if not used.modules
-        else f"ours with {_run(used.least, None if used.most > COUNTS[-1] else used.most)} rows"
+        else f"paceline with {_run(used.least, None if used.most > COUNTS[-1] else used.most)} rows"
     )
-    tried = trial(llm.model.model)
-    if not tried.ours:
-        return f"{whose}: ours are for plain weights on a CPU"
-    each = zip(COUNTS, tried.ours, tried.torchs, strict=True)
+    timing = trial(llm.model.model)
+    if not timing.ours:
+        return f"{backend}: paceline's kernels need plain weights on a CPU"
+    each = zip(COUNTS, timing.ours, timing.torchs, strict=True)
     times = ", ".join(
-        f"{mine * 1e3:.3g} and {theirs * 1e3:.3g} with {count}" for count, mine, theirs in each
+        f"{own_seconds * 1e3:.3g} and {torch_seconds * 1e3:.3g} with {count}"
+        for count, own_seconds, torch_seconds in each
     )
-    conditions = "" if tried.conditions is None else f"; {_conditions(tried.conditions)}"
-    return f"{whose}; ms of ours and torch's by rows: {times}{conditions}"
+    conditions = "" if timing.conditions is None else f"; {_conditions(timing.conditions)}"
+    return f"{backend}; ms of paceline and torch by rows: {times}{conditions}"
 
 
 def _costs(llm: LLM) -> str:
-    """The cost curve that is kept, and how far it can be trusted."""
+    """Return the stored cost curve and the conditions of its measurement."""
     assert llm.costs is not None, "no ranks"
     if llm.costs.given:
         return f"given by ${_COST_CURVE}"
-    known = llm.costs.recall()
-    if known is None:
-        return "not measured yet; --measure does it now, and the first draft does it otherwise"
-    curve = known.curve
-    shown = sorted({1, curve.rows[-1], *({4, 8, 16, 32, 64} & set(curve.rows))})
-    first, *others = (curve.seconds[curve.rows.index(rows)] for rows in shown)
+    stored = llm.costs.recall()
+    if stored is None:
+        return "not measured yet; run with --measure, or the first draft measures it"
+    curve = stored.curve
+    shown_rows = sorted({1, curve.rows[-1], *({4, 8, 16, 32, 64} & set(curve.rows))})
+    base_seconds, *others = (curve.seconds[curve.rows.index(rows)] for rows in shown_rows)
     times = ", ".join(
-        f"{rows} {seconds / first:.2f}x" for rows, seconds in zip(shown[1:], others, strict=True)
+        f"{rows} {seconds / base_seconds:.2f}x"
+        for rows, seconds in zip(shown_rows[1:], others, strict=True)
     )
-    return f"1 row {first * 1e3:.3g} ms, {times}; {_conditions(known.conditions)}"
+    return f"1 row {base_seconds * 1e3:.3g} ms, {times}; {_conditions(stored.conditions)}"
 
 
 def _conditions(timed: Conditions) -> str:
-    """Age, spread and load of a timing, and what follows."""
+    """Return the age, spread and machine load of a timing."""
     hours = max(0.0, time.time() - timed.made) / 3600
     age = (
         f"{hours * 60:.0f} minutes"
@@ -218,7 +221,9 @@ def _conditions(timed: Conditions) -> str:
         if hours < 48
         else f"{hours / 24:.0f} days"
     )
-    waited = "" if timed.waited is None else f", {timed.waited:.0%} of the time without a processor"
+    waited = (
+        "" if timed.waited is None else f", {timed.waited:.0%} of the time waiting for a processor"
+    )
     load = "" if timed.load is None else f", load {timed.load:.1f}"
     state = "quiet" if timed.quiet else "disturbed: measured again once the machine is quiet"
     return f"measured {age} ago, quartiles {timed.spread:.1%} apart{waited}{load}: {state}"
@@ -231,19 +236,21 @@ def _print(facts: dict[str, str]) -> None:
 
 
 def _print_findings(proof: ProbeReport) -> None:
-    """The classes of row counts, module by module."""
+    """Print the sets of row counts with equal rounding, module by module."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("module", "in -> out", "how many", "rows tried", "rows that agree bit for bit"):
+    for heading in ("module", "in -> out", "count", "rows tested", "bit-identical rows"):
         table.add_column(heading, overflow="fold")
-    for found in proof.findings:
-        ends = [*(start - 1 for start in found.runs[1:]), None]
-        runs = ", ".join(_run(start, end) for start, end in zip(found.runs, ends, strict=True))
-        table.add_row(found.name, found.shape, str(found.times), f"1 to {found.tried}", runs)
+    for finding in proof.findings:
+        ends = [*(start - 1 for start in finding.runs[1:]), None]
+        runs = ", ".join(_run(start, end) for start, end in zip(finding.runs, ends, strict=True))
+        table.add_row(
+            finding.name, finding.shape, str(finding.times), f"1 to {finding.tried}", runs
+        )
     (table_console() or out).print(table)
     out.print(
         Text(
-            f"found in {proof.seconds:.1f} s; kept for this machine, these versions, threads and"
-            " shapes"
+            f"measured in {proof.seconds:.1f} s; stored for this machine, these versions, threads"
+            " and shapes"
         )
     )
 

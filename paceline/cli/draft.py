@@ -1,4 +1,4 @@
-"""The commands around a draft model: `paceline draft train | evaluate`."""
+"""Implement the commands `paceline draft train | evaluate`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ from paceline.training.draft.settings import DraftTraining
 from paceline.util.config import require_range
 from paceline.util.options import ModelOptions
 
-draft = App(
-    name="draft",
-    help="Draft models: train a small one for any target from the target's own answers, judge it.",
-)
+draft = App(name="draft", help="Train and evaluate a draft model for a target.")
 
-Target = Annotated[str, Parameter(name="TARGET", help="directory, hub id or word of the target.")]
+Target = Annotated[
+    str, Parameter(name="TARGET", help="Target: directory, hub id or built-in model name.")
+]
 Recordings = Annotated[
     list[Path],
-    Parameter(
-        name=("--recording", "--recordings"), help="files of `paceline record`; repeat it for more."
-    ),
+    Parameter(name=("--recording", "--recordings"), help="Files of `paceline record`; repeatable."),
 ]
 flattened("Training")(DraftTraining)
 
@@ -43,13 +40,14 @@ def train(
     config: DraftTraining = DraftTraining(),
     models: Annotated[ModelOptions, only("threads")] = ModelOptions(),
 ) -> None:
-    """Train a draft on recorded answers of the target, and on texts. Interrupt it at any time; the
-    same command goes on.
+    """Train a draft model on the target's recorded answers and on texts.
+
+    Training can be interrupted at any time; the same command resumes it.
 
     Args:
-        out: folder of the draft: always the best so far, and at the end its learning curve.
-        texts: files of texts or chats to learn the language from (.jsonl, .txt, .npy, .parquet), as
-            for `paceline datastore`.
+        out: Folder of the draft model: always the best so far, and at the end the learning curve.
+        texts: Text or chat files to pre-train on (.jsonl, .txt, .npy, .parquet), as for `paceline
+            datastore`.
     """
     use_threads(models.threads)
     from paceline.model.cached_lm import CachedLM
@@ -62,8 +60,8 @@ def train(
     loaded, material, folder = prepare(target, recordings, texts or [], out, config)
     if folder.finished:
         print_note(
-            f"{out} is finished: {folder.record().best.per_chain:.3f} of {config.length} accepted"
-            " a chain"
+            f"{out} is finished: {folder.record().best.per_chain:.3f} of {config.length} draft"
+            " tokens accepted per chain"
         )
         return
     if config.uses_target_states:
@@ -73,14 +71,15 @@ def train(
     try:
         trainer.run(print_note)
     except KeyboardInterrupt:
-        print_note(f"interrupted; {out} keeps the last checkpoint, and the same command goes on")
+        print_note(f"interrupted; {out} holds the last checkpoint; the same command resumes")
         raise
-    made = folder.finish()
-    draw_curve(made, out / "curve.png")
+    record = folder.finish()
+    draw_curve(record, out / "curve.png")
     print_note(
-        f"wrote {out}: {made.best.per_chain:.3f} of {config.length} accepted a chain,"
-        f" {made.best.agreement:.1%} of tokens agree,"
-        f" {made.kept} tokens in its vocabulary"
+        f"wrote {out}: {record.best.per_chain:.3f} of {config.length} draft tokens accepted per"
+        " chain,"
+        f" {record.best.agreement:.1%} of tokens agree,"
+        f" {record.kept} tokens in its vocabulary"
     )
 
 
@@ -88,7 +87,7 @@ def train(
 def evaluate(
     target: Target,
     draft_folder: Annotated[
-        str, Parameter(name="DRAFT", help="directory, hub id or word of the draft.")
+        str, Parameter(name="DRAFT", help="Draft model: directory, hub id or built-in model name.")
     ],
     /,
     *,
@@ -97,11 +96,10 @@ def evaluate(
     models: Annotated[ModelOptions, only("dtype", "threads")] = ModelOptions(),
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
-    """Judge a draft on answers it has not learnt from: acceptance by place, cost of a forward, and
-    what drafting would gain.
+    """Evaluate a draft model on held-out answers: acceptance, cost and speed-up.
 
     Args:
-        length: K, tokens of a chain.
+        length: Draft tokens per chain; at least 1.
     """
     require_range("draft evaluate", "length", length, 1)
     use_threads(models.threads)
@@ -115,10 +113,10 @@ def evaluate(
 
     loaded = load_model(demo.target_of(target), models.dtype)
     answers = recorded(recordings, model_identity(loaded)[0])
-    found = evaluate(draft_lm(draft_folder), CachedLM(loaded), answers, length)
-    print_draft_judgement(found, files.console() or table_console())
+    judgement = evaluate(draft_lm(draft_folder), CachedLM(loaded), answers, length)
+    print_draft_judgement(judgement, files.console() or table_console())
     files.write(
-        lambda path: write_document(path, JUDGEMENT_KIND, found),
-        partial(draw_judgement, found),
+        lambda path: write_document(path, JUDGEMENT_KIND, judgement),
+        partial(draw_judgement, judgement),
         lambda picture: "",
     )

@@ -1,4 +1,4 @@
-"""The command around foresight: `paceline draft-head train`."""
+"""Implement the command that trains a hidden-state draft head."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ from paceline.training.draft_head.settings import DraftHeadTraining
 from paceline.util.files import require_writable
 from paceline.util.options import ModelOptions
 
-draft_head = App(
-    name="draft-head",
-    help="Foresight for the drafter auto: train what a model's hidden state tells of the tokens to"
-    " come.",
-)
+draft_head = App(name="draft-head", help="Train a hidden-state draft head for the drafter auto.")
 
-Target = Annotated[str, Parameter(name="TARGET", help="directory, hub id or word of the target.")]
+Target = Annotated[
+    str, Parameter(name="TARGET", help="Target: directory, hub id or built-in model name.")
+]
 Recordings = Annotated[
     list[Path],
-    Parameter(
-        name=("--recording", "--recordings"), help="files of `paceline record`; repeat it for more."
-    ),
+    Parameter(name=("--recording", "--recordings"), help="Files of `paceline record`; repeatable."),
 ]
 flattened("Training")(DraftHeadTraining)
 
@@ -42,13 +38,14 @@ def train(
     config: DraftHeadTraining = DraftHeadTraining(),
     models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
 ) -> None:
-    """Train foresight on recorded answers of the target, and on texts. Interrupt it after any
-    epoch: the best one so far stays.
+    """Train a hidden-state draft head on the target's recorded answers and on texts.
+
+    If training is interrupted, the file holds the best epoch so far.
 
     Args:
-        out: file of the foresight (safetensors), for the option `draft_head` of the drafter auto.
-        texts: files of texts or chats to learn from besides (.jsonl, .txt, .npy, .parquet), as for
-            `paceline datastore`.
+        out: File of the draft head (safetensors), for the option `draft_head` of the drafter auto.
+        texts: More text or chat files to train on (.jsonl, .txt, .npy, .parquet), as for `paceline
+            datastore`.
     """
     require_writable(out)
     use_threads(models.threads)
@@ -62,22 +59,20 @@ def train(
     trainer = DraftHeadTrainer(material.model, material.learnt, material.held_out, config)
     best: list[DraftHeadReport] = []
 
-    def judged(epoch: int, found: DraftHeadReport) -> None:
-        print_note(f"{'least squares' if epoch == 0 else f'epoch {epoch}'}: {found}")
-        if epoch and (not best or found.first[0] > best[0].first[0]):
-            best[:] = [found]
+    def judged(epoch: int, judgement: DraftHeadReport) -> None:
+        print_note(f"{'least squares' if epoch == 0 else f'epoch {epoch}'}: {judgement}")
+        if epoch and (not best or judgement.first[0] > best[0].first[0]):
+            best[:] = [judgement]
             save(
                 out,
                 trainer.weights(),
-                replace(material.card, judged={"epoch": epoch, **asdict(found)}),
+                replace(material.card, judged={"epoch": epoch, **asdict(judgement)}),
             )
 
     try:
         trainer.run(judged, progress=True)
     except KeyboardInterrupt:
-        print_note(
-            "interrupted;"
-            f" {f'{out} holds the best: {best[0]}' if best else 'nothing has been written'}"
-        )
+        state = f"{out} holds the best epoch: {best[0]}" if best else "nothing was written yet"
+        print_note(f"interrupted; {state}")
         raise
     print_note(f"wrote {out}: {best[0]}")

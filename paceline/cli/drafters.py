@@ -1,4 +1,4 @@
-"""The command `paceline drafters`."""
+"""Implement the command `paceline drafters`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def drafters() -> None:
         table.add_column(heading, overflow="fold")
     for name in available():
         try:
-            found = entry(name)
-            options = dataclasses.fields(found.options())
-        except (
-            ConfigError
-        ) as error:  # another package's, and broken: the others are listed all the same
+            drafter = entry(name)
+            options = dataclasses.fields(drafter.options())
+        except ConfigError as error:  # a broken drafter of another package
             table.add_row(name, "", Text(str(error)))
             continue
         needs = (
             " (needs --draft-model)"
-            if found.needs_draft_model
+            if drafter.needs_draft_model
             else " (needs datastore=PATH)"
-            if found.needs_store
+            if drafter.needs_store
             else ""
         )
         table.add_row(
-            name, " ".join(f"{o.name}={o.default}" for o in options), found.describe() + needs
+            name,
+            " ".join(f"{option.name}={option.default}" for option in options),
+            drafter.describe() + needs,
         )
     out.print(table)

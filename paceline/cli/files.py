@@ -1,4 +1,4 @@
-"""The files that a command which measures leaves."""
+"""Write the result files of commands that measure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from paceline.util.files import STANDARD_OUTPUT, append, require_writable
 @flattened("Files")
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """Where results go. Made before anything is measured, so that no result is lost to a wrong
-    name.
+    """Set where results are written; the files are checked before the run.
 
     Attributes:
-        json: write the results here; '-' is standard output, in place of the table.
-        png: draw the results here.
-        markdown: append a section about the results here.
+        json: File for the results as JSON; '-' writes to standard output instead of the table.
+        png: File for the results as a picture.
+        markdown: File to which a section about the results is appended.
 
     Raises:
-        ConfigError: a file that cannot be written, or two for standard output.
+        ConfigError: A file cannot be written, or two results go to standard output.
     """
 
     json: Path | None = None
@@ -39,14 +38,11 @@ class ResultFiles:
             require_writable(path)
         if self._paths().count(STANDARD_OUTPUT) > 1:
             raise ConfigError(
-                "files: got '-' more than once; expected one result on standard output. Name files"
-                " for the others."
+                "files: only one result can go to standard output ('-'). Name files for the others."
             )
 
     def console(self) -> Console | None:
-        """Return where tables are shown, as `table_console`: beside a result that has standard
-        output to itself.
-        """
+        """Return the console for tables: standard error if results use standard output."""
         return table_console(stderr=STANDARD_OUTPUT in self._paths())
 
     def write(
@@ -55,15 +51,16 @@ class ResultFiles:
         png: Callable[[Path], None],
         section: Callable[[str | None], str],
     ) -> None:
-        """Write those that are wanted and name them on standard error; one that fails keeps no
-        other from being written.
+        """Write the requested files and name them on standard error.
+
+        If one file fails, the others are still written.
 
         Args:
-            json, png: write such a file.
-            section: the Markdown text, given a link to the picture, relative to the Markdown file;
-                None = no picture.
+            json, png: Function that writes the file.
+            section: Function that returns the Markdown text, given a relative link to the picture
+                or None.
         Raises:
-            ConfigError: a file cannot be written.
+            ConfigError: A file cannot be written.
         """
         failed: ConfigError | None = None
         for path, write in (

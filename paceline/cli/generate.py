@@ -1,4 +1,4 @@
-"""The command `paceline generate`."""
+"""Implement the command `paceline generate`."""
 
 from __future__ import annotations
 
@@ -41,51 +41,53 @@ def generate(
     sampling: SamplingParams = SamplingParams(),
     parallel: ParallelOptions = ParallelOptions(),
 ) -> int:
-    """Answer prompts; a single one is streamed, several run as a batch.
+    """Answer prompts; one prompt is streamed, several run as a batch.
 
     Args:
-        prompts: one or more prompts; '-' reads one from standard input. One that looks like an
-            option comes after '--'.
-        drafter: name:key=value,key=value; see `paceline drafters`.
-        chat: wrap each prompt in the chat template.
-        system: system message; implies --chat.
-        file: more prompts: .jsonl with a prompt, text, turns or messages in each line (and an id),
-            or one in each line of text.
-        output: write the answers here as JSON lines, one for each prompt; '-' is standard output.
-        tokenizer: directory or hub id; default: the one beside the model.
-        max_length: most tokens of prompt and answer; default: the model's context.
+        prompts: Prompts; '-' reads one from standard input. Put '--' before a prompt that looks
+            like an option.
+        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`.
+        chat: Apply the chat template to each prompt.
+        system: System message; implies --chat.
+        file: File of more prompts: JSON lines with prompt, text, turns or messages (and id), or one
+            per text line.
+        output: File for the answers as JSON lines, one per prompt; '-' is standard output.
+        tokenizer: Tokenizer: directory or hub id. Default: the model's own.
+        max_length: Maximum tokens of prompt and answer. Default: the model's context length.
     """
     if output is not None:
         require_writable(output)
-    more = [] if file is None else read_prompts(file)
-    if not prompts and not more:
+    file_prompts = [] if file is None else read_prompts(file)
+    if not prompts and not file_prompts:
         raise ConfigError(
-            "generate: got no prompt; expected at least one. Give it, or a --file of them."
+            "generate: no prompt was given. Add prompts, or a file of prompts with --file."
         )
     chat = chat or system is not None
     with joined_ranks(parallel, models.device) as ranks:
         refuse_standard_input(parallel.lookahead_parallel, prompts)
         texts = [read_prompt() if text == "-" else text for text in prompts]
         llm = build_llm(models, drafter, ranks, tokenizer=tokenizer, max_length=max_length)
-        asked = [*(CliPrompt(text, None, text) for text in texts), *more]
-        ready = [replace(one, prompt=_prompt(llm, one, chat, system)) for one in asked]
-        if len(ready) == 1 and output is None:
+        entries = [*(CliPrompt(text, None, text) for text in texts), *file_prompts]
+        prepared = [replace(entry, prompt=_prompt(llm, entry, chat, system)) for entry in entries]
+        if len(prepared) == 1 and output is None:
             return (
-                0 if print_stream(llm.stream(ready[0].prompt, sampling)).complete else INTERRUPTED
+                0
+                if print_stream(llm.stream(prepared[0].prompt, sampling)).complete
+                else INTERRUPTED
             )
-        return answer_all(llm, ready, sampling, output)
+        return answer_all(llm, prepared, sampling, output)
 
 
 def read_prompts(path: Path) -> list[CliPrompt]:
-    """Return the prompts of a file.
+    """Read the prompts of a file.
 
     Args:
-        path: .jsonl: one in each line, in the field prompt, text, turns (the first one is asked) or
-            messages, perhaps with an id; any other file: one in each line. Empty lines are left
-            out.
+        path: A .jsonl file has one prompt per line, in the field prompt, text, turns (the first
+            turn is used) or messages, optionally with an id. Any other file has one prompt per
+            line. Empty lines are skipped.
     Raises:
-        ConfigError: a file that cannot be read, or a line that is no prompt; file and line are
-            named.
+        ConfigError: The file cannot be read, or a line is no prompt; the message names file and
+            line.
     """
     try:
         lines = read_text(path, "surrogateescape").split("\n")
@@ -103,7 +105,6 @@ def read_prompts(path: Path) -> list[CliPrompt]:
 
 
 def _record(line: str, where: str) -> CliPrompt:
-    """Return the prompt of a line of JSON."""
     try:
         record = parse_json(line)
     except ValueError as error:
@@ -115,29 +116,29 @@ def _record(line: str, where: str) -> CliPrompt:
         if isinstance(record, dict)
         else None
     )
-    found = None if field is None else record[field]
-    if field != "messages" and isinstance(found, list) and found and isinstance(found[0], str):
-        found = found[0]
+    value = None if field is None else record[field]
+    if field != "messages" and isinstance(value, list) and value and isinstance(value[0], str):
+        value = value[0]
     name = str(record["id"]) if isinstance(record, dict) and "id" in record else None
-    if isinstance(found, str):
-        return CliPrompt(require_text(where, found), name, found)
+    if isinstance(value, str):
+        return CliPrompt(require_text(where, value), name, value)
     if field == "messages":
-        messages = checked_messages(found, f"{where}: messages")
+        messages = checked_messages(value, f"{where}: messages")
         return CliPrompt(text_of(messages[-1]), name, messages)
     raise ConfigError(
-        f"{where}: got {line[:60]!r}; expected an object with {', '.join(_FIELDS)}. Add one of"
-        " them."
+        f"{where}: got {line[:60]!r}; expected an object with one of the fields"
+        f" {', '.join(_FIELDS)}."
     )
 
 
-def _prompt(llm: LLM, asked: CliPrompt, chat: bool, system: str | None) -> str | list[int]:
-    """Return what the model is given."""
-    if isinstance(asked.prompt, str) and not chat:
-        return asked.prompt
+def _prompt(llm: LLM, entry: CliPrompt, chat: bool, system: str | None) -> str | list[int]:
+    """Return the input of the model: text or token ids with the chat template applied."""
+    if isinstance(entry.prompt, str) and not chat:
+        return entry.prompt
     messages = (
-        [{"role": "user", "content": asked.prompt}]
-        if isinstance(asked.prompt, str)
-        else asked.prompt
+        [{"role": "user", "content": entry.prompt}]
+        if isinstance(entry.prompt, str)
+        else entry.prompt
     )
     return llm.chat_prompt(
         [*([{"role": "system", "content": system}] if system else []), *messages]

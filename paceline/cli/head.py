@@ -1,4 +1,4 @@
-"""The commands around an acceptance head: `paceline head record | train | evaluate | calibrate`."""
+"""Implement the commands `paceline head record | train | evaluate | calibrate`."""
 
 from __future__ import annotations
 
@@ -27,24 +27,22 @@ if TYPE_CHECKING:
 
 head = App(
     name="head",
-    help="Acceptance heads for the drafter specdec_pp: record a pair of models, train a head,"
-    " judge it, measure thresholds.",
+    help="Record data for, train, evaluate and calibrate acceptance heads for the drafter"
+    " specdec_pp.",
 )
 
 Recordings = Annotated[
     Path,
-    Parameter(
-        name="RECORDINGS", required=True, help="folders that `paceline head record` has filled."
-    ),
+    Parameter(name="RECORDINGS", required=True, help="Folders written by `paceline head record`."),
 ]
-HeadFolder = Annotated[Path, Parameter(name="HEAD", help="folder of the head.")]
+HeadFolder = Annotated[Path, Parameter(name="HEAD", help="Folder of the acceptance head.")]
 flattened("Recording")(RecordConfig)
 flattened("Training")(TrainConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions(TrainConfig):
-    """Training, where an input that is on by default can be turned off."""
+    """Training options in which scalar inputs can be turned off."""
 
     scalars: Annotated[bool, Parameter(negative="--no-scalars")] = True
 
@@ -56,22 +54,21 @@ def record(
         RecordConfig, without("repetition_penalty", "stop", "ignore_eos")
     ] = RecordConfig(),
 ) -> None:
-    """Let the target answer and note how likely it is to accept what the draft model would have
-    drafted.
+    """Record the target's answers with the acceptance probability of each draft token.
 
-    Give the sampling settings that decoding will use. Interrupt it at any time; the same command
-    goes on.
+    Use the sampling settings that decoding will use. Recording can be interrupted at any time; the
+    same command resumes it.
     """
     use_threads(config.models.threads)
     from paceline.report.prompts import cut_note
     from paceline.training.acceptance_head.record import record as record_answers
 
-    made = record_answers(config, progress=True)
-    if cut := made.settings.get("cut"):
+    recording = record_answers(config, progress=True)
+    if cut := recording.settings.get("cut"):
         print_note(cut_note(cut))
-    mean = float(made.labels.mean()) if len(made) else 0.0
+    mean = float(recording.labels.mean()) if len(recording) else 0.0
     print_note(
-        f"{len(made)} drafted tokens of {len(made.names)} prompts, {mean:.1%} accepted, in"
+        f"{len(recording)} draft tokens of {len(recording.names)} prompts, {mean:.1%} accepted, in"
         f" {config.out}"
     )
 
@@ -83,10 +80,10 @@ def train(
     config: Annotated[TrainOptions | None, without("warmup")] = None,
     models: Annotated[ModelOptions, only("threads")] = ModelOptions(),
 ) -> None:
-    """Train a head on recordings, calibrate it, and report on prompts held out.
+    """Train and calibrate an acceptance head; report its quality on held-out prompts.
 
     Args:
-        out: folder of the head.
+        out: Folder of the acceptance head.
     """
     make_folder(out)
     use_threads(models.threads)
@@ -95,10 +92,10 @@ def train(
     from paceline.training.acceptance_head.recording import read_recording
     from paceline.training.acceptance_head.train import train as train_head
 
-    read = [read_recording(folder) for folder in recordings]
-    made = train_head(read, config, progress=True)
-    made.save(out)
-    print_judgement(judge(made, read), table_console())
+    loaded = [read_recording(folder) for folder in recordings]
+    trained = train_head(loaded, config, progress=True)
+    trained.save(out)
+    print_judgement(judge(trained, loaded), table_console())
     print_note(f"wrote {out}")
 
 
@@ -110,7 +107,7 @@ def evaluate(
     models: Annotated[ModelOptions, only("draft_model", "threads")] = ModelOptions(),
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
-    """Judge a head on prompts it was not trained on, beside the draft's own probabilities."""
+    """Evaluate an acceptance head on held-out prompts."""
     use_threads(models.threads)
     from paceline.drafters.specdec_pp.head import AcceptanceHead
     from paceline.training.acceptance_head.evaluate import (
@@ -120,8 +117,8 @@ def evaluate(
     )
     from paceline.training.acceptance_head.evaluate import evaluate as judge
 
-    read, draft = _recordings(recordings, models.draft_model)
-    judgement = judge(AcceptanceHead.load(head_folder, draft), read)
+    loaded, draft = _recordings(recordings, models.draft_model)
+    judgement = judge(AcceptanceHead.load(head_folder, draft), loaded)
     print_judgement(judgement, files.console())
     files.write(
         partial(write_judgement, judgement), partial(draw_judgement, judgement), lambda picture: ""
@@ -136,11 +133,12 @@ def calibrate(
     limit: int = 0,
     models: ModelOptions = ModelOptions(),
 ) -> None:
-    """Measure by decoding what each threshold costs, so that threshold=auto can choose; the head's
-    card keeps it.
+    """Measure the cost of each threshold by decoding and store it in the head's card.
+
+    The drafter uses the measurement for threshold=auto.
 
     Args:
-        limit: most prompts of each recording; 0 = all.
+        limit: Maximum prompts per recording. Default: 0, all.
     """
     require_range("head calibrate", "limit", limit, 0)
     use_threads(models.threads)
@@ -153,7 +151,7 @@ def calibrate(
     target = load_model(demo.target_of(models.model), models.dtype, models.device)
     draft = load_draft(models.draft_model or models.model, models.dtype, str(target.device))
     loaded = AcceptanceHead.load(head_folder, draft)
-    made = measure(
+    calibrated = measure(
         loaded,
         [read_recording(folder) for folder in recordings],
         target,
@@ -161,17 +159,17 @@ def calibrate(
         limit,
         progress=True,
     )
-    made.save(head_folder)
-    print_curve(made, table_console())
+    calibrated.save(head_folder)
+    print_curve(calibrated, table_console())
     print_note(f"wrote {head_folder}")
 
 
 def _recordings(
     folders: Sequence[Path], draft_model: str | None
 ) -> tuple[list[Recording], PreTrainedModel]:
-    """Return the recordings, and their draft model: the one named, else the one they name."""
+    """Return the recordings and their draft model, by default the recorded one."""
     from paceline.model.loading import load_draft
     from paceline.training.acceptance_head.recording import read_recording
 
-    read = [read_recording(folder) for folder in folders]
-    return read, load_draft(draft_model or read[0].settings["draft"])
+    loaded = [read_recording(folder) for folder in folders]
+    return loaded, load_draft(draft_model or loaded[0].settings["draft"])

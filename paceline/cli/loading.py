@@ -1,5 +1,6 @@
-"""What commands load: models, tokenizers, an engine. Nothing here imports torch before it is
-called.
+"""Load models, tokenizers and the engine of a command.
+
+The module imports torch on demand, so that the help of a command appears at once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ DEFAULT_DRAFTER = "auto"
 
 
 def use_threads(count: int | None) -> None:
-    """Set the CPU threads of torch, if the option was given."""
+    """Set the number of CPU threads of torch; None keeps torch's own choice."""
     if count:
         import torch
 
@@ -29,16 +30,23 @@ def use_threads(count: int | None) -> None:
 def build_llm(
     models: ModelOptions, drafter: str, ranks: Ranks | None = None, **options: Any
 ) -> LLM:
-    """Build the engine of a command; 'demo' names the embedded models. `options` are those of
-    `LLM`.
+    """Build the `LLM` of a command.
+
+    Args:
+        models: Model options; the model "demo" selects the built-in models.
+        drafter: Drafter spec.
+        ranks: Processes of a parallel run.
+        options: Other arguments of `LLM`.
     """
     from paceline.llm import LLM
 
     use_threads(models.threads)
-    name = demo.draft_name(models.model, models.draft_model)
-    found = entry(split_spec(drafter)[0])
-    wanted = found.needs_draft_model or (found.takes_draft_model and models.draft_model is not None)
-    draft = demo.draft_of(name) if wanted and name is not None else None
+    draft_name = demo.draft_name(models.model, models.draft_model)
+    drafter_entry = entry(split_spec(drafter)[0])
+    uses_draft_model = drafter_entry.needs_draft_model or (
+        drafter_entry.takes_draft_model and models.draft_model is not None
+    )
+    draft = demo.draft_of(draft_name) if uses_draft_model and draft_name is not None else None
     target = demo.target_of(models.model)
     return LLM(
         target,
@@ -53,11 +61,13 @@ def build_llm(
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a command; 'demo' is the embedded pair's, 'mistral-common' the 32k one
-    inside that package.
+    """Load the tokenizer of a command.
 
+    Args:
+        name: Directory or hub id; "demo" is the tokenizer of the built-in models, "mistral-common"
+            the 32k tokenizer of that package.
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: The tokenizer cannot be loaded.
     """
     from paceline.datastore.mistral import MISTRAL, MistralTokenizer
 

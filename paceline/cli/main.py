@@ -1,4 +1,4 @@
-"""The `paceline` command, put together."""
+"""Build the `paceline` command and run a command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Group
 from cyclopts.exceptions import CoercionError, MissingArgumentError
 
 from paceline import __version__
-from paceline.cli.commands import COMMANDS, GROUPS, place
+from paceline.cli.commands import COMMANDS, GROUPS, command_path
 from paceline.cli.options import DEFAULTS
 from paceline.cli.parallel import prints_for_all
 from paceline.cli.show import INTERRUPTED, print_error
@@ -22,14 +22,14 @@ from paceline.errors import PacelineError
 _QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
-}  # what concerns users, we say ourselves
+}  # paceline prints its own notes
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(=|$)")
 _HELP = ("--help", "-h")
-_FAILED, _NOBODY_READS = 2, 141
+_FAILED, _BROKEN_PIPE = 2, 141  # exit statuses
 
 
 def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Refuse 2.5 where a whole number is expected; cyclopts would round it."""
+    """Raise for a fraction where an integer is expected; cyclopts would round it."""
     for argument in arguments:
         if int in (argument.hint, *get_args(argument.hint)):
             for token in argument.tokens:
@@ -37,11 +37,13 @@ def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCo
                     raise CoercionError(argument=argument, token=token, target_type=int)
 
 
-def _put_together(listed: bool) -> App:
-    """Return the command. Its parts are imported when they are asked for; `listed`: never, as
-    their first lines will do.
+def _build_app(listed: bool) -> App:
+    """Return the application.
+
+    Args:
+        listed: Take the help of the commands from `COMMANDS`, so that no command is imported.
     """
-    made = App(
+    app = App(
         name="paceline",
         help="Lossless speculative decoding: the same answers from the same weights, sooner.",
         version=__version__,
@@ -54,22 +56,23 @@ def _put_together(listed: bool) -> App:
     for number, (title, names) in enumerate(GROUPS.items()):
         group = Group(title, sort_key=number)
         for order, name in enumerate(names):
-            made.command(
-                place(name),
+            app.command(
+                command_path(name),
                 name=name,
                 help=COMMANDS[name] if listed else None,
                 group=group,
                 sort_key=order,
             )
-    return made
+    return app
 
 
-app = _put_together(listed=False)
+app = _build_app(listed=False)
 
 
 class _Word(str):
-    """A command-line word; what no option is called like ("-", "-5 degrees", "-> x") is a value,
-    and not taken for one.
+    """A command-line word that is an option only if it looks like one.
+
+    Words such as "-", "-5 degrees" or "-> x" are values.
     """
 
     __slots__ = ()
@@ -80,15 +83,15 @@ class _Word(str):
 
 
 def run(words: Sequence[str]) -> int:
-    """Run a command line, and return its exit status.
+    """Run a command line and return its exit status.
 
     Raises:
-        SystemExit: the command line cannot be read; what is wrong has been said.
-        PacelineError: the command cannot do what was asked.
+        SystemExit: The command line is invalid. The error has been printed.
+        PacelineError: The command failed.
     """
-    asked = app if words and words[0] not in _HELP else _put_together(listed=True)
+    selected = app if words and words[0] not in _HELP else _build_app(listed=True)
     try:
-        command, bound, _ = asked.parse_args(map(_Word, words))
+        command, bound, _ = selected.parse_args(map(_Word, words))
     except (CycloptsError, PacelineError) as error:
         if prints_for_all(words):
             print_error(_sentence(error))
@@ -97,8 +100,10 @@ def run(words: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Entry point: what goes wrong is one line and exit status 2, Ctrl-C is 130, a closed pipe
-    is silent.
+    """Run the command line of this process and exit.
+
+    An error prints one line and exits with status 2. Ctrl-C exits with 130. A closed pipe is
+    silent.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -107,55 +112,51 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # said before; what is left would be tried again at the end
+        except OSError:  # reported before; Python would flush again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(status)
 
 
 def _status(words: Sequence[str]) -> int:
-    """Run a command line; say in one line what stopped it."""
+    """Run a command line and print an error as one line; return the exit status."""
     try:
         try:
             return run(words)
         finally:
             sys.stdout.flush()
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # which rich makes an end with status 1
-            return _NOBODY_READS
+        if isinstance(end.__context__, BrokenPipeError):  # rich turns it into SystemExit(1)
+            return _BROKEN_PIPE
         return end.code if isinstance(end.code, int) else _FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        return _NOBODY_READS
+        return _BROKEN_PIPE
     except PacelineError as error:
         print_error(error)
-    except OSError as error:  # a full disk, no rights: the system's words
+    except OSError as error:  # for example a full disk or missing permissions
         where = "" if error.filename is None else f"{error.filename}: "
         print_error(f"{where}{error.strerror or error}")
     except MemoryError:
-        print_error(
-            "got too little memory; expected more. Choose a smaller model, batch or context."
-        )
+        print_error("Out of memory. Choose a smaller model, batch or context.")
     return _FAILED
 
 
 def _prepare_streams() -> None:
-    """Make standard streams that can be written: what a terminal cannot show is escaped, what
-    was closed leads nowhere.
-    """
+    """Open closed standard streams on the null device; escape unprintable characters."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
-        except OSError:  # or the first file that is opened would be taken for it
+        except OSError:  # else the next opened file would get this number
             os.open(os.devnull, os.O_RDWR)
         if getattr(sys, name) is None and number:
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - as long as the process
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - open until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace", newline="")
 
 
 def _sentence(error: Exception) -> str:
-    """Return what is wrong with a command line, in one line."""
+    """Return the error of a command line as one line."""
     if (
         isinstance(error, CoercionError)
         and error.token is not None
@@ -169,10 +170,7 @@ def _sentence(error: Exception) -> str:
         return text
     if error.keyword or any(
         token.keyword for token in error.argument.tokens
-    ):  # the option is there, its value is not
+    ):  # the option has no value
         return f"{text} A value that begins with '-' is written --option=VALUE."
     command = " ".join(error.command_chain or ())
-    return (
-        f"{command}: got no {error.argument.name}; expected one. Give it; see paceline {command}"
-        " --help."
-    )
+    return f"{command}: {error.argument.name} is missing. Add it; see paceline {command} --help."

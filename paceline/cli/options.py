@@ -1,8 +1,7 @@
-"""Groups of command-line options. Each option is declared once, in a dataclass whose docstring is
-the help text.
+"""Define groups of command-line options as dataclasses; docstrings are the help.
 
-`@flattened` shows the fields of such a class as options of the command that takes it: `--threads`,
-not `--models.threads`.
+`@flattened` shows the fields of such a class as options of the command: `--threads` instead of
+`--models.threads`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ def _short_name(field: FieldInfo, taken: frozenset[str]) -> str | None:
 
 
 def _shown_default(value: Any) -> str | None:
-    return (
-        None if value in ((), "", None) or value is False else str(value)
-    )  # those go without saying
+    return None if value in ((), "", None) or value is False else str(value)
 
 
 DEFAULTS = Parameter(
@@ -40,40 +37,32 @@ DEFAULTS = Parameter(
 
 
 def flattened(title: str) -> Parameter:
-    """Return what shows the fields of a class as options of their own, under a title."""
+    """Return a parameter that shows the fields of a class as options under a title."""
     return Parameter(name="*", group=Group.create_ordered(title))
 
 
 def with_known_types(group: type[T]) -> type[T]:
-    """Return a class derived from one of another module, whose types would be looked for in its
-    own module, with them found.
-    """
+    """Resolve type annotations that a class inherits from another module."""
     group.__init__.__annotations__.update(get_type_hints(group))
     return group
 
 
 def without(*names: str) -> Parameter:
-    """Return the annotation of a group of which a command does not offer the options `names`."""
+    """Return a parameter that hides the options `names` of a group."""
     return Parameter(parse=re.compile(rf"^(?!(?:{'|'.join(names)})$)"))
 
 
 def only(*names: str) -> Parameter:
-    """Return the annotation of a group, called `models`, of which a command offers no options
-    but `names`.
-    """
+    """Return a parameter that shows only the options `names` of the group `models`."""
     return Parameter(parse=re.compile(rf"^(?:models|{'|'.join(names)})$"))
 
 
 def _hide_per_request(group: type) -> None:
-    """Offer no options of single requests in any command: a command has its own for all
-    requests.
-    """
+    """Hide the options of single requests; a command's options hold for all requests."""
     hints = get_type_hints(group)
     for field in fields(group):
         if field.metadata.get("per_request"):
-            field.type = hints[
-                field.name
-            ]  # a subclass is read in its own module, which may not know the names in it
+            field.type = hints[field.name]  # the module of a subclass may not import the type
             group.__annotations__[field.name] = Annotated[field.type, Parameter(parse=False)]
 
 
@@ -86,14 +75,14 @@ _hide_per_request(SamplingParams)
 @flattened("Parallel run")
 @dataclass(frozen=True, slots=True)
 class ParallelOptions:
-    """A run in several processes.
+    """Set how a command runs in several processes.
 
     Attributes:
-        lookahead_parallel: share each draft tree among the processes of torchrun.
-        process_timeout: seconds after which a silent process counts as lost.
+        lookahead_parallel: Split each draft tree among the processes started by torchrun.
+        process_timeout: Seconds after which a silent process counts as lost; at least 1.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: A value is out of range.
     """
 
     lookahead_parallel: bool = False
@@ -104,10 +93,10 @@ class ParallelOptions:
 
 
 def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the specs in repeated options: separated by spaces, or by commas before one of
-    `names`, "none" or module:Class.
+    """Split repeated options into drafter specs.
 
-    Neither separates within the quotes around a value.
+    Separators are spaces, and commas before one of `names`, "none" or module:Class. Quoted text is
+    not split.
     """
     known = "|".join(re.escape(name) for name in ("none", *names))
     outside = r"[\w.]+:[^\W\d][\w.]*(?=[:,\s]|$)"  # module:Class
@@ -116,7 +105,10 @@ def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 def with_store(spec: str, datastore: str | None) -> str:
-    """Return `spec` with the store, where the drafter takes one and none is named."""
+    """Return the spec with the datastore added if the drafter takes one.
+
+    A spec that names a datastore stays as it is.
+    """
     name, options = split_spec(spec)
     if (
         datastore is None

@@ -1,6 +1,4 @@
-"""The commands `paceline paper NAME`: measure the tables and figures of a paper again, on your
-models.
-"""
+"""Implement the commands `paceline paper NAME`."""
 
 from __future__ import annotations
 
@@ -20,14 +18,14 @@ from paceline.cli.show import INTERRUPTED
 for _kind in (LookaheadConfig, OuroborosConfig, SpecDecConfig, SssdConfig):
     flattened("Measuring")(with_known_types(_kind))
 
-paper = App(name="paper", help="Measure the tables and figures of a paper again, on your models.")
+paper = App(name="paper", help="Reproduce the tables and figures of a paper on your models.")
 
 
 @paper.command
 def lookahead(
     *, config: LookaheadConfig = LookaheadConfig(), files: ResultFiles = ResultFiles()
 ) -> int:
-    """Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (2024)."""
+    """Reproduce "Break the Sequential Dependency ... Using Lookahead Decoding" (2024)."""
     return _measure(config, files)
 
 
@@ -35,9 +33,7 @@ def lookahead(
 def ouroboros(
     *, config: OuroborosConfig = OuroborosConfig(), files: ResultFiles = ResultFiles()
 ) -> int:
-    """Ouroboros: Generating Longer Drafts Phrase by Phrase for Faster Speculative Decoding
-    (2024).
-    """
+    """Reproduce "Ouroboros: Generating Longer Drafts Phrase by Phrase" (2024)."""
     return _measure(config, files)
 
 
@@ -45,20 +41,18 @@ def ouroboros(
 def specdec_pp(
     *, config: SpecDecConfig = SpecDecConfig(), files: ResultFiles = ResultFiles()
 ) -> int:
-    """SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (2024)."""
+    """Reproduce "SpecDec++: Boosting ... via Adaptive Candidate Lengths" (2024)."""
     return _measure(config, files)
 
 
 @paper.command
 def sssd(*, config: SssdConfig = SssdConfig(), files: ResultFiles = ResultFiles()) -> int:
-    """SSSD: Simply-Scalable Speculative Decoding (2024)."""
+    """Reproduce "SSSD: Simply-Scalable Speculative Decoding" (2024)."""
     return _measure(config, files)
 
 
 def _measure(config: PaperConfig, files: ResultFiles) -> int:
-    """Measure a paper, show it and write the files asked for; return 130 if it was interrupted,
-    and parts are missing.
-    """
+    """Measure a paper, print the result and write the requested files."""
     from paceline.bench import draw_paper, paper_markdown, print_paper, run_paper, write_paper_json
 
     result = run_paper(config)

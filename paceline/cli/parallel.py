@@ -1,4 +1,4 @@
-"""How a command runs in several processes under torchrun: rank 0 prints for all of them."""
+"""Run a command in several processes under torchrun; only rank 0 prints."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def joined_ranks(options: ParallelOptions, device: str) -> Iterator[Ranks | None]:
-    """Join the processes of a parallel run, None without one. Only rank 0 prints; an error is
-    printed by the first to meet it.
+    """Join the processes of a parallel run; yield None without one.
+
+    Only rank 0 prints. The first process that meets an error prints it.
     """
     if not options.lookahead_parallel:
         yield None
         return
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # a lost process is reported in our words, not with C++ stacks
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # paceline reports a lost process itself
     from paceline.engine.parallel.ranks import Ranks
 
     ranks = Ranks.join(device, options.process_timeout)
@@ -50,20 +49,18 @@ def joined_ranks(options: ParallelOptions, device: str) -> Iterator[Ranks | None
 
 
 def prints_for_all(words: Sequence[str]) -> bool:
-    """Whether this process says what is wrong with a command line, which all processes of a
-    parallel run have in common.
-    """
+    """Return whether this process prints errors of the command line for all processes."""
     return "--lookahead-parallel" not in words or os.environ.get("RANK", "0") == "0"
 
 
 def refuse_standard_input(parallel: bool, prompts: Sequence[str]) -> None:
-    """Refuse a prompt from standard input in a parallel run: only one process could read it.
+    """Refuse a prompt from standard input in a parallel run.
 
     Raises:
-        ConfigError: a prompt is to come from standard input.
+        ConfigError: A prompt is "-"; only one process could read it.
     """
     if parallel and "-" in prompts:
         raise ConfigError(
-            "'-' reads a prompt from standard input, which only one process can; pass the prompt"
-            " itself."
+            "'-' reads from standard input, which only one of the processes could do. Pass the"
+            " prompt itself."
         )

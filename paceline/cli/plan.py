@@ -1,6 +1,4 @@
-"""The command `paceline plan`: what drafting can bring for a model on a machine, and with how
-many nodes.
-"""
+"""Implement the command `paceline plan`."""
 
 from __future__ import annotations
 
@@ -25,12 +23,14 @@ if TYPE_CHECKING:
 def plan(
     model: Annotated[
         str,
-        Parameter(name="MODEL", help="directory, config.json or GGUF file; 'demo' or 'smollm2'."),
+        Parameter(
+            name="MODEL", help="Model: directory, config.json or GGUF file; 'demo' or 'smollm2'."
+        ),
     ],
     /,
     *,
     hardware: Annotated[
-        str, Parameter(help=f"one of {', '.join(HARDWARE)}; or '{MEASURED}': this machine.")
+        str, Parameter(help=f"Device: {', '.join(HARDWARE)}; '{MEASURED}' measures this machine.")
     ],
     batch: int = 1,
     context: int = 512,
@@ -41,19 +41,19 @@ def plan(
     threads: int | None = None,
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
-    """Show what trees of every size cost and bring, and the best size, by the roofline or as
-    measured on this machine.
+    """Estimate the cost and gain of draft trees of every size and show the best size.
+
+    Costs follow the roofline model, or are measured on this machine.
 
     Args:
-        batch: sequences in a forward.
-        context: cached tokens of each.
-        tokens_per_forward: 'chat', 'maths' or 'code', measured with sssd; or a file: of `paceline
-            replay --json` with one drafter, or {"nodes": tokens, ...}.
-        dtype: of activations and cache; "auto" = the config's.
-        weight_bits: of each weight of the layers, where it is fewer than the dtype's; the
-            arithmetic stays.
-        tensor_parallel: devices that share every matrix.
-        threads: CPU threads of torch, for 'measured'.
+        batch: Requests per forward pass.
+        context: Cached tokens per request.
+        tokens_per_forward: 'chat', 'maths' or 'code' (measured with sssd), or a file: {"nodes":
+            tokens, ...} or the output of `paceline replay --json` with one drafter.
+        dtype: Data type of activations and cache. Default: "auto", the config's.
+        weight_bits: Bits per weight of the layers, if quantised; the arithmetic keeps the dtype.
+        tensor_parallel: Number of devices that share every matrix.
+        threads: CPU threads of torch, for 'measured'. Default: torch's own choice.
     """
     from paceline.plan.acceptance import read_acceptance
     from paceline.plan.report import draw_plan, print_plan, write_plan
@@ -62,10 +62,10 @@ def plan(
     if hardware == MEASURED:
         if weight_bits is not None or tensor_parallel != 1:
             raise ConfigError(
-                "plan: hardware: got 'measured' with weight_bits or tensor_parallel; expected"
-                " none. Name a device."
+                "plan: weight_bits and tensor_parallel need a named device. Choose another"
+                " --hardware than 'measured'."
             )
-        found = _measured(
+        result = _measured(
             ModelOptions(model, dtype=dtype, threads=threads), acceptance, batch, context
         )
     else:
@@ -73,7 +73,7 @@ def plan(
         from paceline.plan.named import plan_named
 
         device = find_hardware(hardware)
-        found = plan_named(
+        result = plan_named(
             read_card(model, dtype, weight_bits),
             device,
             acceptance,
@@ -81,8 +81,8 @@ def plan(
             context,
             tensor_parallel,
         )
-    print_plan(found, table_console())
-    files.write(partial(write_plan, found), partial(draw_plan, found), lambda picture: "")
+    print_plan(result, table_console())
+    files.write(partial(write_plan, result), partial(draw_plan, result), lambda picture: "")
 
 
 def _measured(models: ModelOptions, acceptance: Acceptance, batch: int, context: int) -> Plan:

@@ -1,4 +1,4 @@
-"""What comes from standard input: prompts, and lines that are typed."""
+"""Read prompts and typed lines from standard input."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from paceline.errors import ConfigError
 from paceline.util.text_files import decode_text
 
 _PROMPT = "> "
-_HISTORY = "chat_history"  # in the folder of what is kept between runs
+_HISTORY = "chat_history"  # in the cache folder
 
 
 def require_standard_input() -> BinaryIO:
-    """Return standard input.
+    """Return the binary standard input.
 
     Raises:
-        ConfigError: it is closed.
+        ConfigError: Standard input is closed.
     """
     if sys.stdin is None:
         raise ConfigError(
-            "standard input: got it closed; expected text to read. Leave it open, or give a file"
-            " or a pipe."
+            "Standard input is closed. Leave it open, or redirect a file or a pipe to it."
         )
     return sys.stdin.buffer
 
 
 def read_prompt() -> str:
-    """Return all of standard input as a prompt.
+    """Read all of standard input as one prompt.
 
     Raises:
-        ConfigError: it is closed, or not UTF-8.
+        ConfigError: Standard input is closed or not UTF-8.
     """
     return _decoded(require_standard_input().read())
 
 
 def lines_of(words: Sequence[str]) -> Callable[[], str | None]:
-    """Return what reads the next line of standard input, without its end; None is the end.
+    """Return a function that reads the next line of standard input; None is the end.
 
-    On a terminal lines are edited: with history between runs and pastes of several lines where
-    prompt_toolkit is installed, else as Python's `input` does.
+    On a terminal, lines can be edited. With prompt_toolkit, the history persists and several lines
+    can be pasted; without it, lines are read by Python's `input`.
 
     Args:
-        words: what Tab completes at the beginning of a line.
+        words: Words that Tab completes at the start of a line.
     Raises:
-        ConfigError: the function, on a line that is not UTF-8; the next one can be read.
+        ConfigError: Raised by the returned function if a line is not UTF-8; the next line can be
+            read.
     """
     if not sys.stdin.isatty():
         return _piped_line
@@ -73,7 +73,7 @@ def _editor(words: Sequence[str]) -> Callable[[], str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
         history = FileHistory(str(path))
-    except (OSError, cache.CacheError):  # a read-only home, or none: nothing is kept
+    except (OSError, cache.CacheError):  # no writable home: the history ends with the process
         history = InMemoryHistory()
     completer = WordCompleter(list(words), sentence=True)
     session: PromptSession[str] = PromptSession(

@@ -1,4 +1,4 @@
-"""The command `paceline prompts`: prompts that a model makes up itself."""
+"""Implement the command `paceline prompts`."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def prompts(
     batch: int = 32,
     models: ModelOptions = ModelOptions(),
 ) -> None:
-    """Let a chat model make up prompts, for record, where nobody has collected its users'.
+    """Generate user prompts with a chat model, as input of `paceline record`.
 
-    It goes on where its chat template has a user begin (Magpie, Xu et al. 2024). Interrupt it: the
-    prompts so far are written.
+    The model continues its chat template where the user's turn begins (Magpie, Xu et al. 2024). If
+    interrupted, the command writes the prompts so far.
 
     Args:
-        out: file of the prompts, JSON lines.
-        count: prompts to make up, all different.
-        max_new_tokens: most tokens of a prompt; longer ones are left out.
-        temperature: of the sampling, above 0.
-        top_p: likewise.
-        seed: likewise; text number n has seed + n.
-        batch: texts written together.
+        out: File for the prompts, JSON lines.
+        count: Number of different prompts to generate.
+        max_new_tokens: Maximum tokens per prompt; longer ones are discarded.
+        temperature: Sampling temperature; above 0.
+        top_p: Nucleus sampling; from 0 to 1, 1 disables it.
+        seed: Random seed; text number n uses seed + n.
+        batch: Number of texts generated together; at least 1.
     """
     require_writable(out)
     require_range("prompts", "batch", batch, 1)
@@ -50,25 +50,28 @@ def prompts(
     from paceline.replay.made_up import MadeUp, make_up
 
     llm = build_llm(models, "none", max_batch=batch)
-    made = MadeUp([], 0)
+    generated = MadeUp([], 0)
     try:
-        for found in make_up(llm, count, params, batch, progress=True):
-            made = found
+        for generated_so_far in make_up(llm, count, params, batch, progress=True):
+            generated = generated_so_far
     except KeyboardInterrupt:
         print_note("interrupted")
-        if made.prompts:
-            _write(out, made)
+        if generated.prompts:
+            _write(out, generated)
         raise
-    _write(out, made)
+    _write(out, generated)
 
 
-def _write(out: Path, made: MadeUp) -> None:
-    lines = [{"id": one.id, "category": one.category, "turns": [one.text]} for one in made.prompts]
+def _write(out: Path, generated: MadeUp) -> None:
+    lines = [
+        {"id": prompt.id, "category": prompt.category, "turns": [prompt.text]}
+        for prompt in generated.prompts
+    ]
     write_atomically(
         out, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
     )
-    left_out = made.tries - len(made.prompts)
+    num_discarded = generated.tries - len(generated.prompts)
     print_note(
-        f"wrote {out}: {len(made.prompts)} prompts; {left_out} others were too long, empty or"
-        " there already"
+        f"wrote {out}: {len(generated.prompts)} prompts; {num_discarded} texts were too long,"
+        " empty or duplicates"
     )

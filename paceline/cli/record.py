@@ -1,6 +1,4 @@
-"""The command `paceline record`: a model's own answers, for stores, calibrations, heads and
-replays.
-"""
+"""Implement the command `paceline record`."""
 
 from __future__ import annotations
 
@@ -23,18 +21,18 @@ def record(
     selection: PromptOptions = PromptOptions(),
     sampling: SamplingParams = SamplingParams(),
 ) -> None:
-    """Record a model's own answers to prompts, for replay, datastore, head record and the
-    calibration of sssd.
+    """Record a model's answers to prompts as JSON lines.
 
-    Prompt number n is answered with seed + n. Interrupt it at any time; the same command goes on.
+    The file serves replay, datastore, training and the calibration of sssd. Prompt number n uses
+    seed + n. Recording can be interrupted at any time; the same command resumes it.
 
     Args:
-        out: file of the answers, JSON lines; an unfinished one is continued.
-        drafter: name:key=value,key=value; see `paceline drafters`. It makes the answers sooner, not
-            others.
-        batch: prompts answered together, and written together.
-        top: most likely tokens to keep at every place, in a file beside it; 8 for replays of auto
-            and token_recycling.
+        out: File for the answers, JSON lines; an unfinished file is continued.
+        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`. It changes the
+            speed only.
+        batch: Number of prompts answered together, and written together; at least 1.
+        top: Number of top-k tokens to record per position, in a second file; replays of auto and
+            token_recycling use 8. Default: 0, none.
     """
     require_range("record", "batch", batch, 1)
     from paceline.replay.recorder import RecordOptions, encode_prompts, record_answers
@@ -44,7 +42,7 @@ def record(
     llm = build_llm(models, drafter, max_batch=batch)
     questions = encode_prompts(prompts, llm, sampling.max_new_tokens)
     try:
-        made = record_answers(
+        result = record_answers(
             out,
             llm,
             questions,
@@ -53,15 +51,16 @@ def record(
             progress=True,
         )
     except KeyboardInterrupt:
-        print_note(
-            f"interrupted; {out} keeps the batches that were finished, and the same command goes on"
-        )
+        print_note(f"interrupted; {out} holds the finished batches; the same command resumes")
         raise
-    if made.cut:
-        print_note(cut_note(made.cut))
-    if not made.new:
-        print_note(f"{out} is finished: all {made.count} answers were there")
+    if result.cut:
+        print_note(cut_note(result.cut))
+    if not result.new:
+        print_note(f"{out} is finished: all {result.count} answers exist")
         return
-    speed = f"{made.new / made.seconds:.2f} answers/s, {made.tokens / made.seconds:.1f} tokens/s"
-    before = f", {made.count - made.new} of them before" if made.new < made.count else ""
-    print_note(f"wrote {out}: {made.count} answers{before}; {speed}")
+    speed = (
+        f"{result.new / result.seconds:.2f} answers/s, {result.tokens / result.seconds:.1f}"
+        " tokens/s"
+    )
+    before = f", {result.count - result.new} of them before" if result.new < result.count else ""
+    print_note(f"wrote {out}: {result.count} answers{before}; {speed}")

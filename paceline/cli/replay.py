@@ -1,6 +1,4 @@
-"""The command `paceline replay`: drafters on recorded answers, without a model; `--fit` writes
-the calibration of `sssd`.
-"""
+"""Implement the command `paceline replay`; `--fit` writes the calibration of sssd."""
 
 from __future__ import annotations
 
@@ -32,14 +30,13 @@ Traces = Annotated[
     Parameter(
         name="TRACES",
         required=True,
-        help="files of `paceline record`; or JSON lines with prompt and output, text or ids.",
+        help="Files of `paceline record`, or JSON lines with prompt and output (text or ids).",
     ),
 ]
 TraceTokenizer = Annotated[
     str | None,
     Parameter(
-        help="directory or hub id; 'demo' is the embedded pair's; 'mistral-common'; not needed for"
-        " ids."
+        help="Tokenizer: directory or hub id; 'demo' or 'mistral-common'. Not needed for token ids."
     ),
 ]
 
@@ -55,25 +52,26 @@ def replay(
     fit: Path | None = None,
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> int:
-    """Run recorded answers through retrieval drafters: tokens per step, drafted per step,
-    microseconds per step.
+    """Simulate drafters on recorded answers and report tokens per step.
+
+    The table shows accepted tokens, draft tokens and microseconds per step.
 
     Args:
-        drafters: specs separated by spaces or commas; default: prompt_lookup, sssd.
-        datastore: folder of a store, for --fit and drafters that name none; 'demo' is the embedded
-            one.
-        nodes: tree sizes, separated by commas.
-        batch: batch sizes, separated by commas.
-        limit: most answers of each file.
-        fit: file for the calibration of sssd, which is fitted and written in place of a table.
+        drafters: Drafter specs, separated by spaces or commas. Default: prompt_lookup, sssd.
+        datastore: Folder of a datastore, for --fit and for drafters that name none; 'demo' is the
+            built-in one.
+        nodes: Tree sizes, separated by commas.
+        batch: Batch sizes, separated by commas.
+        limit: Maximum answers per file; at least 1. Default: all.
+        fit: File for the calibration of sssd; it is fitted and written instead of a table.
     """
     if limit is not None and limit < 1:
         raise ConfigError(
             f"replay: limit: got {limit}; expected at least 1. Leave it out for all answers."
         )
-    found, loaded = read(traces, tokenizer, limit)
+    answers, loaded = read(traces, tokenizer, limit)
     if fit is not None:
-        fit_calibration(found, datastore, loaded, fit)
+        fit_calibration(answers, datastore, loaded, fit)
         return 0
     specs = [
         with_store(spec, datastore)
@@ -82,9 +80,9 @@ def replay(
     from paceline.replay.report import draw_replays, print_replays, write_replays
     from paceline.replay.traces import read_told
 
-    told = {path.stem: read_told(path, limit) for path in traces}
+    top_tokens = {path.stem: read_told(path, limit) for path in traces}
     rows, complete = _rows(
-        found, told, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch)
+        answers, top_tokens, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch)
     )
     if not complete:
         print_note(f"interrupted; {len(rows)} replays were finished")
@@ -99,8 +97,9 @@ def replay(
 def read(
     traces: Sequence[Path], tokenizer: str | None, limit: int | None = None
 ) -> tuple[dict[str, list[Trace]], Any]:
-    """Return the answers of each file, by its name, and their tokenizer, or its fingerprint;
-    None = not known.
+    """Return the answers by file name, and their tokenizer or its fingerprint.
+
+    The tokenizer is None if it is unknown.
     """
     from paceline.replay.traces import read_traces, tokenizer_of
 
@@ -109,7 +108,7 @@ def read(
 
 
 def fit_calibration(
-    found: dict[str, list[Trace]], datastore: str | None, tokenizer: Any, path: Path
+    answers: dict[str, list[Trace]], datastore: str | None, tokenizer: Any, path: Path
 ) -> None:
     """Fit the calibration of sssd on recorded answers and write it."""
     require_writable(path)
@@ -117,27 +116,25 @@ def fit_calibration(
     from paceline.replay.fit import AnswerKind, calibrate
 
     if datastore is not None:
-        open_store(
-            datastore, tokenizer=tokenizer
-        )  # of another tokenizer: refused before anything is recorded
+        open_store(datastore, tokenizer=tokenizer)  # raises early if the tokenizers differ
     with Console(stderr=True, highlight=False).status("record") as status:
         fitted = calibrate(
-            {name: AnswerKind(some, datastore) for name, some in found.items()},
-            lambda what: status.update(what),
+            {name: AnswerKind(traces, datastore) for name, traces in answers.items()},
+            lambda phase: status.update(phase),
         )
     fitted.save(path)
     print_note(f"wrote {path}: {fitted.about}")
 
 
 def _rows(
-    found: dict[str, list[Trace]],
-    told: dict[str, list[TopTokens] | None],
+    answers: dict[str, list[Trace]],
+    top_tokens: dict[str, list[TopTokens] | None],
     specs: list[str],
     tokenizer: Any,
     nodes: list[int],
     batch: list[int],
 ) -> tuple[list[ReplayRow], bool]:
-    """Return the replays, and whether they are all: Ctrl-C ends with what is finished."""
+    """Return the replays, and False if Ctrl-C ended them early."""
     from paceline.replay.report import ReplayRow
     from paceline.replay.run import replay as run
 
@@ -145,20 +142,29 @@ def _rows(
     with Console(stderr=True).status("replay") as status:
         try:
             for spec in specs:
-                name, top = next(iter(told.items()))
+                name, first_tokens = next(iter(top_tokens.items()))
                 run(
-                    _drafter(spec, tokenizer), found[name][:1], nodes[0], top_tokens=top and top[:1]
-                )  # compiles
-                for (name, some), size, together in product(found.items(), nodes, batch):
-                    status.update(f"{name}, {spec}, {size} nodes, batch {together}")
+                    _drafter(spec, tokenizer),
+                    answers[name][:1],
+                    nodes[0],
+                    top_tokens=first_tokens and first_tokens[:1],
+                )  # compile before timing
+                for (name, traces), size, batch_size in product(answers.items(), nodes, batch):
+                    status.update(f"{name}, {spec}, {size} nodes, batch {batch_size}")
                     fresh = _drafter(
                         spec, tokenizer
-                    )  # pia, and live stores, know the answers they have been through
+                    )  # pia and updated datastores keep what they saw
                     rows.append(
                         ReplayRow(
                             spec,
                             name,
-                            run(fresh, some, size, batch_size=together, top_tokens=told[name]),
+                            run(
+                                fresh,
+                                traces,
+                                size,
+                                batch_size=batch_size,
+                                top_tokens=top_tokens[name],
+                            ),
                         )
                     )
         except KeyboardInterrupt:
@@ -170,7 +176,7 @@ def _drafter(spec: str, tokenizer: Any) -> Drafter:
     name, _ = split_spec(spec)
     if entry(name).needs_draft_model:
         raise ConfigError(
-            f"replay has no models, and drafter {name!r} needs one; choose a retrieval drafter,"
+            f"replay runs no models, but drafter {name!r} needs one. Choose a retrieval drafter,"
             " such as sssd."
         )
     drafter = create(spec)

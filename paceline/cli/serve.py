@@ -1,4 +1,4 @@
-"""The command `paceline serve`."""
+"""Implement the command `paceline serve`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 _KEYS = "PACELINE_API_KEYS"
-_WARMING = 4  # tokens
-_BY_SIGNAL = 128  # exit status of what a signal has ended, less its number
+_WARM_UP_TOKENS = 4
+_SIGNAL_STATUS = 128  # added to a signal's number, it is the exit status
 
 flattened("Limits")(Settings)
 
@@ -38,17 +38,17 @@ flattened("Limits")(Settings)
 @flattened("Address and keys")
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Where a server listens, and to whom.
+    """Set the address of the server and the API keys of its clients.
 
     Attributes:
-        host: address to listen at; "0.0.0.0" is every one of this machine.
-        port: 0 = one that is free.
-        api_key: key that requests must have, repeatable; also in PACELINE_API_KEYS, separated by
-            commas. Default: none is needed.
-        api_key_file: file of keys, one in each line.
+        host: Address to listen on; "0.0.0.0" is every address of this machine.
+        port: Port to listen on; 0 chooses a free one.
+        api_key: API key that clients must send; repeatable; also read from PACELINE_API_KEYS,
+            separated by commas. Default: no key is needed.
+        api_key_file: File of API keys, one per line.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: A value is out of range.
     """
 
     host: str = "127.0.0.1"
@@ -62,7 +62,8 @@ class ListenOptions:
 
 def serve(
     model: Annotated[
-        str, Parameter(name="MODEL", help="directory, hub id or GGUF file; 'demo' or 'smollm2'.")
+        str,
+        Parameter(name="MODEL", help="Model: directory, hub id or GGUF file; 'demo' or 'smollm2'."),
     ],
     /,
     *,
@@ -77,23 +78,24 @@ def serve(
         ModelOptions, only("draft_model", "dtype", "device", "threads", "batch_invariant")
     ] = ModelOptions(),
 ) -> int:
-    """Serve a model to OpenAI's clients. Ctrl-C or SIGTERM lets open requests end first, a second
-    one does not.
+    """Serve a model over an OpenAI-compatible HTTP API.
+
+    Ctrl-C or SIGTERM stops the server after the open requests; a second signal stops it at once.
 
     Args:
-        drafter: name:key=value,key=value; see `paceline drafters`.
-        tokenizer: directory or hub id; default: the one beside the model.
-        max_length: most tokens of prompt and answer; default: the model's context.
-        cache_gib: most GiB for the cache of keys and values, for which requests wait; default: most
-            of what is available.
-        keep_prefixes: ended requests whose keys and values stay in the cache for prompts that begin
-            like them.
+        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`.
+        tokenizer: Tokenizer: directory or hub id. Default: the model's own.
+        max_length: Maximum tokens of prompt and answer. Default: the model's context length.
+        cache_gib: Maximum size of the KV cache, in GiB; requests wait for free space. Default: most
+            of the available memory.
+        keep_prefixes: Number of finished requests whose KV cache is reused by prompts with the same
+            prefix.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"serve: got no {', '.join(missing)}; expected the extra 'serve' installed. Run: pip"
-            " install 'paceline[serve]'."
+            f"serve: the packages {', '.join(missing)} are not installed. Run: pip install"
+            " 'paceline[serve]'."
         )
     keys = _keys(door)
     listener = _listen(door.host, door.port)
@@ -111,16 +113,18 @@ def serve(
             on_drafter_error="plain",
         )
         llm.generate(
-            [[0, 0]], SamplingParams(_WARMING, ignore_eos=True)
-        )  # what is compiled at first, no user waits for
-        named = settings if settings.served_name else replace(settings, served_name=(model,))
-        app = create_app(llm, named, keys)
+            [[0, 0]], SamplingParams(_WARM_UP_TOKENS, ignore_eos=True)
+        )  # compile before the first request
+        named_settings = (
+            settings if settings.served_name else replace(settings, served_name=(model,))
+        )
+        app = create_app(llm, named_settings, keys)
         host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
+        address = f"[{host}]" if ":" in host else host
         print_note(
             f"batch invariance is {'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}"
         )
-        print_note(f"{model} with {drafter} at http://{shown}:{port}/v1; Ctrl-C ends it")
+        print_note(f"{model} with {drafter} at http://{address}:{port}/v1; Ctrl-C stops it")
         return _run(app, listener)
     finally:
         listener.close()
@@ -137,30 +141,30 @@ def _run(app: FastAPI, listener: socket.socket) -> int:
         uvicorn.Config(app, log_config=None, access_log=False), app.state.serving.drain
     )
     server.run(sockets=[listener])
-    return 0 if server.forced is None else _BY_SIGNAL + server.forced
+    return 0 if server.forced is None else _SIGNAL_STATUS + server.forced
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Take an address before a model is loaded for it.
+    """Bind the address before the model is loaded.
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: The address is not available.
     """
     try:
         return listen(host, port)
     except OSError as error:
         reason = str(error.strerror or error).partition(" (")[0]
         raise ConfigError(
-            f"serve: got {host} port {port}: {reason}; expected a free address of this machine."
-            " Choose another --port or --host."
+            f"serve: cannot listen on {host} port {port}: {reason}. Choose another --port or"
+            " --host."
         ) from error
 
 
 def _keys(door: ListenOptions) -> list[str]:
-    """The keys of all sources.
+    """Return the API keys of all sources.
 
     Raises:
-        ConfigError: a file that cannot be read or has none, or an empty key.
+        ConfigError: The key file cannot be read or has no key, or a key is empty.
     """
     keys = [
         *door.api_key,
@@ -171,18 +175,14 @@ def _keys(door: ListenOptions) -> list[str]:
             lines = read_text(door.api_key_file).split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"api_key_file: got {str(door.api_key_file)!r}, {error}; expected a text file."
-                " Check it."
+                f"api_key_file: cannot read {str(door.api_key_file)!r}: {error}. Check the path."
             ) from error
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
+        file_keys = [line.strip() for line in lines if line.strip()]
+        if not file_keys:
             raise ConfigError(
-                f"api_key_file: got {str(door.api_key_file)!r} without a key; expected one in each"
-                " line. Add one."
+                f"api_key_file: {str(door.api_key_file)!r} holds no key. Add one per line."
             )
-        keys += found
+        keys += file_keys
     if not all(keys):
-        raise ConfigError(
-            "api_key: got an empty one; expected a key. Leave the option out where none is needed."
-        )
+        raise ConfigError("api_key: the key is empty. Leave the option out if no key is needed.")
     return keys

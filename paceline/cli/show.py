@@ -1,4 +1,4 @@
-"""Where commands print, and how an answer is shown while it comes."""
+"""Define the consoles of commands and show streamed answers."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # exit status after Ctrl-C
 
 
-class _Telling(Console):
-    """Standard error. Where it cannot be written, nothing is told, and the work goes on."""
+class _Stderr(Console):
+    """Standard error, whose write errors are ignored so that the command continues."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, if that can be."""
+        """Print the objects; ignore errors of writing."""
         with suppress(OSError):
             super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:
-        """Leave standard output alone, which rich would close."""
+        """Do nothing; rich would close standard output."""
 
 
 out = Console(highlight=False, soft_wrap=True)
-err = _Telling(stderr=True, highlight=False, soft_wrap=True)
+err = _Stderr(stderr=True, highlight=False, soft_wrap=True)
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
-_LOG_WIDTH = 150  # of a table that goes to a file or a pipe
+_LOG_WIDTH = 150  # columns of a table that goes to a file or a pipe
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An answer as far as it was shown; `complete`: to its end. `stats`: of one that came to its
-    end by itself.
+    """Hold the part of an answer that was shown.
+
+    Attributes:
+        complete: False if Ctrl-C stopped the answer.
+        stats: Statistics of a complete answer.
     """
 
     text: str
@@ -48,8 +51,9 @@ class Shown:
 
 
 def table_console(stderr: bool = False) -> Console | None:
-    """Return where tables are shown: None, the terminal's own console, or a wide one for a file,
-    a pipe or standard error.
+    """Return the console for tables; None is the terminal's own console.
+
+    Files, pipes and standard error get a wide console.
     """
     return (
         None
@@ -59,38 +63,33 @@ def table_console(stderr: bool = False) -> Console | None:
 
 
 def write(text: str, accepted: bool = False) -> None:
-    """Write what a model said to standard output, byte for byte; on a terminal, what came from a
-    draft is green.
-    """
+    """Write model output unchanged; accepted draft tokens are green on a terminal."""
     coloured = accepted and sys.stdout.isatty() and not out.no_color
     sys.stdout.write(f"{_GREEN}{text}{_PLAIN}" if coloured else text)
 
 
 def print_note(text: str) -> None:
-    """Print a line on standard error, so that it stands beside the results and not among them."""
+    """Print a note on standard error, apart from the results."""
     err.print(Text(text, style="dim"))
 
 
 def print_error(error: Exception | str) -> None:
-    """Print an error as one line on standard error; it wraps on a terminal only, and there at
-    words.
-    """
+    """Print an error on standard error as one line; only terminals wrap it."""
     line = " ".join(str(error).split())
     err.print(Text(f"error: {line}", style="red"), soft_wrap=not err.is_terminal)
 
 
 def print_stream(chunks: Iterator[Chunk], end: str = "") -> Shown:
-    """Show an answer as it comes; Ctrl-C ends it early.
+    """Show an answer while it is generated; Ctrl-C stops it.
 
     Args:
-        end: what follows an answer that does not go to a terminal; there a new line begins in any
-            case.
+        end: Text after the answer if standard output is no terminal; a terminal gets a line break.
     """
     text, complete, stats = "", True, None
     try:
         for chunk in chunks:
-            for piece, accepted in chunk.pieces:
-                write(piece, accepted)
+            for text_part, accepted in chunk.pieces:
+                write(text_part, accepted)
             sys.stdout.flush()
             text += chunk.text
             if chunk.completion is not None:
@@ -112,7 +111,7 @@ def _end(end: str) -> None:
 
 
 def summary(completion: Completion) -> str:
-    """Return one line of figures for an answer."""
+    """Return one line of statistics about an answer."""
     stats = completion.stats
     return (
         f"[{stats.new_tokens} tokens, {stats.new_tokens / stats.seconds:.1f} tokens/s, "

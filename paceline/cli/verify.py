@@ -1,6 +1,4 @@
-"""The command `paceline verify`: is it lossless here, on this model, this machine, these
-prompts?
-"""
+"""Implement the command `paceline verify`."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from paceline.util.files import STANDARD_OUTPUT, write_atomically
 if TYPE_CHECKING:
     from paceline.bench.verify import Difference, DrafterVerdict, VerifyResult
 
-_NOT_ASKED = (
+_UNUSED_OPTIONS = (
     "drafters",
     "baselines",
     "stop",
@@ -48,21 +46,24 @@ def verify(
     batch: list[str] | None = None,
     prefill_chunk: list[str] | None = None,
     files: Annotated[ResultFiles, without("png", "markdown")] = ResultFiles(),
-    config: Annotated[BenchConfig, without(*_NOT_ASKED)] = BenchConfig(),
+    config: Annotated[BenchConfig, without(*_UNUSED_OPTIONS)] = BenchConfig(),
 ) -> int:
-    """Decode every prompt alone and without drafts, then in batches with each drafter; exit status
-    1 if any answer differs.
+    """Check that every drafter returns the answers of plain decoding.
 
-    The first difference of each drafter is shown with the logits of both tokens on both sides, and
-    their bits. All drafts are fed, whatever they cost, where a spec does not say `budget=true`.
-    Prompt number n is answered with seed + n. Ctrl-C keeps what is finished.
+    The exit status is 1 if any answer differs.
+
+    Each prompt is decoded alone without drafts, then in batches with each drafter. For the first
+    difference of each drafter, the report shows the logits of both tokens on both sides. All draft
+    tokens are verified, whatever they cost, unless a spec says `budget=true`. Prompt number n uses
+    seed + n. If interrupted, the command reports what is finished.
 
     Args:
-        drafters: a drafter spec; repeat it, or separate with spaces or commas; default: all that
-            run with what is there.
-        batch: most prompts answered together; repeat it, or separate with spaces or commas;
-            default: 1.
-        prefill_chunk: most tokens of a prompt in one forward; likewise; default: 512.
+        drafters: Drafter specs; repeatable, or separated by spaces or commas. Default: all that the
+            given models allow.
+        batch: Maximum prompts answered together; repeatable, or separated by spaces or commas.
+            Default: 1.
+        prefill_chunk: Maximum prompt tokens per forward pass; repeatable, or separated by commas.
+            Default: 512.
     """
     batches, chunks = _numbers("batch", batch, 1), _numbers("prefill_chunk", prefill_chunk, 512)
     config = replace(config, drafters=chosen_drafters(drafters, config.models), baselines=())
@@ -90,13 +91,11 @@ def verify(
     return 0 if result.complete else INTERRUPTED
 
 
-def _numbers(name: str, words: list[str] | None, unless_said: int) -> list[int]:
-    """Read positive numbers, each given once."""
+def _numbers(name: str, words: list[str] | None, default: int) -> list[int]:
+    """Parse positive numbers and drop duplicates."""
     numbers = list(
         dict.fromkeys(
-            word
-            for some in words or [str(unless_said)]
-            for word in re.split(r"[\s,]+", some.strip())
+            word for text in words or [str(default)] for word in re.split(r"[\s,]+", text.strip())
         )
     )
     if not all(word.isdecimal() and int(word) > 0 for word in numbers):
@@ -111,29 +110,29 @@ def _numbers(name: str, words: list[str] | None, unless_said: int) -> list[int]:
 def _write_json(result: VerifyResult, path: Path) -> None:
     plain = replace(
         result, invariance=replace(result.invariance, products=None)
-    )  # modules of the model are no JSON
+    )  # modules of the model cannot be written as JSON
     sums = {"differing": result.differing, "answers": result.answers, "complete": result.complete}
     text = to_json.dumps({**dataclasses.asdict(plain), **sums}, indent=1)
     write_atomically(path, f"{text}\n".encode())
 
 
 def _print_verdict(console: Console, verdict: DrafterVerdict) -> None:
-    figures = (
+    statistics = (
         f"{verdict.tokens} tokens, {verdict.accepted} accepted drafts,"
         f" {verdict.tokens_per_forward:.2f} tokens per forward"
     )
     name = f"{verdict.drafter}, batch {verdict.batch}, chunks of {verdict.prefill_chunk}"
     if not verdict.answers:
         line = (
-            f"{name}: draws tokens of its own, so not the text but its distribution is the same;"
-            f" {figures}"
+            f"{name}: samples with its own draws, so the distribution is equal, not the text;"
+            f" {statistics}"
         )
         console.print(Text(line))
         return
     style = "red" if verdict.differing else ""
     console.print(
         Text(
-            f"{name}: {verdict.differing} of {verdict.answers} answers differ; {figures}",
+            f"{name}: {verdict.differing} of {verdict.answers} answers differ; {statistics}",
             style=style,
         )
     )

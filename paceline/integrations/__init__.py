@@ -1,1 +1,1 @@
-"""paceline inside other libraries."""
+"""Run paceline's drafters inside other libraries."""

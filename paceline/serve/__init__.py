@@ -1,5 +1,6 @@
-"""An OpenAI-compatible server over one `LLM`: `create_app(llm, Settings())` is a FastAPI
-application. Needs the extra `serve`.
+"""Serve one `LLM` over an OpenAI-compatible HTTP API.
+
+`create_app(llm, Settings())` returns a FastAPI application. It needs the extra `serve`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ __all__ = ["Settings", "create_app"]
 
 
 def __getattr__(name: str) -> Any:
-    if (
-        name == "create_app"
-    ):  # imported when it is asked for: the command's help should not wait for torch
+    if name == "create_app":  # lazy, since the command's help should not import torch
         from paceline.serve.app import create_app
 
         return create_app

@@ -1,4 +1,4 @@
-"""What the server says of itself: its models, its health, its figures."""
+"""Serve the endpoints for models, health and metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.serve.serving import Serving
 
 
 def about_routes(serving: Serving) -> APIRouter:
-    """The endpoints for `serving`."""
+    """Return the endpoints for models, health and metrics."""
     router = APIRouter()
     models = [
         Model(id=name, created=serving.began, max_model_len=serving.llm.max_length)
@@ -19,19 +19,19 @@ def about_routes(serving: Serving) -> APIRouter:
     ]
 
     @router.get("/v1/models")
-    async def listed() -> ModelList:
-        """All names under which the model is served."""
+    async def list_models() -> ModelList:
+        """List all names under which the model is served."""
         return ModelList(data=models)
 
     @router.get("/v1/models/{name:path}")
-    async def one(name: str) -> Model:
-        """One of them."""
+    async def get_model(name: str) -> Model:
+        """Return one served model."""
         serving.check_model(name)
         return next(model for model in models if model.id == name)
 
     @router.get("/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
-        """Whether requests are taken: status 200, or 503 while the server shuts down."""
+        """Return status 200, or 503 while the server shuts down."""
         if serving.drain.begun:
             response.status_code = 503
         return Health(status="draining" if serving.drain.begun else "ok", open=serving.gate.open)
@@ -42,7 +42,7 @@ def about_routes(serving: Serving) -> APIRouter:
         responses={200: {"content": {CONTENT_TYPE_PLAIN_0_0_4: {}}}},
     )
     async def metrics() -> Response:
-        """Figures for Prometheus."""
-        return Response(serving.meter.page(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        """Return the metrics in the text format of Prometheus."""
+        return Response(serving.meter.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return router

@@ -1,9 +1,8 @@
-"""The answers of one request while they are being given.
+"""Run the answers of one HTTP request.
 
-Every answer is a stream of the engine's in a task of its own, which puts what comes into a queue
-without waiting. A client that reads slowly so holds up nobody: the answer ends as soon as it would
-for a fast one and gives its place back, and what waits to be sent is bounded by the tokens the
-request may have.
+Each answer runs in a task that reads a stream of the engine and puts chunks into a queue without
+waiting. A client that reads slowly therefore delays nobody: the answer finishes at full speed and
+frees its slot. The token limit of the request bounds the queue.
 """
 
 from __future__ import annotations
@@ -27,22 +26,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """One answer that is wanted: the token ids of its prompt, and how it is to be made."""
+    """Hold the prompt token ids and the sampling parameters of one answer."""
 
     prompt: list[int]
     params: SamplingParams
 
 
 class CompletionSet:
-    """The answers of one request, begun together; iterate over what they say.
+    """Runs the answers of one request; iterate over it for their chunks.
 
     Args:
-        seconds: that each may take, waiting included; None = as long as it needs.
+        asked: Prompts and parameters of the answers.
+        seconds: Time limit per answer, waiting included; None is no limit.
+        gate: Limit of open answers.
+        meter: Metrics of the server.
     Attributes:
-        count: how many. completions: those that have ended, by place.
-        error: what ended a stream of them early; None = nothing has.
+        count: Number of answers.
+        completions: Finished answers by index.
+        error: Message of the error that ended a stream early, if any.
     Raises:
-        ApiError: too many answers are open.
+        ApiError: Too many answers are open.
     """
 
     def __init__(
@@ -55,44 +58,42 @@ class CompletionSet:
     ) -> None:
         gate.enter(len(asked))
         self._llm, self._seconds, self._gate, self._meter = llm, seconds, gate, meter
-        self._said: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
+        self._chunks: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
         self.count = len(asked)
         self.completions: dict[int, Completion] = {}
         self.error: str | None = None
         self._tasks = [
-            asyncio.create_task(self._give(place, one)) for place, one in enumerate(asked)
+            asyncio.create_task(self._run(index, entry)) for index, entry in enumerate(asked)
         ]
         for task in self._tasks:
             task.add_done_callback(
                 lambda _: gate.leave()
-            )  # also of one that is cancelled before it has begun
+            )  # also if it is cancelled before it starts
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """(place, chunk) as they come, until all have ended; raises what ended one of them
-        early.
-        """
+        """Yield (index, chunk) until all answers end; raise what ended one of them early."""
         while len(self.completions) < self.count:
-            said = await self._said.get()
-            if isinstance(said, Exception):
-                raise said
-            place, chunk = said
+            event = await self._chunks.get()
+            if isinstance(event, Exception):
+                raise event
+            index, chunk = event
             if chunk.completion is not None:
-                self.completions[place] = chunk.completion
-            yield place, chunk
+                self.completions[index] = chunk.completion
+            yield index, chunk
 
     async def finish(self) -> list[Completion]:
-        """Wait for all of them; return them in order of their places."""
+        """Wait for all answers and return their completions in order."""
         async for _ in self:
             pass
-        return [self.completions[place] for place in range(self.count)]
+        return [self.completions[index] for index in range(self.count)]
 
     async def aclose(self) -> None:
-        """Abort what has not ended, and wait until everything is free."""
+        """Cancel the unfinished answers and wait until their slots are free."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _give(self, place: int, asked: AnswerRequest) -> None:
+    async def _run(self, index: int, asked: AnswerRequest) -> None:
         watch = self._meter.watch()
         try:
             async with (
@@ -100,34 +101,36 @@ class CompletionSet:
                 aclosing(self._llm.astream(asked.prompt, asked.params)) as chunks,
             ):
                 async for chunk in chunks:
-                    watch.see(chunk)
-                    self._said.put_nowait((place, chunk))
+                    watch.record(chunk)
+                    self._chunks.put_nowait((index, chunk))
         except BusyError as error:
-            self._said.put_nowait(self._gate.later(str(error)))
+            self._chunks.put_nowait(self._gate.busy_error(str(error)))
         except Exception as error:
-            self._said.put_nowait(error)
+            self._chunks.put_nowait(error)
         finally:
             watch.end()
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Wait for `work` as long as its client is there; its body has been read.
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """Await `work` while the client is connected.
+
+    The request's body must have been read.
 
     Raises:
-        ClientDisconnect: it is gone, and `work` has been cancelled.
+        ClientDisconnect: The client disconnected, and `work` was cancelled.
     """
-    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ClientDisconnect
-        return doing.result()
+        return task.result()
     finally:
-        doing.cancel()
-        gone.cancel()
-        await asyncio.gather(doing, gone, return_exceptions=True)
+        task.cancel()
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""The application, put together."""
+"""Build the FastAPI application."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paceline.serve.about import about_routes
 from paceline.serve.chat import chat_routes
 from paceline.serve.completions import completion_routes
 from paceline.serve.errors import ErrorBody, handle_errors
-from paceline.serve.limits import BodyLimit
+from paceline.serve.limits import BodyLimitMiddleware
 from paceline.serve.page import page_routes
-from paceline.serve.request_log import Keys, RequestLogMiddleware
+from paceline.serve.request_log import ApiKeyMiddleware, RequestLogMiddleware
 from paceline.serve.serving import Serving
 from paceline.serve.settings import Settings
 
@@ -23,12 +23,14 @@ _KIB = 1024
 
 
 def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str] = ()) -> FastAPI:
-    """Return an application that serves a model, with `Serving` in its `state.serving`.
+    """Build an application that serves a model; its `state.serving` is the `Serving`.
 
     Args:
-        api_keys: one of which a request must have; none: everybody may ask.
+        llm: Model to serve; it needs a tokenizer.
+        settings: Limits for clients.
+        api_keys: API keys, one of which a request must send. Default: no key is needed.
     Raises:
-        ConfigError: a model without tokenizer.
+        ConfigError: The model has no tokenizer.
     """
     serving = Serving(llm, settings)
 
@@ -37,7 +39,7 @@ def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str
         yield
         serving.close()
 
-    refused = {"model": ErrorBody, "description": "refused, or ended"}
+    refused = {"model": ErrorBody, "description": "The request was refused or ended early."}
     app = FastAPI(
         title="paceline",
         version=__version__,
@@ -52,7 +54,7 @@ def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str
         app.include_router(routes(serving))
     keys = tuple(api_keys)
     app.include_router(page_routes(serving, wants_key=bool(keys)))
-    app.add_middleware(BodyLimit, most=settings.max_body * _KIB)
-    app.add_middleware(Keys, keys=keys)
-    app.add_middleware(RequestLogMiddleware, serving=serving)  # the outermost
+    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body * _KIB)
+    app.add_middleware(ApiKeyMiddleware, keys=keys)
+    app.add_middleware(RequestLogMiddleware, serving=serving)  # outermost: it sees every request
     return app

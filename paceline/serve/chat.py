@@ -1,4 +1,4 @@
-"""/v1/chat/completions: conversations that go on."""
+"""Serve the endpoint /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
 from paceline.serve.answers import AnswerRequest
-from paceline.serve.logprobs import Found, Spelling, of_chat
+from paceline.serve.logprobs import Spelling, TokenLogprobs, chat_logprobs
 from paceline.serve.requests import ChatRequest
 from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import (
@@ -28,7 +28,7 @@ from paceline.serve.serving import Serving
 
 
 def chat_routes(serving: Serving) -> APIRouter:
-    """The endpoint for `serving`."""
+    """Return the endpoint for chats."""
     router = APIRouter()
 
     @router.post(
@@ -36,27 +36,33 @@ def chat_routes(serving: Serving) -> APIRouter:
         response_model=None,
         responses={200: {"model": ChatResponse, **EVENTS}},
     )
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        """Go on with a conversation."""
+    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+        """Answer the last message of a conversation."""
         serving.check_model(body.model)
         top = _top_logprobs(body, serving.settings.max_logprobs)
         serving.check_answers(body.n or 1)
-        longest = body.max_completion_tokens or body.max_tokens or serving.llm.max_length
-        params = await serving.aside(lambda: serving.sampler.params(body, longest, top))
-        prompt = await serving.aside(lambda: prompt_of(serving, body))
-        asked = [AnswerRequest(prompt, one) for one in params]
+        max_tokens = body.max_completion_tokens or body.max_tokens or serving.llm.max_length
+        params = await serving.run_in_thread(lambda: serving.sampler.params(body, max_tokens, top))
+        prompt = await serving.run_in_thread(lambda: prompt_of(serving, body))
+        asked = [AnswerRequest(prompt, answer_params) for answer_params in params]
         return await respond(
-            serving, request, body, [prompt], asked, ChatForm(serving, request.state.id, asked, top)
+            serving,
+            request,
+            body,
+            [prompt],
+            asked,
+            ChatFormatter(serving, request.state.id, asked, top),
         )
 
     return router
 
 
 def prompt_of(serving: Serving, body: ChatRequest) -> list[int]:
-    """Token ids of a conversation.
+    """Apply the chat template to a conversation and return its token ids.
 
     Raises:
-        ConfigError: the template refuses it. ApiError: it is too long.
+        ConfigError: The chat template rejects the conversation.
+        ApiError: The prompt is too long.
     """
     ids = serving.llm.chat_prompt(
         body.messages,
@@ -68,12 +74,14 @@ def prompt_of(serving: Serving, body: ChatRequest) -> list[int]:
     return ids
 
 
-class ChatForm:
-    """Answers as a chat's messages.
+class ChatFormatter:
+    """Formats answers as chat messages.
 
     Args:
-        asked: the answers.
-        top: how many of the likeliest tokens are told in each place.
+        serving: Served model.
+        id: Id of the request.
+        asked: Prompts and parameters of the answers.
+        top: Number of top-k tokens reported per position; None reports no log-probabilities.
     """
 
     def __init__(
@@ -84,62 +92,66 @@ class ChatForm:
         self._spellings: dict[int, Spelling] = {}
         self._top = top
 
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> ChatResponse:
-        """All answers."""
+    def full(self, completions: Sequence[Completion], usage: Usage) -> ChatResponse:
+        """Return all answers in one response."""
         choices = [
             ChatChoice(
-                index=place,
-                message=ChatMessage(content=one.text),
-                finish_reason=one.finish_reason,
-                logprobs=self._logprobs(place, one.token_ids, one.logprobs, last=True),
+                index=index,
+                message=ChatMessage(content=completion.text),
+                finish_reason=completion.finish_reason,
+                logprobs=self._logprobs(
+                    index, completion.token_ids, completion.logprobs, last=True
+                ),
             )
-            for place, one in enumerate(completions)
+            for index, completion in enumerate(completions)
         ]
         return ChatResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
-    def opening(self, place: int, chunk: Chunk) -> ChatChunk:
-        """Who speaks."""
-        return self._event(ChatChunkChoice(index=place, delta=Delta(role="assistant", content="")))
+    def first(self, index: int, chunk: Chunk) -> ChatChunk:
+        """Return the first event of an answer, with the role."""
+        return self._event(ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")))
 
-    def piece(self, place: int, chunk: Chunk) -> ChatChunk:
-        """What a step has added."""
+    def delta(self, index: int, chunk: Chunk) -> ChatChunk:
+        """Return the event with the text of one step."""
         reason = None if chunk.completion is None else chunk.completion.finish_reason
-        logprobs = self._logprobs(place, chunk.token_ids, chunk.logprobs, last=reason is not None)
+        logprobs = self._logprobs(index, chunk.token_ids, chunk.logprobs, last=reason is not None)
         return self._event(
             ChatChunkChoice(
-                index=place,
+                index=index,
                 delta=Delta(content=chunk.text),
                 finish_reason=reason,
                 logprobs=logprobs,
             )
         )
 
-    def closing(self, usage: Usage) -> ChatChunk:
-        """The counts."""
+    def usage(self, usage: Usage) -> ChatChunk:
+        """Return the last event, with the token counts."""
         return ChatChunk(id=self._id, model=self._model, choices=[], usage=usage)
 
     def _event(self, choice: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(id=self._id, model=self._model, choices=[choice])
 
     def _logprobs(
-        self, place: int, token_ids: list[int], found: Found | None, last: bool
+        self, index: int, token_ids: list[int], logprobs: TokenLogprobs | None, last: bool
     ) -> ChatLogprobs | None:
-        if found is None or self._top is None:
+        if logprobs is None or self._top is None:
             return None
-        if place not in self._spellings:
-            asked = self._asked[place]
-            self._spellings[place] = Spelling(
+        if index not in self._spellings:
+            asked = self._asked[index]
+            self._spellings[index] = Spelling(
                 self._tokenizer, asked.prompt, asked.params.skip_special_tokens
             )
-        return of_chat(self._spellings[place], token_ids, found, self._top, last)
+        return chat_logprobs(self._spellings[index], token_ids, logprobs, self._top, last)
 
 
-def _top_logprobs(body: ChatRequest, most: int) -> int | None:
+def _top_logprobs(body: ChatRequest, max_logprobs: int) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
         raise ConfigError(
             f"top_logprobs: got {body.top_logprobs} without logprobs; expected both. Add logprobs:"
             " true."
         )
-    if (body.top_logprobs or 0) > most:
-        raise ConfigError(f"top_logprobs: got {body.top_logprobs}; expected at most {most}.")
+    if (body.top_logprobs or 0) > max_logprobs:
+        raise ConfigError(
+            f"top_logprobs: got {body.top_logprobs}; expected at most {max_logprobs}."
+        )
     return body.top_logprobs or 0 if body.logprobs else None

@@ -1,4 +1,4 @@
-"""/v1/completions: texts that go on."""
+"""Serve the endpoint /v1/completions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
 from paceline.serve.answers import AnswerRequest
-from paceline.serve.logprobs import Found, Spelling, of_completion
+from paceline.serve.logprobs import Spelling, TokenLogprobs, completion_logprobs
 from paceline.serve.requests import CompletionRequest
 from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
@@ -19,13 +19,13 @@ from paceline.serve.serving import Serving
 from paceline.text.detokenizer import text_of
 from paceline.util.tokens import text_ids
 
-_MAX_TOKENS = 16  # OpenAI's and vLLM's default
+_MAX_TOKENS = 16  # the default of OpenAI and vLLM
 Prompt = str | list[int]
-PromptFound = Sequence[Mapping[int, float] | None]
+PromptLogprobs = Sequence[Mapping[int, float] | None]
 
 
 def completion_routes(serving: Serving) -> APIRouter:
-    """The endpoint for `serving`."""
+    """Return the endpoint for completions."""
     router = APIRouter()
 
     @router.post(
@@ -33,22 +33,26 @@ def completion_routes(serving: Serving) -> APIRouter:
         response_model=None,
         responses={200: {"model": CompletionResponse, **EVENTS}},
     )
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        """Go on with texts."""
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        """Continue one or more texts."""
         serving.check_model(body.model)
         _check(body, serving.settings.max_logprobs)
         prompts = _prompts(body.prompt)
         serving.check_answers(len(prompts) * (body.n or 1))
-        longest = _MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        max_tokens = _MAX_TOKENS if body.max_tokens is None else body.max_tokens
         scored = body.logprobs if body.echo else None
-        params = await serving.aside(
-            lambda: serving.sampler.params(body, longest, body.logprobs, scored)
+        params = await serving.run_in_thread(
+            lambda: serving.sampler.params(body, max_tokens, body.logprobs, scored)
         )
         ids = [
-            await serving.aside(lambda prompt=prompt: _ids(serving, prompt, longest))  # type: ignore[misc]
+            await serving.run_in_thread(lambda prompt=prompt: _ids(serving, prompt, max_tokens))
             for prompt in prompts
+        ]  # type: ignore[misc]
+        asked = [
+            AnswerRequest(prompt_ids, answer_params)
+            for prompt_ids in ids
+            for answer_params in params
         ]
-        asked = [AnswerRequest(one, each) for one in ids for each in params]
         echoed = [prompt if body.echo else None for prompt in prompts for _ in params]
         return await respond(
             serving,
@@ -56,19 +60,21 @@ def completion_routes(serving: Serving) -> APIRouter:
             body,
             ids,
             asked,
-            CompletionForm(serving, request.state.id, asked, echoed),
+            CompletionFormatter(serving, request.state.id, asked, echoed),
         )
 
     return router
 
 
-class CompletionForm:
-    """Answers as completions.
+class CompletionFormatter:
+    """Formats answers as completions.
 
     Args:
-        asked: the answers.
-        echoed: of each answer, the prompt before its text, as it was sent; None = no prompt. Token
-            ids may be of no token until the first answer is there.
+        serving: Served model.
+        id: Id of the request.
+        asked: Prompts and parameters of the answers.
+        echoed: Prompt before the text of each answer, as it was sent; None echoes no prompt. Its
+            token ids may be invalid until the first answer arrives.
     """
 
     def __init__(
@@ -81,133 +87,140 @@ class CompletionForm:
         )
         self._asked, self._echoed = asked, echoed
         self._spellings: dict[int, Spelling] = {}
-        self._offsets: dict[int, int] = {}  # characters before the next token, by place
+        self._offsets: dict[
+            int, int
+        ] = {}  # characters before the next token, by index of the answer
 
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> CompletionResponse:
-        """All answers."""
+    def full(self, completions: Sequence[Completion], usage: Usage) -> CompletionResponse:
+        """Return all answers in one response."""
         choices = [
             CompletionChoice(
-                index=place,
-                text=self._echo(place) + one.text,
-                finish_reason=one.finish_reason,
+                index=index,
+                text=self._echo(index) + completion.text,
+                finish_reason=completion.finish_reason,
                 logprobs=_joined(
-                    self._scores(place, one.prompt_logprobs),
-                    self._logprobs(place, one.token_ids, one.logprobs, last=True),
+                    self._scores(index, completion.prompt_logprobs),
+                    self._logprobs(index, completion.token_ids, completion.logprobs, last=True),
                 ),
             )
-            for place, one in enumerate(completions)
+            for index, completion in enumerate(completions)
         ]
         return CompletionResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
-    def opening(self, place: int, chunk: Chunk) -> CompletionResponse | None:
-        """The prompt, where it is echoed."""
-        if self._echoed[place] is None:
+    def first(self, index: int, chunk: Chunk) -> CompletionResponse | None:
+        """Return the event with the echoed prompt, or None."""
+        if self._echoed[index] is None:
             return None
-        scores = self._scores(place, chunk.prompt_logprobs)
+        scores = self._scores(index, chunk.prompt_logprobs)
         return self._event(
             CompletionChoice(
-                index=place, text=self._echo(place), logprobs=scores, finish_reason=None
+                index=index, text=self._echo(index), logprobs=scores, finish_reason=None
             )
         )
 
-    def piece(self, place: int, chunk: Chunk) -> CompletionResponse:
-        """What a step has added."""
+    def delta(self, index: int, chunk: Chunk) -> CompletionResponse:
+        """Return the event with the text of one step."""
         reason = None if chunk.completion is None else chunk.completion.finish_reason
-        logprobs = self._logprobs(place, chunk.token_ids, chunk.logprobs, last=reason is not None)
+        logprobs = self._logprobs(index, chunk.token_ids, chunk.logprobs, last=reason is not None)
         return self._event(
-            CompletionChoice(index=place, text=chunk.text, finish_reason=reason, logprobs=logprobs)
+            CompletionChoice(index=index, text=chunk.text, finish_reason=reason, logprobs=logprobs)
         )
 
-    def closing(self, usage: Usage) -> CompletionResponse:
-        """The counts."""
+    def usage(self, usage: Usage) -> CompletionResponse:
+        """Return the last event, with the token counts."""
         return CompletionResponse(id=self._id, model=self._model, choices=[], usage=usage)
 
     def _event(self, choice: CompletionChoice) -> CompletionResponse:
         return CompletionResponse(id=self._id, model=self._model, choices=[choice])
 
     def _logprobs(
-        self, place: int, token_ids: list[int], found: Found | None, last: bool
+        self, index: int, token_ids: list[int], logprobs: TokenLogprobs | None, last: bool
     ) -> CompletionLogprobs | None:
-        if found is None:
+        if logprobs is None:
             return None
-        if place not in self._spellings:
-            asked = self._asked[place]
-            self._spellings[place] = Spelling(
+        if index not in self._spellings:
+            asked = self._asked[index]
+            self._spellings[index] = Spelling(
                 self._tokenizer, asked.prompt, asked.params.skip_special_tokens
             )
-            self._offsets[place] = len(self._echo(place))
-        made = of_completion(self._spellings[place], token_ids, found, self._offsets[place], last)
-        self._offsets[place] += sum(map(len, made.tokens))
-        return made
+            self._offsets[index] = len(self._echo(index))
+        result = completion_logprobs(
+            self._spellings[index], token_ids, logprobs, self._offsets[index], last
+        )
+        self._offsets[index] += sum(map(len, result.tokens))
+        return result
 
-    def _scores(self, place: int, found: PromptFound | None) -> CompletionLogprobs | None:
+    def _scores(self, index: int, logprobs: PromptLogprobs | None) -> CompletionLogprobs | None:
         """Return the log-probabilities of an echoed prompt."""
-        sent, asked = self._echoed[place], self._asked[place]
-        if sent is None or found is None:
+        sent, asked = self._echoed[index], self._asked[index]
+        if sent is None or logprobs is None:
             return None
         rows = [
             {asked.prompt[0]: 0.0},
-            *(row for row in found if row is not None),
-        ]  # the first one is replaced
+            *(row for row in logprobs if row is not None),
+        ]  # the first entry is replaced by null below
         if isinstance(sent, str):
-            made = self._spell_sent(sent, asked.prompt, rows)
+            result = self._spell_sent(sent, asked.prompt, rows)
         else:
-            made = of_completion(
+            result = completion_logprobs(
                 Spelling(self._tokenizer, (), asked.params.skip_special_tokens),
                 asked.prompt,
                 rows,
                 0,
             )
-        made.token_logprobs[0] = made.top_logprobs[0] = None
-        return made
+        result.token_logprobs[0] = result.top_logprobs[0] = None
+        return result
 
-    def _spell_sent(self, sent: str, token_ids: list[int], rows: Found) -> CompletionLogprobs:
-        """Spell a text as it was sent: its special tokens are part of it, those that the
-        tokenizer adds are not.
+    def _spell_sent(
+        self, sent: str, token_ids: list[int], rows: TokenLogprobs
+    ) -> CompletionLogprobs:
+        """Spell a prompt as the client sent it.
+
+        Special tokens in the sent text count, those that the tokenizer adds do not.
         """
         for hides in (True, False):
-            made = of_completion(Spelling(self._tokenizer, (), hides), token_ids, rows, 0)
-            spelled = "".join(made.tokens)
+            result = completion_logprobs(Spelling(self._tokenizer, (), hides), token_ids, rows, 0)
+            spelled = "".join(result.tokens)
             if spelled == sent:
                 break
         added = len(spelled) - len(sent) if spelled.endswith(sent) else 0
-        made.text_offset = [max(0, offset - added) for offset in made.text_offset]
-        return made
+        result.text_offset = [max(0, offset - added) for offset in result.text_offset]
+        return result
 
-    def _echo(self, place: int) -> str:
-        sent = self._echoed[place]
+    def _echo(self, index: int) -> str:
+        sent = self._echoed[index]
         if sent is None or isinstance(sent, str):
             return sent or ""
-        return text_of(self._tokenizer, sent, self._asked[place].params.skip_special_tokens)
+        return text_of(self._tokenizer, sent, self._asked[index].params.skip_special_tokens)
 
 
 def _joined(
     prompt: CompletionLogprobs | None, answer: CompletionLogprobs | None
 ) -> CompletionLogprobs | None:
-    """Return the log-probabilities of an echoed prompt and its answer in one."""
+    """Join the log-probabilities of an echoed prompt and its answer."""
     if prompt is None or answer is None:
         return answer
     both = {name: values + getattr(answer, name) for name, values in prompt}
     return CompletionLogprobs(**both)
 
 
-def _check(body: CompletionRequest, most: int) -> None:
-    if body.logprobs is not None and body.logprobs > most:
-        raise ConfigError(f"logprobs: got {body.logprobs}; expected at most {most}.")
+def _check(body: CompletionRequest, max_logprobs: int) -> None:
+    if body.logprobs is not None and body.logprobs > max_logprobs:
+        raise ConfigError(f"logprobs: got {body.logprobs}; expected at most {max_logprobs}.")
     if body.best_of not in (None, body.n or 1):
         raise ConfigError(f"best_of: got {body.best_of}; expected n, {body.n or 1}. Leave it out.")
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
-    """The single prompts, each a text or token ids."""
+    """Split the field `prompt` into single prompts."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise ConfigError(
             "prompt: got an empty list; expected a text, token ids, or several of them."
         )
-    ids = [one for one in prompt if isinstance(one, int)]
-    return [ids] if ids else [one for one in prompt if not isinstance(one, int)]
+    ids = [entry for entry in prompt if isinstance(entry, int)]
+    return [ids] if ids else [entry for entry in prompt if not isinstance(entry, int)]
 
 
 def _ids(serving: Serving, prompt: Prompt, max_tokens: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: a status, and {"error": {message, type, param, code}}."""
+"""Define the error responses that OpenAI clients expect."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_CLOSED = 499  # nobody reads it; it stands in the log
-_NAMED = re.compile(r"(\w+)(?: \d+|(?:\.\w+)+)?: ")
+_CLOSED = 499  # only for the log: the client has disconnected
+_FIELD_IN_MESSAGE = re.compile(r"(\w+)(?: \d+|(?:\.\w+)+)?: ")
 _KINDS = {
     "str",
     "int",
@@ -35,12 +35,12 @@ _KINDS = {
     "dict",
     "list",
     "is-instance",
-}  # how pydantic names the kinds of a value
+}  # pydantic's names for alternatives of a union
 _log = logging.getLogger("paceline.serve")
 
 
 class ErrorDetail(BaseModel):
-    """What is wrong: a message, its kind, the field it is about and a code, where there is one."""
+    """Describe an error: message, type, field and code."""
 
     message: str
     type: str
@@ -49,17 +49,20 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer with a status from 400 on."""
+    """Body of every response with a status of 400 or more."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """What a request is refused or ended with.
+    """An error with an HTTP status.
 
     Args:
-        status: of the answer. param: the field it is about. code: OpenAI's word for it, where
-            clients look for one.
+        status: HTTP status.
+        message: Text for the client: what happened, and the fix.
+        param: Field of the request that is wrong.
+        code: OpenAI's error code, if clients look for one.
+        headers: Additional HTTP headers.
     """
 
     def __init__(
@@ -80,39 +83,36 @@ class ApiError(Exception):
         )
 
     @staticmethod
-    def of(error: BaseException) -> ApiError:
-        """What a client is told of an error."""
+    def from_exception(error: BaseException) -> ApiError:
+        """Convert any exception into an error for the client."""
         match error:
             case ApiError():
                 return error
             case CapacityError():
                 return ApiError(400, str(error), code="context_length_exceeded")
             case ConfigError():
-                named = _NAMED.match(str(error))
-                return ApiError(400, str(error), named[1] if named else None)
+                match = _FIELD_IN_MESSAGE.match(str(error))
+                return ApiError(400, str(error), match[1] if match else None)
             case TimeoutError():
                 return ApiError(
                     504,
-                    "got no answer in time; expected one. Ask for fewer tokens, or raise the"
-                    " server's timeout.",
+                    "The answer exceeded the time limit. Request fewer tokens, or raise --timeout.",
                 )
             case MemoryError():
                 return ApiError(
-                    503, "got too little memory for this request; expected more. Try again later."
+                    503, "The server has too little memory for this request. Try again later."
                 )
             case PacelineError():
                 _log.error("request ended by %s: %s", type(error).__name__, error)
                 return ApiError(500, str(error))
         _log.error("request ended by %s", type(error).__name__, exc_info=error)
         return ApiError(
-            500, f"got {type(error).__name__} inside the server; expected none. See its log."
+            500, f"Internal server error: {type(error).__name__}. The server's log has the details."
         )
 
     @property
     def body(self) -> ErrorBody:
-        """As JSON says it; half a surrogate pair, which a request may hold, cannot be written,
-        and is escaped.
-        """
+        """Return the JSON body; invalid surrogates in the message are escaped."""
         kind = _TYPES.get(
             self.status, "invalid_request_error" if self.status < 500 else "server_error"
         )
@@ -122,66 +122,69 @@ class ApiError(Exception):
         )
 
     def response(self) -> Response:
-        """The answer that says it."""
+        """Return the HTTP response."""
         headers = None if self.headers is None else dict(self.headers)
         return JSONResponse(self.body.model_dump(), self.status, headers)
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Let an application answer every error in this form."""
+    """Make an application answer every error in this format."""
 
-    def told(request: Request, error: ApiError) -> Response:
+    def respond_with(request: Request, error: ApiError) -> Response:
         request.state.error = error.message  # for the log
         return error.response()
 
-    async def ours(request: Request, error: Exception) -> Response:
-        return told(request, ApiError.of(error))
+    async def package_error(request: Request, error: Exception) -> Response:
+        return respond_with(request, ApiError.from_exception(error))
 
-    async def of_the_framework(request: Request, error: Exception) -> Response:
+    async def framework_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = (
             f"{request.method} {request.url.path}: got {error.detail!r}; expected a request as in"
             " the server's /openapi.json."
         )
-        return told(request, ApiError(error.status_code, message, headers=error.headers))
+        return respond_with(request, ApiError(error.status_code, message, headers=error.headers))
 
-    async def invalid(request: Request, error: Exception) -> Response:
+    async def validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return told(request, _refusal(error.errors()))
+        return respond_with(request, _refusal(error.errors()))
 
-    async def gone(request: Request, error: Exception) -> Response:
+    async def disconnected(request: Request, error: Exception) -> Response:
         return Response(status_code=_CLOSED)
 
     for kind in (ApiError, PacelineError, TimeoutError, MemoryError, Exception):
-        app.add_exception_handler(kind, ours)
-    app.add_exception_handler(HTTPException, of_the_framework)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(ClientDisconnect, gone)
+        app.add_exception_handler(kind, package_error)
+    app.add_exception_handler(HTTPException, framework_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+    app.add_exception_handler(ClientDisconnect, disconnected)
 
 
 def _refusal(errors: Any) -> ApiError:
-    """One sentence for the first field that is wrong, with all that it may be."""
-    first = errors[0]
-    place = first["loc"][1:2]
-    if first["type"] == "json_invalid":
+    """Describe the first invalid field and all values that it accepts."""
+    first_error = errors[0]
+    field = first_error["loc"][1:2]
+    if first_error["type"] == "json_invalid":
         return ApiError(
             400,
-            f"body: got no JSON, {first['ctx']['error']}, at character {first['loc'][-1]};"
-            " expected an object.",
+            f"body: invalid JSON at character {first_error['loc'][-1]}:"
+            f" {first_error['ctx']['error']}. Send a JSON object.",
         )
-    name = ".".join(str(part) for part in first["loc"][1:] if _is_place(part)) or "body"
-    param = str(place[0]) if place else None
-    if first["type"] == "missing":
-        return ApiError(400, f"{name}: got nothing; expected a value. Add it.", param)
-    alike = dict.fromkeys(_expected(one) for one in errors if one["loc"][1:2] == place)
-    shown = repr(first["input"])
+    name = ".".join(str(part) for part in first_error["loc"][1:] if _is_field(part)) or "body"
+    param = str(field[0]) if field else None
+    if first_error["type"] == "missing":
+        return ApiError(400, f"{name}: the field is missing. Add it.", param)
+    alternatives = dict.fromkeys(_expected(error) for error in errors if error["loc"][1:2] == field)
+    shown = repr(first_error["input"])
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-    return ApiError(400, f"{name}: got {shown}; expected {' or '.join(list(alike)[:4])}.", param)
+    return ApiError(
+        400, f"{name}: got {shown}; expected {' or '.join(list(alternatives)[:4])}.", param
+    )
 
 
-def _is_place(part: Any) -> bool:
-    """Whether it is a field or an index, and not the name of one of the kinds that a value may
-    be of.
+def _is_field(part: Any) -> bool:
+    """Return whether a part of a path is a field or an index.
+
+    Other parts are pydantic's names for the alternatives of a union.
     """
     return isinstance(part, int) or (part.isidentifier() and part.islower() and part not in _KINDS)
 

@@ -1,4 +1,4 @@
-"""How much is taken in: the size of a body, and the answers that are open at a time."""
+"""Limit the size of requests and the number of open answers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,29 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.serve.errors import ApiError
+from paceline.serve.settings import RetrySettings
 
-_RECENT = 64  # ended answers by which the pace is judged
-_LONGEST_WAIT = 600  # seconds that a client is told to wait at most
+_RETRY = RetrySettings()
 
 
-class BodyLimit:
-    """Middleware that reads no more than `most` bytes of a request."""
+class BodyLimitMiddleware:
+    """Middleware that refuses requests whose body exceeds a size.
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self.app, self._most = app, most
+    Args:
+        app: Application behind it.
+        max_bytes: Maximum size of a body, in bytes.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app, self._max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it in, or answer 413."""
+        """Forward the request, or answer 413."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdecimal() and int(declared) > self._most:
+        if declared.isdecimal() and int(declared) > self._max_bytes:
             await self._too_large(declared).response()(scope, receive, send)
             return
         size = 0
@@ -37,60 +42,62 @@ class BodyLimit:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._most:
-                raise HTTPException(413, f"more than {self._most} bytes")
+            if size > self._max_bytes:
+                raise HTTPException(413, f"more than {self._max_bytes} bytes")
             return message
 
         await self.app(scope, counted, send)
 
     def _too_large(self, size: str) -> ApiError:
         return ApiError(
-            413, f"body: got {size} bytes; expected at most {self._most}. Shorten the request."
+            413, f"body: got {size} bytes; expected at most {self._max_bytes}. Shorten the request."
         )
 
 
 class AdmissionLimit:
-    """Counts open answers and refuses more than `most`; tells how soon one will have ended, by
-    the pace of the last ones.
+    """Limits the number of open answers and estimates when one will finish.
+
+    Args:
+        max_open: Maximum number of open answers.
+    Attributes:
+        open: Number of open answers.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._ended: deque[float] = deque(maxlen=_RECENT)
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
+        self._ended: deque[float] = deque(maxlen=_RETRY.num_recent)
         self.open = 0
 
     def enter(self, count: int) -> None:
-        """Let in the answers of a request, all or none.
+        """Admit the answers of a request, all or none.
 
         Raises:
-            ApiError: with status 429 and Retry-After, seconds.
+            ApiError: Too many answers are open. The status is 429, with Retry-After in seconds.
         """
-        over = self.open + count - self._most
-        if over > 0:
-            raise self.later(
-                f"got {count} answers to give with {self.open} open; expected at most {self._most}"
-                " in all.",
-                over,
+        excess = self.open + count - self._max_open
+        if excess > 0:
+            raise self.busy_error(
+                f"The server is busy: {self.open} answers are open, at most {self._max_open} may"
+                " be.",
+                excess,
             )
         self.open += count
 
-    def later(self, why: str, count: int = 1) -> ApiError:
-        """What a request is refused with that can be right when `count` answers have ended."""
+    def busy_error(self, reason: str, count: int = 1) -> ApiError:
+        """Return the error of a request that can succeed after `count` answers."""
         seconds = self.seconds_until(count)
         return ApiError(
-            429, f"{why} Ask again in {seconds} seconds.", headers={"Retry-After": str(seconds)}
+            429, f"{reason} Try again in {seconds} seconds.", headers={"Retry-After": str(seconds)}
         )
 
     def leave(self) -> None:
-        """One answer has ended, whichever way."""
+        """Count an answer as finished, however it ended."""
         self.open -= 1
         self._ended.append(time.monotonic())
 
     def seconds_until(self, count: int) -> int:
-        """Return the time in which so many answers end at the present pace: count * (now -
-        first) / ended since; at least 1.
-        """
+        """Estimate the seconds until `count` answers finish, from the rate of recent ones."""
         if len(self._ended) < 2:
             return 1
-        pace = (time.monotonic() - self._ended[0]) / (len(self._ended) - 1)
-        return min(max(1, math.ceil(count * pace)), _LONGEST_WAIT)
+        seconds_per_answer = (time.monotonic() - self._ended[0]) / (len(self._ended) - 1)
+        return min(max(1, math.ceil(count * seconds_per_answer)), _RETRY.max_seconds)

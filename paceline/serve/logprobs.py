@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two forms."""
+"""Format log-probabilities as OpenAI's completions and chats do."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ from paceline.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogp
 from paceline.text.detokenizer import Detokenizer, TokenText
 from paceline.text.token_bytes import any_text
 
-_LEAST = -9999.0  # stands for minus infinity, which JSON has not; as in vLLM
-Found = Sequence[Mapping[int, float]]
+_MIN_LOGPROB = -9999.0  # instead of minus infinity, which JSON lacks; as in vLLM
+TokenLogprobs = Sequence[Mapping[int, float]]
 
 
 class Scored(NamedTuple):
-    """A token with its log-probability."""
+    """Pair a token with its log-probability."""
 
     token: TokenText
     value: float
 
 
-class Place(NamedTuple):
-    """The token that came in one place of an answer, and the likeliest there, likeliest first."""
+class Position(NamedTuple):
+    """Hold the token at one position of an answer and the top-k tokens there."""
 
-    came: Scored
-    likely: list[Scored]
+    chosen: Scored
+    top: list[Scored]
 
 
 class Spelling:
     """Spells the tokens of one answer, in order.
 
-    The texts of the tokens joined are the answer's text, their bytes are the text in UTF-8. A
-    character of several tokens is the text of its last one, as in vLLM; each has its own bytes. A
-    special token that the answer hides has neither. Other likely tokens are spelled as if they had
-    come.
+    The joined texts of the tokens are the text of the answer. If several tokens form one character,
+    the last of them gets its text, as in vLLM; each token has its own bytes. Hidden special tokens
+    have neither text nor bytes. The other top-k tokens are spelled as if the model had chosen them.
 
     Args:
-        tokenizer: of the model.
-        prompt_ids: the tokens before the answer; None = some text that is not known.
-        skip_special_tokens: the answer hides special tokens.
+        tokenizer: Tokenizer of the model.
+        prompt_ids: Token ids before the answer. Default: None, unknown text.
+        skip_special_tokens: Hide special tokens.
     """
 
     def __init__(
@@ -51,100 +50,123 @@ class Spelling:
         before = any_text(tokenizer) if prompt_ids is None else prompt_ids
         self._detokenizer = Detokenizer(tokenizer, before, skip_special_tokens)
 
-    def places(self, token_ids: Sequence[int], found: Found, last: bool) -> list[Place]:
+    def spell(
+        self, token_ids: Sequence[int], logprobs: TokenLogprobs, last: bool
+    ) -> list[Position]:
         """Spell the next tokens.
 
         Args:
-            found: as `Completion.logprobs`.
-            last: the answer ends with them. An unfinished character belongs to its last token then,
-                as U+FFFD.
+            token_ids: Tokens of the answer.
+            logprobs: Top-k log-probabilities per position, as in `Completion.logprobs`.
+            last: The answer ends with these tokens. An incomplete character then belongs to the
+                last token, as U+FFFD.
         """
-        places = [
-            self._place(token, likely) for token, likely in zip(token_ids, found, strict=True)
+        positions = [
+            self._position(token, token_logprobs)
+            for token, token_logprobs in zip(token_ids, logprobs, strict=True)
         ]
         if last:
             rest = self._detokenizer.rest()
             self._detokenizer.flush()
-            if places and rest.text:
-                places[-1] = _with(places[-1], rest)
-        return places
+            if positions and rest.text:
+                positions[-1] = _with(positions[-1], rest)
+        return positions
 
-    def _place(self, token: int, likely: Mapping[int, float]) -> Place:
-        others = {other: self._detokenizer.peek(other) for other in likely if other != token}
-        came = self._detokenizer.spell(token)
-        return Place(
-            Scored(came, _finite(likely[token])),
-            [Scored(others.get(other, came), _finite(value)) for other, value in likely.items()],
+    def _position(self, token: int, logprobs: Mapping[int, float]) -> Position:
+        others = {other: self._detokenizer.peek(other) for other in logprobs if other != token}
+        chosen = self._detokenizer.spell(token)
+        return Position(
+            Scored(chosen, _finite(logprobs[token])),
+            [
+                Scored(others.get(other, chosen), _finite(value))
+                for other, value in logprobs.items()
+            ],
         )
 
 
-def of_completion(
-    spelling: Spelling, token_ids: Sequence[int], found: Found, offset: int, last: bool = True
+def completion_logprobs(
+    spelling: Spelling,
+    token_ids: Sequence[int],
+    logprobs: TokenLogprobs,
+    offset: int,
+    last: bool = True,
 ) -> CompletionLogprobs:
-    """Return those of tokens of a completion.
+    """Format log-probabilities of a completion.
 
     Args:
-        found, last: as `Spelling.places`.
-        offset: characters before the first of the tokens; each has its own added to it.
+        spelling: Speller of the answer.
+        token_ids: Tokens of the answer.
+        logprobs: Top-k log-probabilities per position.
+        offset: Number of characters before the first token.
+        last: The answer ends with these tokens.
     """
-    places = spelling.places(token_ids, found, last)
-    tokens = [place.came.token.text for place in places]
+    positions = spelling.spell(token_ids, logprobs, last)
+    tokens = [position.chosen.token.text for position in positions]
     ends = [offset]
     for text in tokens:
         ends.append(ends[-1] + len(text))
     return CompletionLogprobs(
         tokens=tokens,
-        token_logprobs=[place.came.value for place in places],
-        top_logprobs=[_by_text(place) for place in places],
+        token_logprobs=[position.chosen.value for position in positions],
+        top_logprobs=[_by_text(position) for position in positions],
         text_offset=ends[:-1],
     )
 
 
-def of_chat(
-    spelling: Spelling, token_ids: Sequence[int], found: Found, top: int, last: bool = True
+def chat_logprobs(
+    spelling: Spelling,
+    token_ids: Sequence[int],
+    logprobs: TokenLogprobs,
+    top: int,
+    last: bool = True,
 ) -> ChatLogprobs:
-    """Return those of tokens of a chat's answer, with the `top` likeliest in each place.
+    """Format log-probabilities of a chat answer.
 
     Args:
-        found, last: as `Spelling.places`.
+        spelling: Speller of the answer.
+        token_ids: Tokens of the answer.
+        logprobs: Top-k log-probabilities per position.
+        top: Number of top-k tokens to report per position.
+        last: The answer ends with these tokens.
     """
     return ChatLogprobs(
         content=[
             TokenLogprob(
-                **_top(place.came).model_dump(),
-                top_logprobs=[_top(one) for one in islice(place.likely, top)],
+                **_top(position.chosen).model_dump(),
+                top_logprobs=[_top(scored) for scored in islice(position.top, top)],
             )
-            for place in spelling.places(token_ids, found, last)
+            for position in spelling.spell(token_ids, logprobs, last)
         ]
     )
 
 
-def _with(place: Place, rest: TokenText) -> Place:
-    """A place whose token has the rest of the text, too."""
-    text, data, _ = place.came.token
-    came = TokenText(text + rest.text, data + rest.data)
-    likely = [
-        Scored(came, one.value) if one.token is place.came.token else one for one in place.likely
+def _with(position: Position, rest: TokenText) -> Position:
+    """Append the rest of the text to the token of a position."""
+    text, data, _ = position.chosen.token
+    chosen = TokenText(text + rest.text, data + rest.data)
+    top = [
+        Scored(chosen, scored.value) if scored.token is position.chosen.token else scored
+        for scored in position.top
     ]
-    return Place(Scored(came, place.came.value), likely)
+    return Position(Scored(chosen, position.chosen.value), top)
 
 
-def _by_text(place: Place) -> dict[str, float]:
+def _by_text(position: Position) -> dict[str, float]:
     by_text: dict[str, float] = {}
-    for token, value in place.likely:
-        text = token.text if token.whole or token is place.came.token else _escaped(token.data)
-        by_text.setdefault(text, value)  # of tokens that are spelled alike, the likeliest
+    for token, value in position.top:
+        text = token.text if token.whole or token is position.chosen.token else _escaped(token.data)
+        by_text.setdefault(text, value)  # tokens with equal text: keep the most likely
     return by_text
 
 
 def _escaped(data: bytes) -> str:
-    """How OpenAI writes a token that ends within a character."""
+    """Write the bytes of an incomplete character as OpenAI does."""
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _top(one: Scored) -> TopLogprob:
-    return TopLogprob(token=one.token.text, logprob=one.value, bytes=list(one.token.data))
+def _top(scored: Scored) -> TopLogprob:
+    return TopLogprob(token=scored.token.text, logprob=scored.value, bytes=list(scored.token.data))
 
 
 def _finite(value: float) -> float:
-    return max(value, _LEAST)
+    return max(value, _MIN_LOGPROB)

@@ -1,6 +1,4 @@
-"""What stands before all endpoints: keys, the end of the server, and a line of log for every
-request.
-"""
+"""Check API keys, refuse requests during shutdown and log every request."""
 
 from __future__ import annotations
 
@@ -20,14 +18,15 @@ from paceline.serve.errors import ApiError
 from paceline.serve.serving import Serving
 
 _log = logging.getLogger("paceline.serve.requests")
-_GUARDED = "/v1/"
+_API_PREFIX = "/v1/"
 
 
-class Keys:
-    """Middleware that lets nobody without a key to what is guarded.
+class ApiKeyMiddleware:
+    """Middleware that refuses requests to the API without a valid key.
 
     Args:
-        keys: any of them will do; none: everybody may.
+        app: Application behind it.
+        keys: Valid keys. An empty collection allows every request.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
@@ -35,31 +34,29 @@ class Keys:
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it in, or answer 401."""
+        """Forward the request, or answer 401."""
         if (
             scope["type"] != "http"
-            or not scope["path"].startswith(_GUARDED)
-            or self._fits(Headers(scope=scope))
+            or not scope["path"].startswith(_API_PREFIX)
+            or self._has_valid_key(Headers(scope=scope))
         ):
             await self.app(scope, receive, send)
             return
         refusal = ApiError(
             401,
-            "Authorization: got no valid key; expected 'Bearer KEY' with one of the server's. Pass"
-            " it as api_key.",
+            "The API key is missing or wrong. Send 'Authorization: Bearer KEY' with a key of the"
+            " server.",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
         await refusal.response()(scope, receive, send)
 
-    def _fits(self, headers: Headers) -> bool:
-        """Whether a request has a key; takes the same time whatever it is and however much of it
-        is right.
-        """
+    def _has_valid_key(self, headers: Headers) -> bool:
+        """Return whether a request sends a valid key, in constant time."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
-        found = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return any(found) or not found
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return any(matches) or not matches
 
 
 def _digest(key: str) -> bytes:
@@ -67,22 +64,20 @@ def _digest(key: str) -> bytes:
 
 
 class RequestLogMiddleware:
-    """Middleware that numbers requests, counts open ones, takes none at the end, and writes a
-    line of log about each.
-    """
+    """Middleware that numbers, counts and logs requests, and refuses them at shutdown."""
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         self.app, self._serving = app, serving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it in, or answer 503."""
-        if scope["type"] != "http" or not scope["path"].startswith(_GUARDED):
+        """Forward the request, or answer 503 during shutdown."""
+        if scope["type"] != "http" or not scope["path"].startswith(_API_PREFIX):
             await self.app(scope, receive, send)
             return
         state, began, status = scope.setdefault("state", {}), time.perf_counter(), 0
         state["id"] = secrets.token_hex(12)
 
-        async def noted(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -94,15 +89,13 @@ class RequestLogMiddleware:
         try:
             if drain.begun:
                 refusal = ApiError(
-                    503,
-                    "got a request while the server shuts down; expected none. Ask another one, or"
-                    " later.",
+                    503, "The server is shutting down. Use another server, or try again later."
                 )
-                await refusal.response()(scope, receive, noted)
+                await refusal.response()(scope, receive, send_and_note)
             else:
-                await self.app(scope, receive, noted)
+                await self.app(scope, receive, send_and_note)
         except Exception:
-            status = status or 500  # which the framework says behind our back
+            status = status or 500  # the framework sends this status without `send`
             raise
         finally:
             drain.open -= 1
@@ -112,7 +105,11 @@ class RequestLogMiddleware:
     def _line(self, scope: Scope, status: int, seconds: float) -> dict[str, Any]:
         state = scope["state"]
         answers = state.get("answers")
-        stats = [] if answers is None else [one.stats for one in answers.completions.values()]
+        stats = (
+            []
+            if answers is None
+            else [completion.stats for completion in answers.completions.values()]
+        )
         return {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "id": state["id"],
@@ -124,9 +121,9 @@ class RequestLogMiddleware:
             "answers": 0 if answers is None else answers.count,
             "finished": len(stats),
             "prompt_tokens": state.get("prompt_tokens", 0),
-            "tokens": sum(one.new_tokens for one in stats),
-            "forwards": sum(one.target_forwards for one in stats),
-            "drafted": sum(one.drafted_tokens for one in stats),
-            "accepted": sum(one.accepted_tokens for one in stats),
+            "tokens": sum(stat.new_tokens for stat in stats),
+            "forwards": sum(stat.target_forwards for stat in stats),
+            "drafted": sum(stat.drafted_tokens for stat in stats),
+            "accepted": sum(stat.accepted_tokens for stat in stats),
             "error": getattr(answers, "error", None) or state.get("error"),
         }

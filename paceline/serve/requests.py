@@ -1,5 +1,6 @@
-"""Bodies of requests: OpenAI's fields, vLLM's beside them, and our own two. Types are strict;
-unknown fields are ignored.
+"""Define the bodies of requests: OpenAI's fields, vLLM's and paceline's.
+
+Types are strict, and unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 _STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 _INT64 = 2**63
-MOST_ANSWERS = 1024  # n of a request; a server allows fewer (`Settings.max_answers`)
+MAX_N = 1024  # limit of n in the schema; `Settings.max_answers` is lower
 
 
 def _absent(value: Any) -> None:
     if value:
-        raise ValueError("nothing there, since this server has no such thing: leave it out")
+        raise ValueError("no value, since this server does not support the field: leave it out")
 
 
 def _always(value: Any) -> None:
     if value not in (None, True):
-        raise ValueError("true, since this server does nothing else: leave it out")
+        raise ValueError("true, the only value that this server supports: leave it out")
 
 
 Absent = Annotated[Any, AfterValidator(_absent)]
@@ -28,16 +29,14 @@ Always = Annotated[Any, AfterValidator(_always)]
 
 
 class StreamOptions(BaseModel):
-    """Options of a stream: whether counts come as its last event."""
+    """Options of a stream: `include_usage` sends token counts as the last event."""
 
     model_config = _STRICT
     include_usage: bool | None = None
 
 
 class Speculation(BaseModel):
-    """The drafter of one request: its name, its options beside it, and the most nodes verified
-    per step.
-    """
+    """Drafter of one request: its name, its options and the maximum nodes per step."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     drafter: str | None = None
@@ -45,7 +44,7 @@ class Speculation(BaseModel):
 
 
 class JsonSchema(BaseModel):
-    """A schema with its name, as OpenAI wraps it."""
+    """A named JSON schema in OpenAI's format."""
 
     model_config = ConfigDict(strict=True, extra="ignore", populate_by_name=True)
     name: str | None = None
@@ -53,7 +52,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """What the answer is to be: text, any JSON object, or JSON after a schema."""
+    """Format of the answer: text, a JSON object, or JSON that matches a schema."""
 
     model_config = _STRICT
     type: Literal["text", "json_object", "json_schema"]
@@ -61,7 +60,7 @@ class ResponseFormat(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What completions and chats have in common. A field that is null counts as left out."""
+    """Fields that completions and chats share; null means omitted."""
 
     model_config = _STRICT
     model: str | None = None
@@ -70,7 +69,7 @@ class GenerationRequest(BaseModel):
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
-    n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
+    n: int | None = Field(None, ge=1, le=MAX_N)
     stop: str | list[str] | None = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -87,10 +86,10 @@ class GenerationRequest(BaseModel):
     bad_words: list[str] | None = None
     priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
     skip_special_tokens: bool | None = None
-    # ours
+    # paceline's
     speculation: bool | str | Speculation | None = None
     trace: bool | None = None
-    # what would have to change the answer, and does not here
+    # unsupported: refused, since ignoring them would change the answer
     structured_outputs: Absent = None
     guided_json: Absent = None
     guided_regex: Absent = None
@@ -103,7 +102,7 @@ class GenerationRequest(BaseModel):
 
 
 class CompletionRequest(GenerationRequest):
-    """Body of /v1/completions."""
+    """Body of a request to /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: int | None = Field(None, ge=0)
@@ -117,24 +116,22 @@ class CompletionRequest(GenerationRequest):
 
 
 class TextPart(BaseModel):
-    """A part of a message: text."""
+    """Text part of a message."""
 
     type: Literal["text"]
     text: str
 
 
 class Message(BaseModel):
-    """One message of a conversation; the chat template reads all other fields, such as
-    tool_calls.
-    """
+    """Message of a conversation; the chat template also reads further fields."""
 
     model_config = ConfigDict(extra="allow")
     role: str = Field(min_length=1)
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
 
 
-# `LLM.chat_prompt` checks the messages, so that the library and the server accept the same ones:
-# the two classes above only describe them in the schema.
+# `LLM.chat_prompt` checks the messages, so the library and the server accept the same ones.
+# The two classes above only describe them in the schema.
 _Messages = Annotated[
     Any,
     PlainValidator(
@@ -144,7 +141,7 @@ _Messages = Annotated[
 
 
 class ChatRequest(GenerationRequest):
-    """Body of /v1/chat/completions."""
+    """Body of a request to /v1/chat/completions."""
 
     messages: _Messages
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -154,7 +151,7 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    # what would have to change the answer, and does not here
+    # unsupported: refused, since ignoring them would change the answer
     tools: Absent = None
     functions: Absent = None
     audio: Absent = None

@@ -1,4 +1,4 @@
-"""Answers on their way to the client: whole, or as server-sent events."""
+"""Send answers to the client, complete or as server-sent events."""
 
 from __future__ import annotations
 
@@ -13,50 +13,63 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from paceline.llm import Chunk, Completion
-from paceline.serve.answers import AnswerRequest, CompletionSet, unless_gone
+from paceline.serve.answers import AnswerRequest, CompletionSet, unless_disconnected
 from paceline.serve.errors import ApiError
 from paceline.serve.requests import GenerationRequest
 from paceline.serve.responses import CompletionDetails, PromptDetails, Usage
 from paceline.serve.serving import Serving
+from paceline.serve.settings import ConnectionSettings
 from paceline.serve.trace import step
 
-_LINGER = 60.0  # seconds that a client may go on reading after its request's time is over
+_CONNECTIONS = ConnectionSettings()
 _EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = "[DONE]"
-EVENTS = {"content": {"text/event-stream": {"schema": {
-    "type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"],
-    "description": f"An event; its data are JSON, and {DONE} in the last.",
-}}}}  # fmt: skip  # in OpenAPI's words
+EVENTS = {
+    "content": {
+        "text/event-stream": {
+            "schema": {
+                "type": "object",
+                "properties": {"data": {"type": "string"}},
+                "required": ["data"],
+                "description": f"Events with JSON data; the data of the last is {DONE}.",
+            }
+        }
+    }
+}  # OpenAPI's schema of the stream
 
 
-class Form(Protocol):
-    """How one endpoint writes answers."""
+class ResponseFormatter(Protocol):
+    """Converts answers into the response format of one endpoint."""
 
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> BaseModel:
-        """All answers, in order of their places."""
+    def full(self, completions: Sequence[Completion], usage: Usage) -> BaseModel:
+        """Return one response with all answers, in order."""
         ...
 
-    def opening(self, place: int, chunk: Chunk) -> BaseModel | None:
-        """The event before the first piece of an answer, if there is one.
+    def first(self, index: int, chunk: Chunk) -> BaseModel | None:
+        """Return the event before the text of an answer, if the endpoint has one.
 
         Args:
-            place: of the answer.
-            chunk: its first one.
+            index: Index of the answer.
+            chunk: First chunk of the answer.
         """
         ...
 
-    def piece(self, place: int, chunk: Chunk) -> BaseModel:
-        """The event that tells of a step."""
+    def delta(self, index: int, chunk: Chunk) -> BaseModel:
+        """Return the event with the result of one step."""
         ...
 
-    def closing(self, usage: Usage) -> BaseModel:
-        """The event with the counts, after all answers."""
+    def usage(self, usage: Usage) -> BaseModel:
+        """Return the event with the token counts, after all answers."""
         ...
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events about answers, which are aborted when the client goes away or does not
-    read to the end in time.
+    """Streams server-sent events; it aborts the answers if the client stops reading.
+
+    Args:
+        events: Encoded events.
+        answers: Answers behind the events.
+        seconds: Time limit for reading the stream; None is no limit.
     """
 
     media_type = "text/event-stream"
@@ -68,7 +81,7 @@ class EventStream(StreamingResponse):
         self._answers, self._seconds = answers, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
+        """Send the events, then abort unfinished answers."""
         try:
             async with asyncio.timeout(self._seconds):
                 await super().__call__(scope, receive, send)
@@ -82,50 +95,60 @@ async def respond(
     body: GenerationRequest,
     prompts: Sequence[list[int]],
     asked: Sequence[AnswerRequest],
-    form: Form,
+    formatter: ResponseFormatter,
 ) -> Response:
-    """Give the answers in the form of an endpoint.
+    """Generate answers and return the response of an endpoint.
 
-    A stream begins with its first token; what goes wrong before has a status of its own, what goes
-    wrong later is an event.
+    A stream starts with its first token. An error before it has an HTTP status, a later error is an
+    event.
 
     Args:
-        prompts: token ids. asked: the answers, as many for each prompt, in order.
+        serving: Served model.
+        request: HTTP request.
+        body: Parsed body of the request.
+        prompts: Token ids of the prompts.
+        asked: Answers to generate, equally many per prompt, in order.
+        formatter: Response format of the endpoint.
     Raises:
-        ApiError, PacelineError, TimeoutError, ClientDisconnect: what ended them.
+        ApiError, PacelineError, TimeoutError, ClientDisconnect: What ended the answers.
     """
     seconds = serving.settings.timeout or None
     answers = CompletionSet(serving.llm, asked, seconds, serving.gate, serving.meter)
     request.state.answers, request.state.prompt_tokens = answers, sum(map(len, prompts))
     try:
         if not body.stream:
-            completions = await unless_gone(request, answers.finish())
-            return _json(form.whole(completions, usage_of(prompts, completions)))
-        said = aiter(answers)
-        first = await unless_gone(request, anext(said))
+            completions = await unless_disconnected(request, answers.finish())
+            return _json(formatter.full(completions, usage_of(prompts, completions)))
+        chunks = aiter(answers)
+        first = await unless_disconnected(request, anext(chunks))
     except BaseException:
         await answers.aclose()
         raise
-    events = _events(serving, body, prompts, answers, form, first, said)
-    return EventStream(events, answers, None if seconds is None else seconds + _LINGER)
+    events = _events(serving, body, prompts, answers, formatter, first, chunks)
+    return EventStream(
+        events, answers, None if seconds is None else seconds + _CONNECTIONS.read_seconds
+    )
 
 
 def usage_of(prompts: Sequence[list[int]], completions: Sequence[Completion]) -> Usage:
-    """The counts of a request, given all of its answers in order."""
-    each = len(completions) // len(prompts)
+    """Count the tokens of a request from all of its answers, in order."""
+    answers_per_prompt = len(completions) // len(prompts)
     stats = [completion.stats for completion in completions]
-    accepted = sum(one.accepted_tokens for one in stats)
-    given, new = sum(map(len, prompts)), sum(one.new_tokens for one in stats)
+    accepted_tokens = sum(stat.accepted_tokens for stat in stats)
+    prompt_tokens, completion_tokens = (
+        sum(map(len, prompts)),
+        sum(stat.new_tokens for stat in stats),
+    )
     return Usage(
-        prompt_tokens=given,
-        completion_tokens=new,
-        total_tokens=given + new,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptDetails(
-            cached_tokens=sum(one.cached_tokens for one in stats[::each])
+            cached_tokens=sum(stat.cached_tokens for stat in stats[::answers_per_prompt])
         ),
         completion_tokens_details=CompletionDetails(
-            accepted_prediction_tokens=accepted,
-            rejected_prediction_tokens=sum(one.drafted_tokens for one in stats) - accepted,
+            accepted_prediction_tokens=accepted_tokens,
+            rejected_prediction_tokens=sum(stat.drafted_tokens for stat in stats) - accepted_tokens,
         ),
     )
 
@@ -135,34 +158,34 @@ async def _events(
     body: GenerationRequest,
     prompts: Sequence[list[int]],
     answers: CompletionSet,
-    form: Form,
+    formatter: ResponseFormatter,
     first: tuple[int, Chunk],
-    said: AsyncIterator[tuple[int, Chunk]],
+    chunks: AsyncIterator[tuple[int, Chunk]],
 ) -> AsyncIterator[str]:
     opened: set[int] = set()
     try:
-        async for place, chunk in _with(first, said):
-            if place not in opened and (opening := form.opening(place, chunk)) is not None:
-                yield _event(opening)
-            opened.add(place)
+        async for index, chunk in _with(first, chunks):
+            if index not in opened and (first_event := formatter.first(index, chunk)) is not None:
+                yield _event(first_event)
+            opened.add(index)
             if body.trace or chunk.text or chunk.logprobs or chunk.completion is not None:
                 yield _event(
-                    form.piece(place, chunk),
+                    formatter.delta(index, chunk),
                     step(chunk, serving.llm.tokenizer) if body.trace else None,
                 )
         if body.stream_options is not None and body.stream_options.include_usage:
             yield _event(
-                form.closing(
+                formatter.usage(
                     usage_of(
                         prompts,
-                        [answers.completions[place] for place in sorted(answers.completions)],
+                        [answers.completions[index] for index in sorted(answers.completions)],
                     )
                 )
             )
     except Exception as error:
-        told = ApiError.of(error)
-        answers.error = told.message
-        yield _event(told.body)
+        api_error = ApiError.from_exception(error)
+        answers.error = api_error.message
+        yield _event(api_error.body)
     yield f"data: {DONE}\n\n"
 
 
@@ -170,15 +193,15 @@ async def _with(
     first: tuple[int, Chunk], rest: AsyncIterator[tuple[int, Chunk]]
 ) -> AsyncIterator[tuple[int, Chunk]]:
     yield first
-    async for one in rest:
-        yield one
+    async for chunk in rest:
+        yield chunk
 
 
 def _event(content: BaseModel, trace: dict[str, Any] | None = None) -> str:
     if trace is None:
         return f"data: {content.model_dump_json()}\n\n"
-    fields = {**content.model_dump(mode="json"), "paceline": trace}
-    return f"data: {json.dumps(fields, ensure_ascii=False)}\n\n"
+    event = {**content.model_dump(mode="json"), "paceline": trace}
+    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
 
 
 def _json(content: BaseModel) -> Response:

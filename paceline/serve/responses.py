@@ -1,4 +1,4 @@
-"""Bodies of answers, as OpenAI's clients read them."""
+"""Define the bodies of responses in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ FinishReason = Annotated[str, Field(json_schema_extra={"enum": ["stop", "length"
 
 
 class PromptDetails(BaseModel):
-    """Tokens of the prompts that were in the cache already, and were not computed again."""
+    """Number of prompt tokens that were found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionDetails(BaseModel):
-    """Draft tokens of all answers: those the model kept, and those it did not."""
+    """Numbers of accepted and rejected draft tokens over all answers."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
 class Usage(BaseModel):
-    """Counts of a request: each prompt once, all of its answers."""
+    """Token counts of a request; each prompt counts once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -34,9 +34,9 @@ class Usage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Log-probabilities of a completion, in lists with an entry for each token.
+    """Log-probabilities of a completion, in lists with one entry per token.
 
-    The first token of an echoed prompt has none: its entries are null.
+    The first token of an echoed prompt has no probability, so its entries are null.
     """
 
     tokens: list[str]
@@ -46,7 +46,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """A likely token."""
+    """Token among the top-k of a position."""
 
     token: str
     logprob: float
@@ -54,19 +54,19 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """A token of the answer, with the likeliest ones in its place."""
+    """Token of the answer with the top-k tokens of its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Log-probabilities of a chat's answer, by token."""
+    """Log-probabilities of a chat answer, one entry per token."""
 
     content: list[TokenLogprob]
 
 
 class CompletionChoice(BaseModel):
-    """An answer to a prompt, or the next piece of one."""
+    """Answer to a prompt, or the next part of its stream."""
 
     index: int
     text: str
@@ -75,7 +75,7 @@ class CompletionChoice(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """What the model said."""
+    """Message that the model generated."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -83,7 +83,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """An answer to a conversation."""
+    """Answer to a conversation."""
 
     index: int
     message: ChatMessage
@@ -92,14 +92,14 @@ class ChatChoice(BaseModel):
 
 
 class Delta(BaseModel):
-    """The next piece of what the model says; the role comes with the first."""
+    """Next part of a message; the first one has the role."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
 class ChatChunkChoice(BaseModel):
-    """The next piece of an answer to a conversation."""
+    """Next part of an answer to a conversation."""
 
     index: int
     delta: Delta
@@ -115,30 +115,28 @@ class _AnswerBase(BaseModel):
 
 
 class CompletionResponse(_AnswerBase):
-    """Answers to prompts, or an event of their stream."""
+    """Response or stream event of /v1/completions."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
 
 
 class ChatResponse(_AnswerBase):
-    """Answers to a conversation."""
+    """Response of /v1/chat/completions."""
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
 
 
 class ChatChunk(_AnswerBase):
-    """An event of a chat's stream."""
+    """Stream event of /v1/chat/completions."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
 
 
 class Model(BaseModel):
-    """A name under which the model is served; `max_model_len` is most tokens of prompt and
-    answer.
-    """
+    """Served model name; `max_model_len` limits prompt and answer together."""
 
     id: str
     object: Literal["model"] = "model"
@@ -148,14 +146,14 @@ class Model(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether requests are taken, and how many answers are open."""
+    """State of the server and its number of open answers."""
 
     status: Literal["ok", "draining"]
     open: int
 
 
 class ModelList(BaseModel):
-    """All names under which the model is served."""
+    """List of the names under which the model is served."""
 
     object: Literal["list"] = "list"
     data: list[Model]

@@ -1,4 +1,4 @@
-"""From the fields of a request to `SamplingParams`, and what stands for those it leaves out."""
+"""Convert the fields of a request into `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,23 @@ from paceline.llm import LLM
 from paceline.serve.requests import GenerationRequest, ResponseFormat
 from paceline.serve.speculation import Speculations
 
-_FROM_MODEL = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # as vLLM takes them
+_FROM_MODEL = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+)  # the fields that vLLM reads
 _SEEDS = 2**32
 
 
 class Sampler:
-    """Makes the parameters of requests.
+    """Converts requests into sampling parameters.
 
     Args:
-        ignore_generation_config: as in `Settings`.
+        llm: Served model.
+        speculations: Drafters that requests may name.
+        ignore_generation_config: Ignore the sampling defaults of the model, as in `Settings`.
     """
 
     def __init__(
@@ -37,90 +45,93 @@ class Sampler:
 
     def params(
         self,
-        asked: GenerationRequest,
+        request: GenerationRequest,
         max_tokens: int,
         logprobs: int | None,
         prompt_logprobs: int | None = None,
     ) -> list[SamplingParams]:
-        """Return the parameters of each of the n answers to a prompt. Compiles a grammar, where one
-        is asked for.
+        """Return the parameters of each of the n answers to a prompt.
 
         Args:
-            max_tokens: most tokens of an answer; more than the model's context are cut to it.
-            logprobs, prompt_logprobs: as in `SamplingParams`.
+            asked: Body of the request; a grammar in it is compiled.
+            max_tokens: Maximum tokens per answer; the model's context limits it.
+            logprobs: Number of top-k tokens to report per position, as in `SamplingParams`.
+            prompt_logprobs: Number of top-k tokens to report per prompt position.
         Raises:
-            ConfigError: a value outside its range.
+            ConfigError: A value is out of range.
         """
-        spec, max_nodes = self._speculations.spec(asked.speculation)
+        spec, max_nodes = self._speculations.spec(request.speculation)
         max_new_tokens = min(max_tokens, self._llm.max_length)
-        given = {
-            "temperature": asked.temperature,
-            "top_k": None if asked.top_k is None else max(asked.top_k, 0),
-            "top_p": asked.top_p,
-            "min_p": asked.min_p,
-            "repetition_penalty": asked.repetition_penalty,
-            "stop": asked.stop,
-            "presence_penalty": asked.presence_penalty,
-            "frequency_penalty": asked.frequency_penalty,
-            "min_tokens": asked.min_tokens,
-            "ignore_eos": asked.ignore_eos,
-            "stop_token_ids": asked.stop_token_ids,
-            "bad_words": asked.bad_words,
-            "priority": asked.priority,
+        fields = {
+            "temperature": request.temperature,
+            "top_k": None if request.top_k is None else max(request.top_k, 0),
+            "top_p": request.top_p,
+            "min_p": request.min_p,
+            "repetition_penalty": request.repetition_penalty,
+            "stop": request.stop,
+            "presence_penalty": request.presence_penalty,
+            "frequency_penalty": request.frequency_penalty,
+            "min_tokens": request.min_tokens,
+            "ignore_eos": request.ignore_eos,
+            "stop_token_ids": request.stop_token_ids,
+            "bad_words": request.bad_words,
+            "priority": request.priority,
             "max_nodes": max_nodes,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
-            "skip_special_tokens": asked.skip_special_tokens,
+            "skip_special_tokens": request.skip_special_tokens,
         }
-        first = secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed
+        first_seed = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
         values: dict[str, Any] = self.defaults | {
-            name: value for name, value in given.items() if value is not None
+            name: value for name, value in fields.items() if value is not None
         }
         params = SamplingParams(
             max_new_tokens,
             speculation=spec,
-            logit_bias=_bias(asked.logit_bias),
-            n=asked.n or 1,
-            seed=first,
+            logit_bias=_bias(request.logit_bias),
+            n=request.n or 1,
+            seed=first_seed,
             **values,
         )
-        processors = self._grammar(asked.response_format)
-        return [_one(params, first + number, processors) for number in range(params.n)]
+        processors = self._grammar(request.response_format)
+        return [
+            _params_of_answer(params, first_seed + number, processors) for number in range(params.n)
+        ]
 
-    def _grammar(self, asked: ResponseFormat | None) -> list[Callable[..., Any]]:
-        """The processors that keep an answer to what it is to be.
+    def _grammar(self, response_format: ResponseFormat | None) -> list[Callable[..., Any]]:
+        """Return the logits processors for a response format.
 
         Raises:
-            ConfigError: a schema that cannot be compiled.
+            ConfigError: The schema cannot be compiled.
         """
-        if asked is None or asked.type == "text":
+        if response_format is None or response_format.type == "text":
             return []
-        if asked.type == "json_object":
+        if response_format.type == "json_object":
             return [grammars.json_object(self._llm.tokenizer, self._llm.eos_token_ids)]
-        if asked.json_schema is None:
+        if response_format.json_schema is None:
             raise ConfigError(
-                'response_format: got json_schema without one; expected {"json_schema": {"schema":'
-                " ...}}. Add it."
+                'response_format: the schema is missing. Add {"json_schema": {"schema": ...}}.'
             )
         return [
             grammars.json_schema(
-                self._llm.tokenizer, asked.json_schema.schema_, self._llm.eos_token_ids
+                self._llm.tokenizer, response_format.json_schema.schema_, self._llm.eos_token_ids
             )
         ]
 
 
-def _bias(asked: Mapping[str, float] | None) -> dict[int, float] | None:
-    if asked is None:
+def _bias(logit_bias: Mapping[str, float] | None) -> dict[int, float] | None:
+    if logit_bias is None:
         return None
-    wrong = next((key for key in asked if not (key.isascii() and key.isdigit())), None)
-    if wrong is not None:
+    invalid = next((key for key in logit_bias if not (key.isascii() and key.isdigit())), None)
+    if invalid is not None:
         raise ConfigError(
-            f"logit_bias: got token {wrong!r}; expected token ids, such as {{'42': -5}}. Correct"
+            f"logit_bias: got token {invalid!r}; expected token ids, such as {{'42': -5}}. Correct"
             " it."
         )
-    return {int(key): bias for key, bias in asked.items()}
+    return {int(key): bias for key, bias in logit_bias.items()}
 
 
-def _one(params: SamplingParams, seed: int, processors: list[Callable[..., Any]]) -> SamplingParams:
-    """Those of one answer, which has a stream of its own."""
+def _params_of_answer(
+    params: SamplingParams, seed: int, processors: list[Callable[..., Any]]
+) -> SamplingParams:
     return replace(params, seed=seed, n=1, logits_processors=processors)

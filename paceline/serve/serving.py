@@ -1,4 +1,4 @@
-"""What the endpoints of one application share."""
+"""Hold what the endpoints of one application share."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ T = TypeVar("T")
 
 
 class Serving:
-    """One model that is served.
+    """Holds one served model and its limits, metrics and shutdown state.
 
+    Args:
+        llm: Model to serve.
+        settings: Limits for clients.
     Attributes:
-        names: under which it is known. began: when, in seconds since 1970.
+        names: Names of the model in requests.
+        began: Start time, in seconds since 1970.
     Raises:
-        ConfigError: a model without tokenizer, or a drafter that cannot be made.
+        ConfigError: The model has no tokenizer, or a drafter cannot be created.
     """
 
     def __init__(self, llm: LLM, settings: Settings) -> None:
         if llm.tokenizer is None:
-            raise ConfigError(
-                "serve: got a model without tokenizer; expected one with. Pass tokenizer=... to"
-                " LLM."
-            )
+            raise ConfigError("serve: the model has no tokenizer. Pass tokenizer=... to LLM.")
         self.llm, self.settings = llm, settings
         self.names = settings.served_name or (llm.model.model.config.name_or_path or "model",)
         self.began = int(time.time())
@@ -47,59 +48,59 @@ class Serving:
         self.gate = AdmissionLimit(settings.max_open)
         self.meter = ServerMetrics(llm, self.names[0])
         self.drain = ShutdownState()
-        self._intake = Threads(1, "paceline-intake")  # a tokenizer is one thread's at a time
+        self._intake = Threads(1, "paceline-intake")  # a tokenizer is not thread-safe
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a model that is not served.
+        """Raise if a request names a model that is not served.
 
         Raises:
-            ApiError: with status 404.
+            ApiError: The model is unknown; the status is 404.
         """
         if name is not None and name not in self.names:
-            message = (
-                f"model: got {name[:60]!r}; expected one that is"
-                f" served.{did_you_mean(name[:60], self.names)}"
-            )
+            message = f"model: {name[:60]!r} is not served.{did_you_mean(name[:60], self.names)}"
             raise ApiError(404, message, "model", "model_not_found")
 
     def check_answers(self, count: int) -> None:
-        """Refuse a request for too many answers.
+        """Raise if a request wants too many answers.
 
         Raises:
-            ConfigError: prompts times n are too many.
+            ConfigError: The number of prompts times n exceeds the limit.
         """
-        most = min(self.settings.max_answers, self.settings.max_open)
-        if count > most:
+        max_answers = min(self.settings.max_answers, self.settings.max_open)
+        if count > max_answers:
             raise ConfigError(
-                f"n: got {count} answers, prompts times n; expected at most {most}. Send several"
-                " requests."
+                f"n: got {count} answers (prompts times n); expected at most {max_answers}. Split"
+                " the request."
             )
 
     def check_prompt(self, ids: list[int], max_tokens: int = 1) -> None:
-        """Refuse a prompt that is too long.
+        """Raise if a prompt is too long.
 
         Args:
-            ids: of the prompt.
-            max_tokens: most tokens of its answer; 0 lets the prompt fill the context.
+            ids: Token ids of the prompt.
+            max_tokens: Maximum tokens of the answer; with 0 the prompt may fill the context.
         Raises:
-            ApiError: with status 400 and the code that clients know.
+            ApiError: The prompt is too long; the status is 400, with the code that OpenAI clients
+                expect.
         """
-        most = self.llm.max_length - min(1, max_tokens)
-        most = most if self.settings.max_prompt is None else min(most, self.settings.max_prompt)
-        if len(ids) > most:
+        max_prompt_tokens = self.llm.max_length - min(1, max_tokens)
+        max_prompt_tokens = (
+            max_prompt_tokens
+            if self.settings.max_prompt is None
+            else min(max_prompt_tokens, self.settings.max_prompt)
+        )
+        if len(ids) > max_prompt_tokens:
             raise ApiError(
                 400,
-                f"prompt: got {len(ids)} tokens; expected at most {most}. Shorten it.",
+                f"prompt: got {len(ids)} tokens; expected at most {max_prompt_tokens}. Shorten it.",
                 "prompt",
                 "context_length_exceeded",
             )
 
-    async def aside(self, work: Callable[[], T]) -> T:
-        """Do what takes time with texts, such as making tokens of them, while the event loop
-        goes on.
-        """
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
+        """Run work with texts, such as tokenization, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._intake.executor, work)
 
     def close(self) -> None:
-        """Let go of the thread."""
+        """Stop the tokenizer thread."""
         self._intake.shutdown()

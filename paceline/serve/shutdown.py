@@ -1,4 +1,4 @@
-"""The end of a server: what is open comes to its end, nothing new begins."""
+"""Shut a server down after its open requests have finished."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from types import FrameType
 
 import uvicorn
 
-_STUCK = 5  # seconds that connections have to close when no request is open any more
+from paceline.serve.settings import ConnectionSettings
 
 
 class ShutdownState:
-    """Whether the end has begun, and how many requests are open.
+    """Holds the shutdown state and counts open requests.
 
     Attributes:
-        begun: no new requests are taken.
-        open: requests that are not answered to their end.
+        begun: The shutdown has begun, and new requests are refused.
+        open: Number of requests that are not finished.
     """
 
     def __init__(self) -> None:
@@ -24,31 +24,34 @@ class ShutdownState:
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that goes on listening until the open requests have ended, so that its
-    health can be asked for.
+    """A uvicorn server that keeps listening until the open requests have finished.
 
-    SIGTERM and Ctrl-C begin the end; a second one makes it come at once.
+    Clients can therefore query its health during the shutdown. SIGTERM and Ctrl-C begin the
+    shutdown; a second signal ends it at once.
 
+    Args:
+        config: Settings of uvicorn.
+        drain: Shutdown state.
     Attributes:
-        forced: the signal that did not wait for the end; None = it came by itself.
+        forced: Second signal, which ended the shutdown at once; None if there was none.
     """
 
     def __init__(self, config: uvicorn.Config, drain: ShutdownState) -> None:
-        config.timeout_graceful_shutdown = _STUCK
+        config.timeout_graceful_shutdown = ConnectionSettings().close_seconds
         super().__init__(config)
         self._drain = drain
         self.forced: int | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+        """Begin the shutdown, or end it at once on a second signal."""
         if self._drain.begun:
             logging.getLogger(
                 "uvicorn.error"
-            ).disabled = True  # it would tell in tracebacks what is cut off, which is wanted
+            ).disabled = True  # it would log a traceback per aborted request
             self.should_exit = self.force_exit = True
             self.forced = sig
         self._drain.begun = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end now; asked ten times a second."""
+        """Return whether to exit now; uvicorn calls it ten times a second."""
         return await super().on_tick(counter) or (self._drain.begun and not self._drain.open)

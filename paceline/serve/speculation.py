@@ -1,5 +1,6 @@
-"""Which drafters a request may name. Clients must not open files of the server or import modules
-by it.
+"""Decide which drafters a request may name.
+
+Clients must not open files of the server or import modules through drafter options.
 """
 
 from __future__ import annotations
@@ -13,21 +14,16 @@ from paceline.errors import ConfigError, did_you_mean
 from paceline.serve.requests import Speculation
 from paceline.util.config import in_quotes, is_truth, parse_spec, spec_key, split_spec
 
-_WORDS = {
-    "stop_rule",
-    "verification",
-    "fusion",
-    "inspiration",
-    "on_invalid_file",
-}  # options that are words of a few, and no files
+# String options that take one of a few words and never name a file.
+_WORDS = {"stop_rule", "verification", "fusion", "inspiration", "on_invalid_file"}
 
 
 class Speculations:
-    """Turns what a request says of speculation into the spec of a drafter.
+    """Converts the field `speculation` of a request into a drafter spec.
 
     Args:
-        own: name of the engine's drafter.
-        allowed: specs that may be named besides, whatever their options are.
+        own: Name of the engine's drafter.
+        allowed: More specs that requests may name, whatever their options are.
     """
 
     def __init__(self, own: str, allowed: Iterable[str] = ()) -> None:
@@ -35,55 +31,59 @@ class Speculations:
         self._allowed = {spec_key(spec): spec for spec in allowed}
         self._by_name = {parse_spec(spec)[0]: spec for spec in allowed}
 
-    def spec(self, asked: bool | str | Speculation | None) -> tuple[str | None, int | None]:
-        """Return the spec of the drafter, None for the engine's own, and the most nodes per step,
-        None for as many as it likes.
+    def spec(self, speculation: bool | str | Speculation | None) -> tuple[str | None, int | None]:
+        """Return the drafter spec and the maximum nodes per step.
 
-        A name alone is the engine's own drafter or an allowed one, where one has that name.
+        A spec of None means the engine's drafter, None nodes means no limit. A name without options
+        selects the engine's drafter or the allowed spec of that name.
 
         Raises:
-            ConfigError: an unknown drafter, one outside this package, an unknown option, or one
-                that may name a file.
+            ConfigError: The drafter or an option is unknown, the drafter is not part of this
+                package, or an option may name a file.
         """
-        if isinstance(asked, bool) or asked is None:
-            return (PLAIN, None) if asked is False else (None, None)
-        spec, nodes = (asked, None) if isinstance(asked, str) else (_spec(asked), asked.max_nodes)
+        if isinstance(speculation, bool) or speculation is None:
+            return (PLAIN, None) if speculation is False else (None, None)
+        spec, max_nodes = (
+            (speculation, None)
+            if isinstance(speculation, str)
+            else (_spec(speculation), speculation.max_nodes)
+        )
         if spec is None:
-            return None, nodes
+            return None, max_nodes
         name, options = parse_spec(spec)
         if not options and (name == self._own or name in self._by_name):
-            return self._by_name.get(name) if name != self._own else None, nodes
+            return self._by_name.get(name) if name != self._own else None, max_nodes
         if spec_key(spec) in self._allowed:
-            return self._allowed[spec_key(spec)], nodes
+            return self._allowed[spec_key(spec)], max_nodes
         _check(name, options)
-        return spec, nodes
+        return spec, max_nodes
 
 
-def _spec(asked: Speculation) -> str | None:
-    options = asked.model_extra or {}
-    if asked.drafter is None:
+def _spec(speculation: Speculation) -> str | None:
+    options = speculation.model_extra or {}
+    if speculation.drafter is None:
         if options:
             raise ConfigError(
-                f"speculation: got {', '.join(options)} and no drafter; expected its name. Add"
+                f"speculation: the options {', '.join(options)} need a drafter. Add the field"
                 " drafter."
             )
         return None
-    if ":" in asked.drafter and options:
+    if ":" in speculation.drafter and options:
         raise ConfigError(
-            f"speculation: got options in {asked.drafter!r} and beside it; expected them in one"
-            " place. Choose one."
+            f"speculation: {speculation.drafter!r} and the other fields both hold options. Use"
+            " only one of them."
         )
-    return f"{asked.drafter}:{_listed(options)}" if options else asked.drafter
+    return f"{speculation.drafter}:{_listed(options)}" if options else speculation.drafter
 
 
 def _listed(options: dict[str, Any]) -> str:
     for name, value in options.items():
-        fine = (
+        valid = (
             name.isidentifier()
             and isinstance(value, str | int | float)
             and not set(str(value)) & set("\"'")
         )
-        if not fine:
+        if not valid:
             raise ConfigError(
                 f"speculation: got {name!r} = {value!r}; expected an option's name, and a number,"
                 " word or truth value."
@@ -93,20 +93,22 @@ def _listed(options: dict[str, Any]) -> str:
 
 def _check(name: str, options: dict[str, str]) -> None:
     if name not in available() or ":" in split_spec(name)[0]:
-        raise ConfigError(f"speculation: got drafter {name!r}.{did_you_mean(name, available())}")
+        raise ConfigError(
+            f"speculation: unknown drafter {name!r}.{did_you_mean(name, available())}"
+        )
     types = {field.name: str(field.type) for field in fields(entry(name).options())}
     for option, value in options.items():
         if option not in types:
             raise ConfigError(
-                f"speculation: got option {option!r} of {name}.{did_you_mean(option, types)}"
+                f"speculation: {name} has no option {option!r}.{did_you_mean(option, types)}"
             )
         plain = (
             option in _WORDS or _is_number(value) or ("bool" in types[option] and is_truth(value))
         )
         if "str" in types[option] and not plain:
             raise ConfigError(
-                f"speculation: got {option}, which may name a file; expected none from a client."
-                " Start the server with"
+                f"speculation: requests may not set {option}, as it may name a file. Start the"
+                " server with"
                 " --allow-drafter and this drafter."
             )
 

@@ -1,4 +1,4 @@
-"""How many draft tokens were verified and accepted, by where they came from."""
+"""Count verified and accepted draft tokens by their source."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ class Tally:
     """Counts over all answers of a server.
 
     Attributes:
-        drafted, accepted: draft tokens verified, and kept, by origin; of answers, `said` counts all
-            tokens.
+        drafted: Verified draft tokens by origin.
+        accepted: Accepted draft tokens by origin.
+        num_tokens: All tokens of answers.
     """
 
     def __init__(self) -> None:
         self.drafted: Counter[int] = Counter()
         self.accepted: Counter[int] = Counter()
-        self.said = 0
+        self.num_tokens = 0
 
     def add(self, outcome: Outcome) -> None:
-        """Count a step."""
-        tree, kept = outcome.tree, outcome.accepted[: len(outcome.new_token_ids)]
+        """Count the outcome of one step."""
+        tree, accepted = outcome.tree, outcome.accepted[: len(outcome.new_token_ids)]
         origins = [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins
-        self.said += len(outcome.new_token_ids)
+        self.num_tokens += len(outcome.new_token_ids)
         self.drafted.update(origins)
-        self.accepted.update(origins[node] for node in kept)
+        self.accepted.update(origins[node] for node in accepted)
 
     def rows(self) -> list[dict[str, int | str]]:
-        """The counts by origin, of those that have any; of the target: the tokens it chose
-        itself.
-        """
-        target = self.said - sum(self.accepted.values())
+        """Return the counts of each origin that has any; the target's are its own tokens."""
+        target_tokens = self.num_tokens - sum(self.accepted.values())
         rows: list[dict[str, int | str]] = [
-            {"origin": Origin.TARGET.word, "drafted": 0, "accepted": target}
+            {"origin": Origin.TARGET.word, "drafted": 0, "accepted": target_tokens}
         ]
         for origin in Origin:
             if self.drafted[origin]:

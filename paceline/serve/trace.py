@@ -1,12 +1,10 @@
-"""What a step of an answer did, as JSON: its text with where each piece came from, and its draft
-tree with what became of it.
+"""Describe one step of an answer as JSON: new text, sources and draft tree.
 
-A tree is told in columns, node by node, so that it stays small:
+The draft tree is stored in columns, one entry per node, which keeps it small:
 
-    {"tokens": [318, 262, 11], "texts": [" is", " the", ","], "parents": [-1, 0, -1], "chances":
-    [0.81, 0.6, 0.12],
-     "origins": ["prompt", "prompt", "recycled"], "fates": ["accepted", "accepted", "other"],
-     "instead": [null, null, 0]}
+    {"tokens": [318, 262, 11], "texts": [" is", " the", ","], "parents": [-1, 0, -1],
+     "probabilities": [0.81, 0.6, 0.12], "origins": ["prompt", "prompt", "recycled"],
+     "status": ["accepted", "accepted", "other"], "target_token": [null, null, 0]}
 """
 
 from __future__ import annotations
@@ -21,25 +19,28 @@ from paceline.text.detokenizer import REPLACEMENT, Detokenizer
 from paceline.text.token_bytes import any_text
 
 ACCEPTED = "accepted"
-OTHER = "other"  # the target chose another token in its place: `instead`
+OTHER = "other"  # the target chose another token: `target_token`
 PARENT = "parent"  # its parent was not accepted
-END = "end"  # the answer ended before its place
-PROBE = "probe"  # fed only to learn what the target says behind it
+END = "end"  # the answer ended before the node
+PROBE = "probe"  # a scoring-only node: not a candidate
 
 
 def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
-    """Return what a step did.
+    """Return a description of one step.
 
     Args:
-        tokenizer: of the model, for the texts of single tokens.
+        chunk: Chunk of the step.
+        tokenizer: Tokenizer of the model, for the texts of single tokens.
     Returns:
-        step, forwards: steps and target forwards of the answer so far; tokens, texts, origins: of
-            the new tokens; pieces: of
-        the text that became certain, each {text, origin, step, token}, the latter its place in that
-        step; tree: of the step (None without one); and with the last step `done`: counts of the
-        whole answer.
+        A dictionary with these entries.
+        step, forwards: Numbers of steps and target forward passes of the answer so far.
+        tokens, texts, origins: New tokens with their texts and sources.
+        pieces: Text that became final, each {text, origin, step, token}; token is the index in that
+            step.
+        tree: Draft tree of the step, or None.
+        done: Statistics of the whole answer; only in the last step.
     """
-    told: dict[str, Any] = {
+    description: dict[str, Any] = {
         "step": chunk.step,
         "forwards": chunk.forwards,
         "tokens": chunk.token_ids,
@@ -55,7 +56,7 @@ def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
     }
     if chunk.completion is not None:
         stats = chunk.completion.stats
-        told["done"] = {
+        description["done"] = {
             "finish_reason": chunk.completion.finish_reason,
             "new_tokens": stats.new_tokens,
             "target_forwards": stats.target_forwards,
@@ -65,68 +66,75 @@ def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
             "seconds": round(stats.seconds, 6),
             "batch_invariant": stats.batch_invariant,
         }
-    return told
+    return description
 
 
 def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
-    """Return the tree of a step in columns, one entry per node.
+    """Return the draft tree of a step in columns, one entry per node.
 
+    Args:
+        outcome: Outcome of the step.
+        tokenizer: Tokenizer of the model.
     Returns:
-        tokens, texts, parents (-1 = the newest token before the step); chances given the parent,
-        null where the drafter names none; origins; fates; instead: for `other` the place of the
-        chosen token among the step's new ones, else null.
+        A dictionary with these columns.
+        tokens, texts: Draft tokens.
+        parents: Index of the parent node; -1 is the newest token before the step.
+        probabilities: Probability given the parent; null if the drafter reports none.
+        origins: Sources of the tokens.
+        status: Result of verification.
+        target_token: For the status `other`, index of the chosen token among the step's new tokens;
+            else null.
     """
     tree = outcome.tree
-    fates, instead = fates_of(outcome)
+    status, target_token = node_outcomes(outcome)
     return {
         "tokens": list(tree.token_ids),
         "texts": _texts(tokenizer, tree.token_ids),
         "parents": list(tree.parents),
-        "chances": [None] * len(tree)
+        "probabilities": [None] * len(tree)
         if tree.confidence is None
-        else [round(chance, 3) for chance in tree.confidence],
+        else [round(probability, 3) for probability in tree.confidence],
         "origins": [Origin.DRAFT.word] * len(tree)
         if tree.origins is None
-        else [Origin(one).word for one in tree.origins],
-        "fates": fates,
-        "instead": instead,
+        else [Origin(origin).word for origin in tree.origins],
+        "status": status,
+        "target_token": target_token,
     }
 
 
-def fates_of(outcome: Outcome) -> tuple[list[str], list[int | None]]:
-    """Return what became of every node, and where it was `other` the place of the chosen token
-    among the new ones.
-    """
-    tree, said = outcome.tree, outcome.new_token_ids
-    kept = set(outcome.accepted[: len(said)])
-    fates: list[str] = []
-    instead: list[int | None] = []
+def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
+    """Return per node its status and, for `other`, the index of the target's token."""
+    tree, new_tokens = outcome.tree, outcome.new_token_ids
+    accepted = set(outcome.accepted[: len(new_tokens)])
+    statuses: list[str] = []
+    target_tokens: list[int | None] = []
     for node, depth in enumerate(node_depths(tree.parents).tolist()):
-        parent, place = tree.parents[node], None
-        if node in kept:
-            fate = ACCEPTED
+        parent, target_token = tree.parents[node], None
+        if node in accepted:
+            status = ACCEPTED
         elif node >= tree.candidates:
-            fate = PROBE
-        elif parent >= 0 and parent not in kept:
-            fate = PARENT
-        elif depth > len(said):
-            fate = END
+            status = PROBE
+        elif parent >= 0 and parent not in accepted:
+            status = PARENT
+        elif depth > len(new_tokens):
+            status = END
         else:
-            fate, place = OTHER, depth - 1
-        fates.append(fate)
-        instead.append(place)
-    return fates, instead
+            status, target_token = OTHER, depth - 1
+        statuses.append(status)
+        target_tokens.append(target_token)
+    return statuses, target_tokens
 
 
 def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
-    """The text of each token behind other text; a part of a character is shown as the tokenizer
-    writes it.
+    """Return the text of each token after other text.
+
+    A token that ends within a character appears as in the vocabulary.
     """
-    behind = Detokenizer(tokenizer, any_text(tokenizer), skip_special_tokens=False)
-    spelled = [behind.peek(token) for token in token_ids]
+    detokenizer = Detokenizer(tokenizer, any_text(tokenizer), skip_special_tokens=False)
+    spelled = [detokenizer.peek(token) for token in token_ids]
     return [
         text
-        if whole and REPLACEMENT not in text
+        if complete and REPLACEMENT not in text
         else tokenizer.convert_ids_to_tokens(token) or text
-        for token, (text, _, whole) in zip(token_ids, spelled, strict=True)
+        for token, (text, _, complete) in zip(token_ids, spelled, strict=True)
     ]

@@ -126,9 +126,9 @@ def test_bad_lines_are_left_out_of_a_store_and_named(
     assert status == 0
     assert "in 3 documents" in said
     told = capfd.readouterr().err
-    assert told.count("left out: ") == 10
+    assert told.count("skipped: ") == 10
     assert all(f"a.jsonl, line {number}: " in told for number in range(2, 8))
-    assert "27 records were left out, of which the first 10 are named" in told
+    assert "27 records were skipped, of which the first 10 are named" in told
     call("datastore", "add", tmp_path / "store", names[1], "--tokenizer", "demo", "--skip-invalid")
     assert "b.txt, line 2: " in capfd.readouterr().err
 

@@ -158,7 +158,7 @@ def test_invalid_records_end_a_build(
     before = datastore.info(store)
     (tmp_path / "d.jsonl").write_bytes(b'{"text": "one"}\n{"words": "two"}\n{\n{"text": "three"}\n')
     words = ("datastore", command, store, tmp_path / "d.jsonl", "--tokenizer", "demo")
-    with pytest.raises(ConfigError, match=r"got 2 invalid records; expected none.*--skip-invalid"):
+    with pytest.raises(ConfigError, match=r"2 records are invalid.*--skip-invalid"):
         call(*words)
     told = capfd.readouterr().err
     assert told.count("invalid: ") == 2
@@ -171,7 +171,7 @@ def test_invalid_records_end_a_build(
 
 def test_a_build_ends_early_where_all_is_invalid(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_bytes(b'{"text": "one"}\n' + b"{\n" * 1000)
-    with pytest.raises(ConfigError, match="got at least 10 invalid records"):
+    with pytest.raises(ConfigError, match="at least 10 records are invalid"):
         call("datastore", "build", tmp_path / "store", tmp_path / "d.jsonl", "--tokenizer", "demo")
     assert not (tmp_path / "store" / "manifest.json").exists()
 

@@ -94,7 +94,7 @@ def test_a_conversation_and_its_commands(
     assert conversation.take("  ")
     told = capfd.readouterr()
     assert told.out == "hello!\n /etc is what?!\n/etc/passwd is what?!\n"
-    assert all(word in told.err for word in ("is forgotten", "/save FILE", "wrote "))
+    assert all(word in told.err for word in ("is empty again", "/save FILE", "wrote "))
     assert not conversation.take(" /quit ")
 
 
@@ -102,7 +102,7 @@ def test_a_conversation_and_its_commands(
     ("line", "message"),
     [
         ("/hepl", "Did you mean '/help'"),
-        ("/save", "got no name"),
+        ("/save", "file name is missing"),
         ("/save no/such\0name", "cannot write"),
         ("too long", "not fit"),
     ],
@@ -266,7 +266,7 @@ def test_a_talk_on_a_terminal(
     ] == contents[:-1]
     assert told.out == "before!\nstop!\ntwo\nlines!\nlast!\n"
     for words in (
-        "is forgotten",
+        "is empty again",
         "stopped",
         "show this list",
         f"wrote {saved}",

@@ -45,7 +45,7 @@ def shown(output: Path, *words: str) -> str:
     status, printed = call("demo", "--threads", "1", "--output", output, *words)
     assert status == 0
     assert (output / "demo.png").read_bytes().startswith(b"\x89PNG")
-    assert "2 of 2 answers have exactly the tokens of transformers" in printed
+    assert "2 of 2 answers equal those of transformers token by token" in printed
     assert "transformers:prompt_lookup" in printed
     assert f"> {command._QUESTION}" in printed
     return printed
@@ -56,7 +56,7 @@ def test_without_the_wheel_it_shows_the_small_pair(
 ) -> None:
     monkeypatch.setattr(demo, "find_smollm2", lambda: None)
     assert "draft model" in shown(tmp_path)
-    assert "SmolLM2 is not installed, so this is the embedded small pair" in " ".join(
+    assert "SmolLM2 is not installed, so the demo uses the built-in toy models" in " ".join(
         capsys.readouterr().err.split()
     )
 
@@ -70,7 +70,7 @@ def test_where_it_cannot_be_unpacked_it_shows_the_small_pair(
     monkeypatch.setattr(demo, "find_smollm2", lambda: tmp_path / "model.gguf")
     monkeypatch.setattr(gguf, "unpacked", refused)
     shown(tmp_path)
-    assert "cannot be used, so this is the embedded small pair. no room for" in " ".join(
+    assert "cannot be used, so the demo uses the built-in toy models. no room for" in " ".join(
         capsys.readouterr().err.split()
     )
 

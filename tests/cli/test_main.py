@@ -71,8 +71,8 @@ def test_chat_answers_and_leaves() -> None:
             ["generate", "x", "-m", str(demo.TARGET), "--drafter", "draft_model"],
             "needs a draft model",
         ),
-        (["serve"], "serve: got no MODEL; expected one. Give it; see paceline serve --help."),
-        (["draft", "train", "demo"], "draft train: got no --recording; expected one. Give it"),
+        (["serve"], "serve: MODEL is missing. Add it; see paceline serve --help."),
+        (["draft", "train", "demo"], "draft train: --recording is missing. Add it"),
         (
             ["generate", "x", "--stop", "-x"],
             "--stop requires an argument. A value that begins with '-' is written --option=VALUE.",

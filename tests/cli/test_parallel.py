@@ -50,7 +50,7 @@ def test_rank_0_speaks_for_all(
             "drafts nothing that processes could compute apart",
         ),
         (generate("--drafter", WINDOW, "-t", "-1"), "temperature: got -1.0"),
-        (("generate", "-", "--lookahead-parallel"), "only one process can"),
+        (("generate", "-", "--lookahead-parallel"), "only one of the processes could"),
         (
             ("bench", "--drafter", "none", "--lookahead-parallel"),
             "none of the drafters none has a window",

@@ -119,16 +119,13 @@ def test_an_interrupted_run_says_so_and_a_finished_one_too(
         interrupt(patch, 3)
         with pytest.raises(KeyboardInterrupt):
             record(path)
-    assert (
-        "keeps the batches that were finished, and the same command goes on"
-        in capsys.readouterr().err
-    )
+    assert "holds the finished batches; the same command resumes" in capsys.readouterr().err
     assert len(path.read_bytes().splitlines()) == 1 + 4
     record(path)
     assert "6 answers, 4 of them before; " in capsys.readouterr().err
     monkeypatch.setattr(LLM, "generate", None)
     record(path)
-    assert "is finished: all 6 answers were there" in capsys.readouterr().err
+    assert "is finished: all 6 answers exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_folders_are_made_or_refused(tmp_path: Path) -> None:
 
 
 def test_standard_output_takes_one_result() -> None:
-    with pytest.raises(ConfigError, match="more than once"):
+    with pytest.raises(ConfigError, match="only one result"):
         ResultFiles(json=Path("-"), markdown=Path("-"))
 
 

@@ -241,4 +241,4 @@ def test_doctor_on_a_model() -> None:
     assert "float32 on cpu" in said
     assert "agree bit for bit; products take" in said
     assert "lm_head" in said
-    assert "rows that agree bit for bit" in said
+    assert "bit-identical rows" in said

@@ -21,7 +21,7 @@ generat hi                                              -> generate
 -x                                                      -> -x
 --                                                      -> .
 '' hi                                                   -> .
-generate                                                -> got no prompt
+generate                                                -> no prompt
 generate --foo                                          -> Unknown option: ..foo
 generate hi --temperature                               -> temperature
 generate hi --drafter                                   -> drafter
@@ -134,7 +134,7 @@ generate hi --output @store                             -> folder
 generate hi --output ''                                 -> .
 generate --file @tiny.gguf                              -> tiny.gguf, line 1
 generate --file @answers.jsonl                          -> answers.jsonl, line 1
-generate --file /dev/null                               -> got no prompt
+generate --file /dev/null                               -> no prompt
 generate hi --lookahead-parallel                        -> torchrun
 generate hi --process-timeout 0                         -> process_timeout
 chat --foo                                              -> Unknown option
@@ -167,7 +167,7 @@ bench --prompts @answers.jsonl                          -> answers.jsonl
 bench --prompts /dev/null                               -> no prompts
 bench --json /missing/x.json                            -> /missing
 bench --json @store                                     -> folder
-bench --json - --markdown -                             -> more than once
+bench --json - --markdown -                             -> only one result
 bench --png /dev/full --limit 1 -n 2 --drafter none --baseline none -> No space left
 bench --json /dev/full --limit 1 -n 2 --drafter none --baseline none -> No space left
 bench --drafter specdec_pp -m @target                   -> draft model

@@ -142,9 +142,9 @@ def test_shared_noise_is_that_of_multinomial() -> None:
     for row, step in order:
         assert int((probs[step, row] / noise.take(row, step, 97)).argmax()) == expected[step][row]
     assert torch.equal(torch.rand(2), after)
-    assert noise.kept == 4  # row 0 has steps 4 to 7 before it
+    assert noise.num_shares == 4  # row 0 has steps 4 to 7 before it
     noise.leave(0)
-    assert noise.kept == 0
+    assert noise.num_shares == 0
 
 
 def test_noise_drawn_as_rows_come_would_be_noticed(

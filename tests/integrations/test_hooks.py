@@ -214,11 +214,8 @@ def test_a_streamer_given_to_the_models_own_generate(
     found = target.generate(**one, streamer=streamer, custom_generate=strategy, max_new_tokens=8)
     assert "".join(streamer) == text.decode(found[0])
     refused: dict[str, tuple[str, Any]] = {
-        "assistant_model": ("assistant_model: got one beside a Strategy", target),
-        "stop_strings": (
-            "stop_strings: got no tokenizer, .* expected both. Pass tokenizer=",
-            ["ab"],
-        ),
+        "assistant_model": ("assistant_model: a Strategy takes no assistant", target),
+        "stop_strings": ("stop_strings: a tokenizer is needed.* Pass tokenizer=", ["ab"]),
     }
     for name, (words, value) in refused.items():
         streamer = TextIteratorStreamer(text, timeout=5, skip_prompt=True)

@@ -157,7 +157,9 @@ def test_errors_are_told_in_words(server: Served, window: Browser) -> None:
     window.wait(_OPTIONS)
     window.type("#question", QUESTION)
     window.press(ENTER)
-    assert "no valid key" in str(window.wait("document.querySelector('[role=alert]')?.textContent"))
+    assert "API key is missing" in str(
+        window.wait("document.querySelector('[role=alert]')?.textContent")
+    )
     assert window.run("return document.activeElement.id") == "key"
     assert window.run("return document.getElementById('question').value") == QUESTION
     window.type("#key", KEY)
@@ -172,7 +174,7 @@ def test_the_operators_view(open_server: Served, window: Browser) -> None:
     window.wait("document.querySelectorAll('#origins tr').length > 1")
     found = window.run("return document.querySelector('main').textContent")
     assert "tokens per second" in found
-    assert "Model itself" in found
+    assert "Target" in found
     assert window.text("#state") == ""
     window.look(390, 844, dark=True)
     window.wait("document.documentElement.dataset.theme === 'dark'")

@@ -84,7 +84,7 @@ def test_what_is_left_out(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_clients_are_told_of_errors(
     error: Exception, status: int, param: str | None, code: str | None
 ) -> None:
-    told = ApiError.of(error)
+    told = ApiError.from_exception(error)
     assert (told.status, told.param, told.code) == (status, param, code)
     assert "secret" not in told.message
     assert told.body.error.message.encode()
@@ -103,7 +103,7 @@ def test_every_figure_is_documented(tiny: LLM) -> None:
     page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
     names = {
         line.split()[2]
-        for line in ServerMetrics(tiny, "x").page().decode().splitlines()
+        for line in ServerMetrics(tiny, "x").exposition().decode().splitlines()
         if line.startswith("# TYPE paceline:")
     }
     names = {name.removeprefix("paceline:") for name in names if not name.endswith("_created")}

@@ -11,7 +11,7 @@ from paceline import LLM, DraftTree, Outcome, SamplingParams, demo
 from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.serve.tally import Tally
-from paceline.serve.trace import fates_of, step
+from paceline.serve.trace import node_outcomes, step
 from tests.support.serving import KEY, Served
 
 PROMPT = "A ferry carries 36 cars on each trip. How many cars does the ferry carry on 8 trips?"
@@ -57,7 +57,7 @@ def drafting() -> LLM:
 def test_what_became_of_each_node(
     accepted: list[int], new: list[int], fates: str, instead: list[int | None]
 ) -> None:
-    assert fates_of(outcome(accepted, new)) == (fates.split(), instead)
+    assert node_outcomes(outcome(accepted, new)) == (fates.split(), instead)
 
 
 def test_a_stream_of_steps(drafting: LLM) -> None:
@@ -73,13 +73,13 @@ def test_a_stream_of_steps(drafting: LLM) -> None:
         tokens += told["tokens"]
         tree = told["tree"]
         if tree is not None:
-            kept = [node for node, fate in enumerate(tree["fates"]) if fate == "accepted"]
+            kept = [node for node, fate in enumerate(tree["status"]) if fate == "accepted"]
             assert [tree["tokens"][node] for node in kept] == told["tokens"][: len(kept)]
             assert [tree["origins"][node] for node in kept] == told["origins"][: len(kept)]
             assert len({len(column) for column in tree.values()}) == 1
             others = [
                 (tree["tokens"][node], place)
-                for node, place in enumerate(tree["instead"])
+                for node, place in enumerate(tree["target_token"])
                 if place is not None
             ]
             assert all(token != told["tokens"][place] for token, place in others)

@@ -1,6 +1,4 @@
-"""`model.generate` with drafts: `Strategy` for its `custom_generate`, and `generate`, the full
-form.
-"""
+"""Use drafts in transformers: `Strategy` for `custom_generate`, and `generate`."""
 
 from paceline.integrations.transformers.strategy import Strategy, generate
 

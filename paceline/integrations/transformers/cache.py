@@ -1,4 +1,4 @@
-"""Key/value states between the slots of a `CachedLM` and a transformers `DynamicCache`."""
+"""Copy key/value states between a `CachedLM` and a transformers `DynamicCache`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.model.cached_lm import CachedLM
 
 
 def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int) -> None:
-    """Copy the `past` columns of a cache into the slots of the rows, without their padding.
+    """Copy the first `past` columns of a cache into the slots, without padding.
 
-    A sliding-window layer holds its last columns only; what is missing is outside every later
-    window, so zeros stand for it.
+    A sliding-window layer holds only its last columns. Older ones are outside every later window,
+    so zeros replace them.
     """
     for row in rows:
         for index, layer in enumerate(cache.layers):
@@ -35,25 +35,31 @@ def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache,
 def fill_cache(
     model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int, total: int
 ) -> None:
-    """Append the columns past .. total - 1 of all rows to a cache; padding columns are zeros.
+    """Append the columns `past` to `total - 1` of all rows to a cache.
+
+    Padding columns are zeros.
 
     Args:
-        rows: in their order in the batch, each with its tokens up to column `total` in its slot.
+        model: Model whose slots hold the rows.
+        rows: Rows in batch order, each with its tokens up to column `total` in its slot.
+        cache: Cache to extend.
+        past: Number of columns that the cache holds.
+        total: Number of columns that it holds afterwards.
     """
     stored = [model.stored(row) for row in rows]
     for index, states in enumerate(zip(*stored, strict=True)):
         if states[0] is not None:
-            keys, values = ([one[part] for one in states if one is not None] for part in (0, 1))
+            keys, values = ([pair[part] for pair in states if pair is not None] for part in (0, 1))
             cache.update(
                 _columns(rows, keys, past, total), _columns(rows, values, past, total), index
             )
 
 
 def _columns(rows: Sequence[RowRequest], states: Sequence[Tensor], past: int, total: int) -> Tensor:
-    """[batch, heads, total - past, dim] of per-row states [heads, n, dim]."""
+    """Pad states [heads, n, dim] to columns [batch, heads, total - past, dim]."""
     heads, _, dim = states[0].shape
     result = states[0].new_zeros(len(rows), heads, total - past, dim)
-    for place, (row, mine) in enumerate(zip(rows, states, strict=True)):
+    for index, (row, row_states) in enumerate(zip(rows, states, strict=True)):
         start = max(past, row.padding)
-        result[place, :, start - past :] = mine[:, start - row.padding : total - row.padding]
+        result[index, :, start - past :] = row_states[:, start - row.padding : total - row.padding]
     return result

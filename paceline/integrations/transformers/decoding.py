@@ -1,6 +1,4 @@
-"""One call of `generate`, decoded by the steps all decoding is made of, returned as transformers
-returns it.
-"""
+"""Decode one call of `generate` and return the result in transformers' format."""
 
 from __future__ import annotations
 
@@ -29,11 +27,14 @@ from paceline.verification.verify import follow, make_outcome, spoiled
 def verify_rows(
     rows: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> list[Outcome]:
-    """Follow the tokens transformers would choose; the engine's rule of verification for rows of a
-    transformers batch.
+    """Accept the tokens that transformers would choose (sample matching).
+
+    The engine uses this verification rule for rows of a transformers batch.
 
     Args:
-        rows: `RowRequest`s.
+        rows: Instances of `RowRequest`.
+        trees: Draft tree per row.
+        logits: Logits of all nodes.
     """
     argmax: list[int] = most_likely(logits.flat).tolist()
     outcomes = []
@@ -60,7 +61,13 @@ def verify_rows(
 
 
 class Decoding:
-    """One call: its rows from the first forward to the result."""
+    """Runs one call of `generate`, from the first forward pass to the result.
+
+    Args:
+        engine: Engine of the model.
+        request: Checked arguments of the call.
+        streamer: Streamer of transformers, or None.
+    """
 
     def __init__(self, engine: Engine, request: GenerateCall, streamer: Any) -> None:
         self.stats: list[Stats] = []
@@ -68,42 +75,40 @@ class Decoding:
         self._model = engine.model
         self._request = request
         self._streamer = streamer
-        self._streamed = request.width  # columns the streamer has seen
+        self._streamed = request.width  # columns passed to the streamer
         self._noise = SharedNoise(request.batch, request.input_ids.device)
-        self._rows = [RowRequest(request, place, self._noise) for place in range(request.batch)]
+        self._rows = [RowRequest(request, index, self._noise) for index in range(request.batch)]
 
     def run(self) -> Any:
-        """Decode; whatever happens, slots and drafter state are free afterwards."""
+        """Decode all rows, and free slots and drafter state also after an error."""
         request = self._request
         handles = self._engine.submit(self._rows, keep_slots=True)
         try:
             self._engine.admit()
-            if request.past and not self._starts_anew(request.width):
+            if request.past and not self._restarts(request.width):
                 load_cache(self._model, self._rows, request.cache, request.past)
-            going = list(zip(handles, self._rows, strict=True))
-            while going:
+            active = list(zip(handles, self._rows, strict=True))
+            while active:
                 self._engine.advance(handles)
-                for handle, row in going:
+                for handle, row in active:
                     if handle.done:
                         self._noise.leave(row.place)
-                going = [(handle, row) for handle, row in going if not handle.done]
+                active = [(handle, row) for handle, row in active if not handle.done]
                 self._stream()
             self.stats = [handle.stats() for handle in handles]
             total = max(row.width for row in self._rows)
             if request.keep_scores or request.keep_logits or request.cache is not None:
-                self._run_on(total)
+                self._extend_short_rows(total)
             return self._result(total)
         finally:
             self._engine.withdraw(handles)
 
     def _stream(self) -> None:
-        """Give the streamer the columns that are complete: [batch] token ids each, as
-        transformers does.
-        """
+        """Pass complete columns, [batch] token ids each, to the streamer."""
         if self._streamer is None:
             return
-        going = [row.width for row in self._rows if row.finish_reason is None]
-        complete = min(going) if going else max(row.width for row in self._rows)
+        active_widths = [row.width for row in self._rows if row.finish_reason is None]
+        complete = min(active_widths) if active_widths else max(row.width for row in self._rows)
         while self._streamed < complete:
             tokens = [self._token(row, self._streamed) for row in self._rows]
             self._streamed += 1
@@ -117,12 +122,13 @@ class Decoding:
         pad = self._request.pad_token_id
         assert pad is not None, (
             "rows of different length without a padding token"
-        )  # Request refuses them
+        )  # `GenerateCall.of` refuses them
         return pad
 
-    def _run_on(self, total: int) -> None:
-        """Feed the padding behind rows that ended early: transformers does, and returns its
-        scores and states too.
+    def _extend_short_rows(self, total: int) -> None:
+        """Process padding after rows that ended early.
+
+        Transformers does the same and returns the scores and states of the padding.
         """
         short = [row for row in self._rows if row.width < total]
         if not short:
@@ -132,9 +138,9 @@ class Decoding:
         short.sort(key=lambda row: row.slot)
         trees = [DraftTree.chain([self._pad] * (total - row.width - 1)) for row in short]
         logits = self._model.forward(short, trees)
-        for row, tree, mine in zip(short, trees, logits, strict=True):
+        for row, tree, row_logits in zip(short, trees, logits, strict=True):
             for node in range(len(tree) + 1):
-                row.process(mine[node])
+                row.process(row_logits[node])
                 row.fill(self._pad)
         self._model.commit([range(len(tree)) for tree in trees])
 
@@ -145,14 +151,17 @@ class Decoding:
         ids = torch.cat([request.input_ids, new.to(request.input_ids.device)], dim=-1)
         cache, past = request.cache, request.past
         if cache is not None:
-            if self._starts_anew(total - 1):
+            if self._restarts(total - 1):
                 cache, past = DynamicCache(config=self._model.model.config), 0
             fill_cache(self._model, self._rows, cache, past, total - 1)
         if not request.as_dict:
             return ids
         scores, logits = (
-            tuple(torch.cat(rows) for rows in zip(*each, strict=True))
-            for each in ([row.scores for row in self._rows], [row.logits for row in self._rows])
+            tuple(torch.cat(rows) for rows in zip(*step_tensors, strict=True))
+            for step_tensors in (
+                [row.scores for row in self._rows],
+                [row.logits for row in self._rows],
+            )
         )
         return GenerateDecoderOnlyOutput(
             sequences=ids,
@@ -161,9 +170,10 @@ class Decoding:
             **{GENERATE_CACHE: cache},
         )
 
-    def _starts_anew(self, fed: int) -> bool:
-        """Whether the model drops the cache it was given to feed so many columns, with other
-        rotary frequencies.
+    def _restarts(self, num_columns: int) -> bool:
+        """Return whether the model drops its cache because rotary frequencies change.
+
+        Some models switch their frequencies at a length, and then recompute the whole text.
         """
         switch = self._model.architecture.restart_length
-        return switch is not None and self._request.past <= switch < fed
+        return switch is not None and self._request.past <= switch < num_columns

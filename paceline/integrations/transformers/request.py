@@ -1,4 +1,4 @@
-"""What one call of transformers' `generate` asks for, checked before any work starts."""
+"""Check the arguments of one call of transformers' `generate` before any work."""
 
 from __future__ import annotations
 
@@ -36,20 +36,22 @@ _REPLACEABLE_LAYERS = (hf_caches.DynamicLayer, hf_caches.DynamicSlidingWindowLay
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """A checked call.
+    """Hold the checked arguments of a call.
 
     Attributes:
-        input_ids: [batch, width] with the padding.
-        padding: per row, how many of the first tokens are padding.
-        eos_token_ids: tokens that end a row.
-        criteria: the stopping criteria that are neither a length nor end-of-sequence tokens.
-        max_length: the length at which a row ends, padding included.
-        pad_token_id: what finished rows are filled up with; None where all rows end together.
-        sampled: tokens are drawn, not the most likely ones.
-        keep_scores, keep_logits: collect them.
-        as_dict: the result is a `GenerateDecoderOnlyOutput`.
-        past: columns of `input_ids` that `cache` holds already.
-        cache: to be brought up to date at the end; None where nobody will see it.
+        input_ids: Token ids with padding; [batch, width].
+        padding: Number of leading padding tokens per row.
+        processors: Logits processors.
+        eos_token_ids: Tokens that end a row.
+        criteria: Stopping criteria other than lengths and end-of-sequence tokens.
+        max_length: Length at which a row ends, padding included.
+        pad_token_id: Token that fills finished rows; None if all rows end together.
+        sampled: Tokens are sampled, not the most likely ones.
+        keep_scores: Collect the processed scores.
+        keep_logits: Collect the raw logits.
+        as_dict: Return a `GenerateDecoderOnlyOutput`.
+        past: Number of columns of `input_ids` that `cache` holds.
+        cache: Cache to extend at the end; None if no caller sees it.
     """
 
     input_ids: Tensor
@@ -68,17 +70,17 @@ class GenerateCall:
 
     @property
     def batch(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         return int(self.input_ids.shape[0])
 
     @property
     def width(self) -> int:
-        """Tokens per row of the prompt, padding included."""
+        """Return the number of prompt tokens per row, padding included."""
         return int(self.input_ids.shape[1])
 
     @property
     def plain(self) -> bool:
-        """The next token is the most likely one by the raw logits, and nobody wants to see them."""
+        """Return whether the next token is the arg-max of raw logits that nobody collects."""
         return not (self.sampled or self.keep_scores or self.keep_logits or self.processors)
 
     @staticmethod
@@ -91,13 +93,19 @@ class GenerateCall:
         inputs: dict[str, Any],
         context_length: int,
     ) -> GenerateCall:
-        """Check what `generate` prepared.
+        """Check the arguments that `generate` prepared.
 
         Args:
-            inputs: what would have gone to the model's forward.
+            model: Model of the call.
+            input_ids: Token ids with padding; [batch, width].
+            processors: Logits processors.
+            criteria: Stopping criteria.
+            config: Generation configuration.
+            inputs: Arguments meant for the model's forward.
+            context_length: Maximum tokens of the model.
         Raises:
-            ConfigError: something that cannot be done here; CapacityError: more tokens than the
-                model's context.
+            ConfigError: An option is not supported.
+            CapacityError: The call needs more tokens than the model's context.
         """
         _refuse_modes(model, config)
         _refuse_virtual_tokens(model)
@@ -110,16 +118,20 @@ class GenerateCall:
         max_length = _max_length(input_ids, padding, criteria, config, context_length)
         eos = [
             token
-            for one in criteria
-            if type(one) is EosTokenCriteria
-            for token in one.eos_token_id.tolist()
+            for criterion in criteria
+            if type(criterion) is EosTokenCriteria
+            for token in criterion.eos_token_id.tolist()
         ]
-        others = [one for one in criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)]
+        others = [
+            criterion
+            for criterion in criteria
+            if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
+        ]
         pad = config._pad_token_tensor
         if len(input_ids) > 1:
             _refuse_batch(processors, criteria, others, pad)
         as_dict = bool(config.return_dict_in_generate)
-        seen = as_dict or past > 0 or getattr(cache, "_is_user_defined", False)
+        returns_cache = as_dict or past > 0 or getattr(cache, "_is_user_defined", False)
         return GenerateCall(
             input_ids=input_ids,
             padding=padding,
@@ -133,7 +145,7 @@ class GenerateCall:
             keep_logits=as_dict and bool(config.output_logits),
             as_dict=as_dict,
             past=past,
-            cache=cache if seen else None,
+            cache=cache if returns_cache else None,
         )
 
 
@@ -144,40 +156,42 @@ def _max_length(
     config: GenerationConfig,
     context_length: int,
 ) -> int:
-    lengths = [one.max_length for one in criteria if type(one) is MaxLengthCriteria] or [
-        config.max_length
-    ]
+    lengths = [
+        criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria
+    ] or [config.max_length]
     longest = max(min(lengths), input_ids.shape[1] + 1)
     needed = longest - min(padding)
     if needed > context_length:
         raise CapacityError(
-            f"got an answer of up to {needed} tokens, prompt included; the model's context is"
+            f"The call needs up to {needed} tokens, prompt included, but the model's context is"
             f" {context_length}. Lower"
             " max_new_tokens or max_length, or shorten the prompt."
         )
     return int(longest)
 
 
-def refuse_synced_gpus(model: PreTrainedModel, asked: bool | None) -> None:
-    """Data-parallel peers that must run the same number of forwards cannot each accept their own
-    drafts.
+def refuse_synced_gpus(model: PreTrainedModel, synced_gpus: bool | None) -> None:
+    """Raise if data-parallel peers must run equal numbers of forward passes.
+
+    With drafts the number of forward passes differs between the peers.
 
     Raises:
-        ConfigError: `synced_gpus` was asked for, or transformers would switch it on by itself.
+        ConfigError: `synced_gpus` was requested, or transformers would enable it.
     """
     sharded = (
         torch.distributed.is_available()
         and torch.distributed.is_initialized()
         and torch.distributed.get_world_size() > 1
     )
-    if asked is None and sharded:
-        asked = hf_utils.is_deepspeed_zero3_enabled() or hf_utils.is_fsdp_managed_module(model)
-    if asked:
+    if synced_gpus is None and sharded:
+        synced_gpus = hf_utils.is_deepspeed_zero3_enabled() or hf_utils.is_fsdp_managed_module(
+            model
+        )
+    if synced_gpus:
         raise ConfigError(
-            "synced_gpus: got True (FSDP or DeepSpeed ZeRO-3), which needs the same number of"
-            " forwards on every GPU, and drafts"
-            " make them differ; expected False. Gather the weights first, or use model.generate"
-            " without custom_generate."
+            "synced_gpus: FSDP and DeepSpeed ZeRO-3 need the same number of forward passes on"
+            " every GPU, but drafts make"
+            " them differ. Gather the weights first, or use model.generate without custom_generate."
         )
 
 
@@ -191,63 +205,61 @@ def _refuse_modes(model: PreTrainedModel, config: GenerationConfig) -> None:
         )
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise ConfigError(
-            f"got options of {mode.value}; expected those of greedy search or sampling. Drop"
-            " penalty_alpha, dola_layers,"
-            " constraints, prompt_lookup_num_tokens and assistant options: the drafter is named by"
+            f"The options select {mode.value}; only greedy search and sampling are supported. Drop"
+            " penalty_alpha,"
+            " dola_layers, constraints, prompt_lookup_num_tokens and assistant options, and pass"
             " drafter=..."
         )
     if config.use_cache is False:
         raise ConfigError(
-            "use_cache: got False; expected True: verified tokens are kept in a key/value cache."
-            " Leave it out."
+            "use_cache: got False; expected True, as drafts need a KV cache. Leave it out."
         )
     if config.cache_implementation not in (None, "dynamic"):
         raise ConfigError(
             f"cache_implementation: got {config.cache_implementation!r}; expected None or"
-            " 'dynamic': the tokens of a rejected"
-            " draft must be taken out again. Leave it out."
+            " 'dynamic', as rejected draft"
+            " tokens are removed from the cache. Leave it out."
         )
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name, False):
             raise ConfigError(
-                f"{name}: got True; expected False: several tokens share a forward. Call the model"
-                " instead."
+                f"{name}: got True; expected False, as several tokens share a forward pass. Call"
+                " the model instead."
             )
     if model.training:
         raise ConfigError(
-            "got a model in training mode, where dropout changes every forward; expected none."
-            " Call model.eval() first."
+            "The model is in training mode, where dropout changes every forward pass. Call"
+            " model.eval() first."
         )
 
 
 def _refuse_virtual_tokens(model: PreTrainedModel) -> None:
-    # While it generates, PEFT puts its own method here; that of prompt and prefix tuning adds
-    # embeddings or a cache.
+    # During generation PEFT replaces this method; prompt and prefix tuning add embeddings or a
+    # cache in it.
     adapter = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
     config = getattr(adapter, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
         raise ConfigError(
-            f"got a {type(config).__name__}, an adapter that puts virtual tokens before the text;"
-            " expected one in the weights, as"
-            " LoRA. Use model.generate without custom_generate."
+            f"{type(config).__name__}: adapters that add virtual tokens are not supported. Use an"
+            " adapter in the weights,"
+            " such as LoRA, or model.generate without custom_generate."
         )
 
 
 def _refuse_inputs(input_ids: Tensor, inputs: dict[str, Any]) -> None:
     if inputs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
         raise ConfigError(
-            "got inputs_embeds or an empty prompt; expected token ids, since drafts are made from"
-            " them."
-            " Pass input_ids."
+            "The prompt is empty or given as inputs_embeds, but drafts need token ids. Pass"
+            " input_ids."
         )
-    other = sorted(
+    unsupported = sorted(
         name for name, value in inputs.items() if name not in _USED_INPUTS and value is not None
     )
-    if other:
+    if unsupported:
         raise ConfigError(
-            f"got {', '.join(other)}; expected, beside the options,"
-            f" {', '.join(sorted(_USED_INPUTS))}. This is for text models;"
-            " use model.generate without custom_generate for other inputs."
+            f"The inputs {', '.join(unsupported)} are not supported; supported are"
+            f" {', '.join(sorted(_USED_INPUTS))}. Use"
+            " model.generate without custom_generate for models of other inputs than text."
         )
 
 
@@ -263,49 +275,48 @@ def _refuse_ids(model: PreTrainedModel, input_ids: Tensor, padding: list[int]) -
 
 
 def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
-    """How many leading tokens of each row are padding; no mask means none."""
+    """Return the number of leading padding tokens per row; no mask means none."""
     batch, width = input_ids.shape
     if mask is None:
         return [0] * batch
     if mask.dim() != 2 or mask.shape[1] != width:
         raise ConfigError(
             f"attention_mask: got shape {tuple(mask.shape)}; expected {tuple(input_ids.shape)},"
-            " that of input_ids. Pass"
+            " the shape of input_ids. Pass"
             f" the whole text so far as input_ids, also when {GENERATE_CACHE} holds part of it."
         )
-    real = mask.bool()
-    counts = real.sum(-1)
+    is_token = mask.bool()
+    counts = is_token.sum(-1)
     expected = torch.arange(width, device=mask.device) >= (width - counts)[:, None]
     for row in range(batch):
         if counts[row] == 0:
             raise ConfigError(
-                f"row {row} of attention_mask: got all zeros; expected a token at least. Leave"
-                " empty prompts out."
+                f"row {row} of attention_mask holds only zeros. Leave empty prompts out."
             )
-        if not torch.equal(real[row], expected[row]):
+        if not torch.equal(is_token[row], expected[row]):
             raise ConfigError(
-                f"row {row} of attention_mask: got zeros after its first one; expected padding on"
+                f"row {row} of attention_mask: got zeros after its first 1; expected padding on"
                 " the left only. Tokenize with"
                 " padding_side='left'."
             )
     return [int(count) for count in width - counts]
 
 
-def _refuse_positions(input_ids: Tensor, padding: list[int], given: Tensor | None) -> None:
-    if given is None:
+def _refuse_positions(input_ids: Tensor, padding: list[int], position_ids: Tensor | None) -> None:
+    if position_ids is None:
         return
     batch, width = input_ids.shape
-    columns = torch.arange(width, device=given.device).expand(batch, width)
-    expected = columns - torch.tensor(padding, device=given.device)[:, None]
-    real = expected >= 0
+    columns = torch.arange(width, device=position_ids.device).expand(batch, width)
+    expected = columns - torch.tensor(padding, device=position_ids.device)[:, None]
+    is_token = expected >= 0
     if (
-        given.dim() != 2
-        or given.shape[1] != width
-        or not torch.equal(given.expand(batch, width)[real], expected[real])
+        position_ids.dim() != 2
+        or position_ids.shape[1] != width
+        or not torch.equal(position_ids.expand(batch, width)[is_token], expected[is_token])
     ):
         raise ConfigError(
-            "position_ids: got others than the tokens of each row counted from 0; expected those."
-            " Leave them out."
+            "position_ids: only positions that count each row's tokens from 0 are supported. Leave"
+            " them out."
         )
 
 
@@ -315,42 +326,40 @@ def _refuse_batch(
     others: list[Any],
     pad: Tensor | None,
 ) -> None:
-    if any(type(one) is UnbatchedClassifierFreeGuidanceLogitsProcessor for one in processors):
+    if any(type(entry) is UnbatchedClassifierFreeGuidanceLogitsProcessor for entry in processors):
         raise ConfigError(
-            "guidance_scale: got several prompts; expected one, whose guidance has its own cache."
-            " Pass one at a time."
+            "guidance_scale: guidance supports one prompt, as it has its own cache. Pass one"
+            " prompt at a time."
         )
     has_eos = any(
-        hasattr(one, "eos_token_id") for one in criteria
-    )  # the test transformers makes before it pads
+        hasattr(entry, "eos_token_id") for entry in criteria
+    )  # transformers checks the same before padding
     if (others or has_eos) and (pad is None or not has_eos):
         raise ConfigError(
-            "got a batch whose rows can end at different steps, and no end-of-sequence or padding"
-            " token to fill the finished"
-            " ones; expected both. Set eos_token_id and pad_token_id, or pass one prompt at a time."
+            "The rows of the batch can end at different steps, but no end-of-sequence or padding"
+            " token is set. Set"
+            " eos_token_id and pad_token_id, or pass one prompt at a time."
         )
 
 
 def _columns_held(
     cache: Any, input_ids: Tensor, mask: Tensor | None, config: GenerationConfig
 ) -> int:
-    """Columns of `input_ids` already in the cache that came in or was prepared; refuses caches
-    that cannot be continued.
-    """
+    """Return the number of columns that the cache holds; refuse unsupported caches."""
     if cache is None:
         return 0
-    kind = type(cache).__name__
+    type_name = type(cache).__name__
     if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
         raise ConfigError(
-            f"{GENERATE_CACHE}: got a {kind}; expected a DynamicCache that is not offloaded. Pass"
-            " DynamicCache()."
+            f"{GENERATE_CACHE}: got a {type_name}; expected a DynamicCache that is not offloaded."
+            " Pass DynamicCache()."
         )
     past = int(cache.get_seq_length())
     if past == 0:
         return 0
     batch, width = input_ids.shape
-    known = width if mask is not None else getattr(config, "_mask_length", width)
-    if past >= width or known != width:
+    num_mask_columns = width if mask is not None else getattr(config, "_mask_length", width)
+    if past >= width or num_mask_columns != width:
         raise ConfigError(
             f"{GENERATE_CACHE}: got {past} tokens for input_ids of {width}; expected fewer, as"
             " input_ids are the whole text so"
@@ -358,7 +367,7 @@ def _columns_held(
         )
     for layer in cache.layers:
         if getattr(layer, "keys", None) is None:
-            continue  # a layer that reads the states of another one
+            continue  # a layer that shares the states of another layer
         if type(layer) not in _REPLACEABLE_LAYERS:
             raise ConfigError(
                 f"{GENERATE_CACHE}: got a {type(layer).__name__}; expected plain dynamic layers."

@@ -1,5 +1,6 @@
-"""Rows of a transformers batch as sequences: their processors, their stopping criteria and the
-draws of `torch.multinomial`.
+"""Represent rows of a transformers batch as requests of the engine.
+
+Rows have the processors, stopping criteria and random draws of transformers.
 """
 
 from __future__ import annotations
@@ -26,62 +27,61 @@ from paceline.integrations.transformers.request import GenerateCall
 
 
 class SharedNoise:
-    """The draws of `torch.multinomial` over a batch whose rows are at different steps.
+    """Reproduces the draws of `torch.multinomial` for rows at different steps.
 
-    `torch.multinomial(probs, 1)` is `argmax(probs / noise)` with exponential noise drawn for the
-    whole batch. The noise of step t is drawn once, when the first row gets there, always in the
-    order of t; each row takes its share when it is there.
+    `torch.multinomial(probs, 1)` equals `argmax(probs / noise)` with exponential noise for the
+    whole batch. The noise of step t is drawn once, when the first row reaches it, in the order of
+    t. Each row takes its share later.
 
     Args:
-        batch: rows; device: where the probabilities are, whose default generator is used.
+        batch: Number of rows.
+        device: Device of the probabilities, whose default generator is used.
     """
 
     def __init__(self, batch: int, device: torch.device) -> None:
         self._batch = batch
         self._device = device
         self._live = set(range(batch))
-        self._kept: dict[tuple[int, int], Tensor] = {}  # (row, step) -> [vocab]
+        self._shares: dict[tuple[int, int], Tensor] = {}  # (row, step) -> [vocab]
         self._drawn = 0
 
     @property
-    def kept(self) -> int:
-        """Shares drawn and not yet taken."""
-        return len(self._kept)
+    def num_shares(self) -> int:
+        """Return the number of shares that are drawn but not taken."""
+        return len(self._shares)
 
     def take(self, row: int, step: int, vocab: int) -> Tensor:
-        """The noise [vocab] of one row at one step; every share can be taken once."""
+        """Return the noise [vocab] of one row and step; each share can be taken once."""
         while self._drawn <= step:
             noise = torch.empty(self._batch, vocab, device=self._device).exponential_(1)
             for other in self._live:
-                self._kept[other, self._drawn] = noise[other].clone()
+                self._shares[other, self._drawn] = noise[other].clone()
             self._drawn += 1
-        return self._kept.pop((row, step))
+        return self._shares.pop((row, step))
 
     def leave(self, row: int) -> None:
-        """A row has ended: forget its shares."""
+        """Drop the shares of a finished row."""
         self._live.discard(row)
-        for key in [key for key in self._kept if key[0] == row]:
-            del self._kept[key]
+        for key in [key for key in self._shares if key[0] == row]:
+            del self._shares[key]
 
 
 class RowRequest(Request):
-    """One row of the batch: its prompt without the padding, decoded by the rules transformers
-    prepared.
+    """Represent one row of the batch: its prompt without padding and its rules.
 
     Attributes:
-        place: its index in the batch.
-        padding: padding tokens before its prompt.
-        scores, logits: what transformers would return for it, [1, vocab] per token; empty unless
-            asked for.
+        place: Index in the batch.
+        padding: Number of padding tokens before the prompt.
+        scores, logits: Tensors that transformers would return, [1, vocab] per token; empty unless
+            requested.
     """
 
-    def __init__(self, request: GenerateCall, place: int, noise: SharedNoise) -> None:
-        self.place = place
-        self.padding = request.padding[place]
-        ids = request.input_ids[place : place + 1]
+    def __init__(self, request: GenerateCall, index: int, noise: SharedNoise) -> None:
+        self.place = index
+        self.padding = request.padding[index]
+        ids = request.input_ids[index : index + 1]
         new_tokens = request.max_length - request.width
-        # Temperature 0 tells drafters to guess: what they propose is compared with the draw,
-        # whatever its distribution.
+        # Temperature 0 makes drafters deterministic: their tokens are compared with the draw.
         params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0)
         super().__init__(
             ids[0, self.padding :].tolist(), params, eos_token_ids=request.eos_token_ids
@@ -90,36 +90,37 @@ class RowRequest(Request):
         self.logits: tuple[Tensor, ...] = ()
         self._request = request
         self._processed = Processed(
-            _processors_of_row(request.processors, place, request.batch), ids
+            _processors_of_row(request.processors, index, request.batch), ids
         )
         self._noise = noise
-        self._asked = (-1, "")  # length and answer of the last end_reason
+        self._last_end = (-1, "")  # length and result of the last `end_reason`
 
     @property
     def ids(self) -> Tensor:
-        """[1, n]: padding, prompt and the tokens chosen so far, those not yet appended included."""
+        """Return padding, prompt and all chosen tokens; [1, n].
+
+        Tokens that are not yet appended are included.
+        """
         return self._processed.ids
 
     @property
     def width(self) -> int:
-        """Tokens in its row of the result: padding, prompt and answer."""
+        """Return the tokens of its row in the result: padding, prompt and answer."""
         return self.padding + len(self)
 
     def choose(self, logits: Tensor, most_likely: int) -> int:
-        """Return the token transformers would choose next; NO_TOKEN where it would choose by NaN.
+        """Return the token that transformers would choose; NO_TOKEN if NaN decides.
 
         Args:
-            logits: [vocab] of the model after all tokens in `ids`.
-            most_likely: their arg-max.
+            logits: Logits after all tokens in `ids`; [vocab].
+            most_likely: Arg-max of the logits.
         """
         token = most_likely if self._request.plain else self._draw(self.process(logits))
         self._processed.extend([max(token, 0)])
         return token
 
     def process(self, logits: Tensor) -> Tensor:
-        """Scores [1, vocab] of the token that follows `ids`; what is to be returned of them is
-        kept.
-        """
+        """Return the scores [1, vocab] of the next token, and collect requested tensors."""
         raw = logits[None].to(device=self.ids.device, dtype=torch.float32, copy=True)
         scores = self._processed(raw)
         if self._request.keep_scores:
@@ -129,17 +130,15 @@ class RowRequest(Request):
         return scores
 
     def fill(self, token: int) -> None:
-        """Lengthen `ids` by a padding token; the answer is not changed."""
+        """Append a padding token to `ids`; the answer does not change."""
         self._processed.extend([token])
 
     def end_reason(self, run: list[int]) -> str | None:
-        """Why the row ends with the last token of `run`, by the stopping criteria, each asked
-        once per token.
-        """
+        """Return why the row ends after `run`; each criterion runs once per token."""
         length = len(self) + len(run)
-        if length != self._asked[0]:
-            self._asked = (length, self._reason(run) or "")
-        return self._asked[1] or None
+        if length != self._last_end[0]:
+            self._last_end = (length, self._reason(run) or "")
+        return self._last_end[1] or None
 
     def _reason(self, run: list[int]) -> str | None:
         criteria = self._request.criteria
@@ -149,16 +148,16 @@ class RowRequest(Request):
 
     def _draw(self, scores: Tensor) -> int:
         if not self._request.sampled:
-            found = scores.argmax(-1, keepdim=True)
-            return int(torch.where(scores.gather(-1, found).isnan(), NO_TOKEN, found))
+            best = scores.argmax(-1, keepdim=True)
+            return int(torch.where(scores.gather(-1, best).isnan(), NO_TOKEN, best))
         probs = scores.softmax(-1)
         if self._request.batch == 1:
-            fine = (
-                probs.isfinite().all()
-            )  # torch.multinomial raises elsewhere, or ends all work on a GPU
+            is_finite = probs.isfinite().all()  # else torch.multinomial raises, or aborts a GPU
             return int(
                 torch.where(
-                    fine, torch.multinomial(torch.where(fine, probs, 1.0), num_samples=1), NO_TOKEN
+                    is_finite,
+                    torch.multinomial(torch.where(is_finite, probs, 1.0), num_samples=1),
+                    NO_TOKEN,
                 )
             )
         step = self.ids.shape[1] - self._request.width
@@ -169,20 +168,18 @@ class RowRequest(Request):
 def _processors_of_row(
     processors: LogitsProcessorList, row: int, batch: int
 ) -> LogitsProcessorList:
-    """The same processors for one row: those that remember the whole batch get a copy that
-    remembers this row only.
-    """
+    """Return the processors for one row; stateful ones get a copy for the row."""
     if batch == 1:
         return processors
-    mine = []
+    row_processors = []
     for processor in processors:
         view = _VIEWS.get(type(processor))
         if view is not None:
             changes = view(processor, row, batch)
             processor = copy.copy(processor)
             vars(processor).update(changes)
-        mine.append(processor)
-    return LogitsProcessorList(mine)
+        row_processors.append(processor)
+    return LogitsProcessorList(row_processors)
 
 
 def _one_padding_length(processor: Any, row: int, batch: int) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""`model.generate` with drafts: the same tokens, sampled or not, in fewer forwards.
+"""Run `model.generate` with drafts: the same tokens in fewer forward passes.
 
 model.generate(**inputs, custom_generate=Strategy("prompt_lookup"))
 generate(model, **inputs, drafter="prompt_lookup", streamer=streamer, stop_strings=["END"],
 tokenizer=tokenizer)
 
-Every option of `generate` that concerns greedy search and sampling works as it does without drafts,
-because transformers prepares the processors and criteria and each is asked for every token, in
-order, on its true prefix. Custom ones are called with one row at a time. In a batch the rows end at
-different steps here; the result is the same rectangle.
+All options of greedy search and sampling work as without drafts. Transformers prepares the
+processors and criteria, and each is called once per token, in order, with the true prefix. Custom
+ones are called with one row at a time. Rows may end at different steps; the result is the same
+rectangle.
 """
 
 from __future__ import annotations
@@ -42,26 +42,25 @@ _Held = tuple[Architecture, torch.device, Engine]
 
 
 class Strategy:
-    """Decodes with drafts inside `model.generate(..., custom_generate=Strategy(...))`. Reusable,
-    for any number of models; what a model's largest call needed of cache memory is kept until the
-    model or the Strategy goes.
+    """Decodes with drafts in `model.generate(..., custom_generate=Strategy(...))`.
 
-    A `streamer` works as it does without, and so do `stop_strings` with their `tokenizer` given to
-    `model.generate`. Stop strings set in a generation configuration transformers refuses itself, as
-    it keeps no tokenizer for a callable: for them call `generate` of this module.
+    A strategy can be reused for any number of models. It keeps the KV cache memory of a model's
+    largest call until the model or the strategy is deleted. A `streamer`, and `stop_strings` with a
+    `tokenizer`, work as without drafts. For stop strings in a generation configuration, call
+    `generate` of this module: transformers passes no tokenizer to a callable.
 
     Args:
-        drafter: "name", "name:key=value,key=value", or a `Drafter`; default "auto", as in `LLM`.
-        draft_model: directory, hub id, GGUF file or loaded model, for the drafters that need one.
-            It proposes its most likely tokens.
-        batch_invariant: True, False or "auto", as in `LLM`: the same tokens under every drafter, in
-            any batch and dtype. transformers' own text in half precision may still be another: its
-            kernels sum in another order.
+        drafter: "name", "name:key=value,key=value", or a `Drafter`. Default: "auto".
+        draft_model: Draft model: directory, hub id, GGUF file or loaded model. It proposes its most
+            likely tokens.
+        batch_invariant: True, False or "auto", as in `LLM`: equal tokens under every drafter, in
+            any batch and dtype. Transformers itself may differ in half precision, as its kernels
+            sum in another order.
     Attributes:
-        stats: counts of the latest call, one per row of its result.
+        stats: Statistics of the latest call, one entry per row of its result.
     Raises:
-        ConfigError: an unknown drafter or option, or a draft model that is missing or not wanted;
-            from a call, batch invariance that was asked for and cannot be.
+        ConfigError: The drafter or an option is unknown, or a draft model is missing or
+            superfluous. A call raises it if batch invariance was requested but is not possible.
     """
 
     def __init__(
@@ -76,9 +75,8 @@ class Strategy:
             )
         elif draft_model is not None:
             raise ConfigError(
-                f"draft_model: got one beside a finished drafter, {drafter.name!r}; expected none."
-                " Pass the drafter's name, or"
-                " no draft_model."
+                f"draft_model: the drafter {drafter.name!r} is already built. Pass the drafter's"
+                " name, or no draft_model."
             )
         require_drafter("Strategy", drafter)
         self.drafter = drafter
@@ -102,21 +100,27 @@ class Strategy:
         stop_strings: str | list[str] | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """The decoding method transformers calls once it has prepared everything.
+        """Decode; transformers calls this after it has prepared the arguments.
 
         Args:
-            input_ids: [batch, width], padded on the left.
-            streamer: gets the tokens and is ended; default the one that `model.generate` was given.
-            stop_strings: end a row. transformers hands them on as they are because they have a name
-                here.
+            model: Model of the call.
+            input_ids: Token ids, padded on the left; [batch, width].
+            logits_processor: Logits processors.
+            stopping_criteria: Stopping criteria.
+            generation_config: Generation configuration.
+            synced_gpus: Data-parallel synchronisation; not supported.
+            streamer: Streamer of the tokens. Default: the streamer passed to `model.generate`.
+            stop_strings: Strings that end a row; transformers passes them because the parameter
+                exists.
+            model_kwargs: Arguments meant for the model's forward.
         Returns:
-            token ids [batch, total], or a `GenerateDecoderOnlyOutput` with
+            Token ids [batch, total], or a `GenerateDecoderOnlyOutput` with
             `return_dict_in_generate`.
         Raises:
-            ConfigError: an option that cannot be honoured, an `assistant_model`, stop strings
-                without a tokenizer.
-            UnsupportedModelError: a model that cannot be verified losslessly.
-            CapacityError: more tokens than the model's context.
+            ConfigError: An option is not supported, an `assistant_model` was passed, or stop
+                strings lack a tokenizer.
+            UnsupportedModelError: The model cannot be verified losslessly.
+            CapacityError: The call needs more tokens than the model's context.
         """
         given = _given_to_generate(self)
         streamer = streamer or given.get("streamer")
@@ -124,8 +128,8 @@ class Strategy:
             refuse_synced_gpus(model, synced_gpus)
             if given.get("assistant_model") is not None:
                 raise ConfigError(
-                    "assistant_model: got one beside a Strategy; expected None. Pass"
-                    " draft_model=... to the Strategy."
+                    "assistant_model: a Strategy takes no assistant. Pass draft_model=... to the"
+                    " Strategy."
                 )
             if stop_strings is not None:
                 stopping_criteria = StoppingCriteriaList(
@@ -154,10 +158,11 @@ class Strategy:
         generation_config: GenerationConfig,
         **inputs: Any,
     ) -> Any:
-        with self._lock:  # threads take turns; only the thread that is decoding can find it busy
+        with self._lock:  # threads take turns; only a nested call finds it busy
             if self._busy:
                 raise ConfigError(
-                    "this Strategy was called from inside its own generate; use another one there."
+                    "The Strategy was called from inside its own generate call. Use a second"
+                    " Strategy there."
                 )
             self._busy = True
             try:
@@ -179,13 +184,13 @@ class Strategy:
                 self._busy = False
 
     def _engine(self, model: PreTrainedModel) -> Engine:
-        """The engine of a model, kept as long as the model lives and is not changed."""
+        """Return the engine of a model; it is reused until the model changes."""
         facts = Architecture.of(model)
         held = self._engines.get(model)
         if held is None or held[:2] != (facts, model.device):
             unowned = cast(
                 PreTrainedModel, weakref.proxy(model)
-            )  # a strong reference would keep its own key alive
+            )  # a strong reference would keep the key alive
             engine = Engine(
                 unowned,
                 self.drafter,
@@ -198,18 +203,16 @@ class Strategy:
 
 
 def _given_to_generate(strategy: Strategy) -> dict[str, Any]:
-    """The arguments of the `model.generate` that calls a strategy. transformers passes no streamer,
-    assistant or tokenizer on to a callable: one that reads the stream would wait for ever.
+    """Return the arguments of the `model.generate` call that runs a strategy.
 
-    The tokenizer it has removed by now; what is around `generate` (`torch.no_grad`, PEFT) still has
-    all that it handed on.
+    Transformers passes no streamer, assistant or tokenizer to a callable, so they are read from the
+    calling frames. The tokenizer is already removed from `generate`'s arguments; its wrappers
+    (`torch.no_grad`, PEFT) still hold it.
     """
     given: dict[str, Any] = {}
     frame = inspect.currentframe()
     while frame is not None:
-        code = (
-            frame.f_code
-        )  # of other frames nothing is read: what is keeps their variables alive until they return
+        code = frame.f_code  # reading f_locals keeps variables alive, so other frames are skipped
         if (
             not given
             and code.co_name == "generate"
@@ -237,23 +240,26 @@ def generate(
     tokenizer: Any = None,
     **options: Any,
 ) -> Any:
-    """`model.generate(inputs, ...)` with drafts, and with what transformers drops on the way to a
-    `custom_generate`.
+    """Run `model.generate(inputs, ...)` with drafts.
+
+    Unlike `custom_generate`, it also supports streamers and stop strings fully.
 
     Args:
-        drafter: "name", "name:key=value,key=value", a `Drafter`, or a `Strategy` to keep between
-            calls; default "auto".
-        draft_model: as in `Strategy`.
-        streamer: gets the prompt, then the tokens as they are accepted; its `end` is called also
-            when an error ends the call.
-        stop_strings: end a row; also those of a `generation_config` or of the model's. They need
-            `tokenizer`.
-        options: everything else that `model.generate` takes.
+        model: Model of transformers.
+        inputs: Token ids.
+        drafter: "name", "name:key=value,key=value", a `Drafter`, or a `Strategy` to reuse. Default:
+            "auto".
+        draft_model: Draft model, as in `Strategy`.
+        streamer: Receives the prompt, then the tokens as they are accepted; its `end` is called
+            also after an error.
+        stop_strings: Strings that end a row, in addition to those of a `generation_config`; they
+            need `tokenizer`.
+        tokenizer: Tokenizer for the stop strings.
+        options: All other arguments of `model.generate`.
     Returns:
-        what `model.generate` returns.
+        The result of `model.generate`.
     Raises:
-        as `Strategy`, and ConfigError: stop strings without a tokenizer, `assistant_model`,
-        `custom_generate`, `synced_gpus`.
+        ConfigError: As `Strategy`, or for `assistant_model`, `custom_generate` and `synced_gpus`.
     """
     if not hasattr(model, "generation_config"):
         raise ConfigError(
@@ -264,14 +270,15 @@ def generate(
         strategy = drafter if isinstance(drafter, Strategy) else Strategy(drafter, draft_model)
         if isinstance(drafter, Strategy) and draft_model is not None:
             raise ConfigError(
-                "draft_model: got one beside a finished Strategy; expected none. Give it to the"
-                " Strategy."
+                "draft_model: the Strategy is already built. Pass draft_model to the Strategy."
             )
-        for name, instead in (("custom_generate", "drafter"), ("assistant_model", "draft_model")):
+        for name, replacement in (
+            ("custom_generate", "drafter"),
+            ("assistant_model", "draft_model"),
+        ):
             if options.get(name) is not None:
                 raise ConfigError(
-                    f"{name}: got one; expected None in paceline's generate. Pass {instead}=..."
-                    " instead."
+                    f"{name}: not supported in paceline's generate. Pass {replacement}=... instead."
                 )
         refuse_synced_gpus(model, options.pop("synced_gpus", None))
         options = _with_stop_strings(model, stop_strings, tokenizer, options)
@@ -279,7 +286,7 @@ def generate(
         def decode(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Any:
             return strategy._decode(model, input_ids, **{**prepared, "streamer": streamer})
 
-        # transformers gives the prompt to the streamer
+        # transformers passes the prompt to the streamer
         return model.generate(inputs, streamer=streamer, **{**options, "custom_generate": decode})
     finally:
         if streamer is not None:
@@ -289,10 +296,9 @@ def generate(
 def _stop_criterion(stop: str | list[str], tokenizer: Any) -> StopStringCriteria:
     if tokenizer is None:
         raise ConfigError(
-            "stop_strings: got no tokenizer, which alone knows how tokens spell them; expected"
-            " both. Pass tokenizer=..., to the"
-            " generate of paceline.integrations.transformers if the model's own does not hand it"
-            " on."
+            "stop_strings: a tokenizer is needed to spell them. Pass tokenizer=...; if"
+            " model.generate does not pass it on,"
+            " call the generate of paceline.integrations.transformers."
         )
     return StopStringCriteria(stop_strings=stop, tokenizer=tokenizer)
 
@@ -300,8 +306,9 @@ def _stop_criterion(stop: str | list[str], tokenizer: Any) -> StopStringCriteria
 def _with_stop_strings(
     model: PreTrainedModel, stop: Any, tokenizer: Any, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The options with stop strings, wherever they were set, as a stopping criterion; nothing of
-    the caller's is changed.
+    """Return options whose stop strings are a stopping criterion.
+
+    The caller's objects do not change.
     """
     config = options.get("generation_config")
     for source in (config, model.generation_config):

@@ -1,16 +1,13 @@
-"""Retrieval drafting inside vLLM, by its hook for drafters of other packages (docs/vllm.md).
+"""Draft inside vLLM through its hook for custom drafters; see docs/vllm.md.
 
     vllm serve MODEL --speculative-config '{"method": "custom_class", "model":
-    "paceline.integrations.vllm.Proposer",
-        "num_speculative_tokens": 8}' --additional-config '{"paceline": {"drafter": "sssd"}}'
+        "paceline.integrations.vllm.Proposer", "num_speculative_tokens": 8}'
+        --additional-config '{"paceline": {"drafter": "sssd"}}'
 
-    proposer   what vLLM calls               requests   which row of its batch is which request, by
-    the tokens alone options    what it is told               lengths    how long each draft is:
-    what a token costs, what it is likely to bring building   the drafter, its store        drafting
-      a step: requests, trees, chains guarded    the drafter's faults          metrics    what
-      Prometheus is told
-
-Nothing here imports vLLM.
+vLLM calls `proposer`. It reads `options`, creates the drafter (`building`) and runs steps
+(`drafting`). A step matches rows to requests by their tokens (`requests`) and chooses draft lengths
+from costs (`lengths`). `guarded` isolates drafter errors, and `metrics` reports to Prometheus. No
+module here imports vLLM.
 """
 
 from paceline.integrations.vllm.proposer import Proposer

@@ -1,6 +1,4 @@
-"""The drafter that a proposer is told to use: made, held against the model, and tried again
-where its store cannot be read.
-"""
+"""Create the drafter of a proposer and retry if its datastore cannot be read."""
 
 from __future__ import annotations
 
@@ -13,17 +11,19 @@ from paceline.core.drafter import Drafter, check_vocabulary
 from paceline.drafters import create
 from paceline.errors import ConfigError, DatastoreError
 from paceline.integrations.vllm.options import EngineFacts
+from paceline.integrations.vllm.settings import ProposerSettings
 from paceline.util.config import parse_spec
 from paceline.util.limits import EMBEDDED
 
-_RETRY = 30.0  # seconds until a store that could not be read is tried again
+_SETTINGS = ProposerSettings()
 
 
 class Builder:
-    """Makes the drafter of a spec.
+    """Creates the drafter of a spec.
 
     Args:
-        facts: of the engine it has to fit.
+        spec: Drafter spec.
+        facts: Facts about the engine that the drafter must fit.
     """
 
     def __init__(self, spec: str, facts: EngineFacts) -> None:
@@ -32,25 +32,24 @@ class Builder:
         self._retry_at = 0.0
 
     def build(self) -> Drafter | None:
-        """Make it; None while it is not yet time to try again.
+        """Create the drafter, or return None while a failed attempt is recent.
 
         Raises:
-            ConfigError: it cannot be made, or does not fit. DatastoreError: its store cannot be
-                read.
+            ConfigError: The drafter cannot be created or does not fit the engine.
+            DatastoreError: The datastore cannot be read.
         """
         now = time.monotonic()
         if now < self._retry_at:
             return None
-        self._retry_at = now + _RETRY
+        self._retry_at = now + _SETTINGS.retry_seconds
         tokenizer = _tokenizer(self._facts) if "datastore" in self._options else None
         self._begin_store(tokenizer)
         drafter = create(self._spec)
         if drafter.needs_predictions or drafter.top_k:
             raise ConfigError(
-                f"drafter {drafter.name!r}: got a drafter that learns from what the target says"
-                " behind guesses; expected one that"
-                " learns from text alone, as vLLM tells no more. Use sssd, prompt_lookup, pia or"
-                " rest."
+                f"drafter {drafter.name!r} needs the target's predictions, which vLLM does not"
+                " pass to drafters."
+                " Use sssd, prompt_lookup, pia or rest."
             )
         check_vocabulary(drafter, self._facts.vocab_size, tokenizer)
         try:
@@ -60,17 +59,18 @@ class Builder:
         return drafter
 
     def store_tokens(self) -> int:
-        """Return the tokens in the datastore; 0 without one.
+        """Return the number of tokens in the datastore; 0 without one.
 
         Raises:
-            DatastoreError: it cannot be read.
+            DatastoreError: The datastore cannot be read.
         """
         path = self._options.get("datastore")
         return datastore.info(path).tokens if path else 0
 
     def _begin_store(self, tokenizer: Any) -> None:
-        """Where finished answers are to go into a store that is not there, begin one: with one
-        token, as none may be empty.
+        """Create a missing datastore for online updates.
+
+        It gets one token, as a datastore may not be empty.
         """
         path = self._options.get("datastore", EMBEDDED)
         if (
@@ -79,21 +79,17 @@ class Builder:
             or Path(path).exists()
         ):
             return
-        first = min(self._facts.eos, default=0)
-        datastore.build(path, [[first]], self._facts.vocab_size, tokenizer=tokenizer)
+        first_token = min(self._facts.eos, default=0)
+        datastore.build(path, [[first_token]], self._facts.vocab_size, tokenizer=tokenizer)
 
 
 def _tokenizer(facts: EngineFacts) -> Any:
-    """The tokenizer of the engine; None where there is none."""
+    """Load the engine's tokenizer; None if there is none or only vLLM can load it."""
     if facts.tokenizer is None:
         return None
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(facts.tokenizer, revision=facts.revision)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-    ):  # one that only vLLM can load: its store is not held against it
+    except (OSError, ValueError, KeyError):  # its datastore stays unchecked
         return None

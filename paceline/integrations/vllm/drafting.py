@@ -1,4 +1,4 @@
-"""A step of vLLM's batch: who is there, what came true, what to draft, and how much of it."""
+"""Run the steps of vLLM's batch: match requests, learn from outcomes and draft."""
 
 from __future__ import annotations
 
@@ -12,19 +12,28 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.acceptance_calibration import count, new_calibration
 from paceline.draft_budget.drafting_backoff import DraftingBackoff
 from paceline.integrations.vllm.guarded import GuardedDrafter
-from paceline.integrations.vllm.lengths import StepCosts, flatten, path_chances, paying_lengths
+from paceline.integrations.vllm.lengths import (
+    StepCosts,
+    flatten,
+    optimal_lengths,
+    path_probabilities,
+)
 from paceline.integrations.vllm.metrics import DraftingMetrics
 from paceline.integrations.vllm.options import EngineFacts
 from paceline.integrations.vllm.requests import BatchRow, Requests, TrackedRequest
+from paceline.integrations.vllm.settings import ProposerSettings
 
-_MOST_NODES = 48  # of a tree that a chain is taken from
+_SETTINGS = ProposerSettings()
 
 
 class RowDrafting:
     """Drafts for the rows of one engine with one drafter.
 
     Args:
-        full: whether drafts are as long as they can be, whatever they cost.
+        drafter: Drafter whose errors are isolated.
+        facts: Facts about the engine.
+        meter: Metrics.
+        full: Use the longest drafts, whatever they cost.
     """
 
     def __init__(
@@ -38,7 +47,7 @@ class RowDrafting:
         )
         self._requests = Requests()
         self._before: tuple[set[int], int, float] | None = (
-            None  # who was drafted for, how many tokens in all, and when
+            None  # drafted requests, draft tokens, end time
         )
         self._gap = 0
 
@@ -46,33 +55,34 @@ class RowDrafting:
         return len(self._requests)
 
     def warm_up(self) -> None:
-        """Draft once, so that what is compiled is compiled before the first request."""
+        """Draft once, so that all kernels are compiled before the first request."""
         request = TrackedRequest(BatchRow(0, np.array([1, 2, 1, 2, 1, 0], dtype=np.int32), 1))
         self._drafter.start(request.request)
         chain = self._drafter.propose([request.request], [4])[0].best_chain()
         self._drafter.stop(request.request)
-        chains, none = flatten([chain]), np.zeros(0, dtype=np.int64)
-        count(new_calibration(), chains, none, np.zeros(2, dtype=np.int64))
-        path_chances(self._reliability, chains)
+        chains, no_tokens = flatten([chain]), np.zeros(0, dtype=np.int64)
+        count(new_calibration(), chains, no_tokens, np.zeros(2, dtype=np.int64))
+        path_probabilities(self._reliability, chains)
 
     def step(self, rows: Sequence[BatchRow], others: int, begin: float) -> list[list[int]]:
-        """Take in the new tokens of `rows` and draft for each.
+        """Process the new tokens of `rows` and return a draft for each.
 
         Args:
-            others: rows of the batch whose prompts are still being computed.
-            begin: when vLLM asked, by `time.perf_counter`.
+            rows: Rows with new tokens.
+            others: Number of rows whose prompts are still being computed.
+            begin: Time of vLLM's call, by `time.perf_counter`.
         """
         claimed = self._requests.claim(rows, self._gap)
         self._note_costs(claimed, others, begin)
-        going: list[tuple[BatchRow, TrackedRequest]] = []
-        tried: list[tuple[DraftTree, list[int]]] = []
-        for row, found in zip(rows, claimed, strict=True):
-            request = self._begun(row) if found is None else found
-            if self._goes_on(request, row, tried):
-                going.append((row, request))
-        self._count(tried)
-        # vLLM asks for no drafts at all while a row is so close to its end (docs/vllm.md): tokens
-        # may be missed.
+        active: list[tuple[BatchRow, TrackedRequest]] = []
+        drafted: list[tuple[DraftTree, list[int]]] = []
+        for row, known_request in zip(rows, claimed, strict=True):
+            request = self._begun(row) if known_request is None else known_request
+            if self._extend(request, row, drafted):
+                active.append((row, request))
+        self._count(drafted)
+        # vLLM skips drafting while any row is close to its maximum length, so the proposer may
+        # miss tokens (docs/vllm.md).
         longest = max((len(row.text) for row in rows), default=0)
         self._gap = (
             (self._facts.most + 1) ** 2
@@ -80,21 +90,19 @@ class RowDrafting:
             else 0
         )
         self.forget(
-            self._requests.resolve_batch_invariance({row.place: request for row, request in going})
+            self._requests.resolve_batch_invariance({row.place: request for row, request in active})
         )
-        self._draft([request for _, request in going])
-        drafts = {row.place: request.chain.token_ids[: request.sent] for row, request in going}
+        self._draft([request for _, request in active])
+        drafts = {row.place: request.chain.token_ids[: request.sent] for row, request in active}
         return [[*drafts.get(row.place, ())] for row in rows]
 
     def done(self, now: float) -> None:
-        """The drafts of a step are made, at `now`: what comes until the next one is vLLM's own
-        time.
-        """
+        """Record the end time of the drafts; later time until the next call is vLLM's."""
         if self._before is not None:
             self._before = *self._before[:2], now
 
     def forget(self, requests: Iterable[TrackedRequest] | None = None) -> None:
-        """These have ended; default: all."""
+        """Count the given requests as finished; default: all."""
         for request in [*self._requests] if requests is None else requests:
             self._requests.drop(request)
             self._drafter.stop(request.request)
@@ -104,22 +112,28 @@ class RowDrafting:
         self._drafter.start(request.request)
         return request
 
-    def _goes_on(
-        self, request: TrackedRequest, row: BatchRow, tried: list[tuple[DraftTree, list[int]]]
+    def _extend(
+        self, request: TrackedRequest, row: BatchRow, drafted: list[tuple[DraftTree, list[int]]]
     ) -> bool:
-        """Append what is new, and say so to the drafter; returns whether more may come.
+        """Append new tokens, inform the drafter and return whether the request continues.
 
         Args:
-            tried: filled with the chain of the step, if there was one, and the tokens that came.
+            request: Request to extend.
+            row: Row of the request.
+            drafted: List to which the drafted chain and the new tokens are added.
         """
-        fresh = row.text[len(request) :].tolist()
-        ends = next((place for place, token in enumerate(fresh) if token in self._facts.eos), None)
-        run = request.extend(row, len(row.text) if ends is None else len(request) + ends + 1)
+        new_tokens = row.text[len(request) :].tolist()
+        end_index = next(
+            (index for index, token in enumerate(new_tokens) if token in self._facts.eos), None
+        )
+        run = request.extend(
+            row, len(row.text) if end_index is None else len(request) + end_index + 1
+        )
         chain, sent = request.chain, request.chain.first(request.sent)
         request.chain, request.sent = EMPTY_TREE, 0
         if len(chain):
-            tried.append((chain, run))
-        if len(fresh) > row.new:  # steps were missed, and what they verified was not ours
+            drafted.append((chain, run))
+        if len(new_tokens) > row.new:  # missed steps verified no drafts of this proposer
             sent = EMPTY_TREE
         accepted = min(row.new - 1, len(sent))
         self._meter.accepted.inc(accepted)
@@ -130,31 +144,31 @@ class RowDrafting:
                 sent,
                 [*range(min(accepted, len(run) - 1))],
                 run,
-                _said(run, len(sent)),
+                _target_tokens(run, len(sent)),
             )
         )
-        if ends is not None:
+        if end_index is not None:
             self.forget([request])
-        return ends is None
+        return end_index is None
 
-    def _count(self, tried: list[tuple[DraftTree, list[int]]]) -> None:
-        """Learn how much is to be thought of the chances that the drafter gives, from chains and
-        what came.
-        """
-        if tried:
-            came = np.array([token for _, run in tried for token in run], dtype=np.int64)
-            ends = np.cumsum([0, *(len(run) for _, run in tried)], dtype=np.int64)
-            count(self._reliability, flatten([chain for chain, _ in tried]), came, ends)
+    def _count(self, drafted: list[tuple[DraftTree, list[int]]]) -> None:
+        """Update the acceptance calibration from chains and the tokens that followed."""
+        if drafted:
+            new_tokens = np.array([token for _, run in drafted for token in run], dtype=np.int64)
+            offsets = np.cumsum([0, *(len(run) for _, run in drafted)], dtype=np.int64)
+            count(self._reliability, flatten([chain for chain, _ in drafted]), new_tokens, offsets)
 
     def _draft(self, requests: list[TrackedRequest]) -> None:
-        """Give each a chain, and say how much of it vLLM is to verify."""
+        """Draft a chain per request and choose how many of its tokens vLLM verifies."""
         self._before = None
         if requests and (self._full or self._gate.opens()):
-            for request in requests:  # no tree is deeper than vLLM takes
+            for request in requests:  # limits the depth to vLLM's draft length
                 seq = request.request
                 seq.max_length = min(self._facts.context, len(seq) + self._facts.most + 1)
             limit = node_limit(
-                self._drafter.drafter.node_rule, len(requests), max(_MOST_NODES, self._facts.most)
+                self._drafter.drafter.node_rule,
+                len(requests),
+                max(_SETTINGS.max_nodes, self._facts.most),
             )
             trees = self._drafter.propose(
                 [request.request for request in requests], [limit] * len(requests)
@@ -173,14 +187,16 @@ class RowDrafting:
         if self._full:
             return [len(request.chain) for request in requests]
         chains = flatten([request.chain for request in requests])
-        worth = self._costs.worth([len(request.request.output_ids) for request in requests])
-        gains = path_chances(self._reliability, chains) * np.repeat(worth, np.diff(chains.starts))
-        return paying_lengths(gains, chains.starts, self._costs.seconds(len(requests), len(gains)))
+        values = self._costs.token_values([len(request.request.output_ids) for request in requests])
+        gains = path_probabilities(self._reliability, chains) * np.repeat(
+            values, np.diff(chains.starts)
+        )
+        return optimal_lengths(gains, chains.starts, self._costs.seconds(len(requests), len(gains)))
 
     def _note_costs(
         self, claimed: Sequence[TrackedRequest | None], others: int, begin: float
     ) -> None:
-        """Learn what the step took that has just ended, where nothing but decoding was in it."""
+        """Record the time of the last step if it only decoded."""
         if self._before is None or others:
             return
         present, drafted, end = self._before
@@ -192,8 +208,9 @@ class RowDrafting:
             self._costs.note(len(present), drafted, begin - end)
 
 
-def _said(run: list[int], sent: int) -> list[int]:
-    """What the target said after the last token and after each of `sent` drafted ones; behind a
-    wrong one it is not known.
+def _target_tokens(run: list[int], sent: int) -> list[int]:
+    """Return the target's token after the last one and after each drafted token.
+
+    After a rejected token the target's choice is unknown; the last known token fills the rest.
     """
     return [*run, *[run[-1]] * (sent + 1 - len(run))][: sent + 1]

@@ -1,6 +1,4 @@
-"""A drafter whose faults end drafting for a request, and nothing else: vLLM's engine dies of
-whatever its drafter raises.
-"""
+"""Isolate the errors of a drafter, since vLLM's engine dies of exceptions in it."""
 
 from __future__ import annotations
 
@@ -11,17 +9,18 @@ from collections.abc import Callable, Sequence
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.integrations.vllm.settings import ProposerSettings
 from paceline.verification.tree_rules import check_trees
 
 _log = logging.getLogger("paceline.vllm")
-_SECONDS = 30.0  # between two lines of the log
+_SETTINGS = ProposerSettings()
 
 
 class Faults:
-    """Counts and logs what went wrong, a line in half a minute at most.
+    """Counts and logs errors, at most one line in half a minute.
 
     Args:
-        count: called for each.
+        count: Function called for each error.
     """
 
     def __init__(self, count: Callable[[], None]) -> None:
@@ -30,7 +29,7 @@ class Faults:
         self._next_line = 0.0
 
     def report(self, where: str, error: Exception) -> None:
-        """Something was raised."""
+        """Count and log an exception."""
         self._count()
         now = time.monotonic()
         if now < self._next_line:
@@ -38,16 +37,18 @@ class Faults:
             return
         more = f" ({self._silent} more since the last line)" if self._silent else ""
         _log.warning(
-            "%s: %s: %s; no draft, vLLM goes on.%s", where, type(error).__name__, error, more
+            "%s: %s: %s; no draft, vLLM continues.%s", where, type(error).__name__, error, more
         )
-        self._silent, self._next_line = 0, now + _SECONDS
+        self._silent, self._next_line = 0, now + _SETTINGS.log_seconds
 
 
 class GuardedDrafter:
-    """Asks a drafter, and asks it no more for a request it has failed for.
+    """Wraps a drafter; an error disables it for the request that caused it.
 
     Args:
-        vocab_size: guesses must be ids below it.
+        drafter: Drafter to wrap.
+        vocab_size: Vocabulary size; draft token ids must be below it.
+        faults: Log of errors.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, faults: Faults) -> None:
@@ -56,28 +57,29 @@ class GuardedDrafter:
         self._muted: set[int] = set()
 
     def start(self, seq: Request) -> None:
-        """A request begins."""
+        """Inform the drafter of a new request."""
         try:
             self.drafter.start(seq)
         except Exception as error:
             self._mute(seq, error)
 
     def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return a tree for each, an empty one where the drafter failed. A batch that fails is
-        asked one by one.
+        """Return a draft tree per request; trees of failed requests are empty.
+
+        If a batch fails, the requests are drafted one by one.
         """
         trees = [EMPTY_TREE] * len(seqs)
-        asked = [index for index, seq in enumerate(seqs) if seq.id not in self._muted]
-        if asked:
-            found = self._asked(
-                [seqs[index] for index in asked], [max_nodes[index] for index in asked]
+        indices = [index for index, seq in enumerate(seqs) if seq.id not in self._muted]
+        if indices:
+            proposed = self._propose_checked(
+                [seqs[index] for index in indices], [max_nodes[index] for index in indices]
             )
-            for index, tree in zip(asked, found, strict=True):
+            for index, tree in zip(indices, proposed, strict=True):
                 trees[index] = tree
         return trees
 
     def observe(self, outcome: Outcome) -> None:
-        """A request has got tokens."""
+        """Inform the drafter of the outcome of a step."""
         if outcome.request.id not in self._muted:
             try:
                 self.drafter.observe([outcome])
@@ -85,13 +87,13 @@ class GuardedDrafter:
                 self._mute(outcome.request, error)
 
     def stop(self, seq: Request) -> None:
-        """A request has ended."""
+        """Inform the drafter of a finished request."""
         if seq.id in self._muted:
             self._muted.discard(seq.id)
         else:
             self._stop(seq)
 
-    def _asked(self, seqs: list[Request], max_nodes: list[int]) -> list[DraftTree]:
+    def _propose_checked(self, seqs: list[Request], max_nodes: list[int]) -> list[DraftTree]:
         try:
             trees = self.drafter.propose(seqs, max_nodes)
             check_trees(self.drafter, seqs, max_nodes, trees, self._vocab_size)
@@ -103,7 +105,7 @@ class GuardedDrafter:
         return [
             tree
             for seq, limit in zip(seqs, max_nodes, strict=True)
-            for tree in self._asked([seq], [limit])
+            for tree in self._propose_checked([seq], [limit])
         ]
 
     def _mute(self, seq: Request, error: Exception) -> None:

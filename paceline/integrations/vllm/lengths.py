@@ -1,18 +1,20 @@
-"""How long each draft of a step is. vLLM verifies rows of any lengths in one forward, so every
-token pays for itself.
+"""Choose the draft length of every request in a batch.
 
-A step of a batch takes seconds(sequences, drafted) and yields, for each sequence, 1 + the chances
-of the paths to its drafted tokens. The tokens of the whole batch that bring most come first, as
-many as give the most per second; chances fall along a chain, so what is taken of it is its
-beginning. What steps take is fitted to the newest ones:
+vLLM verifies rows of any length in one forward pass, so the cost of every token can be weighed.
+A step takes seconds(requests, draft tokens) and yields, per request, 1 + the sum of the acceptance
+probabilities of its draft tokens. The proposer sorts the tokens of the whole batch by gain and
+keeps
+the number that maximises tokens per second. Probabilities fall along a chain, so the kept tokens
+form
+a prefix. The cost of a step is fitted to recent steps:
 
-    seconds = a + b * sequences + c * (1 if anything is drafted) + d * drafted
+    seconds = a + b * requests + c * (1 if any draft) + d * draft tokens
 
-Not every sequence's tokens are worth the same. Each saves the row of a later step, but a step
-itself is saved only where the last sequence of those that run together ends sooner. So tokens of a
-sequence that is behind count for more, and those of one that is ahead for little more than their
-row: else a batch for whose places nobody waits would pay for drafts, and take as many steps as its
-slowest sequence.
+Tokens of different requests have different value. Each saves a row of a later step, but a whole
+step
+only if the last of the running requests finishes earlier. Tokens of a request that is behind
+therefore
+count more, and tokens of one that is ahead little more than their row.
 """
 
 from __future__ import annotations
@@ -25,129 +27,134 @@ from numpy.typing import NDArray
 
 from paceline.core.tree import DraftTree
 from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration, FlatTrees, corrected
+from paceline.integrations.vllm.settings import StepCostSettings
 from paceline.util.compiled import compiled
 
-_WINDOW, _EVERY = 256, 8  # newest steps that the fit is of; and steps between two fits
-_OUTLIER = 4.0  # times the median: the machine did something else
-# Of a, b, c and d, in steps of median length: what they are before anything is known, and how many
-# steps that counts for. Drafts are believed to be cheap, so that they are tried; what was too dear
-# is tried again when the window has forgotten it.
-_PRIOR = np.array([1.0, 0.0, 0.0, 0.01])
-_STRENGTH = np.array([0.01, 0.1, 1.0, 4.0])
-_MARGIN = 1.1  # of the seconds of a step with drafts: a smaller gain is within the error of the fit
-_BEHIND = (
-    2.5  # tokens by which a sequence is further, and e times less likely to be the last to end
-)
-_UNKNOWN = 0.5  # the chance of a guess whose drafter says none, before it has been counted
+_SETTINGS = StepCostSettings()
+_PRIOR = np.array(_SETTINGS.prior)
+_PRIOR_WEIGHT = np.array(_SETTINGS.prior_weight)
 
 
 class StepCosts:
-    """What a step takes, by what was seen."""
+    """Models the time of a step from recent measurements."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[int, int, float]] = deque(maxlen=_WINDOW)
+        self._steps: deque[tuple[int, int, float]] = deque(maxlen=_SETTINGS.window)
         self._since_fit = 0
         self._fit = _PRIOR
 
-    def note(self, sequences: int, drafted: int, seconds: float) -> None:
-        """Take in a step of `sequences` that all go on, with `drafted` draft tokens in all."""
-        self._seen.append((sequences, drafted, seconds))
-        self._since_fit += 1
-        if self._since_fit >= _EVERY or len(self._seen) <= _EVERY:
-            self._since_fit = 0
-            self._fit = _fitted(np.array(self._seen))
-
-    def seconds(self, sequences: int, most: int) -> NDArray[np.float64]:
-        """Return what a step takes with 0 to `most` draft tokens [1 + most], in steps of median
-        length.
-        """
-        plain, drafting, each = self._parts(sequences)
-        found = plain + each * np.arange(most + 1, dtype=np.float64)
-        found[1:] = (found[1:] + drafting) * _MARGIN
-        return found
-
-    def worth(self, said: Sequence[int]) -> NDArray[np.float64]:
-        """Return what a token of each sequence is worth, in tokens of all alike [sequences]; they
-        add up to as many as there are.
+    def note(self, num_requests: int, drafted: int, seconds: float) -> None:
+        """Record a step in which all requests continued.
 
         Args:
-            said: how many tokens each sequence has said so far.
+            num_requests: Number of requests.
+            drafted: Number of draft tokens in the batch.
+            seconds: Time of the step.
         """
-        sequences = len(said)
-        plain, _, each = self._parts(sequences)
-        row = min(each, plain / sequences)
-        ahead = np.asarray(said, dtype=np.float64)
-        last = np.exp(-(ahead - ahead.min()) / _BEHIND)
-        last /= last.sum()
-        found: NDArray[np.float64] = (row + (plain - row * sequences) * last) * (sequences / plain)
-        return found
+        self._steps.append((num_requests, drafted, seconds))
+        self._since_fit += 1
+        if (
+            self._since_fit >= _SETTINGS.refit_interval
+            or len(self._steps) <= _SETTINGS.refit_interval
+        ):
+            self._since_fit = 0
+            self._fit = _fitted(np.array(self._steps))
 
-    def _parts(self, sequences: int) -> tuple[float, float, float]:
-        """What a step without drafts takes, what drafting at all adds, and each draft token."""
+    def seconds(self, num_requests: int, max_tokens: int) -> NDArray[np.float64]:
+        """Return the time of a step with 0 to `max_tokens` draft tokens, in median steps."""
+        plain, drafting, per_token = self._parts(num_requests)
+        result = plain + per_token * np.arange(max_tokens + 1, dtype=np.float64)
+        result[1:] = (result[1:] + drafting) * _SETTINGS.margin
+        return result
+
+    def token_values(self, num_tokens: Sequence[int]) -> NDArray[np.float64]:
+        """Return the relative value of a token of each request.
+
+        The values sum to the number of requests.
+
+        Args:
+            num_tokens: Number of tokens that each request has generated.
+        """
+        num_requests = len(num_tokens)
+        plain, _, per_token = self._parts(num_requests)
+        row = min(per_token, plain / num_requests)
+        lead = np.asarray(num_tokens, dtype=np.float64)
+        last_probability = np.exp(-(lead - lead.min()) / _SETTINGS.lead_tokens)
+        last_probability /= last_probability.sum()
+        result: NDArray[np.float64] = (row + (plain - row * num_requests) * last_probability) * (
+            num_requests / plain
+        )
+        return result
+
+    def _parts(self, num_requests: int) -> tuple[float, float, float]:
+        """Return the time of a plain step, the extra for drafting and for each token."""
         a, b, c, d = self._fit
-        return max(float(a + b * sequences), 0.05), max(float(c), 0.0), max(float(d), 0.0)
+        return max(float(a + b * num_requests), 0.05), max(float(c), 0.0), max(float(d), 0.0)
 
 
-def _fitted(seen: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a, b, c and d by least squares, drawn towards what is believed without any step."""
-    sequences, drafted, seconds = seen.T
-    usual = max(float(np.median(seconds)), 1e-9)
-    kept = seconds < _OUTLIER * usual
+def _fitted(steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Fit a, b, c and d by least squares with a prior (ridge regression)."""
+    num_requests, drafted, seconds = steps.T
+    median = max(float(np.median(seconds)), 1e-9)
+    inliers = seconds < _SETTINGS.outlier_factor * median
     inputs = np.stack(
-        [np.ones(kept.sum()), sequences[kept], drafted[kept] > 0, drafted[kept]], axis=1
+        [np.ones(inliers.sum()), num_requests[inliers], drafted[inliers] > 0, drafted[inliers]],
+        axis=1,
     )
-    offset = seconds[kept] / usual - inputs @ _PRIOR
+    offset = seconds[inliers] / median - inputs @ _PRIOR
     fitted: NDArray[np.float64] = _PRIOR + np.linalg.solve(
-        inputs.T @ inputs + np.diag(_STRENGTH), inputs.T @ offset
+        inputs.T @ inputs + np.diag(_PRIOR_WEIGHT), inputs.T @ offset
     )
     return fitted
 
 
 def flatten(chains: Sequence[DraftTree]) -> FlatTrees:
-    """Return chains as the arrays by which their chances are counted."""
+    """Convert chains into the arrays of the acceptance calibration."""
     sizes = [len(chain) for chain in chains]
-    confidence = [one for chain in chains for one in chain.confidence or [_UNKNOWN] * len(chain)]
+    confidence = [
+        probability
+        for chain in chains
+        for probability in chain.confidence or [_SETTINGS.unknown_probability] * len(chain)
+    ]
     return FlatTrees(
         np.array([node for chain in chains for node in chain.parents], dtype=np.int64),
         np.array([token for chain in chains for token in chain.token_ids], dtype=np.int64),
         np.nan_to_num(np.array(confidence, dtype=np.float64)).clip(
             0.0, 1.0
-        ),  # whatever a drafter says
+        ),  # guards against invalid values of a drafter
         np.cumsum([0, *sizes], dtype=np.int64),
     )
 
 
 @compiled
-def path_chances(
+def path_probabilities(
     acceptance_calibration: AcceptanceCalibration, chains: FlatTrees
 ) -> NDArray[np.float64]:
-    """Return the chance that each node of some chains is accepted [nodes]: of its path, by what
-    came true of earlier ones.
-    """
-    chances = np.empty(len(chains.parents))
+    """Return the probability of each node's path, calibrated by earlier outcomes."""
+    probabilities = np.empty(len(chains.parents))
     for tree in range(len(chains.starts) - 1):
-        chance = 1.0
+        probability = 1.0
         for node in range(chains.starts[tree], chains.starts[tree + 1]):
-            chance *= corrected(acceptance_calibration, chains.confidence[node])
-            chances[node] = chance
-    return chances
+            probability *= corrected(acceptance_calibration, chains.confidence[node])
+            probabilities[node] = probability
+    return probabilities
 
 
-def paying_lengths(
+def optimal_lengths(
     gains: NDArray[np.float64], starts: NDArray[np.int64], seconds: NDArray[np.float64]
 ) -> list[int]:
-    """Return how many tokens of each chain pay for what they cost.
+    """Return the number of tokens per chain that maximises tokens per second.
 
     Args:
-        gains: [nodes] chances of the paths, by what a token is worth. starts: [1 + chains] where
-            each chain begins.
-        seconds: [1 + nodes] of the step, by its draft tokens.
+        gains: Expected gain per node: path probability times value of a token; [nodes].
+        starts: Index of the first node of each chain, and the end; [1 + chains].
+        seconds: Time of the step by number of draft tokens; [1 + nodes].
     """
-    sequences = len(starts) - 1
-    best = np.argsort(-gains, kind="stable")
-    tokens = sequences + np.concatenate(([0.0], np.cumsum(gains[best])))
+    num_requests = len(starts) - 1
+    order = np.argsort(-gains, kind="stable")
+    tokens = num_requests + np.concatenate(([0.0], np.cumsum(gains[order])))
     taken = np.zeros(len(gains), dtype=np.int64)
-    taken[best[: int((tokens / seconds).argmax())]] = 1
+    taken[order[: int((tokens / seconds).argmax())]] = 1
     totals = np.concatenate(([0], np.cumsum(taken)))
     lengths: list[int] = (totals[starts[1:]] - totals[starts[:-1]]).tolist()
     return lengths

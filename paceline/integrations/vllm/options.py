@@ -1,6 +1,4 @@
-"""What the proposer is told: `additional_config["paceline"]`, and what it reads from vLLM's own
-configuration.
-"""
+"""Read the options of the proposer and facts about vLLM's engine."""
 
 from __future__ import annotations
 
@@ -17,11 +15,15 @@ _OWNER = "additional_config['paceline']"
 
 @dataclass(frozen=True, slots=True)
 class ProposerOptions:
-    """Attributes:
-    drafter: spec of a drafter that learns from text alone, such as
-    "sssd:datastore=/srv/history,update_datastore=true". length: auto = drafts are as long as they
-    pay for what they cost | full = as long as they can be. idle: seconds without a step after which
-    all requests count as finished; more than the longest step takes.
+    """Options of the proposer, from `additional_config["paceline"]`.
+
+    Attributes:
+        drafter: Spec of a drafter that needs only text, such as
+            "sssd:datastore=/srv/history,update_datastore=true".
+        length: "auto" (default) weighs draft length against its cost; "full" always uses the
+            longest draft.
+        idle: Seconds without a step after which all requests count as finished; longer than any
+            step.
     """
 
     drafter: str = "sssd"
@@ -38,14 +40,18 @@ class ProposerOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What is read from a `VllmConfig`.
+    """Facts read from a `VllmConfig`.
 
     Attributes:
-        most: tokens of the longest draft (`num_speculative_tokens`). context: tokens of a request
-            (`max_model_len`).
-        eos: tokens that end an answer. tokenizer: its name, None where vLLM runs without. leads:
-            whether the drafts of this rank are used: vLLM asks every rank of a tensor-parallel
-            group, and takes the first one's.
+        most: Maximum draft tokens per request (`num_speculative_tokens`).
+        context: Maximum tokens per request (`max_model_len`).
+        vocab_size: Vocabulary size.
+        eos: Tokens that end an answer.
+        model: Served model name.
+        tokenizer: Name of the tokenizer; None if vLLM runs without one.
+        revision: Revision of the tokenizer.
+        leads: The drafts of this rank are used. vLLM calls every rank of a tensor-parallel group,
+            and takes the first one's drafts.
     """
 
     most: int
@@ -59,14 +65,13 @@ class EngineFacts:
 
 
 def refuse_recurrent(config: Any) -> None:
-    """Refuse models with recurrent layers, whose answers speculation without drafts in every step
-    makes wrong.
+    """Raise for models with recurrent layers.
 
-    vLLM keeps the state behind accepted draft tokens in another slot than a step without drafts
-    reads. No release of vLLM is known to move it.
+    vLLM stores the state after accepted draft tokens in another slot than a step without drafts
+    reads, so answers would be wrong. No release of vLLM is known to move it.
 
     Raises:
-        ConfigError: the model of a `VllmConfig` is hybrid or has no attention at all.
+        ConfigError: The model of a `VllmConfig` is hybrid or has no attention.
     """
     model = config.model_config
     if model.is_hybrid or model.is_attention_free:
@@ -80,10 +85,10 @@ def refuse_recurrent(config: Any) -> None:
 
 
 def read_options(config: Any) -> ProposerOptions:
-    """Return the options in a `VllmConfig`.
+    """Read the proposer's options from a `VllmConfig`.
 
     Raises:
-        ConfigError: an unknown one, or a value out of range.
+        ConfigError: An option is unknown or out of range.
     """
     given = (config.additional_config or {}).get("paceline", {})
     if not isinstance(given, dict):
@@ -94,10 +99,10 @@ def read_options(config: Any) -> ProposerOptions:
 
 
 def read_facts(config: Any) -> EngineFacts:
-    """Return what a `VllmConfig` says of the engine."""
+    """Read the facts about the engine from a `VllmConfig`."""
     model, parallel = config.model_config, config.parallel_config
     generation = model.try_get_generation_config() or {}
-    named = getattr(model, "served_model_name", None) or model.model
+    served_names = getattr(model, "served_model_name", None) or model.model
     return EngineFacts(
         most=config.speculative_config.num_speculative_tokens,
         context=model.max_model_len,
@@ -108,14 +113,14 @@ def read_facts(config: Any) -> EngineFacts:
                 *_ids(getattr(model.hf_config, "eos_token_id", None)),
             )
         ),
-        model=named if isinstance(named, str) else named[0],
+        model=served_names if isinstance(served_names, str) else served_names[0],
         tokenizer=None if getattr(model, "skip_tokenizer_init", False) else model.tokenizer,
         revision=getattr(model, "tokenizer_revision", None),
         leads=parallel.rank % parallel.tensor_parallel_size == 0,
     )
 
 
-def _ids(found: int | Iterable[int] | None) -> tuple[int, ...]:
-    if found is None:
+def _ids(token_ids: int | Iterable[int] | None) -> tuple[int, ...]:
+    if token_ids is None:
         return ()
-    return (found,) if isinstance(found, int) else tuple(found)
+    return (token_ids,) if isinstance(token_ids, int) else tuple(token_ids)

@@ -1,6 +1,4 @@
-"""The class vLLM asks for drafts: a chain per row of its batch and step, out of a drafter's
-trees.
-"""
+"""Implement the class that vLLM calls for drafts."""
 
 from __future__ import annotations
 
@@ -16,26 +14,25 @@ from paceline.integrations.vllm.guarded import Faults, GuardedDrafter
 from paceline.integrations.vllm.metrics import DraftingMetrics
 from paceline.integrations.vllm.options import read_facts, read_options, refuse_recurrent
 from paceline.integrations.vllm.requests import BatchRow
+from paceline.integrations.vllm.settings import ProposerSettings
 
-_STORE_EVERY = 5.0  # seconds between two looks at the size of the store
+_SETTINGS = ProposerSettings()
 
 
 class Proposer:
-    """What `speculative_config={"method": "custom_class", "model":
-    "paceline.integrations.vllm.Proposer", ...}` names.
+    """Draft tokens for vLLM; the `model` of `speculative_config` with "custom_class".
 
     Args:
-        vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` has our options
-            (`ProposerOptions`).
+        vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` holds `ProposerOptions`.
     Raises:
-        ConfigError: a model with recurrent layers, options that cannot be used, or a store of
-            another tokenizer. Nothing is raised later.
+        ConfigError: The model has recurrent layers, an option is invalid, or the datastore belongs
+            to another tokenizer. Later calls never raise.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         refuse_recurrent(vllm_config)
         self._options, self._facts = read_options(vllm_config), read_facts(vllm_config)
-        self._lock = threading.Lock()  # held in a step, and while requests are forgotten
+        self._lock = threading.Lock()  # held during a step and while requests are dropped
         self._drafting: RowDrafting | None = None
         self._used_at = 0.0
         if self._facts.leads:
@@ -49,10 +46,10 @@ class Proposer:
             threading.Thread(target=self._watch, name="paceline vllm", daemon=True).start()
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """Load nothing: there is no model."""
+        """Do nothing, as there is no draft model."""
 
     def dummy_run(self, *_: Any, **__: Any) -> None:
-        """Run nothing: there is no model."""
+        """Do nothing, as there is no draft model."""
 
     def propose(
         self,
@@ -62,15 +59,14 @@ class Proposer:
         *_: Any,
         **__: Any,
     ) -> list[list[int]]:
-        """Draft for every row of a batch. Nothing is ever raised: what goes wrong is an empty
-        draft.
+        """Draft for every row of a batch; errors lead to empty drafts and never raise.
 
         Args:
-            sampled_token_ids: per row its new tokens; none while its prompt is being computed.
-            num_tokens_no_spec: [rows or more] tokens of each row, the new ones included.
-            token_ids_cpu: [rows or more, max_model_len] these tokens.
+            sampled_token_ids: New tokens per row; empty while a prompt is being computed.
+            num_tokens_no_spec: Tokens per row, the new ones included; [rows or more].
+            token_ids_cpu: Token ids of the rows; [rows or more, max_model_len].
         Returns:
-            per row at most `num_speculative_tokens` ids.
+            At most `num_speculative_tokens` ids per row.
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if not self._facts.leads:
@@ -100,10 +96,10 @@ class Proposer:
             self._meter.requests.set(len(self._drafting))
 
     def _build(self) -> None:
-        """Make the drafter, unless there is one already, or it could not be made a moment ago.
+        """Create the drafter if there is none and no attempt failed recently.
 
         Raises:
-            as `Builder.build`.
+            ConfigError, DatastoreError: As in `Builder.build`.
         """
         drafter = None if self._drafting is not None else self._builder.build()
         if drafter is not None:
@@ -120,9 +116,7 @@ class Proposer:
             self._meter.requests.set(len(self._drafting))
 
     def _watch(self) -> None:
-        """Run as the thread: what vLLM asks for no more has finished; and see how large the
-        store is.
-        """
+        """Drop idle requests and measure the datastore; runs as a thread."""
         store_at = 0.0
         while True:
             time.sleep(self._options.idle / 2)
@@ -135,7 +129,7 @@ class Proposer:
                 ):
                     self._forget()
             if now >= store_at:
-                store_at = now + _STORE_EVERY
+                store_at = now + _SETTINGS.store_seconds
                 try:
                     self._meter.store.set(self._builder.store_tokens())
                 except Exception as error:

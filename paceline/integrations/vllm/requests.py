@@ -1,17 +1,12 @@
-"""Which row of vLLM's batch is which request. vLLM tells a drafter no names, so the tokens do: a
-request is its text so far.
+"""Match the rows of vLLM's batch to requests.
 
-Each call shows the rows of a batch, each with its whole text and how many of its tokens are new:
+vLLM does not pass request ids to drafters, so a request is identified by its text so far. Each call
+shows the rows of the batch with their text and the number of new tokens. For example, the text `1 2
+3` of the last call continues in the row `1 2 3 | 4`. A row `5 6 | 9` with an unknown text is a new
+request with the prompt `5 6`. A known text without a row is preempted or finished.
 
-    known, of the last call       rows now                         means
-    A   1 2 3                     0    1 2 3 | 4                   A goes on
-    B   7 8                       1    5 6 | 9                     new; 5 6 is its prompt
-                                                                   B is not there: put back to wait,
-                                                                   or finished
-
-A request that vLLM has moved to another row, or has put back to wait and computed again, still has
-its text. Of two with the same text either may be taken for the other: what a drafter knows of a
-request follows from its text.
+A request keeps its text if vLLM moves it to another row or preempts and recomputes it. Two requests
+with equal text may be swapped, which is harmless: the drafter's state follows from the text.
 """
 
 from __future__ import annotations
@@ -24,9 +19,9 @@ from numpy.typing import NDArray
 
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.integrations.vllm.settings import ProposerSettings
 
-# calls without a request after which it counts as finished; one that comes back later is begun anew
-PATIENCE = 32
+MAX_MISSED_CALLS = ProposerSettings().max_missed_calls  # a request that returns later starts again
 _PARAMS = SamplingParams(ignore_eos=True)
 
 IdArray = NDArray[np.int32]
@@ -34,11 +29,12 @@ IdArray = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A row of vLLM's batch that has new tokens.
+    """Describe a row of vLLM's batch that has new tokens.
 
     Attributes:
-        place: in the batch. text: prompt and answer, the new tokens included; a view of vLLM's.
-            new: how many are new.
+        place: Index in the batch.
+        text: Prompt and answer, the new tokens included; a view of vLLM's array.
+        new: Number of new tokens.
     """
 
     place: int
@@ -47,17 +43,19 @@ class BatchRow:
 
     @property
     def known(self) -> int:
-        """Tokens of the text before the new ones."""
+        """Return the number of tokens before the new ones."""
         return len(self.text) - self.new
 
 
 class TrackedRequest:
-    """A request as far as the drafter knows it.
+    """Tracks a request of vLLM for the drafter.
 
     Attributes:
-        seq: its text, for the drafter. place: its row in the batch. unseen: calls since it was
-            there.
-        chain: what was drafted last, whole. sent: tokens of it that vLLM was given.
+        seq: Text for the drafter.
+        place: Row in the batch.
+        unseen: Number of calls since the request was last in the batch.
+        chain: Last draft, in full.
+        sent: Number of its tokens that vLLM received.
     """
 
     def __init__(self, row: BatchRow) -> None:
@@ -67,38 +65,37 @@ class TrackedRequest:
         self.chain: DraftTree = EMPTY_TREE
         self.sent = 0
         self._ids: IdArray = row.text[: row.known].copy()
-        self._room = self._ids
+        self._buffer = self._ids
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def goes_on_in(self, row: BatchRow, gap: int) -> bool:
-        """Whether the text of `row` is this one and the new tokens, with at most `gap` tokens
-        between them.
+    def continues_in(self, row: BatchRow, gap: int) -> bool:
+        """Return whether `row` continues this text.
+
+        At most `gap` tokens may be missing between the text and the new tokens.
         """
         missed = row.known - len(self)
         return 0 <= missed <= gap and np.array_equal(row.text[: len(self)], self._ids)
 
     def extend(self, row: BatchRow, end: int) -> list[int]:
-        """Take over the first `end` tokens of `row`, which goes on with this text; returns those
-        that were not known.
-        """
+        """Append the tokens of `row` up to `end`; return the appended ones."""
         begin = len(self)
-        if end > len(self._room):
-            self._room = np.empty(2 * end, dtype=np.int32)
-            self._room[:begin] = self._ids
-        self._room[begin:end] = row.text[begin:end]
-        self._ids = self._room[:end]
-        fresh: list[int] = row.text[begin:end].tolist()
-        self.request.token_ids += fresh
-        return fresh
+        if end > len(self._buffer):
+            self._buffer = np.empty(2 * end, dtype=np.int32)
+            self._buffer[:begin] = self._ids
+        self._buffer[begin:end] = row.text[begin:end]
+        self._ids = self._buffer[:end]
+        new_tokens: list[int] = row.text[begin:end].tolist()
+        self.request.token_ids += new_tokens
+        return new_tokens
 
 
 class Requests:
-    """All requests that may go on."""
+    """Holds all requests that may continue."""
 
     def __init__(self) -> None:
-        self._known: dict[int, TrackedRequest] = {}  # by the id of the sequence
+        self._known: dict[int, TrackedRequest] = {}  # by request id
         self._at: dict[int, TrackedRequest] = {}  # by the row of the last call
 
     def __len__(self) -> int:
@@ -108,43 +105,45 @@ class Requests:
         return iter([*self._known.values()])
 
     def claim(self, rows: Sequence[BatchRow], gap: int = 0) -> list[TrackedRequest | None]:
-        """Find the request of each row: the one that was there before, else the longest that fits.
-        None: it is new.
+        """Return the known request of each row, or None for a new one.
+
+        The request that was in the row before has priority, then the longest that fits.
 
         Args:
-            gap: most tokens that a request may have got in steps which nobody was told of.
+            rows: Rows of the batch.
+            gap: Maximum tokens that a request may have received in skipped calls.
         """
-        found = [self._at.get(row.place) for row in rows]
-        found = [
-            one if one is not None and one.goes_on_in(row, gap) else None
-            for one, row in zip(found, rows, strict=True)
+        matches = [self._at.get(row.place) for row in rows]
+        matches = [
+            request if request is not None and request.continues_in(row, gap) else None
+            for request, row in zip(matches, rows, strict=True)
         ]
-        taken = {one.request.id for one in found if one is not None}
+        taken_ids = {request.request.id for request in matches if request is not None}
         waiting = sorted(
-            (one for one in self._known.values() if one.request.id not in taken),
+            (request for request in self._known.values() if request.request.id not in taken_ids),
             key=len,
             reverse=True,
         )
         for index, row in enumerate(rows):
-            if found[index] is None and waiting:
-                found[index] = next((one for one in waiting if one.goes_on_in(row, gap)), None)
-                waiting = [one for one in waiting if one is not found[index]]
-        return found
+            if matches[index] is None and waiting:
+                matches[index] = next(
+                    (request for request in waiting if request.continues_in(row, gap)), None
+                )
+                waiting = [request for request in waiting if request is not matches[index]]
+        return matches
 
     def resolve_batch_invariance(self, present: dict[int, TrackedRequest]) -> list[TrackedRequest]:
-        """Note who is in which row now; returns those that have been away for so long that they
-        count as finished.
-        """
+        """Record the row of each request; return those that count as finished."""
         self._at = present
-        self._known.update((one.request.id, one) for one in present.values())
-        for one in self._known.values():
-            one.unseen += 1
-        for place, one in present.items():
-            one.place, one.unseen = place, 0
-        return [one for one in self._known.values() if one.unseen >= PATIENCE]
+        self._known.update((request.request.id, request) for request in present.values())
+        for request in self._known.values():
+            request.unseen += 1
+        for index, request in present.items():
+            request.place, request.unseen = index, 0
+        return [request for request in self._known.values() if request.unseen >= MAX_MISSED_CALLS]
 
     def drop(self, request: TrackedRequest) -> None:
-        """Forget a request."""
+        """Remove a request."""
         self._known.pop(request.request.id, None)
         if self._at.get(request.place) is request:
             del self._at[request.place]

@@ -1,6 +1,4 @@
-"""The page: a chat that shows where every token came from, and a view for whoever runs the
-server. Static files and two facts.
-"""
+"""Serve the web page: a chat that shows token sources, and a dashboard."""
 
 from __future__ import annotations
 
@@ -28,10 +26,11 @@ HEADERS = {
 
 
 def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
-    """The page of a server, outside of its schema.
+    """Return the routes of the web page, which are not part of the API schema.
 
     Args:
-        wants_key: requests must have a key, which the chat then asks for.
+        serving: Served model.
+        wants_key: The API needs a key, so the chat asks for one.
     """
     router = APIRouter(include_in_schema=False)
     for path, name in {**_PAGES, **{f"/page/{name}": name for name in _names()}}.items():
@@ -39,7 +38,7 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
 
     @router.get("/page/about.json")
     async def about() -> Response:
-        """What the chat has to know."""
+        """Return the facts that the chat needs."""
         return _json(
             model=serving.names[0],
             drafter=serving.llm.drafter.name,
@@ -51,7 +50,7 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
 
     @router.get("/page/operator.json")
     async def operator() -> Response:
-        """What the operator's view shows; rates are differences between two of these."""
+        """Return the metrics of the dashboard; rates are differences of two responses."""
         curve, acceptance_calibration = serving.llm.cost_curve, serving.llm.acceptance_calibration
         return _json(
             model=serving.names[0],
@@ -64,64 +63,65 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
             curve=None if curve is None else {"rows": curve.rows, "seconds": curve.seconds},
             acceptance_calibration=None
             if acceptance_calibration is None
-            else steps_of(acceptance_calibration),
+            else calibration_of(acceptance_calibration),
         )
 
     return router
 
 
 def drafters_for(serving: Serving) -> list[str]:
-    """The drafters that a request may name without anything besides: no draft model, file or
-    store.
+    """Return the drafters that a request may name without other files.
+
+    A draft model or a datastore cannot be chosen by a request.
     """
     own = serving.llm.drafter.name
-    found = [name for name in available() if name == own or not _needs_more(name)]
-    return [own, *(name for name in found if name != own)]
+    names = [name for name in available() if name == own or not _needs_more(name)]
+    return [own, *(name for name in names if name != own)]
 
 
 def _needs_more(name: str) -> bool:
     try:
-        one = entry(name)
-    except Exception:  # an entry point of another package that cannot be imported
+        drafter = entry(name)
+    except Exception:  # a broken entry point of another package
         return True
-    return one.needs_draft_model or one.needs_trained or one.needs_store
+    return drafter.needs_draft_model or drafter.needs_trained or drafter.needs_store
 
 
-def steps_of(acceptance_calibration: AcceptanceCalibration) -> list[dict[str, float]]:
-    """What was predicted and what came true, for each step of confidence that was tried."""
+def calibration_of(acceptance_calibration: AcceptanceCalibration) -> list[dict[str, float]]:
+    """Return the predicted and observed acceptance rate per range of confidence."""
     bounds = [0.0, *EDGES, 1.0]
-    steps = []
-    for place, trials in enumerate(acceptance_calibration.trials.tolist()):
+    ranges = []
+    for index, trials in enumerate(acceptance_calibration.trials.tolist()):
         if trials > 0:
             predicted, hits = (
-                acceptance_calibration.predicted[place] / trials,
-                acceptance_calibration.hits[place] / trials,
+                acceptance_calibration.predicted[index] / trials,
+                acceptance_calibration.hits[index] / trials,
             )
-            steps.append(
+            ranges.append(
                 {
-                    "from": bounds[place],
-                    "to": bounds[place + 1],
+                    "from": bounds[index],
+                    "to": bounds[index + 1],
                     "predicted": round(float(predicted), 4),
-                    "came_true": round(float(hits), 4),
+                    "observed": round(float(hits), 4),
                     "trials": trials,
                 }
             )
-    return steps
+    return ranges
 
 
 def _names() -> list[str]:
     return sorted(
-        one.name for one in files(__name__).iterdir() if one.name.rpartition(".")[2] in _TYPES
+        file.name for file in files(__name__).iterdir() if file.name.rpartition(".")[2] in _TYPES
     )
 
 
 def _file(name: str) -> Any:
     content, kind = (files(__name__) / name).read_bytes(), _TYPES[name.rpartition(".")[2]]
 
-    async def give() -> Response:
+    async def serve_file() -> Response:
         return Response(content, media_type=kind, headers=HEADERS)
 
-    return give
+    return serve_file
 
 
 def _json(**content: Any) -> Response:

@@ -1,9 +1,9 @@
-// One answer on the page: its tokens, their steps, its figures.
+// Show one answer: its tokens, their steps and its statistics.
 
 import { make, meaningOf, nameOf } from "./origins.js";
 
 export class Answer {
-  // `plain`: seconds of a plain decoding step, where the server knows it, else null.
+  // `plain`: seconds of a plain decoding step; null if the server has not measured it.
   constructor(plain) {
     this.plain = plain;
     this.steps = new Map();
@@ -17,12 +17,12 @@ export class Answer {
     this.body = make("div", "text");
     this.body.tabIndex = 0;
     this.body.setAttribute("role", "group");
-    this.body.setAttribute("aria-label", "Answer. Arrow keys go from token to token, Enter shows how it was guessed.");
+    this.body.setAttribute("aria-label", "Answer. Arrow keys move between tokens, Enter shows the draft tree.");
     this.note = make("p", "note");
     this.element.append(this.body, this.note);
   }
 
-  // Take in an event of the stream.
+  // Add an event of the stream.
   add(event) {
     const step = event.paceline;
     const content = event.choices?.[0]?.delta?.content ?? "";
@@ -41,7 +41,7 @@ export class Answer {
     if (step.done !== undefined) this.done = step.done;
   }
 
-  // (new tokens - 1) / (forwards - forwards until the first token), as the engine counts it.
+  // Tokens per forward pass as the engine counts it: (new tokens - 1) / (forwards after the first token).
   get perForward() {
     if (this.done !== null) return this.done.tokens_per_forward;
     const forwards = this.steps.size ? this.last.forwards - this.first.forwards : 0;
@@ -53,16 +53,16 @@ export class Answer {
     return this.steps.size > 3 && seconds > 0 ? (this.tokens - this.first.tokens.length) / seconds : null;
   }
 
-  // Tokens per second times the seconds that plain decoding takes for one.
-  get faster() {
+  // Speed-up over plain decoding: tokens per second times seconds per plain step.
+  get speedup() {
     return this.plain === null || this.rate === null ? null : this.rate * this.plain;
   }
 
   finish(words) {
     const parts = [words];
-    if (this.tokens) parts.push(`${this.tokens} tokens in ${this.last.forwards} forwards`);
+    if (this.tokens) parts.push(`${this.tokens} tokens in ${this.last.forwards} forward passes`);
     if (this.perForward !== null) parts.push(`${this.perForward.toFixed(2)} tokens per forward`);
-    if (this.faster !== null) parts.push(`${this.faster.toFixed(2)}× plain decoding`);
+    if (this.speedup !== null) parts.push(`${this.speedup.toFixed(2)}× plain decoding`);
     this.note.textContent = parts.filter(Boolean).join(" · ");
   }
 }

@@ -1,4 +1,4 @@
-// The chat.
+// Run the chat view.
 
 import { Answer } from "./answer.js";
 import { say, showFigures, showLegend, Speaker } from "./meter.js";
@@ -10,20 +10,20 @@ const at = (id) => document.getElementById(id);
 const messages = [];
 const answers = new WeakMap(); // element -> Answer
 let facts = { model: "", drafter: "", drafters: [], wants_key: false, plain_seconds: null };
-let running = null; // AbortController of the answer that is coming
-let shown = null; // the token whose step is shown
+let running = null; // AbortController of the current answer
+let shown = null; // selected token, whose step is shown
 
 function body() {
   const system = at("system").value.trim();
-  const told = system ? [{ role: "system", content: system }, ...messages] : [...messages];
+  const history = system ? [{ role: "system", content: system }, ...messages] : [...messages];
   const drafter = at("drafter").value;
-  const asked = {
-    messages: told, stream: true, trace: true,
+  const request = {
+    messages: history, stream: true, trace: true,
     temperature: Number(at("temperature").value) || 0, max_tokens: Math.max(1, Math.round(Number(at("length").value)) || 512),
   };
-  if (drafter === "none") asked.speculation = false;
-  else if (drafter !== facts.drafter) asked.speculation = drafter;
-  return asked;
+  if (drafter === "none") request.speculation = false;
+  else if (drafter !== facts.drafter) request.speculation = drafter;
+  return request;
 }
 
 async function send(event) {
@@ -61,12 +61,12 @@ async function receive(answer, question) {
     }
     await learn();
     if (answer.plain === null) answer.plain = facts.plain_seconds;
-    if (answer.done?.finish_reason === "length") ended = "ended by the limit of tokens";
+    if (answer.done?.finish_reason === "length") ended = "token limit reached";
   } catch (error) {
     if (error.name === "AbortError") ended = "stopped";
     else {
       fail(answer, error);
-      if (!answer.text) { // nothing was said: the question can be asked again
+      if (!answer.text) { // no text arrived: the user can send the question again
         messages.pop();
         at("question").value ||= question;
         grow();
@@ -95,7 +95,7 @@ function busy(is) {
   at("send").hidden = is;
   at("stop").hidden = !is;
   at("log").setAttribute("aria-busy", String(is));
-  if (is) say("The answer is coming.");
+  if (is) say("The answer is being generated.");
   else if (document.activeElement === document.body || document.activeElement === at("stop")) at("question").focus();
 }
 
@@ -106,10 +106,10 @@ function begin() {
   at("welcome").hidden = false;
   close();
   at("question").focus();
-  say("A new conversation.");
+  say("New conversation.");
 }
 
-// The draft tree of a token's step.
+// Show the draft tree of a token's step.
 function open(token) {
   const answer = answers.get(token.closest(".answer"));
   const step = answer?.steps.get(Number(token.dataset.step));
@@ -134,7 +134,7 @@ function close() {
   shown = null;
 }
 
-// The first token of the step before or behind the one that is shown.
+// Select the first token of the previous or next step.
 function turn(by) {
   const wanted = Number(shown.dataset.step) + by;
   const token = shown.closest(".text").querySelector(`.token[data-step="${wanted}"]`);
@@ -171,7 +171,7 @@ async function learn() {
   try {
     facts = await about("/page/about.json");
   } catch {
-    return; // the next answer tells what is wrong
+    return; // the next request reports the error
   }
   at("model").textContent = facts.model;
   at("key-row").hidden = !facts.wants_key;

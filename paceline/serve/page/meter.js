@@ -1,8 +1,8 @@
-// Figures and legend under the conversation, and what a screen reader is told of an answer.
+// Show the statistics and the legend below the conversation, and announce answers to screen readers.
 
 import { make, meaningOf, nameOf, ORIGINS, percent } from "./origins.js";
 
-const KEPT = 20; // sentences for screen readers
+const MAX_SENTENCES = 20; // announced to screen readers and kept in the page
 const at = (id) => document.getElementById(id);
 
 export function showFigures(answer) {
@@ -10,15 +10,15 @@ export function showFigures(answer) {
   at("per-forward").textContent = figure(answer.perForward, 2);
   at("rate").textContent = figure(answer.rate, 1);
   at("tokens").textContent = String(answer.tokens);
-  const known = answer.faster !== null;
-  at("faster").textContent = known ? `${answer.faster.toFixed(2)}×` : "–";
+  const known = answer.speedup !== null;
+  at("speedup").textContent = known ? `${answer.speedup.toFixed(2)}×` : "–";
   at("formula").textContent = known
-    ? `Speed-up: tokens per second × ${(1000 * answer.plain).toFixed(0)} ms, a step without drafts as the engine measured it.`
-    : "Plain decoding has exactly 1 token per forward. The speed-up shows once the engine has measured a plain step.";
+    ? `Speed-up: tokens per second × ${(1000 * answer.plain).toFixed(0)} ms, the measured time of a step without drafts.`
+    : "Plain decoding yields 1 token per forward pass. The speed-up appears once the engine has measured a plain step.";
 }
 
 export function showLegend(counts) {
-  const total = [...counts.values()].reduce((sum, one) => sum + one, 0);
+  const total = [...counts.values()].reduce((sum, count) => sum + count, 0);
   const items = Object.keys(ORIGINS).filter((origin) => counts.get(origin)).map((origin) => {
     const item = make("li");
     const sample = make("span", `token o-${origin}`, nameOf(origin));
@@ -30,7 +30,7 @@ export function showLegend(counts) {
   at("legend-hint").hidden = items.length > 0;
 }
 
-// Says an answer in whole sentences, not token by token.
+// Announces an answer in whole sentences, not token by token.
 export class Speaker {
   constructor() {
     this.waiting = "";
@@ -51,9 +51,9 @@ export class Speaker {
   }
 }
 
-// What is added is said after what was added before it; a text that is replaced may never be heard.
+// Append text for screen readers: appended text is read in order, replaced text may be skipped.
 export function say(text) {
-  const place = at("status");
-  place.append(make("p", "", text));
-  while (place.childElementCount > KEPT) place.firstChild.remove();
+  const status = at("status");
+  status.append(make("p", "", text));
+  while (status.childElementCount > MAX_SENTENCES) status.firstChild.remove();
 }

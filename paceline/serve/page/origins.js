@@ -1,22 +1,22 @@
-// Where tokens come from: the words of the server, and what people are told.
+// Names and explanations of the token sources, by the server's keys.
 
 export const ORIGINS = {
-  target: ["Model itself", "chosen by the model without a guess: what one forward always brings"],
-  prompt: ["Prompt", "guessed: it followed the same words in the conversation before this answer"],
-  output: ["Own answer", "guessed: it followed the same words earlier in this answer"],
-  datastore: ["Datastore", "guessed: it followed the same words in the datastore"],
-  recycled: ["Recycled", "guessed: the model once named it as likely behind the same words"],
-  window: ["Window", "guessed by the model itself for a place ahead"],
-  pool: ["Phrase pool", "guessed: a phrase kept from earlier steps or answers"],
-  model: ["Draft model", "guessed by a small draft model"],
-  foreseen: ["Foreseen", "guessed: read off the model's hidden state one token early"],
-  draft: ["Draft", "guessed by a drafter that does not say how"],
+  target: ["Target", "chosen by the target model; every forward pass yields one such token"],
+  prompt: ["Prompt", "draft token: followed the same text earlier in the conversation"],
+  output: ["This answer", "draft token: followed the same text earlier in this answer"],
+  datastore: ["Datastore", "draft token: followed the same text in the datastore"],
+  recycled: ["Token recycling", "draft token: among the target's top tokens after the same text before"],
+  window: ["Lookahead window", "draft token: from the target's own parallel (Jacobi) predictions"],
+  pool: ["Phrase pool", "draft token: from a phrase of earlier steps or answers"],
+  model: ["Draft model", "draft token: proposed by a small draft model"],
+  foreseen: ["Draft head", "draft token: predicted from the target's hidden state"],
+  draft: ["Draft", "draft token of a drafter that reports no source"],
 };
 
 export const nameOf = (origin) => (ORIGINS[origin] ?? ORIGINS.draft)[0];
 export const meaningOf = (origin) => (ORIGINS[origin] ?? ORIGINS.draft)[1];
 
-// An element with classes and text; model text only ever goes in as text.
+// Create an element with classes and text; model output is only inserted as text, never as HTML.
 export function make(tag, classes = "", text = "") {
   const element = document.createElement(tag);
   if (classes) element.className = classes;
@@ -24,7 +24,7 @@ export function make(tag, classes = "", text = "") {
   return element;
 }
 
-// A token as people can see it: spaces and line ends have signs.
+// Make the white space of a token visible.
 export function visible(text) {
   const counted = (sign) => (run) => (run.length > 2 ? `${sign}×${run.length}` : sign.repeat(run.length));
   return text === "" ? "∅" : text.replace(/\n+/g, counted("⏎")).replace(/\t+/g, counted("⇥")).replace(/ +/g, counted("␣"));

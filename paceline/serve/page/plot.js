@@ -1,4 +1,4 @@
-// Small line charts in SVG.
+// Draw small line charts as SVG.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT] = [420, 230, 44, 34, 10, 12];
@@ -11,8 +11,8 @@ function add(parent, tag, attributes, text = "") {
   return element;
 }
 
-// points: [[x, y], ...] ascending; ideal: whether to draw y = x; weights: sizes of the dots, by point.
-export function plot(place, { points, xs, ys, xTitle, yTitle, label, ideal = false, weights = null, logarithmic = false }) {
+// points: [[x, y], ...] ascending; ideal: draw y = x; weights: size of each dot, from 0 to 1.
+export function plot(element, { points, xs, ys, xTitle, yTitle, label, ideal = false, weights = null, logarithmic = false }) {
   const along = (x) => (logarithmic ? Math.log2(x) : x);
   const [low, high] = [along(xs[0]), along(Math.max(xs.at(-1), points.at(-1)[0]))];
   const x = (value) => LEFT + ((along(value) - low) / (high - low || 1)) * (WIDTH - LEFT - RIGHT);
@@ -34,13 +34,13 @@ export function plot(place, { points, xs, ys, xTitle, yTitle, label, ideal = fal
     const dot = add(svg, "circle", { class: "dot", cx: x(a), cy: y(b), r: weights === null ? 3 : 2.5 + 4 * weights[at] });
     add(dot, "title", {}, `${xTitle} ${a}: ${b}`);
   });
-  place.replaceChildren(svg);
+  element.replaceChildren(svg);
 }
 
-// Round numbers from 0 to at least `most`.
-export function ticks(most) {
-  const raw = most / 4 || 1;
+// Return round numbers from 0 to at least `max`.
+export function ticks(max) {
+  const raw = max / 4 || 1;
   const unit = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * unit).find((one) => one >= raw);
-  return Array.from({ length: Math.ceil(most / step - 1e-9) + 1 }, (_, at) => Number((at * step).toPrecision(6)));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * unit).find((unit) => unit >= raw);
+  return Array.from({ length: Math.ceil(max / step - 1e-9) + 1 }, (_, index) => Number((index * step).toPrecision(6)));
 }

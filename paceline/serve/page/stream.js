@@ -1,4 +1,4 @@
-// Questions to the server: an answer as it comes, and errors in words.
+// Send requests to the server, read streamed answers and report errors.
 
 export class Refused extends Error {
   constructor(message, status) {
@@ -7,7 +7,7 @@ export class Refused extends Error {
   }
 }
 
-// Yield the events of a streamed chat completion. Throws Refused with the server's words, or what aborts it.
+// Yield the events of a streamed chat completion. Throws Refused with the server's message, or AbortError.
 export async function* ask(body, key, signal) {
   const headers = { "Content-Type": "application/json" };
   if (key) headers.Authorization = `Bearer ${key}`;
@@ -16,9 +16,9 @@ export async function* ask(body, key, signal) {
     response = await fetch("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused("The server cannot be reached. Is it still running?", 0);
+    throw new Refused("The server cannot be reached. Check that it is running.", 0);
   }
-  if (!response.ok) throw new Refused(await inWords(response), response.status);
+  if (!response.ok) throw new Refused(await errorMessage(response), response.status);
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;
     const event = JSON.parse(data);
@@ -28,7 +28,7 @@ export async function* ask(body, key, signal) {
   throw new Refused("The connection was lost before the answer was complete.", 0);
 }
 
-async function inWords(response) {
+async function errorMessage(response) {
   const wait = response.headers.get("Retry-After");
   try {
     const { error } = await response.json();
@@ -38,7 +38,7 @@ async function inWords(response) {
   }
 }
 
-// The data of server-sent events.
+// Yield the data of server-sent events.
 async function* events(stream) {
   const reader = stream.getReader();
   const decoder = new TextDecoder();
@@ -62,6 +62,6 @@ async function* events(stream) {
 
 export async function about(path) {
   const response = await fetch(path);
-  if (!response.ok) throw new Refused(await inWords(response), response.status);
+  if (!response.ok) throw new Refused(await errorMessage(response), response.status);
   return response.json();
 }

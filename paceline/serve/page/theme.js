@@ -1,11 +1,11 @@
-// Dark or light: as the system has it, until somebody chooses. No module, so that it is there before the first paint.
+// Set dark or light colours: the system's until the user chooses. Not a module, so that it runs before the first paint.
 "use strict";
 
 (() => {
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const kept = () => { try { return localStorage.getItem("theme"); } catch { return null; } };
-  const now = () => kept() ?? (dark.matches ? "dark" : "light");
+  const stored = ()  => { try { return localStorage.getItem("theme"); } catch { return null; } };
+  const now = () => stored() ?? (dark.matches ? "dark" : "light");
 
   const apply = () => {
     root.dataset.theme = now();
@@ -24,7 +24,7 @@
     apply();
     document.getElementById("theme").addEventListener("click", () => {
       const other = now() === "dark" ? "light" : "dark";
-      try { localStorage.setItem("theme", other); } catch { /* it holds for this page only */ }
+      try { localStorage.setItem("theme", other); } catch { /* the choice lasts for this page only */ }
       root.dataset.theme = other;
       apply();
     });

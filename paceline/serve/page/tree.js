@@ -1,35 +1,35 @@
-// The draft tree of one step, as nested lists, and what the marks of tokens mean.
+// Show the draft tree of one step as nested lists, and the legend of token sources.
 
 import { make, meaningOf, nameOf, ORIGINS, percent, visible } from "./origins.js";
 
 const SIGNS = { accepted: "✓", other: "✗", parent: "·", end: "■", probe: "○" };
 
-// Why a node was or was not accepted, in words.
+// Explain why a node was accepted or rejected.
 export function reason(step, node) {
   const tree = step.tree;
-  switch (tree.fates[node]) {
+  switch (tree.status[node]) {
     case "accepted": return "accepted";
-    case "other": return `the model chose “${visible(step.texts[tree.instead[node]])}” here`;
-    case "parent": return "what comes before it was not accepted";
-    case "end": return "the answer ended before it";
-    default: return "fed only to learn from";
+    case "other": return `the model chose “${visible(step.texts[tree.target_token[node]])}” here`;
+    case "parent": return "its parent was rejected";
+    case "end": return "the answer ended before this token";
+    default: return "scored only, not a candidate";
   }
 }
 
-// Fill `place` with a step. `chosen`: place of the token that was asked about among the new tokens.
-export function showStep(place, step, chosen) {
-  place.replaceChildren(summary(step), newTokens(step, chosen));
+// Show a step in `element`. `chosen`: index of the selected token among the new tokens.
+export function showStep(element, step, chosen) {
+  element.replaceChildren(summary(step), newTokens(step, chosen));
   if (step.tree === null) {
-    place.append(make("p", "quiet", "Nothing was guessed in this step: the model chose the token itself."));
+    element.append(make("p", "quiet", "This step had no draft: the target chose the token."));
     return;
   }
-  const title = make("h3", "", "What was guessed");
-  const head = make("p", "quiet small", "The chance is the drafter's estimate, given that what comes before is accepted.");
-  place.append(title, head, path(step, children(step.tree).get(-1), children(step.tree), "tree"));
+  const title = make("h3", "", "Draft tree");
+  const head = make("p", "quiet small", "Probability: the drafter's estimate, given that the parent is accepted.");
+  element.append(title, head, path(step, children(step.tree).get(-1), children(step.tree), "tree"));
 }
 
-// Fill `place` with a hint and all marks.
-export function showMarks(place) {
+// Show a hint and the legend of all sources in `element`.
+export function showMarks(element) {
   const list = make("dl", "marks");
   for (const [origin, [name, meaning]] of Object.entries(ORIGINS)) {
     if (origin === "draft") continue;
@@ -37,15 +37,15 @@ export function showMarks(place) {
     term.append(make("span", `token o-${origin}`, name));
     list.append(term, make("dd", "quiet", meaning));
   }
-  const hint = "Choose a token of an answer to see what was guessed in its step, with chances, and what became of it.";
-  place.replaceChildren(make("p", "quiet", hint), make("h3", "", "Where tokens come from"), list);
+  const hint = "Select a token of an answer to see the draft tree of its step, with probabilities and results.";
+  element.replaceChildren(make("p", "quiet", hint), make("h3", "", "Token sources"), list);
 }
 
 function summary(step) {
-  const fed = step.tree === null ? 0 : step.tree.tokens.length;
-  const kept = step.origins.filter((origin) => origin !== "target").length;
+  const drafted = step.tree === null ? 0 : step.tree.tokens.length;
+  const accepted = step.origins.filter((origin) => origin !== "target").length;
   const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
-  const text = `${plural(fed, "guess").replace("guesss", "guesses")}, ${kept} accepted: ${plural(step.tokens.length, "token")} for one forward.`;
+  const text = `${plural(drafted, "draft token")}, ${accepted} accepted: ${plural(step.tokens.length, "token")} in one forward pass.`;
   return make("p", "summary", text);
 }
 
@@ -69,21 +69,21 @@ function children(tree) {
   return below;
 }
 
-// The way down from some siblings, straight on: at every place the accepted or first one, below it what was guessed instead.
+// List a path from the given siblings downwards: the accepted or first node per depth, its siblings indented below it.
 function path(step, siblings, below, classes = "") {
   const list = make("ul", classes);
   while (siblings?.length) {
-    const main = siblings.find((node) => step.tree.fates[node] === "accepted") ?? siblings[0];
+    const main = siblings.find((node) => step.tree.status[node] === "accepted") ?? siblings[0];
     const item = make("li");
     item.append(row(step, main));
-    for (const node of siblings) if (node !== main) item.append(instead(step, node, below));
+    for (const node of siblings) if (node !== main) item.append(alternative(step, node, below));
     list.append(item);
     siblings = below.get(main);
   }
   return list;
 }
 
-function instead(step, node, below) {
+function alternative(step, node, below) {
   const list = path(step, below.get(node), below, "instead");
   const item = make("li");
   item.append(row(step, node));
@@ -92,22 +92,22 @@ function instead(step, node, below) {
 }
 
 function row(step, node) {
-  const { texts, origins, fates, chances } = step.tree;
-  const line = make("div", `node f-${fates[node]}`);
-  const sign = make("span", "sign", SIGNS[fates[node]]);
+  const { texts, origins, status, probabilities } = step.tree;
+  const line = make("div", `node f-${status[node]}`);
+  const sign = make("span", "sign", SIGNS[status[node]]);
   sign.setAttribute("aria-hidden", "true");
   const token = make("span", `token chip o-${origins[node]}`, visible(texts[node]));
   token.title = `${nameOf(origins[node])}: ${meaningOf(origins[node])}`;
-  line.append(sign, token, chance(chances[node]), make("span", "from", nameOf(origins[node])));
+  line.append(sign, token, probability(probabilities[node]), make("span", "from", nameOf(origins[node])));
   line.append(make("span", "why", reason(step, node)));
   return line;
 }
 
-function chance(share) {
+function probability(share) {
   const box = make("span", "chance");
   if (share === null) {
     box.append(make("span", "number", "–"));
-    box.title = "The drafter names no chance.";
+    box.title = "The drafter reports no probability.";
     return box;
   }
   const bar = make("span", "bar");

@@ -12,7 +12,12 @@ import pytest
 
 from paceline.core.tree import DraftTree
 from paceline.draft_budget.acceptance_calibration import new_calibration
-from paceline.integrations.vllm.lengths import StepCosts, flatten, path_chances, paying_lengths
+from paceline.integrations.vllm.lengths import (
+    StepCosts,
+    flatten,
+    optimal_lengths,
+    path_probabilities,
+)
 
 
 def chains(*confidence: list[float]) -> list[DraftTree]:
@@ -21,8 +26,8 @@ def chains(*confidence: list[float]) -> list[DraftTree]:
 
 def lengths(costs: StepCosts, *confidence: list[float]) -> list[int]:
     flat = flatten(chains(*confidence))
-    chances = path_chances(new_calibration(), flat)
-    return paying_lengths(chances, flat.starts, costs.seconds(len(confidence), len(chances)))
+    chances = path_probabilities(new_calibration(), flat)
+    return optimal_lengths(chances, flat.starts, costs.seconds(len(confidence), len(chances)))
 
 
 def learned(plain: float, each: float, sequences: int, noise: float = 0.0) -> StepCosts:
@@ -36,7 +41,7 @@ def learned(plain: float, each: float, sequences: int, noise: float = 0.0) -> St
 
 def test_chances_are_of_the_path() -> None:
     flat = flatten(chains([0.5, 0.5, 0.9], [], [0.25]))
-    assert path_chances(new_calibration(), flat) == pytest.approx([0.5, 0.25, 0.225, 0.25])
+    assert path_probabilities(new_calibration(), flat) == pytest.approx([0.5, 0.25, 0.225, 0.25])
     assert flat.starts.tolist() == [0, 3, 3, 4]
 
 
@@ -53,10 +58,10 @@ def test_lengths_are_the_best_of_all() -> None:
     for _ in range(50):
         confidence = [[rng.random() for _ in range(rng.randrange(4))] for _ in range(3)]
         flat = flatten(chains(*confidence))
-        chances = path_chances(new_calibration(), flat)
+        chances = path_probabilities(new_calibration(), flat)
         seconds = np.cumsum([1.0, *(rng.uniform(0.05, 0.6) for _ in chances)])
         seconds = np.maximum.accumulate(seconds)
-        found = paying_lengths(chances, flat.starts, seconds)
+        found = optimal_lengths(chances, flat.starts, seconds)
 
         def rate(choice: tuple[int, ...], flat=flat, chances=chances, seconds=seconds) -> float:  # type: ignore[no-untyped-def]
             gain = sum(
@@ -99,14 +104,14 @@ def test_a_full_batch_drafts_less() -> None:
 def test_tokens_of_those_behind_are_worth_more() -> None:
     """The last to end decides when a batch is done; those ahead save no more than their rows."""
     costs = learned(1.0, 0.1, 4)
-    assert costs.worth([7]) == pytest.approx([1.0])
-    assert costs.worth([5, 5, 5, 5]) == pytest.approx([1.0] * 4)
-    worth = costs.worth([0, 3, 9, 40])
+    assert costs.token_values([7]) == pytest.approx([1.0])
+    assert costs.token_values([5, 5, 5, 5]) == pytest.approx([1.0] * 4)
+    worth = costs.token_values([0, 3, 9, 40])
     assert worth.sum() == pytest.approx(4)
     assert sorted(worth, reverse=True) == worth.tolist()
     assert worth[0] > 1.5
     assert worth[3] == pytest.approx(0.4, rel=0.05)  # a row of 0.1, where a token takes 0.25
-    dear = learned(1.0, 0.5, 4).worth([0, 3, 9, 40])
+    dear = learned(1.0, 0.5, 4).token_values([0, 3, 9, 40])
     assert dear == pytest.approx([1.0] * 4)  # rows are all that a step takes
 
 

@@ -17,6 +17,7 @@ from prometheus_client import REGISTRY
 from paceline import datastore
 from paceline.errors import ConfigError
 from paceline.integrations.vllm import Proposer, building, guarded
+from paceline.integrations.vllm.settings import ProposerSettings
 from tests.support.faulty_drafter import KINDS
 from tests.support.vllm_runner import EOS, Job, Runner, vllm_config
 
@@ -154,7 +155,7 @@ def test_whatever_vllm_passes_nothing_is_raised(arguments: tuple[Any, ...]) -> N
 def test_a_store_that_cannot_be_read_is_tried_again(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "_RETRY", 0.0)
+    monkeypatch.setattr(building, "_SETTINGS", ProposerSettings(retry_seconds=0.0))
     hidden = store.with_name("hidden")
     shutil.move(store, hidden)
     proposer = Proposer(config(f"sssd:datastore={store}"))
@@ -222,8 +223,8 @@ def test_other_ranks_draft_nothing() -> None:
     ("options", "what"),
     [
         ({"drafter": "lookahed"}, "lookahead"),
-        ({"drafter": "token_recycling"}, "learns from text alone"),
-        ({"drafter": "lookahead"}, "learns from text alone"),
+        ({"drafter": "token_recycling"}, "does not pass to drafters"),
+        ({"drafter": "lookahead"}, "does not pass to drafters"),
         ({"drafter": "draft_model"}, "draft model"),
         ({"drafer": "sssd"}, "drafter"),
         ({"length": "long"}, "auto, full"),

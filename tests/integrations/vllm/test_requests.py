@@ -17,7 +17,7 @@ from paceline.core.drafter import Drafter, Outcome
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.integrations.vllm import Proposer
-from paceline.integrations.vllm.requests import PATIENCE, BatchRow, Requests, TrackedRequest
+from paceline.integrations.vllm.requests import MAX_MISSED_CALLS, BatchRow, Requests, TrackedRequest
 from tests.support.vllm_runner import EOS, Job, Runner, vllm_config
 
 
@@ -68,13 +68,13 @@ def test_one_request_is_not_two_rows() -> None:
 
 def test_who_stays_away_has_finished() -> None:
     requests, (one, two) = known([1, 2], [3, 4])
-    for turn in range(PATIENCE):
+    for turn in range(MAX_MISSED_CALLS):
         text = [3, 4, *[5] * (turn + 1)]
         (found,) = requests.claim([row(0, text)])
         assert found is two
         found.extend(row(0, text), len(text))
         gone = requests.resolve_batch_invariance({0: two})
-        assert gone == ([one] if turn == PATIENCE - 1 else [])
+        assert gone == ([one] if turn == MAX_MISSED_CALLS - 1 else [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     figures.mkdir()
     ours = {
         "drafter": "tests.support.faulty_drafter:Faulty:"
-        f"rate=0.05,datastore={folder / 'store'},live=true",
+        f"rate=0.05,datastore={folder / 'store'},update_datastore=true",
         "length": "full",
     }
     with served(model, folder / "log", HOOK, ours, PROMETHEUS_MULTIPROC_DIR=str(figures)) as url:

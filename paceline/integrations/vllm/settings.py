@@ -1,0 +1,78 @@
+"""Define the settings of drafting inside vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepCostSettings:
+    """Settings of the linear model of step times, `StepCosts`.
+
+    The model is ``seconds = a + b * requests + c * (1 if any draft) + d * draft tokens``.
+
+    Attributes:
+        window: Number of recent steps that the fit uses.
+        refit_interval: Number of steps between two fits.
+        outlier_factor: Steps longer than this many median steps are ignored.
+        prior: Values of a, b, c and d before any measurement, in median steps. The prior assumes
+            inexpensive drafts, so that drafting is tried.
+        prior_weight: Number of steps that each prior value counts for.
+        margin: Factor on the time of a step with drafts; smaller gains are within the fit's error.
+        lead_tokens: A request that is ahead by this many tokens is e times less likely to finish
+            last.
+        unknown_probability: Probability of a draft token whose drafter reports none.
+    """
+
+    window: int = 256
+    refit_interval: int = 8
+    outlier_factor: float = 4.0
+    prior: tuple[float, ...] = (1.0, 0.0, 0.0, 0.01)
+    prior_weight: tuple[float, ...] = (0.01, 0.1, 1.0, 4.0)
+    margin: float = 1.1
+    lead_tokens: float = 2.5
+    unknown_probability: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerSettings:
+    """Settings of the proposer.
+
+    Attributes:
+        max_nodes: Maximum nodes of the draft tree from which a chain is taken.
+        max_missed_calls: Calls without a request after which it counts as finished.
+        retry_seconds: Seconds until an unreadable datastore is opened again.
+        log_seconds: Minimum seconds between two log lines about faults.
+        store_seconds: Seconds between two measurements of the datastore's size.
+    """
+
+    max_nodes: int = 48
+    max_missed_calls: int = 32
+    retry_seconds: float = 30.0
+    log_seconds: float = 30.0
+    store_seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricBuckets:
+    """Bucket bounds of the Prometheus histograms.
+
+    Attributes:
+        seconds: Time to draft for a batch, in seconds.
+        tokens: Tokens that a request gets in a step.
+    """
+
+    seconds: tuple[float, ...] = (
+        0.00002,
+        0.00005,
+        0.0001,
+        0.0002,
+        0.0005,
+        0.001,
+        0.002,
+        0.005,
+        0.01,
+        0.05,
+        0.2,
+    )
+    tokens: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128)
