@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -45,9 +46,9 @@ def completion_routes(serving: Serving) -> APIRouter:
             lambda: serving.sampler.params(body, max_tokens, body.logprobs, scored)
         )
         ids = [
-            await serving.run_in_thread(lambda prompt=prompt: _ids(serving, prompt, max_tokens))
+            await serving.run_in_thread(partial(_ids, serving, prompt, max_tokens))
             for prompt in prompts
-        ]  # type: ignore[misc]
+        ]
         asked = [
             AnswerRequest(prompt_ids, answer_params)
             for prompt_ids in ids

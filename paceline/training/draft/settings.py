@@ -1,4 +1,4 @@
-"""How a draft model is trained and judged: frozen dataclasses, checked when they are made."""
+"""Define the settings of training a draft model."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ HEAD_SIZE = 32  # of attention
 
 @dataclass(frozen=True, slots=True)
 class DraftTraining:
-    """How a draft is trained.
+    """Set how a draft model is trained and evaluated.
 
     Attributes:
-        reads_states: it reads the target's hidden states, and begins and ends with the target's own
-            embedding and LM head: by far the better draft, for this target in this library alone.
-            Else a plain checkpoint, with an embedding of its own.
-        reads_at: the states of one more layer that it reads, at this share of the target's depth; 0
-            = the last ones alone.
-        hidden: its hidden size, a multiple of 32; 0 = the target's, or 96.
-        layers: its decoder layers; 0 = 2, or 3.
-        neurons: of each feed-forward part; 0 = a third more than `hidden`, or four times.
-        start: another draft, whose shape and weights it begins with; "" = none.
-        minutes: of training, validation included; one that was interrupted may go on with more or
-            fewer.
-        coverage: share of what is learnt from that the tokens of its reduced vocabulary make up; 1
-            = the whole vocabulary.
-        length: K, tokens of the chains that it is judged by.
-        batch: tokens per step.
-        context: most tokens of a stretch of text.
-        lr: highest learning rate, of Muon for matrices and of AdamW for the embedding and norms.
-        answers: share of the steps that learn from recorded answers, not from texts, towards the
-            end.
-        held_out: each n-th answer is held back, and judges.
-        validations: how often it is judged, and saved when it is the best so far.
-        seed: of the first weights and the order.
-        note: for the record, such as sources and licences.
+        uses_target_states: Read the target's hidden states (EAGLE-style), with the target's
+            embedding and LM head. Such a draft accepts more tokens, but serves only this target.
+            False trains an independent model.
+        reads_at: Depth of one more layer whose states the draft reads, as a share of the target's
+            layers; 0 reads only the last.
+        hidden: Hidden size, a multiple of 32. Default: 0, the target's, or 96 without target
+            states.
+        layers: Number of decoder layers. Default: 0, which means 2, or 3 without target states.
+        neurons: Size of each feed-forward layer. Default: 0, 4/3 of the hidden size, or 4 times it
+            without target states.
+        start: Draft model whose shape and weights training starts from. Default: none.
+        minutes: Training time in minutes, validation included; a resumed run may change it.
+        coverage: Share of the training tokens that the reduced draft vocabulary covers; 1 keeps the
+            whole vocabulary.
+        length: Draft tokens per chain in the evaluation; at least 1.
+        batch: Tokens per training step; at least 1.
+        context: Maximum tokens per text chunk; at least 8.
+        lr: Peak learning rate, of Muon for matrices and of AdamW for the embedding and norms.
+        answers: Share of the training steps on recorded answers instead of texts, at the end of
+            training.
+        held_out: Each n-th answer is held out for validation; at least 2.
+        validations: Number of validations; the best draft so far is saved.
+        seed: Random seed for weight initialisation and data order.
+        note: Text for the training record, such as sources and licences.
 
     Raises:
-        ConfigError: a value outside its range.
+        ConfigError: A value is out of range.
     """
 
     uses_target_states: bool = True

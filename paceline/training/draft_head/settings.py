@@ -1,4 +1,4 @@
-"""How foresight is trained: a frozen dataclass, checked when it is made."""
+"""Define the settings of training a hidden-state draft head."""
 
 from __future__ import annotations
 
