@@ -1,16 +1,10 @@
-"""Exceptions.
+"""Define the exceptions of the package.
 
-    PacelineError
-    |- ConfigError (also ValueError)   an unusable argument, option or prompt
-    |- UnsupportedModelError           a model that cannot be verified losslessly
-    |- CapacityError                   a sequence that does not fit the context or the cache
-    |- DatastoreError                  a damaged or locked store, or one of another tokenizer
-    |- LogitsError                     logits of a model that are not numbers
-    |- DrafterError                    a drafter that broke the contract of `paceline.core.drafter`
-    `- ParallelError                   a process of a parallel run that was lost
+All errors derive from `PacelineError`; `ConfigError` is also a `ValueError`. Each class states when
+it is raised.
 
-Every message says what came, what is expected, and what to do: "NAME: got ...; expected .... Do
-...".
+Every message says what happened and then the fix. Messages about a wrong value have the form "NAME:
+got ...; expected ...".
 """
 
 from __future__ import annotations
@@ -20,45 +14,46 @@ from difflib import get_close_matches
 
 
 class PacelineError(Exception):
-    """Base class of every error this package raises on purpose."""
+    """Base class of all errors that this package raises on purpose."""
 
 
 class ConfigError(PacelineError, ValueError):
-    """An argument, option or prompt that cannot be used. Raised before any work starts."""
+    """Raised for an invalid argument, option or prompt, before any work starts."""
 
 
 class BusyError(ConfigError):
-    """What could be used if less were in use; the same request can be right later."""
+    """Raised if the same request can succeed later, when less is in use."""
 
 
 class UnsupportedModelError(PacelineError):
-    """A model, cache or architecture whose verification cannot be lossless."""
+    """Raised for a model, cache or architecture that cannot be verified losslessly."""
 
 
 class CapacityError(PacelineError):
-    """A sequence that does not fit the model's context or the cache."""
+    """Raised if a request exceeds the model's context or the KV cache."""
 
 
 class DatastoreError(PacelineError):
-    """A token store that is damaged, locked, or built with another tokenizer."""
+    """Raised for a datastore that is damaged, locked or of another tokenizer."""
 
 
 class LogitsError(PacelineError):
-    """Logits that are not numbers: NaN, or infinite where a token is chosen. It ends the request
-    that needs them.
+    """Raised for logits that are NaN, or infinite where a token is chosen.
+
+    Only the request that needs them ends.
     """
 
 
 class DrafterError(PacelineError):
-    """A drafter broke the contract; the message names the drafter, the sequence and the rule."""
+    """Raised if a drafter breaks its contract; names the drafter, request and rule."""
 
 
 class ParallelError(PacelineError):
-    """A process of a parallel run ended, or did not answer in time; the others cannot go on."""
+    """Raised if a process of a parallel run ends or does not answer in time."""
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """The tail of an error about an unknown name: the close match, if any, and what is allowed."""
+    """Return the end of an error about an unknown name: close match and allowed names."""
     names = sorted(allowed)
     close = get_close_matches(word, names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""

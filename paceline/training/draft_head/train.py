@@ -68,7 +68,7 @@ class DraftHeadTrainer:
     ) -> None:
         if len(learnt.places) < config.batch or not len(held_out.answers):
             raise ConfigError(
-                f"foresight train: got {len(learnt.places)} places to learn from, and"
+                f"draft-head train: got {len(learnt.places)} places to learn from, and"
                 f" {len(held_out.answers)} of answers held"
                 f" back; expected at least {config.batch}, a batch, and one. Record more."
             )
@@ -113,7 +113,7 @@ class DraftHeadTrainer:
                     loss = self._loss(places)
                     if not torch.isfinite(loss):
                         raise ConfigError(
-                            f"foresight train: lr: got {config.lr:g}, and a loss that is not"
+                            f"draft-head train: lr: got {config.lr:g}, and a loss that is not"
                             " finite; expected less. Lower it."
                         )
                     optimiser.zero_grad()

@@ -141,7 +141,7 @@ def test_damage_is_noticed(damage: str, file: Path) -> None:
         told = {"kind": "paceline foresight", "version": "9"} if damage == "another version" else {}
         content = bytearray(safetensors.torch.save(tensors, told))
     file.write_bytes(bytes(content))
-    with pytest.raises(ConfigError, match="foresight train"):
+    with pytest.raises(ConfigError, match="draft-head train"):
         read(file)
 
 
