@@ -61,7 +61,10 @@ def test_chat_answers_and_leaves() -> None:
     ("words", "expected"),
     [
         (["generate", "x", "--drafter", "promt_lookup"], "Did you mean 'prompt_lookup'?"),
-        (["generate", "x", "--drafter", "prompt_lookup:max_draft_token=3"], "Did you mean 'max_draft_tokens'?"),
+        (
+            ["generate", "x", "--drafter", "prompt_lookup:max_draft_token=3"],
+            "Did you mean 'max_draft_tokens'?",
+        ),
         (["generate", "x", "-t", "-1"], "temperature: got -1.0"),
         (["generate", "x", "--top-p", "2"], "top_p: got 2.0"),
         (["generate", "x", "-n", "-1"], "max_new_tokens: got -1"),

@@ -1,1 +1,1 @@
-"""Draft models: train a small one for any target, and judge it. See docs/drafts.md."""
+"""Train and evaluate draft models; see docs/drafts.md."""

@@ -1,10 +1,9 @@
-"""What a draft is worth: how many tokens of its chains the target accepts, worked out of single
-tokens on the target's own text.
+"""Compute the expected accepted tokens per chain from single-token acceptance.
 
-While a chain is accepted its context is the target's text, so what a draft says along that text
-decides the fate of every chain. Greedy answers make that exact; of sampled ones it is the expected
-value under "reject". What a draft says that reads the target's states depends on its place in the
-chain as well, since none are read of what it has drafted itself.
+While a chain is accepted, its context is the target's text. The draft's predictions along that text
+therefore decide the fate of every chain. This is exact for greedy answers, and the expected value
+under rejection sampling for sampled ones. A draft that reads target states also depends on the
+position in the chain, since it has no states of its own tokens.
 """
 
 from __future__ import annotations

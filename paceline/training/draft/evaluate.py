@@ -1,6 +1,4 @@
-"""Judge a draft before anybody uses it: what its chains are worth on the target's answers, what
-a forward of either costs.
-"""
+"""Evaluate a draft model: accepted tokens per chain, and forward-pass costs."""
 
 from __future__ import annotations
 
@@ -139,8 +137,13 @@ def guesses_agree(model: PreTrainedModel, stretch: Stretch, length: int) -> np.n
 def judge(
     model: PreTrainedModel, stretches: Sequence[Stretch], length: int, kept: Tensor | None = None
 ) -> Chains:
-    """Return what the draft's chains of `length` are worth on answers; `kept` as in
-    `agreements`.
+    """Return the acceptance of the draft's chains of `length` on answers.
+
+    Args:
+        model: Draft model.
+        stretches: Answers with their prompts.
+        length: Draft tokens per chain.
+        kept: Token ids of the reduced draft vocabulary, as in `agreements`.
     """
     return expected_chains(agreements(model, stretches, kept), length)
 
@@ -193,9 +196,7 @@ def evaluate(
 
 
 def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
-    """Return the median seconds of a forward over the newest token and a chain of `width` behind
-    it.
-    """
+    """Return the median seconds of a forward pass over a token and a chain of `width`."""
     ids = (token_ids * (1 + _CONTEXT // len(token_ids)))[:_CONTEXT]
     request = Request(ids, SamplingParams(max_new_tokens=_FORWARDS))
     if model.uses_target_states:

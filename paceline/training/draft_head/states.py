@@ -1,4 +1,4 @@
-"""What foresight learns from: the target's hidden states after every token of texts."""
+"""Collect the target's hidden states after every token of the training text."""
 
 from __future__ import annotations
 
